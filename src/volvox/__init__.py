@@ -1,0 +1,1 @@
+"""End-to-end accelerated deep reinforcement learning in JAX."""
