@@ -1,1 +1,22 @@
-"""End-to-end accelerated deep reinforcement learning in JAX."""
+"""End-to-end accelerated deep reinforcement learning in JAX, on one machine.
+
+import jax, volvox as vx
+env = vx.envs.atari("Frostbite", num_envs=64, groups=2)
+strategy = vx.evolution.ga(population_size=1000, num_parents=20, mutation_std=0.002)
+algorithm = vx.evolution.evolve(strategy, vx.networks.DeepGA(env.spec.num_actions), env)
+run = vx.train(algorithm, jax.random.key(0), steps=10, run_dir="runs/frostbite")
+"""
+
+from volvox import checkpoint as checkpoint
+from volvox import envs as envs
+from volvox import evolution as evolution
+from volvox import networks as networks
+from volvox import ops as ops
+from volvox import population as population
+from volvox import report as report
+from volvox import rollout as rollout
+from volvox import types as types
+from volvox.report.run import Run as Run
+from volvox.train import train as train
+
+__version__ = "0.1.0"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 Array = jax.Array
 ArrayTree = Any
@@ -76,7 +77,7 @@ class EnvGroup(NamedTuple):
     """() -> state. Starts the first episode of every environment; called once, from Python. `recv` comes next."""
     recv: Callable[[ArrayTree], tuple[ArrayTree, TimeStep]]
     """state -> (state, TimeStep). Waits for the environments."""
-    send: Callable[[ArrayTree, Array], ArrayTree]
+    send: Callable[[ArrayTree, Array | np.ndarray], ArrayTree]
     """(state, action `[B, ...]`) -> state. Returns at once."""
     restart: Callable[[ArrayTree], ArrayTree]
     """state -> state. Drops every episode and starts new ones. Only from Python, and only when `recv` was the last
@@ -158,6 +159,8 @@ class Algorithm(NamedTuple):
     `Interrupted`, and the state passed in stays valid for `save`."""
     policy: Callable[[Any], ArrayTree]
     """state -> params to act with (the best so far)."""
+    genome: Callable[[Any], Any] | None
+    """state -> the same individual as a lineage in JSON form; None if the algorithm keeps none."""
     save: Callable[[Any], ArrayTree]
     """state -> pytree of numpy arrays, all that is needed to go on."""
     restore: Callable[[ArrayTree], Any]

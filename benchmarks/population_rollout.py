@@ -1,0 +1,237 @@
+"""How fast a population plays real Atari, against the serial bound of its parts and against the usual way.
+
+    python benchmarks/population_rollout.py --json
+
+One run prints: the emulators alone, the networks alone, the bound both make together, the whole loop in the second
+generation (decoding, ask and tell included, compilation not), the usual way (vmap over a plain network, one
+synchronous pool, waiting for the longest episode of each batch), and the peak memory of a population of 1 000.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+import volvox as vx
+from volvox.population import Member, decode
+from volvox.rollout import Figures, LoopState, SlotMemory, Stages, evaluator, traced
+
+Flag = tyro.conf.arg
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The population rollout benchmark."""
+
+    game: str = "Frostbite"
+    population: Annotated[int, Flag(help="members")] = 256
+    num_envs: Annotated[int, Flag(help="slots, in all groups together")] = 64
+    groups: int = 2
+    cutoff: Annotated[int, Flag(help="steps after which an episode is cut")] = 400
+    network: str = "large"
+    seed: int = 0
+    naive_batches: Annotated[int, Flag(help="batches of num_envs members that the usual way plays; 0: skip it")] = 1
+    memory: Annotated[bool, Flag(help="also measure a population of 1 000 in a process of its own")] = True
+    peak_of: Annotated[int, Flag(help="only play so many members for a moment, and print the peak memory")] = 0
+    json: Annotated[bool, Flag(help="print one JSON object")] = False
+
+
+class Setting:
+    """What all measurements share: recipe, network, strategy, encoding and slots."""
+
+    def __init__(self, options: Options, population: int):
+        self.env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=options.groups)
+        self.module = vx.networks.DeepGA(self.env.spec.num_actions, size=options.network)
+        self.net = vx.networks.policy(self.module, self.env.spec)
+        self.strategy = vx.evolution.ga(population_size=population, num_parents=20, mutation_std=0.002)
+        self.code = vx.population.encoding(self.net, vx.population.table())
+        self.memory = SlotMemory(self.net, self.code, options.groups, options.num_envs // options.groups)
+        self.ask = [jax.jit(r.ask) for r in self.strategy.rounds]
+        self.tell = [jax.jit(r.tell) for r in self.strategy.rounds]
+
+
+def env_steps_per_s(groups, seconds: float = 5.0) -> float:
+    """The emulators alone, in the same pools, driven by the same compiled loop with nothing to compute."""
+    b = groups[0].num_envs
+    actions = groups[0].spec.num_actions
+
+    def act(carry, memory, g, timestep):
+        del memory, timestep
+        # A cheap spread of actions; the emulators' speed depends on what they are made to do.
+        return carry + 1, (jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5) % actions
+
+    chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory), None, None), groups)
+    state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
+    state, _ = jax.block_until_ready(chunk(state, (), 10))
+    began, beats = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        state, _ = jax.block_until_ready(chunk(state, (), 20))
+        beats += 20
+    rate = beats * b * len(groups) / (time.perf_counter() - began)
+    for group, env in zip(groups, state.envs, strict=True):
+        jax.block_until_ready(group.recv(env))  # nothing may be in flight when a pool is dropped
+        group.close()
+    return rate
+
+
+def inference_steps_per_s(setting: Setting, seconds: float = 5.0) -> float:
+    """The networks alone: every slot's own network acts, group by group, inside one compiled loop."""
+    spec = setting.env.spec
+    b = setting.env.num_envs // setting.env.num_groups
+    observation = jnp.zeros((b, 1, *spec.observation_shape), spec.observation_dtype)
+
+    @jax.jit
+    def forward(memory, observation, times):
+        def body(i, actions):
+            for variables in memory:
+                # The observation depends on the last action, as it does in the loop.
+                seen = observation + (actions[0] + i).astype(observation.dtype)
+                output, _ = jax.vmap(lambda v, o: setting.net.apply(v, o, (), None))(variables, seen)
+                actions = jnp.argmax(output[:, 0], axis=-1).astype(jnp.int32)
+            return actions
+
+        return jax.lax.fori_loop(0, times, body, jnp.zeros(b, jnp.int32))
+
+    jax.block_until_ready(forward(setting.memory.groups, observation, 1))
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        jax.block_until_ready(forward(setting.memory.groups, observation, 5))
+        times += 5
+    return times * setting.env.num_envs / (time.perf_counter() - began)
+
+
+def second_generation(setting: Setting, played, options: Options, on_first=None) -> tuple[Figures, float, object]:
+    """Plays two generations; figures, seconds (ask and tell included) and population of the second."""
+    key = jax.random.key(options.seed)
+    state = setting.strategy.init(key, setting.code)
+    for g in range(2):
+        keys = jax.random.split(jax.random.fold_in(key, g))
+        seconds = time.perf_counter()
+        offspring = setting.ask[0](keys[0], state, setting.code)
+        evaluation, figures = played.evaluate(offspring, 1, setting.code)
+        state, _ = jax.block_until_ready(setting.tell[0](state, offspring, evaluation, setting.code))
+        seconds = time.perf_counter() - seconds
+        if g == 1:
+            # The second round's ask and tell belong to a generation too; its episodes are another measurement.
+            began = time.perf_counter()
+        candidates = setting.ask[1](keys[1], state, setting.code)
+        n, e = setting.strategy.rounds[1].num_members, setting.strategy.rounds[1].num_episodes
+        scores = jax.random.normal(keys[1], (n, e))
+        validation = vx.types.Evaluation(scores, jnp.full((n, e), 400), jnp.ones((n, e), bool))
+        state, _ = jax.block_until_ready(setting.tell[1](state, candidates, validation, setting.code))
+        if g == 1:
+            seconds += time.perf_counter() - began
+    return figures, seconds, offspring
+
+
+def naive_scored_per_s(setting: Setting, offspring, options: Options) -> float:
+    """The usual way: a batch of members at a time, vmap over the plain network, until its longest episode ends."""
+    n = options.num_envs
+    (group,) = setting.env.make(options.seed, max_episode_steps=options.cutoff, num_groups=1, host=True)
+    module = setting.module
+
+    @jax.jit
+    def members(start):
+        index = start + jnp.arange(n)
+        chosen = jax.tree.map(lambda x: x[index], Member(*offspring[1:5]))
+        return jax.lax.map(lambda m: decode(setting.code, offspring.bases, m), chosen)
+
+    @jax.jit
+    def act(params, observation):
+        output = jax.vmap(lambda p, o: module.apply({"params": p}, o[None])[0])(params, observation)
+        return jnp.argmax(output, axis=-1).astype(jnp.int32)
+
+    state, timestep = group.recv(group.init())
+    params = members(0)
+    jax.block_until_ready(act(params, timestep.observation))  # compilation
+    # Members are taken from the whole population, not only its front, where those expected to run long are not.
+    steps, began = 0, time.perf_counter()
+    for batch in range(options.naive_batches):
+        params = members(batch * n)
+        playing = np.ones(n, bool)
+        if batch:
+            state, timestep = group.recv(group.restart(state))
+        while playing.any():
+            action = np.asarray(act(params, timestep.observation))
+            state, timestep = group.recv(group.send(state, action))
+            steps += int(playing.sum())
+            playing &= ~(timestep.terminated | timestep.truncated)
+    rate = steps / (time.perf_counter() - began)
+    group.close()
+    return rate
+
+
+def peak(options: Options) -> dict:
+    """Plays two short generations of a large population in this process; its peak memory."""
+    setting = Setting(options, options.peak_of)
+    groups = setting.env.make(options.seed, max_episode_steps=10)
+    played = evaluator(setting.net, groups, setting.memory, capacity=options.peak_of)
+    second_generation(setting, played, options)
+    played.close()
+    return {"peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+
+
+def measure(options: Options) -> dict:
+    """All figures in one run."""
+    figures: dict = {}
+    if options.memory:
+        # First, and in a process of its own: nothing of ours is in its memory, and nothing runs beside it.
+        command = [sys.executable, __file__, "--peak-of", "1000", "--num-envs", str(options.num_envs), "--json"]
+        command += ["--game", options.game, "--network", options.network, "--groups", str(options.groups)]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        figures["peak_rss_gb"] = json.loads(printed.strip().splitlines()[-1])["peak_rss_gb"]
+    setting = Setting(options, options.population)
+    groups = setting.env.make(options.seed, max_episode_steps=options.cutoff)
+    played = evaluator(setting.net, groups, setting.memory, capacity=options.population)
+    rollout, seconds, offspring = second_generation(setting, played, options)
+    played.close()
+    env_rate = env_steps_per_s(setting.env.make(options.seed, max_episode_steps=options.cutoff))
+    inference_rate = inference_steps_per_s(setting)
+    bound = 1 / (1 / env_rate + 1 / inference_rate)
+    figures |= {
+        "env_steps_per_s": env_rate,
+        "inference_steps_per_s": inference_rate,
+        "bound_steps_per_s": bound,
+        "stepped_per_s": rollout.stepped / seconds,
+        "fraction_of_bound": rollout.stepped / seconds / bound,
+        "makespan_over_bound": rollout.makespan_over_bound,
+        "occupancy": rollout.occupancy,
+        "scored_per_s": rollout.steps / seconds,
+        "seconds": seconds,
+        "mean_episode_steps": rollout.steps / rollout.episodes,
+    }
+    if options.naive_batches:
+        figures["naive_scored_per_s"] = naive_scored_per_s(setting, offspring, options)
+        figures["speedup_vs_naive"] = figures["scored_per_s"] / figures["naive_scored_per_s"]
+    return figures
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    figures = peak(options) if options.peak_of else measure(options)
+    figures |= {
+        "settings": dataclasses.asdict(options),
+        "cpus": len(os.sched_getaffinity(0)),
+        "device": jax.devices()[0].device_kind,
+        "processor": platform.processor() or platform.machine(),
+        "jax": jax.__version__,
+    }
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+
+
+if __name__ == "__main__":
+    main()

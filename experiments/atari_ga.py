@@ -1,0 +1,168 @@
+"""Evolves a network to play an Atari game with the deep genetic algorithm (Such et al. 2017, arXiv 1712.06567).
+
+    python experiments/atari_ga.py --game Frostbite --run-dir runs/frostbite
+    python experiments/atari_ga.py --game Frostbite --run-dir runs/frostbite --resume --generations 200
+
+`--preset paper` or `--preset desktop` (the default) sets everything; other flags change single settings.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import tyro
+
+import volvox as vx
+
+Flag = tyro.conf.arg
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The deep genetic algorithm on an Atari game."""
+
+    game: Annotated[str, Flag(help="name of the game, e.g. Frostbite, Seaquest, UpNDown")] = "Frostbite"
+    preset: Annotated[
+        Literal["desktop", "paper"], Flag(help="where settings that are not given come from")
+    ] = "desktop"
+    strategy: Annotated[
+        Literal["ga", "random_search"], Flag(help="random_search is the same loop without selection")
+    ] = "ga"
+    population_size: Annotated[int, Flag(help="offspring in each generation")] = 0
+    num_parents: Annotated[int, Flag(help="best members of a generation, from which the next descends")] = 0
+    mutation_std: Annotated[float, Flag(help="power of the noise added to every parameter")] = 0.0
+    num_episodes: Annotated[int, Flag(help="training episodes of each member; fitness is their mean return")] = 1
+    num_elite_candidates: Annotated[int, Flag(help="best members that play validation episodes for elite")] = 0
+    num_validation_episodes: Annotated[int, Flag(help="validation episodes of each candidate")] = 0
+    num_test_episodes: Annotated[int, Flag(help="test episodes of each generation's elite; 0: none")] = 0
+    network: Annotated[
+        Literal["large", "small"], Flag(help="4 052 658 or 1 008 450 parameters with 18 actions")
+    ] = "large"
+    noise: Annotated[
+        Literal["table", "published", "generator"],
+        Flag(help="table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB; generator: no table"),
+    ] = "table"
+    num_envs: Annotated[int, Flag(help="environments, which are also the slots that hold networks")] = 0
+    groups: Annotated[int, Flag(help="groups of environments that take turns")] = 2
+    threads: Annotated[int | None, Flag(help="emulator threads; default: all CPUs")] = None
+    max_episode_steps: Annotated[
+        str, Flag(help="cutoff of training and validation episodes in steps, or adaptive:start,fraction,ratio,max")
+    ] = ""
+    test_max_episode_steps: Annotated[int, Flag(help="cutoff of test episodes in steps")] = 0
+    sticky_actions: Annotated[float, Flag(help="probability that the emulator repeats the last action")] = 0.0
+    generations: Annotated[int, Flag(help="generations in all, those before a resume included")] = 0
+    seed: Annotated[int, Flag(help="fixes all random numbers but the emulators' history")] = 0
+    run_dir: Annotated[str, Flag(help="where config, metrics, checkpoints, picture and video go")] = "runs/atari_ga"
+    resume: Annotated[bool, Flag(help="go on with the run in --run-dir")] = False
+    minutes: Annotated[float | None, Flag(help="begin no further generation after so many minutes")] = None
+    checkpoint_every: Annotated[int, Flag(help="generations between checkpoints")] = 1
+    video: Annotated[bool, Flag(help="film the elite at the end")] = True
+    score_episodes: Annotated[
+        int, Flag(help="at the end, play so many fresh episodes with the elite and at random; 0: none")
+    ] = 0
+
+
+def read_settings(arguments: list[str] | None = None) -> Settings:
+    """Reads the flags; those not given come from the preset."""
+    preset_only, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
+    preset = vx.evolution.paper() if preset_only.preset == "paper" else vx.evolution.desktop()
+    names = {field.name for field in dataclasses.fields(Settings)}
+    given = {name: value for name, value in preset._asdict().items() if name in names}
+    return tyro.cli(Settings, args=arguments, default=Settings(preset=preset_only.preset, **given), description=__doc__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Preset:
+    preset: Literal["desktop", "paper"] = "desktop"
+
+
+def make_algorithm(settings: Settings) -> vx.types.Algorithm:
+    """Builds the algorithm; every bad setting is refused here, before any long work."""
+    env = vx.envs.atari(
+        settings.game,
+        num_envs=settings.num_envs,
+        groups=settings.groups,
+        threads=settings.threads,
+        sticky_actions=settings.sticky_actions,
+    )
+    common = {
+        "population_size": settings.population_size,
+        "num_episodes": settings.num_episodes,
+        "num_elite_candidates": settings.num_elite_candidates,
+        "num_validation_episodes": settings.num_validation_episodes,
+        "num_test_episodes": settings.num_test_episodes,
+    }
+    if settings.strategy == "ga":
+        strategy = vx.evolution.ga(
+            num_parents=settings.num_parents, mutation_std=settings.mutation_std, **common
+        )
+    else:
+        strategy = vx.evolution.random_search(**common)
+    noise = {
+        "table": vx.population.table,
+        "published": vx.population.published_table,
+        "generator": vx.population.generator,
+    }[settings.noise]
+    network = vx.networks.DeepGA(env.spec.num_actions, size=settings.network)
+    return vx.evolution.evolve(
+        strategy,
+        network,
+        env,
+        noise=noise(),
+        max_episode_steps=settings.max_episode_steps,
+        test_max_episode_steps=settings.test_max_episode_steps,
+    )
+
+
+def score(settings: Settings, run: vx.Run) -> None:
+    """Plays fresh episodes with the elite and at random; prints and writes both with 95% intervals."""
+    env = run.algorithm.env
+    seed = settings.seed + 1_000_003  # episodes that no generation has seen
+    scores = {
+        "elite": vx.rollout.play(
+            env, run.algorithm.network, run.policy(), num_episodes=settings.score_episodes, seed=seed
+        ),
+        "random": vx.rollout.play_randomly(env, num_episodes=settings.score_episodes, seed=seed),
+    }
+    written = {}
+    for name, result in scores.items():
+        print(f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {settings.score_episodes} episodes")
+        written[name] = {
+            "mean": result.mean,
+            "interval_95": [result.low, result.high],
+            "returns": result.returns.tolist(),
+            "lengths": result.lengths.tolist(),
+        }
+    (Path(settings.run_dir) / "score.json").write_text(json.dumps(written, indent=1) + "\n")
+
+
+def main() -> int:
+    settings = read_settings()
+    try:
+        algorithm = make_algorithm(settings)
+        run = vx.train(
+            algorithm,
+            jax.random.key(settings.seed),
+            steps=settings.generations,
+            run_dir=settings.run_dir,
+            resume=settings.resume,
+            checkpoint_every=settings.checkpoint_every,
+            stop_after=None if settings.minutes is None else 60 * settings.minutes,
+        )
+    except (ValueError, FileExistsError, BlockingIOError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not run.interrupted and run.metrics:
+        algorithm.close()
+        if settings.score_episodes:
+            score(settings, run)
+        if settings.video:
+            run.watch()
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Atari games: a preset of `pool`."""
+
+from envpool.atari.registration import atari_game_list
+
+from volvox.envs.pool import pool
+from volvox.envs.validation import integer, nearest
+from volvox.types import Env
+
+
+def atari_games() -> tuple[str, ...]:
+    """Returns the names of all games, such as "Frostbite" and "UpNDown"."""
+    return tuple("".join(word.capitalize() for word in game.split("_")) for game in atari_game_list)
+
+
+def atari(
+    game: str,
+    *,
+    num_envs: int = 128,
+    groups: int = 2,
+    max_episode_steps: int = 27_000,
+    frame_skip: int = 4,
+    stack: int = 4,
+    noop_max: int = 30,
+    threads: int | None = None,
+    full_action_space: bool = False,
+    sticky_actions: float = 0.0,
+    episodic_life: bool = False,
+    fire_reset: bool = True,
+    image_size: int = 84,
+) -> Env:
+    """Makes a recipe for groups of one Atari game.
+
+    Observations are uint8 `[B, image_size, image_size, stack]`, the newest frame last; each frame is the grey maximum
+    of the last two emulator frames of a step. The first observation of an episode repeats one frame. Extras are `ram`
+    (uint8 `[B, 128]`), `lives` (int32 `[B]`) and `elapsed_steps` (int32 `[B]`, steps since the game began). Rewards are
+    the game's, unclipped.
+
+    Args:
+        game: Name of a game in any of the usual spellings: "Frostbite", "frostbite", "Frostbite-v5"; "UpNDown",
+            "up_n_down".
+        num_envs: Environments in all groups together.
+        groups: Number of groups, which take turns; a divisor of `num_envs`. Two overlap emulation and inference.
+        max_episode_steps: Steps (not frames) after which an episode is truncated.
+        frame_skip: Emulator frames an action lasts.
+        stack: Frames in an observation.
+        noop_max: An episode begins with 1 to `noop_max` idle frames, one fewer where FIRE is pressed as well.
+        threads: C++ threads stepping a group; None takes every CPU this process may use.
+        full_action_space: Offer all 18 actions rather than those the game uses.
+        sticky_actions: Probability with which the emulator repeats the previous action at a frame.
+        episodic_life: A lost life ends the episode (as a termination); the game goes on in the next one.
+        fire_reset: Press FIRE when an episode begins, in games that have it.
+        image_size: Height and width of an observation in pixels.
+
+    Raises:
+        ValueError: An unknown game or a number out of range; the message says what is allowed.
+    """
+    names = {name.lower(): name for name in atari_games()}
+    key = str(game).removesuffix("-v5").replace("_", "").replace(" ", "").lower()
+    if key not in names:
+        raise ValueError(
+            f"game {game!r} is not an Atari game envpool knows{nearest(str(game), names.values())}; "
+            "volvox.envs.atari_games() lists all"
+        )
+    if not 0.0 <= sticky_actions < 1.0:
+        raise ValueError(f"sticky_actions must be a probability of at least 0 and below 1, got {sticky_actions!r}")
+    return pool(
+        f"{names[key]}-v5",
+        name=names[key],
+        num_envs=num_envs,
+        groups=groups,
+        threads=threads,
+        max_episode_steps=max_episode_steps,
+        frame_skip=frame_skip,
+        stack_num=integer("stack", stack, low=1),
+        noop_max=integer("noop_max", noop_max, low=1),
+        full_action_space=bool(full_action_space),
+        repeat_action_probability=float(sticky_actions),
+        episodic_life=bool(episodic_life),
+        use_fire_reset=bool(fire_reset),
+        img_height=integer("image_size", image_size, low=stack + 1),
+        img_width=int(image_size),
+    )

@@ -1,0 +1,68 @@
+"""How long an episode may last: fixed, or growing with what is reached."""
+
+from typing import NamedTuple
+
+
+class Cutoff(NamedTuple):
+    """Steps after which training and validation episodes are cut; fixed if `fraction` is 1."""
+
+    start: int
+    """Steps in the first generation."""
+    fraction: float = 1.0
+    """The cutoff grows when more than this fraction of training episodes reach it."""
+    ratio: float = 1.0
+    """By which factor it grows."""
+    max: int = 0
+    """Steps it never exceeds; 0: `start`."""
+
+
+def cutoff(value: int | str | Cutoff) -> Cutoff:
+    """Reads a cutoff: steps, or `"adaptive:start,fraction,ratio,max"`.
+
+    Args:
+      value: e.g. `5000`, `"5000"` or `"adaptive:400,0.1,1.5,5000"` (start at 400 steps; grow by half when more than a
+        tenth of the episodes reach the cutoff; never above 5 000).
+
+    Returns:
+      `Cutoff`.
+
+    Raises:
+      ValueError: another form, non-positive steps, a fraction outside [0, 1), a ratio not above 1, max below start.
+    """
+    form = 'give steps (e.g. 5000) or "adaptive:start,fraction,ratio,max" (e.g. "adaptive:400,0.1,1.5,5000")'
+    if isinstance(value, Cutoff):
+        read = value
+    elif isinstance(value, str) and value.startswith("adaptive:"):
+        parts = value.removeprefix("adaptive:").split(",")
+        try:
+            start, fraction, ratio, top = parts
+            read = Cutoff(int(start), float(fraction), float(ratio), int(top))
+        except ValueError:
+            raise ValueError(f"max_episode_steps={value!r}: not a cutoff; {form}.") from None
+        if not 0 <= read.fraction < 1:
+            raise ValueError(f"max_episode_steps={value!r}: fraction {read.fraction} must be in [0, 1); {form}.")
+        if not 1 < read.ratio < float("inf"):
+            raise ValueError(f"max_episode_steps={value!r}: ratio {read.ratio} must be above 1; {form}.")
+        if read.max < read.start:
+            raise ValueError(f"max_episode_steps={value!r}: max {read.max} is below start {read.start}; {form}.")
+    else:
+        try:
+            read = Cutoff(int(value))
+        except ValueError:
+            raise ValueError(f"max_episode_steps={value!r}: not a cutoff; {form}.") from None
+    if read.start < 1:
+        raise ValueError(f"max_episode_steps={value!r}: an episode lasts at least one step; {form}.")
+    return read
+
+
+def grown(cutoff: Cutoff, current: int, fraction_cut: float) -> int:
+    """The cutoff of the next generation, in steps.
+
+    Args:
+      cutoff: the rule.
+      current: steps in this generation.
+      fraction_cut: fraction of this generation's training episodes that reached it.
+    """
+    if cutoff.fraction >= 1 or fraction_cut <= cutoff.fraction:
+        return current
+    return min(max(int(current * cutoff.ratio), current + 1), max(cutoff.max, cutoff.start))

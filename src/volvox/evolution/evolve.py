@@ -1,0 +1,279 @@
+"""Any strategy as an `Algorithm`: its rounds, played on pools of environments."""
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox import networks
+from volvox.evolution.cutoff import Cutoff, cutoff, grown
+from volvox.evolution.strategy import Strategy
+from volvox.population import lineage as lineages
+from volvox.population.decoding import Encoding, encoding
+from volvox.population.noise import Noise, table
+from volvox.rollout.evaluate import Evaluator, Figures, SlotMemory, evaluator
+from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
+
+
+class Counts(NamedTuple):
+    """Cumulative counts of a run."""
+
+    frames: int = 0
+    """Emulator frames of scored training steps: what publications count."""
+    total_frames: int = 0
+    """Emulator frames of every step taken: idle slots, resets, validation and test included."""
+    episodes: int = 0
+    """Episodes played to their end, in all rounds."""
+
+
+class EvolveState(NamedTuple):
+    """A run between two generations."""
+
+    key: Array
+    generation: int
+    """Generations completed."""
+    strategy: ArrayTree
+    lineage: lineages.Lineage
+    max_episode_steps: int
+    """The current cutoff of training and validation."""
+    counts: Counts
+    best_score: float
+    """The best mean validation return of any generation's elite."""
+    best_generation: int
+    """The generation whose elite it was, counted from 1; 0 before the first."""
+
+
+class _Resources:
+    """Pools, slots and tables: made once, on first use, and never part of the state."""
+
+    def __init__(self):
+        self.encoding: Encoding | None = None
+        self.memory: SlotMemory | None = None
+        self.training: Evaluator | None = None
+        self.training_cutoff = 0
+        self.test: Evaluator | None = None
+
+    def close(self):
+        for used in (self.training, self.test):
+            if used is not None:
+                used.close()
+        self.__init__()
+
+
+def evolve(
+    strategy: Strategy,
+    network: Any,
+    env: Env,
+    *,
+    noise: Noise | None = None,
+    max_episode_steps: int | str | Cutoff | None = None,
+    test_max_episode_steps: int | None = None,
+    chunk_seconds: float = 1.0,
+) -> Algorithm:
+    """Joins a strategy, a network and an environment into an algorithm; one step is one generation.
+
+    Training and validation share a cutoff, and so one set of pools and one compiled loop; test episodes run on pools
+    of their own, driven from Python.
+
+    Args:
+      strategy: e.g. `ga(...)`.
+      network: any flax module, or a `Policy`.
+      env: the environments; its `num_envs` is the number of slots.
+      noise: where noise comes from; default: `table()`, sized to the network.
+      max_episode_steps: cutoff of training and validation episodes in steps, or
+        `"adaptive:start,fraction,ratio,max"`; default: the environment's own.
+      test_max_episode_steps: cutoff of test episodes in steps; default: the environment's own.
+      chunk_seconds: how often progress and interrupts are looked at.
+
+    Returns:
+      `Algorithm`. Its metrics: `training_*` over the offspring, `elite_score` (validation mean) with its standard
+      error, `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`,
+      `occupancy` and `makespan_over_bound` of training, seconds of each round, and the cutoff.
+
+    Raises:
+      ValueError: a cutoff that is not positive, or a network that does not fit the environment's actions.
+    """
+    rule = cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
+    test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
+    if test_cutoff < 1:
+        raise ValueError(f"test_max_episode_steps={test_cutoff}: an episode lasts at least one step.")
+    policy = network if isinstance(network, Policy) else networks.policy(network, env.spec)
+    noise = table() if noise is None else noise
+    asks = [jax.jit(round_.ask) for round_ in strategy.rounds]
+    tells = [jax.jit(round_.tell) for round_ in strategy.rounds]
+    capacity = {
+        role: max(
+            (r.num_members * r.num_episodes for r in strategy.rounds if (r.role == "test") == (role == "test")),
+            default=0,
+        )
+        for role in ("training", "test")
+    }
+    resources = _Resources()
+
+    def ready() -> Encoding:
+        if resources.encoding is None:
+            resources.encoding = encoding(policy, noise)
+        return resources.encoding
+
+    def memory() -> SlotMemory:
+        if resources.memory is None:
+            size = env.num_envs // env.num_groups
+            resources.memory = SlotMemory(policy, ready(), env.num_groups, size)
+        return resources.memory
+
+    def pools(state: EvolveState, role: str) -> Evaluator:
+        # Seeds depend on the generation in which the pools are made: a resumed run does not repeat its no-op starts.
+        entropy = [*np.asarray(jax.random.key_data(state.key)).tolist(), state.generation, int(role == "test")]
+        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+        if role == "test":
+            if resources.test is None:
+                groups = env.make(seed, max_episode_steps=test_cutoff, host=True)
+                resources.test = evaluator(policy, groups, memory(), capacity=capacity["test"])
+            return resources.test
+        if resources.training is not None and resources.training_cutoff != state.max_episode_steps:
+            resources.training.close()
+            resources.training = None
+        if resources.training is None:
+            groups = env.make(seed, max_episode_steps=state.max_episode_steps)
+            resources.training = evaluator(
+                policy, groups, memory(), capacity=capacity["training"], chunk_seconds=chunk_seconds
+            )
+            resources.training_cutoff = state.max_episode_steps
+        return resources.training
+
+    def init(key: Array) -> EvolveState:
+        return EvolveState(
+            key=key,
+            generation=0,
+            strategy=strategy.init(key, ready()),
+            lineage=lineages.empty(strategy.num_bases),
+            max_episode_steps=rule.start,
+            counts=Counts(),
+            best_score=-np.inf,
+            best_generation=0,
+        )
+
+    def step(state: EvolveState, *, monitor=None) -> tuple[EvolveState, dict[str, Any]]:
+        began = time.perf_counter()
+        code = ready()
+        key = jax.random.fold_in(state.key, state.generation)
+        inner, counts = state.strategy, state.counts
+        metrics: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
+        stepped, fraction_cut = 0, 0.0
+        for i, round_ in enumerate(strategy.rounds):
+            round_began = time.perf_counter()
+            role = "test" if round_.role == "test" else "training"
+            if monitor is not None and _must_compile(resources, role, state.max_episode_steps):
+                monitor({"phase": "compiling", "generation": state.generation + 1, "role": round_.role})
+            population = asks[i](jax.random.fold_in(key, i), inner, code)
+
+            def watch(progress, role=round_.role):
+                frames_per_second = progress.pop("steps_per_second") * env.spec.frame_skip
+                return monitor({"phase": role, "frames_per_second": frames_per_second, **progress})
+
+            evaluation, figures = pools(state, role).evaluate(
+                population, round_.num_episodes, code, monitor=None if monitor is None else watch
+            )
+            inner, told = tells[i](inner, population, evaluation, code)
+            metrics |= {name: np.asarray(value).item() for name, value in told.items()}
+            metrics[f"{round_.role}_seconds"] = time.perf_counter() - round_began
+            stepped += figures.stepped
+            counts = _counted(counts, figures, round_.role == "training", env.spec.frame_skip)
+            if round_.role == "training":
+                fraction_cut = float((evaluation.lengths >= state.max_episode_steps).sum()) / figures.episodes
+                metrics |= {
+                    "fraction_cut": fraction_cut,
+                    "occupancy": figures.occupancy,
+                    "makespan_over_bound": figures.makespan_over_bound,
+                    "training_steps_per_second": figures.steps_per_second,
+                }
+        elapsed = time.perf_counter() - began
+        metrics |= counts._asdict()
+        metrics |= {"frames_per_second": stepped * env.spec.frame_skip / elapsed, "generation_seconds": elapsed}
+        generation = state.generation + 1
+        improved = not state.best_generation or metrics["elite_score"] > state.best_score
+        new = EvolveState(
+            key=state.key,
+            generation=generation,
+            strategy=inner,
+            lineage=lineages.extend(state.lineage, strategy.survivors(inner)),
+            max_episode_steps=grown(rule, state.max_episode_steps, fraction_cut),
+            counts=counts,
+            best_score=metrics["elite_score"] if improved else state.best_score,
+            best_generation=generation if improved else state.best_generation,
+        )
+        metrics["best_score"] = new.best_score
+        return new, metrics
+
+    def genome(state: EvolveState) -> lineages.Genome:
+        if not state.best_generation:
+            raise ValueError("no generation is complete yet, so there is no elite; take a step first.")
+        log = lineages.Lineage(*(rows[: state.best_generation] for rows in state.lineage))
+        return lineages.genome(log, strategy.elite)
+
+    def save(state: EvolveState) -> dict[str, Any]:
+        _, rest = strategy.split(state.strategy)
+        return {
+            "key": np.asarray(jax.random.key_data(state.key)),
+            "strategy": [np.asarray(leaf) for leaf in jax.tree.leaves(rest)],
+            "lineage": state.lineage._asdict(),
+            "counts": np.array(state.counts, np.int64),
+            "progress": np.array([state.generation, state.max_episode_steps, state.best_generation], np.int64),
+            "best_score": np.float64(state.best_score),
+        }
+
+    def restore(saved: dict[str, Any]) -> EvolveState:
+        code = ready()
+        key = jax.random.wrap_key_data(jnp.asarray(saved["key"]))
+        _, like = strategy.split(jax.eval_shape(lambda: strategy.init(key, code)))
+        rest = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in saved["strategy"]])
+        log = lineages.Lineage(**saved["lineage"])
+        bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(strategy.num_bases)]
+        generation, max_steps, best_generation = (int(value) for value in saved["progress"])
+        return EvolveState(
+            key=key,
+            generation=generation,
+            strategy=strategy.join(jax.tree.map(lambda *rows: jnp.stack(rows), *bases), rest),
+            lineage=log,
+            max_episode_steps=max_steps,
+            counts=Counts(*(int(value) for value in saved["counts"])),
+            best_score=float(saved["best_score"]),
+            best_generation=best_generation,
+        )
+
+    return Algorithm(
+        init=init,
+        step=step,
+        policy=lambda state: lineages.rebuild(ready(), genome(state)),
+        genome=lambda state: lineages.to_json(genome(state)),
+        save=save,
+        restore=restore,
+        close=resources.close,
+        env=env,
+        network=policy,
+        config={
+            "algorithm": "evolve",
+            "strategy": dict(strategy.config),
+            "network": dict(policy.config),
+            "env": dict(env.config),
+            "noise": dict(noise.config),
+            "max_episode_steps": list(rule),
+            "test_max_episode_steps": test_cutoff,
+        },
+    )
+
+
+def _must_compile(resources: _Resources, role: str, max_episode_steps: int) -> bool:
+    if role == "test":
+        return resources.test is None
+    return resources.training is None or resources.training_cutoff != max_episode_steps
+
+
+def _counted(counts: Counts, figures: Figures, training: bool, frame_skip: int) -> Counts:
+    return Counts(
+        counts.frames + (figures.steps * frame_skip if training else 0),
+        counts.total_frames + figures.stepped * frame_skip,
+        counts.episodes + figures.episodes,
+    )

@@ -1,0 +1,299 @@
+"""The deep genetic algorithm, and random search (Such et al. 2017, arXiv 1712.06567).
+
+A generation is all new offspring: each copies a parent drawn uniformly and adds noise. The best of them play
+validation episodes against the elite so far; parents of the next generation are the best of training, the elite among
+them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from volvox.evolution.strategy import Round, Strategy, checked
+from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
+from volvox.types import Array, ArrayTree, Evaluation, Population
+
+
+class GAState(NamedTuple):
+    """T parents, the elite behind them, and what one round leaves for the next. K = max(T, elite candidates)."""
+
+    bases: ArrayTree
+    """Parameters, leaves `[T + 1, ...]`; the last is the elite."""
+    expected_length: Array
+    """float32 `[T + 1]`: mean episode length of each base in training, steps."""
+    generation: Array
+    """int32: generations completed."""
+    elite_score: Array
+    """float32: the elite's mean validation return; -inf before there is one."""
+    top: Member
+    """The best of training, best first, each field `[K]`."""
+    top_length: Array
+    """float32 `[K]`: their mean episode lengths, steps."""
+    survivors: Member
+    """How each base `[T + 1]` came from the bases before."""
+
+
+def ga(
+    *,
+    population_size: int,
+    num_parents: int,
+    mutation_std: float,
+    num_elite_candidates: int = 10,
+    num_validation_episodes: int = 30,
+    num_test_episodes: int = 0,
+    num_episodes: int = 1,
+) -> Strategy:
+    """The deep genetic algorithm with truncation selection.
+
+    Published settings: population 1 000, 20 parents, power 0.002, 10 candidates, 30 validation and 200 test episodes.
+
+    Args:
+      population_size: N, offspring in each generation.
+      num_parents: T, the best of a generation, from which the next descends.
+      mutation_std: power of the noise added to every parameter.
+      num_elite_candidates: the best of training (the elite so far takes the last place) that play for elite.
+      num_validation_episodes: episodes of each candidate; the best mean return is the elite.
+      num_test_episodes: episodes the elite then plays in the test environments; 0 for no test.
+      num_episodes: training episodes of each offspring; fitness is their mean.
+
+    Returns:
+      `Strategy`.
+
+    Raises:
+      ValueError: a setting out of range, or more parents or candidates than members.
+    """
+    if isinstance(num_parents, int) and num_parents < 1:
+        raise ValueError(f"num_parents={num_parents}: at least one parent is needed; random_search(...) has none.")
+    if not 0 < mutation_std < float("inf"):
+        raise ValueError(f"mutation_std={mutation_std}: the mutation power must be positive and finite, e.g. 0.002.")
+    return _make(
+        "ga",
+        population_size,
+        num_parents,
+        mutation_std,
+        num_elite_candidates,
+        num_validation_episodes,
+        num_test_episodes,
+        num_episodes,
+    )
+
+
+def random_search(
+    *,
+    population_size: int,
+    num_elite_candidates: int = 10,
+    num_validation_episodes: int = 30,
+    num_test_episodes: int = 0,
+    num_episodes: int = 1,
+) -> Strategy:
+    """Random search: the genetic algorithm's loop without selection; every member is a fresh initialisation.
+
+    Args:
+      population_size: N, members of each generation.
+      num_elite_candidates: as in `ga`.
+      num_validation_episodes: as in `ga`.
+      num_test_episodes: as in `ga`.
+      num_episodes: as in `ga`.
+
+    Returns:
+      `Strategy`.
+
+    Raises:
+      ValueError: a setting out of range.
+    """
+    return _make(
+        "random_search",
+        population_size,
+        0,
+        0.0,
+        num_elite_candidates,
+        num_validation_episodes,
+        num_test_episodes,
+        num_episodes,
+    )
+
+
+def fitness(evaluation: Evaluation) -> Array:
+    """Mean return over valid episodes, `[N]`; -inf, so last in any ranking, where it is NaN or nothing was played."""
+    played = evaluation.valid.sum(axis=1)
+    mean = jnp.where(evaluation.valid, evaluation.returns, 0.0).sum(axis=1) / jnp.maximum(played, 1)
+    return jnp.where((played > 0) & ~jnp.isnan(mean), mean, -jnp.inf)
+
+
+def _mean_length(evaluation: Evaluation) -> Array:
+    played = jnp.maximum(evaluation.valid.sum(axis=1), 1)
+    return jnp.where(evaluation.valid, evaluation.lengths, 0).sum(axis=1) / played
+
+
+def _num_nan(evaluation: Evaluation) -> Array:
+    return (evaluation.valid & jnp.isnan(evaluation.returns)).any(axis=1).sum()
+
+
+def _take(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def _append(tree, last):
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.asarray(y, x.dtype)[None]]), tree, last)
+
+
+def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
+    checked("population_size", n, at_least=1, hint="it is the number of members of a generation")
+    checked("num_elite_candidates", c, at_least=1, hint="one of them becomes the elite")
+    checked("num_validation_episodes", num_validation, at_least=1, hint="the elite is chosen by them")
+    checked("num_test_episodes", num_test, at_least=0, hint="0 means no test")
+    checked("num_episodes", e, at_least=1, hint="fitness is their mean return")
+    if t > n:
+        raise ValueError(f"num_parents={t} exceeds population_size={n}; parents are the best members of a generation.")
+    if c > n:
+        raise ValueError(f"num_elite_candidates={c} exceeds population_size={n}; candidates are members of it.")
+    k = max(t, c)
+    elite = t  # its place among the bases
+    carried = Member(jnp.int32(elite), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+
+    def no_member(shape):
+        return Member(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.ones(shape, bool))
+
+    def init(key: Array, encoding: Encoding) -> GAState:
+        del key  # the first generation is drawn by ask
+        bases = jax.tree.map(lambda x: jnp.zeros((t + 1, *x.shape), x.dtype), encoding.like)
+        return GAState(
+            bases=bases,
+            expected_length=jnp.zeros(t + 1),
+            generation=jnp.int32(0),
+            elite_score=jnp.float32(-jnp.inf),
+            top=no_member(k),
+            top_length=jnp.zeros(k),
+            survivors=no_member(t + 1),
+        )
+
+    def ask_offspring(key: Array, state: GAState, encoding: Encoding) -> Population:
+        key_parent, key_seed = jax.random.split(key)
+        initial = jnp.full(n, True) if t == 0 else jnp.full(n, state.generation == 0)
+        parent = jax.random.randint(key_parent, (n,), 0, max(t, 1), jnp.int32)
+        return Population(
+            bases=state.bases,
+            parent=parent,
+            seed=draw_seeds(encoding, key_seed, (n,)),
+            scale=jnp.full(n, std, jnp.float32),
+            initial=initial,
+            episodes=jnp.full(n, e, jnp.int32),
+            priority=jnp.where(initial, 0.0, state.expected_length[parent]),
+        )
+
+    def tell_offspring(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+        del encoding
+        scores, lengths = fitness(evaluation), _mean_length(evaluation)
+        best = jnp.argsort(-scores, stable=True)[:k]
+        members = Member(population.parent, population.seed, population.scale, population.initial)
+        ranked = jnp.isfinite(scores)
+        mean = jnp.where(ranked, scores, 0.0).sum() / jnp.maximum(ranked.sum(), 1)
+        spread = jnp.where(ranked, (scores - mean) ** 2, 0.0).sum() / jnp.maximum(ranked.sum(), 1)
+        metrics = {
+            "training_best": scores[best[0]],
+            "training_mean": mean,
+            "training_std": jnp.sqrt(spread),
+            "training_median": jnp.median(jnp.where(ranked, scores, mean)),
+            "parents_mean": scores[best[: max(t, 1)]].mean(),
+            "training_length_mean": lengths.mean(),
+            "training_length_max": lengths.max(),
+            "num_nan": _num_nan(evaluation),
+        }
+        return state._replace(top=_take(members, best), top_length=lengths[best]), metrics
+
+    def candidates(state: GAState) -> Member:
+        """`[C]`: the best of training; the elite, once there is one, in the last place."""
+        has_elite = (jnp.arange(c) == c - 1) & (state.generation > 0)
+        return jax.tree.map(lambda old, new: jnp.where(has_elite, old, new), carried, _take(state.top, slice(0, c)))
+
+    def ask_candidates(key: Array, state: GAState, encoding: Encoding) -> Population:
+        del key, encoding
+        members = candidates(state)
+        length = jnp.where(members.scale == 0, state.expected_length[elite], state.top_length[:c])
+        return Population(
+            state.bases,
+            *members,
+            episodes=jnp.full(c, num_validation, jnp.int32),
+            priority=length,
+        )
+
+    def tell_candidates(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+        del population
+        scores = fitness(evaluation)
+        winner = jnp.argmax(scores)
+        had_elite = state.generation > 0
+        remains = had_elite & (winner == c - 1)
+        elite_member = _take(candidates(state), winner)
+        elite_length = jnp.where(remains, state.expected_length[elite], state.top_length[winner])
+        if t > 0:
+            parents, lengths = _take(state.top, slice(0, t)), state.top_length[:t]
+            # The elite takes the last parent's place unless it is one of the parents.
+            outside = remains | (winner >= t)
+            last = (jnp.arange(t) == t - 1) & outside
+            parents = jax.tree.map(lambda one, all_: jnp.where(last, one, all_), elite_member, parents)
+            lengths = jnp.where(last, elite_length, lengths)
+            survivors = _append(parents, elite_member)
+            lengths = jnp.concatenate([lengths, elite_length[None]])
+        else:
+            survivors = jax.tree.map(lambda x: x[None], elite_member)
+            lengths = elite_length[None]
+        error = jnp.std(evaluation.returns[winner]) / jnp.sqrt(jnp.maximum(num_validation - 1, 1))
+        metrics = {
+            "elite_score": scores[winner],
+            "elite_standard_error": error,
+            "elite_is_new": ~remains,
+            "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
+            "validation_num_nan": _num_nan(evaluation),
+        }
+        state = state._replace(
+            bases=decode_many(encoding, state.bases, survivors),
+            expected_length=lengths,
+            generation=state.generation + 1,
+            elite_score=scores[winner],
+            survivors=survivors,
+        )
+        return state, metrics
+
+    def ask_test(key: Array, state: GAState, encoding: Encoding) -> Population:
+        del key, encoding
+        one = jax.tree.map(lambda x: x[None], carried)
+        return Population(
+            state.bases, *one, episodes=jnp.array([num_test], jnp.int32), priority=state.expected_length[elite:]
+        )
+
+    def tell_test(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+        del population, encoding
+        returns = evaluation.returns[0]
+        return state, {
+            "test_score": fitness(evaluation)[0],
+            "test_standard_error": jnp.std(returns) / jnp.sqrt(max(num_test - 1, 1)),
+            "test_best": returns.max(),
+        }
+
+    rounds = [
+        Round("training", n, e, ask_offspring, tell_offspring),
+        Round("validation", c, num_validation, ask_candidates, tell_candidates),
+    ]
+    if num_test:
+        rounds.append(Round("test", 1, num_test, ask_test, tell_test))
+    config = {
+        "kind": kind,
+        "population_size": n,
+        "num_parents": t,
+        "mutation_std": std,
+        "num_elite_candidates": c,
+        "num_validation_episodes": num_validation,
+        "num_test_episodes": num_test,
+        "num_episodes": e,
+    }
+    return Strategy(
+        init=init,
+        rounds=tuple(rounds),
+        num_bases=t + 1,
+        survivors=lambda state: state.survivors,
+        split=lambda state: (state.bases, state._replace(bases=())),
+        join=lambda bases, rest: rest._replace(bases=bases),
+        elite=elite,
+        config=config,
+    )

@@ -1,0 +1,60 @@
+"""Settings of the deep genetic algorithm on Atari that belong together."""
+
+from typing import Any, Literal, NamedTuple
+
+
+class GAPreset(NamedTuple):
+    """Everything about a run but the game, the seed and the directory."""
+
+    population_size: int
+    num_parents: int
+    mutation_std: float
+    num_elite_candidates: int
+    num_validation_episodes: int
+    num_test_episodes: int
+    network: Literal["large", "small"]
+    num_envs: int
+    max_episode_steps: str
+    """A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`."""
+    test_max_episode_steps: int
+    generations: int
+
+    @property
+    def strategy(self) -> dict[str, Any]:
+        """The arguments of `ga`."""
+        names = ("population_size", "num_parents", "mutation_std", "num_elite_candidates", "num_validation_episodes")
+        return {name: getattr(self, name) for name in (*names, "num_test_episodes")}
+
+
+def paper() -> GAPreset:
+    """Such et al. 2017 (arXiv 1712.06567): 1.5e9 steps with the large network; weeks on a desktop's CPU."""
+    return GAPreset(
+        population_size=1_000,
+        num_parents=20,
+        mutation_std=0.002,
+        num_elite_candidates=10,
+        num_validation_episodes=30,
+        num_test_episodes=200,
+        network="large",
+        num_envs=128,
+        max_episode_steps="5000",
+        test_max_episode_steps=100_000,
+        generations=1_500,
+    )
+
+
+def desktop() -> GAPreset:
+    """What two cores can do in an hour: the large network, fewer members, a shorter cutoff and validation."""
+    return GAPreset(
+        population_size=128,
+        num_parents=10,
+        mutation_std=0.005,
+        num_elite_candidates=4,
+        num_validation_episodes=8,
+        num_test_episodes=0,
+        network="large",
+        num_envs=64,
+        max_episode_steps="adaptive:400,0.5,1.25,5000",
+        test_max_episode_steps=27_000,
+        generations=100,
+    )

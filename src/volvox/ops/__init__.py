@@ -1,0 +1,1 @@
+"""Array kernels: no word of reinforcement learning in here."""

@@ -1,0 +1,187 @@
+"""Who descends from whom, on the host: genomes as lists of seeds, and the log they are read from.
+
+A genome is a few numbers a generation, portable and tiny: `[i0, [i1, power], [i2, power], ...]`, the format of
+Such et al. 2017 (arXiv 1712.06567). Everything here is NumPy or plain Python; only `rebuild` computes parameters.
+"""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox.population.decoding import Encoding, Member, decode
+from volvox.types import ArrayTree
+
+
+class Genome(NamedTuple):
+    """One individual: the seed of its first ancestor, and each mutation since."""
+
+    initial_seed: int
+    mutations: tuple[tuple[int, float], ...]
+    """(seed, power) from the oldest to the newest."""
+
+
+class Lineage(NamedTuple):
+    """How the bases of each generation came from those before it; `G` generations of `P` bases, NumPy arrays."""
+
+    parent: np.ndarray
+    """int32 `[G, P]`: index of the base of the generation before."""
+    seed: np.ndarray
+    """int32 `[G, P]`."""
+    scale: np.ndarray
+    """float32 `[G, P]`: 0 where the base was carried over unchanged."""
+    initial: np.ndarray
+    """bool `[G, P]`: the base is a first ancestor; its parent means nothing."""
+
+
+def empty(num_bases: int) -> Lineage:
+    """The log before the first generation."""
+    shape = (0, num_bases)
+    return Lineage(
+        np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.ones(shape, bool)
+    )
+
+
+def extend(lineage: Lineage, bases: Member) -> Lineage:
+    """Adds a generation: `bases` says how each new base `[P]` came from the bases before."""
+    rows = (bases.parent, bases.seed, bases.scale, bases.initial)
+    return Lineage(
+        *(np.concatenate([log, np.asarray(row, log.dtype)[None]]) for log, row in zip(lineage, rows, strict=True))
+    )
+
+
+def genome(lineage: Lineage, base: int) -> Genome:
+    """Walks one base of the newest generation back to its first ancestor.
+
+    Args:
+      lineage: a log of at least one generation.
+      base: index of the base in the newest generation.
+
+    Returns:
+      Its `Genome`.
+
+    Raises:
+      ValueError: the log does not reach back to an initial ancestor.
+    """
+    mutations: list[tuple[int, float]] = []
+    for generation in range(lineage.seed.shape[0] - 1, -1, -1):
+        seed = int(lineage.seed[generation, base])
+        if lineage.initial[generation, base]:
+            return Genome(seed, tuple(reversed(mutations)))
+        scale = float(lineage.scale[generation, base])
+        if scale != 0.0:
+            mutations.append((seed, scale))
+        base = int(lineage.parent[generation, base])
+    raise ValueError(f"the lineage of base {base} does not reach an initial ancestor; the log is incomplete.")
+
+
+def to_json(genome: Genome) -> list[Any]:
+    """A genome in the published format: `[i0, [i1, power], ...]`."""
+    # The shortest decimal that reads back as the same float32.
+    mutations = [[seed, float(str(np.float32(power)))] for seed, power in genome.mutations]
+    return [genome.initial_seed, *mutations]
+
+
+def from_json(data: Any) -> Genome:
+    """Reads a genome in the published format.
+
+    Args:
+      data: `[i0, [i1, power], [i2, power], ...]` as `json.load` gives it.
+
+    Returns:
+      `Genome`; powers are rounded to float32.
+
+    Raises:
+      ValueError: `data` has another form; the message names the offending entry.
+    """
+
+    def is_number(value, kind):
+        return isinstance(value, kind) and not isinstance(value, bool)
+
+    def is_seed(value):
+        return is_number(value, int) and 0 <= value < 2**31
+
+    def is_mutation(entry):
+        if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
+            return False
+        return is_seed(entry[0]) and is_number(entry[1], int | float) and math.isfinite(entry[1])
+
+    form = "a genome is [i0, [i1, power], [i2, power], ...] with integer seeds in [0, 2**31) and finite powers"
+    if not isinstance(data, Sequence) or isinstance(data, str) or not data:
+        raise ValueError(f"not a genome: {str(data)[:60]!r}; {form}.")
+    if not is_seed(data[0]):
+        raise ValueError(f"malformed genome: entry 0 is {str(data[0])[:60]!r}; {form}.")
+    mutations = []
+    for i, entry in enumerate(data[1:], start=1):
+        if not is_mutation(entry):
+            raise ValueError(f"malformed genome: entry {i} is {str(entry)[:60]!r}; {form}.")
+        mutations.append((entry[0], float(np.float32(entry[1]))))
+    return Genome(data[0], tuple(mutations))
+
+
+def save(path: str | os.PathLike, genome: Genome) -> None:
+    """Writes a genome to a JSON file in the published format, atomically."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(to_json(genome)) + "\n")
+    os.replace(temporary, path)
+
+
+def load(path: str | os.PathLike) -> Genome:
+    """Reads a genome from a JSON file in the published format.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file holds no genome; the message names the file and the offending entry.
+    """
+    text = Path(path).read_text()
+    try:
+        return from_json(json.loads(text))
+    except ValueError as error:  # json.JSONDecodeError is one
+        raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+def rebuild(encoding: Encoding, genome: Genome) -> ArrayTree:
+    """Computes an individual's parameters from its genome, with the rounding it was evolved with.
+
+    Args:
+      encoding: the network and noise it was evolved with.
+      genome: the individual.
+
+    Returns:
+      Parameters, in the structure of `encoding.like`.
+
+    Raises:
+      ValueError: a seed lies outside the noise table: the genome belongs to a larger table or another network.
+    """
+    seeds = [genome.initial_seed, *(seed for seed, _ in genome.mutations)]
+    if encoding.data.size:
+        last = encoding.data.size - encoding.num_parameters
+        for i, seed in enumerate(seeds):
+            if seed > last:
+                raise ValueError(
+                    f"genome entry {i} has seed {seed}, but a network of {encoding.num_parameters} parameters and a "
+                    f"noise table of {encoding.data.size} numbers allow 0 to {last}; was it evolved with a larger "
+                    "table (volvox.population.published_table()) or with another network?"
+                )
+    # Padded to a power of two, so that a run compiles this a few times, not once a generation.
+    capacity = 1 << (len(seeds) - 1).bit_length()
+    scales = [0.0, *(power for _, power in genome.mutations)]
+    pad = [0] * (capacity - len(seeds))
+    return _rebuild(encoding, jnp.array(seeds + pad, jnp.int32), jnp.array(scales + pad, jnp.float32), len(seeds))
+
+
+@jax.jit
+def _rebuild(encoding: Encoding, seeds: jax.Array, scales: jax.Array, count: int) -> ArrayTree:
+    def generation(i, params):
+        bases = jax.tree.map(lambda x: x[None], params)
+        return decode(encoding, bases, Member(jnp.int32(0), seeds[i], scales[i], i == 0))
+
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), encoding.like)
+    return jax.lax.fori_loop(0, count, generation, start)

@@ -1,0 +1,1 @@
+"""What a run shows of itself: progress bar, metrics, plots, video."""

@@ -1,0 +1,128 @@
+"""Metrics: one JSON object a line (`metrics.jsonl`), and TensorBoard event files without TensorFlow."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+Row = dict[str, Any]
+"""One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
+
+
+def to_json(value: Any, place: str = "metrics") -> Any:
+    """The strict-JSON form of a metric: numpy and jax values become Python's; NaN and infinities become None.
+
+    Args:
+        value: a number, string, boolean, None, array, or a list, tuple or string-keyed mapping of these.
+        place: what errors call the value.
+
+    Raises:
+        TypeError: anything else, named by its place.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{place}: keys must be strings, got {key!r}")
+        return {key: to_json(child, f"{place}[{key!r}]") for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(child, f"{place}[{i}]") for i, child in enumerate(value)]
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        array = np.asarray(value)
+        # bfloat16 and its kin have kind V; their tolist() gives floats
+        if array.dtype.kind in "biufV" and array.dtype.fields is None:
+            return to_json(array.tolist(), place)
+    raise TypeError(f"{place}: JSON has no {type(value).__module__}.{type(value).__qualname__}")
+
+
+def append(path: str | os.PathLike[str], row: Row) -> None:
+    """Appends one row, already in JSON form (`to_json`), and returns when it is on disk."""
+    line = json.dumps(row, allow_nan=False) + "\n"
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: str | os.PathLike[str]) -> list[Row]:
+    """Reads all whole rows; a last line without its newline, cut short by a kill, is left out. No file, no rows.
+
+    Raises:
+        ValueError: a whole line is not a JSON object.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not a whole row
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is not JSON: {line[:80]!r}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}, is not a JSON object: {line[:80]!r}")
+        rows.append(row)
+    return rows
+
+
+def rewrite(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
+    """Replaces the file's rows by these, atomically: readers, and a kill, see the old file or the new one."""
+    write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a whole text file atomically and to disk."""
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes private files
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class EventWriter(NamedTuple):
+    """TensorBoard event files."""
+
+    write: Callable[[int, Row], None]
+    """(step, row): writes every finite number of the row as a scalar at this step, and flushes."""
+    close: Callable[[], None]
+    """Ends the file."""
+
+
+def tensorboard(directory: str | os.PathLike[str], *, first_step: int = 1) -> EventWriter:
+    """Opens a new event file.
+
+    Args:
+        directory: folder of the event files, made if missing.
+        first_step: TensorBoard hides what earlier files hold at this step and after it.
+    """
+    # Files are named by the second: without a suffix a quick resume would overwrite the file before.
+    writer = SummaryWriter(
+        str(directory), purge_step=first_step, flush_secs=3600, filename_suffix=f".from-{first_step}"
+    )
+
+    def write(step: int, row: Row) -> None:
+        for name, value in row.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return EventWriter(write, writer.close)

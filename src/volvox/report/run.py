@@ -1,0 +1,74 @@
+"""What `volvox.train` returns."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from volvox.report import plots, video
+from volvox.report.metrics import Row
+from volvox.types import Algorithm, ArrayTree
+
+PLOT = "learning_curve.png"
+"""The learning curve's name in a run directory."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of `volvox.train`."""
+
+    algorithm: Algorithm
+    """As given."""
+    state: Any
+    """The algorithm's state after the last completed step."""
+    metrics: list[Row]
+    """One row a completed step, those before a resume included."""
+    run_dir: Path | None
+    """The run directory, if there is one."""
+    interrupted: bool
+    """A signal (Ctrl-C, SIGTERM) ended the run early."""
+    exit_code: int
+    """What a script should exit with (`sys.exit(run.exit_code)`): 0, or 128 + the signal's number: 130 for Ctrl-C."""
+
+    def policy(self) -> ArrayTree:
+        """Parameters to act with: the best so far."""
+        return self.algorithm.policy(self.state)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws the learning curve; see `volvox.report.plots.learning_curve`.
+
+        Args:
+            path: where to write the PNG; by default `learning_curve.png` in the run directory, if there is one.
+        """
+        if path is None and self.run_dir is not None:
+            path = self.run_dir / PLOT
+        return plots.learning_curve(self.metrics, path, title=self.algorithm.env.spec.name)
+
+    def watch(self, path: str | os.PathLike[str] | None = None, *, seed: int = 0, max_steps: int | None = None) -> Path:
+        """Records the best policy so far playing one episode, greedily; a notebook shows it.
+
+        Args:
+            path: where to write the MP4; by default `episode.mp4` in the run directory.
+            seed: the environment's seed.
+            max_steps: steps after which the episode is cut; by default the environment's limit.
+
+        Returns:
+            The video's path. Its return and length are printed.
+
+        Raises:
+            ValueError: neither a path nor a run directory, or observations that are no images.
+        """
+        if path is None:
+            if self.run_dir is None:
+                raise ValueError(
+                    "this run has no run directory: say where to write the video, run.watch('episode.mp4')"
+                )
+            path = self.run_dir / "episode.mp4"
+        recorded = video.record_video(
+            self.algorithm.env, self.algorithm.network, self.policy(), path, seed=seed, max_steps=max_steps
+        )
+        print(f"{recorded.path}: return {recorded.episode_return:g} in {recorded.length} steps")
+        video.show(recorded.path)
+        return recorded.path

@@ -1,0 +1,268 @@
+"""Episodes of a population, played in slots (continuous batching).
+
+Episodes to play wait in a queue; an environment slot whose episode ends takes the next, so that slots stay busy
+however unequal the episodes. Those expected to run long go first. Only slots hold parameters: a member is decoded
+when a slot takes it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from volvox.population.decoding import Encoding, Member, decode
+from volvox.rollout.pipeline import Stages
+from volvox.types import Array, ArrayTree, EnvGroup, Evaluation, Policy, Population, TimeStep
+
+
+class Queue(NamedTuple):
+    """Episodes to play, in the order in which they start; `C` is the queue's capacity. Constant during a rollout."""
+
+    members: Member
+    """Each field `[C]`."""
+    member: Array
+    """int32 `[C]`: index into the population; out of range past `num_entries`."""
+    episode: Array
+    """int32 `[C]`: which of the member's episodes."""
+    num_entries: Array
+    """int32 scalar: entries in use."""
+
+
+class Slots(NamedTuple):
+    """What the `B` slots of one group are doing."""
+
+    entry: Array
+    """int32 `[B]`: queue entry being played; -1 if idle."""
+    started: Array
+    """bool `[B]`: the entry's first observation has been seen."""
+    due: Array
+    """bool `[B]`: the entry's parameters must be decoded before its first step."""
+    episode_return: Array
+    """float32 `[B]`: rewards so far."""
+    length: Array
+    """int32 `[B]`: steps so far."""
+    recurrent: ArrayTree
+    """The policy's state, leaves `[B, 1, ...]`."""
+
+
+class Counters(NamedTuple):
+    """What happened, int32 scalars."""
+
+    stepped: Array
+    """Slot-steps of groups that were stepped."""
+    busy: Array
+    """Slot-steps in which the slot had an episode to play, its reset step included."""
+    group_beats: Array
+    """`[groups]`: beats in which each group was stepped."""
+
+
+class EpisodesCarry(NamedTuple):
+    """The small state of a rollout."""
+
+    num_entries: Array
+    """int32 scalar: length of the queue."""
+    taken: Array
+    """int32 scalar: entries handed out."""
+    slots: tuple[Slots, ...]
+    returns: Array
+    """float32 `[C]`, by queue entry."""
+    lengths: Array
+    """int32 `[C]`."""
+    played: Array
+    """bool `[C]`."""
+    counters: Counters
+    num_due: Array
+    """int32 scalar: slots to decode in the next `work`, which waits for `send` through it."""
+
+
+def queue(population: Population, num_episodes: int, capacity: int) -> Queue:
+    """Lines up the episodes of a population, those expected to run long first.
+
+    Args:
+      population: of `N` members, each playing `episodes[i] <= num_episodes` episodes.
+      num_episodes: E, the most episodes of any member.
+      capacity: C, at least the sum of `episodes` (checked by the caller, who knows the values).
+
+    Returns:
+      `Queue`.
+    """
+    n = population.seed.shape[0]
+    member = jnp.repeat(jnp.arange(n, dtype=jnp.int32), num_episodes)
+    episode = jnp.tile(jnp.arange(num_episodes, dtype=jnp.int32), n)
+    wanted = episode < population.episodes[member]
+    order = jnp.argsort(jnp.where(wanted, -population.priority[member], jnp.inf), stable=True)
+    size = min(capacity, n * num_episodes)
+    order = order[:size]
+    num_entries = wanted.sum(dtype=jnp.int32)
+    used = jnp.arange(capacity) < num_entries
+    # Padding indexes past the end: gathers clamp, scatters drop.
+    member = jnp.where(used, jnp.pad(member[order], (0, capacity - size)), n)
+    episode = jnp.pad(episode[order], (0, capacity - size))
+    named = Member(population.parent, population.seed, population.scale, population.initial)
+    members = jax.tree.map(lambda x: x[jnp.minimum(member, n - 1)], named)
+    return Queue(members, member, episode, num_entries)
+
+
+def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue) -> EpisodesCarry:
+    """Hands the first entries to the slots, round robin over the groups, so that each gets its share of long ones.
+
+    Args:
+      policy: gives the slots' recurrent state.
+      groups: of environments, all of one size.
+      queue: what to play.
+
+    Returns:
+      The carry before the first beat; every occupied slot is due.
+    """
+    capacity = queue.member.shape[0]
+    b = groups[0].num_envs
+
+    def occupy(g: int) -> Slots:
+        number = jnp.arange(b, dtype=jnp.int32) * len(groups) + g
+        entry = jnp.where(number < queue.num_entries, number, -1)
+        recurrent = jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), policy.initial_state(1))
+        nothing = jnp.zeros(b, jnp.int32)
+        return Slots(entry, jnp.zeros(b, bool), entry >= 0, jnp.zeros(b, jnp.float32), nothing, recurrent)
+
+    zero = jnp.int32(0)
+    return EpisodesCarry(
+        num_entries=queue.num_entries,
+        taken=jnp.minimum(queue.num_entries, b * len(groups)),
+        slots=tuple(occupy(g) for g in range(len(groups))),
+        returns=jnp.zeros(capacity, jnp.float32),
+        lengths=jnp.zeros(capacity, jnp.int32),
+        played=jnp.zeros(capacity, bool),
+        counters=Counters(zero, zero, jnp.zeros(len(groups), jnp.int32)),
+        num_due=zero,
+    )
+
+
+class Constants(NamedTuple):
+    """What `work` reads and nobody changes."""
+
+    queue: Queue
+    bases: ArrayTree
+    """Parameters, leaves `[P, ...]`."""
+    encoding: Encoding
+
+
+def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
+    """The loop's two halves for a population: each slot's own network acts; members that are due are decoded.
+
+    `carry` is `EpisodesCarry`, `constants` is `Constants`, and `memory` holds for each group the slots' prepared
+    variables, leaves `[B, ...]`.
+
+    Args:
+      policy: the network.
+      greedy: network output `[B, ...]` -> action `[B, ...]`.
+
+    Returns:
+      `Stages`.
+    """
+
+    def act(carry: EpisodesCarry, memory: tuple[ArrayTree, ...], g: int, timestep: TimeStep):
+        slots = carry.slots[g]
+        busy = slots.entry >= 0
+        # A slot that took an entry waits for the reset step, which has no reward and no length.
+        started = slots.started | (busy & timestep.first)
+        live = started & ~timestep.first
+        episode_return = slots.episode_return + jnp.where(live, timestep.reward, 0.0)
+        length = slots.length + live
+        ended = live & (timestep.terminated | timestep.truncated)
+        booked = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
+
+        candidate = carry.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
+        refilled = ended & (candidate < carry.num_entries)
+        num_refilled = refilled.sum(dtype=jnp.int32)
+
+        def reset(initial, x):
+            return jnp.where(timestep.first.reshape(-1, *[1] * (x.ndim - 1)), initial, x)
+
+        recurrent = jax.tree.map(reset, policy.initial_state(1), slots.recurrent)
+        apply = jax.vmap(lambda variables, observation, state: policy.apply(variables, observation, state, None))
+        output, recurrent = apply(memory[g], timestep.observation[:, None], recurrent)
+
+        new = Slots(
+            entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
+            started=started & ~ended,
+            due=refilled,
+            episode_return=jnp.where(ended, 0.0, episode_return),
+            length=jnp.where(ended, 0, length),
+            recurrent=recurrent,
+        )
+        counters = Counters(
+            carry.counters.stepped + busy.shape[0],
+            carry.counters.busy + busy.sum(dtype=jnp.int32),
+            carry.counters.group_beats.at[g].add(1),
+        )
+        carry = carry._replace(
+            taken=carry.taken + num_refilled,
+            slots=(*carry.slots[:g], new, *carry.slots[g + 1 :]),
+            returns=carry.returns.at[booked].set(episode_return, mode="drop"),
+            lengths=carry.lengths.at[booked].set(length, mode="drop"),
+            played=carry.played.at[booked].set(True, mode="drop"),
+            counters=counters,
+            num_due=num_refilled,
+        )
+        return carry, greedy(output[:, 0])
+
+    def work(carry: EpisodesCarry, memory: tuple[ArrayTree, ...], constants: Constants, g: int):
+        slots = carry.slots[g]
+        due_first = jnp.argsort(~slots.due, stable=True)
+
+        def decode_into(i, variables):
+            slot = due_first[i]
+            member = jax.tree.map(lambda x: x[slots.entry[slot]], constants.queue.members)
+            one = policy.prepare(decode(constants.encoding, constants.bases, member))
+            return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
+
+        variables = jax.lax.fori_loop(0, carry.num_due, decode_into, memory[g])
+        carry = carry._replace(num_due=jnp.int32(0))
+        return carry, (*memory[:g], variables, *memory[g + 1 :])
+
+    def active(carry: EpisodesCarry, g: int):
+        return (carry.slots[g].entry >= 0).any()
+
+    def remaining(carry: EpisodesCarry):
+        return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
+
+    return Stages(act, work, active, remaining)
+
+
+def fill(stages: Stages, carry: EpisodesCarry, memory: tuple[ArrayTree, ...], constants: Constants):
+    """Decodes the members of every slot that is due; before the first beat.
+
+    Args:
+      stages: from `stages`.
+      carry: from `start`.
+      memory: the slots' variables.
+      constants: of the rollout.
+
+    Returns:
+      (carry, memory).
+    """
+    for g, slots in enumerate(carry.slots):
+        carry = carry._replace(num_due=slots.due.sum(dtype=jnp.int32))
+        carry, memory = stages.work(carry, memory, constants, g)
+    return carry, memory
+
+
+def evaluation(carry: EpisodesCarry, queue: Queue, num_members: int, num_episodes: int) -> Evaluation:
+    """Sorts what the queue's entries brought by member and episode.
+
+    Args:
+      carry: after the last beat.
+      queue: what was played.
+      num_members: N.
+      num_episodes: E.
+
+    Returns:
+      `Evaluation`, each field `[N, E]`.
+    """
+
+    def scatter(values):
+        empty = jnp.zeros((num_members, num_episodes), values.dtype)
+        return empty.at[queue.member, queue.episode].set(values, mode="drop")
+
+    return Evaluation(scatter(carry.returns), scatter(carry.lengths), scatter(carry.played))

@@ -1,0 +1,186 @@
+"""Playing a whole population: the host's side of `episodes`, in chunks of about a second."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from volvox.population.decoding import Encoding
+from volvox.rollout import episodes, pipeline
+from volvox.types import Array, ArrayTree, EnvGroup, EnvSpec, Evaluation, Interrupted, Policy, Population
+
+Monitor = Callable[[dict[str, Any]], bool | None]
+
+
+class Figures(NamedTuple):
+    """How a rollout went. Steps are agent decisions; a beat steps every group once."""
+
+    steps: int
+    """Scored steps: the sum of the episodes' lengths."""
+    stepped: int
+    """Slot-steps of the emulators, idle slots and reset steps included."""
+    episodes: int
+    occupancy: float
+    """Slot-steps with an episode to play, over `stepped`."""
+    makespan: int
+    """Beats from the first to the last."""
+    makespan_over_bound: float
+    """`makespan` over the larger of steps / slots and the longest episode: 1 is a perfect schedule."""
+    seconds: float
+    """Wall-clock, decoding and scheduling included; compilation too if this was the first call."""
+    steps_per_second: float
+    """`steps / seconds`."""
+
+
+class SlotMemory:
+    """The parameters of every slot: allocated once, donated to each rollout, shared by pools that take turns.
+
+    The one mutable thing here: gigabytes that are updated in place.
+    """
+
+    def __init__(self, policy: Policy, encoding: Encoding, num_groups: int, group_size: int):
+        """Allocates zeros: `num_groups` × `group_size` × the prepared variables of one network."""
+        one = jax.eval_shape(policy.prepare, encoding.like)
+        self.groups: tuple[ArrayTree, ...] = tuple(
+            jax.tree.map(lambda x: jnp.zeros((group_size, *x.shape), x.dtype), one) for _ in range(num_groups)
+        )
+
+
+class Evaluator(NamedTuple):
+    """Plays populations on pools of its own."""
+
+    evaluate: Callable[..., tuple[Evaluation, Figures]]
+    """(population, num_episodes, encoding, *, monitor=None) -> (Evaluation `[N, num_episodes]`, Figures). Calls
+    `monitor` about once a second with progress figures; raises `Interrupted` if it returns True."""
+    chunk: pipeline.Chunk
+    """The loop itself; for tests that read it."""
+    close: Callable[[], None]
+
+
+def greedy_action(spec: EnvSpec) -> Callable[[Array], Array]:
+    """How a network's output becomes an action: the largest of a discrete set, or clipped to the bounds."""
+    if spec.num_actions is not None:
+        return lambda output: jnp.argmax(output, axis=-1).astype(jnp.int32)
+    return lambda output: jnp.clip(output, spec.action_low, spec.action_high)
+
+
+def evaluator(
+    policy: Policy,
+    groups: Iterable[EnvGroup],
+    memory: SlotMemory,
+    *,
+    capacity: int,
+    chunk_seconds: float = 1.0,
+) -> Evaluator:
+    """Makes an evaluator over groups of environments.
+
+    Groups that can be traced run in the compiled loop, others are driven from Python; the results mean the same.
+
+    Args:
+      policy: the network.
+      groups: of one size; the evaluator closes them.
+      memory: parameters of the slots, for as many groups of that size.
+      capacity: the most episodes of one call. A shape: it is compiled in, the population's size is not.
+      chunk_seconds: about how long the compiled loop runs before Python looks at progress and interrupts.
+
+    Returns:
+      `Evaluator`.
+
+    Raises:
+      ValueError: groups of different sizes, or a non-positive capacity.
+    """
+    groups = tuple(groups)
+    sizes = {group.num_envs for group in groups}
+    if len(sizes) != 1:
+        raise ValueError(f"groups of {sorted(sizes)} environments; all groups of a pool have one size.")
+    if capacity < 1:
+        raise ValueError(f"capacity={capacity}: room for at least one episode is needed.")
+    stages = episodes.stages(policy, greedy_action(groups[0].spec))
+    traceable = all(group.traceable for group in groups)
+    chunk = (pipeline.traced if traceable else pipeline.driven)(stages, groups)
+    num_slots = sum(group.num_envs for group in groups)
+    envs: list[ArrayTree] | None = None
+    beats = 8
+
+    @jax.jit
+    def begin(queue):
+        return episodes.start(policy, groups, queue)
+
+    fill = jax.jit(lambda carry, memory, constants: episodes.fill(stages, carry, memory, constants), donate_argnums=1)
+    line_up = jax.jit(episodes.queue, static_argnums=(1, 2))
+    sort_out = jax.jit(episodes.evaluation, static_argnums=(2, 3))
+    drain = [
+        jax.jit(lambda env, recv=group.recv: recv(env)[0]) if traceable else lambda env, recv=group.recv: recv(env)[0]
+        for group in groups
+    ]
+
+    def restart():
+        nonlocal envs
+        if envs is None:
+            envs = [group.init() for group in groups]
+        else:
+            # Actions of the last beat are in flight.
+            envs = [group.restart(take(env)) for group, take, env in zip(groups, drain, envs, strict=True)]
+        return envs
+
+    def evaluate(
+        population: Population, num_episodes: int, encoding: Encoding, *, monitor: Monitor | None = None
+    ) -> tuple[Evaluation, Figures]:
+        nonlocal envs, beats
+        total = int(population.episodes.sum())
+        if not 0 < total <= capacity:
+            raise ValueError(f"{total} episodes asked for; this evaluator holds 1 to {capacity}.")
+        began = time.perf_counter()
+        queue = line_up(population._replace(bases=()), num_episodes, capacity)
+        constants = episodes.Constants(queue, population.bases, encoding)
+        state_envs = restart()
+        carry, memory.groups = fill(begin(queue), memory.groups, constants)
+        done = False
+        while not done:
+            chunk_began = time.perf_counter()
+            state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
+            state, beats_done = chunk(state, constants, beats)
+            state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
+            envs = state_envs
+            done = int(beats_done) < beats or not bool(stages.remaining(carry))  # type: ignore[misc]
+            now = time.perf_counter()
+            # Towards chunks of the asked length, at most doubling: the first calls include compilation.
+            factor = chunk_seconds / max(now - chunk_began, 1e-6)
+            beats = max(1, int(beats * min(max(factor, 0.5), 2.0)))
+            if monitor is not None:
+                stepped, busy = int(carry.counters.stepped), int(carry.counters.busy)
+                progress = {
+                    "done": int(carry.played.sum()),
+                    "total": total,
+                    "steps_per_second": stepped / (now - began),
+                    "occupancy": busy / max(stepped, 1),
+                }
+                if monitor(progress) and not done:
+                    raise Interrupted(f"{progress['done']} of {total} episodes were played and are dropped")
+        result = sort_out(carry, queue, population.seed.shape[0], num_episodes)
+        jax.block_until_ready(result)
+        return result, _figures(carry, num_slots, time.perf_counter() - began)
+
+    def close():
+        for group in groups:
+            group.close()
+
+    return Evaluator(evaluate, chunk, close)
+
+
+def _figures(carry: episodes.EpisodesCarry, num_slots: int, seconds: float) -> Figures:
+    steps, stepped = int(carry.lengths.sum()), int(carry.counters.stepped)
+    makespan = int(carry.counters.group_beats.max())
+    bound = max(steps / num_slots, int(carry.lengths.max()), 1)
+    return Figures(
+        steps=steps,
+        stepped=stepped,
+        episodes=int(carry.played.sum()),
+        occupancy=int(carry.counters.busy) / max(stepped, 1),
+        makespan=makespan,
+        makespan_over_bound=makespan / bound,
+        seconds=seconds,
+        steps_per_second=steps / seconds,
+    )

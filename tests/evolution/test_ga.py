@@ -1,0 +1,174 @@
+"""The genetic algorithm's protocol, round by round, and its learning on a probe with a known optimum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import evolution, networks, population
+from volvox.envs import probe
+from volvox.types import Evaluation
+
+ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+NET = networks.policy(networks.MLP(2, hidden=()), ENV.spec)
+CODE = population.encoding(NET, population.table(size=5_000))
+SMALL = {"num_elite_candidates": 2, "num_validation_episodes": 3}
+
+
+def ga(**changes):
+    settings = {"population_size": 8, "num_parents": 3, "mutation_std": 0.1, **SMALL}
+    return evolution.ga(**settings | changes)
+
+
+def played(scores, episodes=1):
+    """An evaluation in which member i returned `scores[i]` in every episode."""
+    returns = jnp.broadcast_to(jnp.asarray(scores, jnp.float32)[:, None], (len(scores), episodes))
+    return Evaluation(returns, jnp.full(returns.shape, 7), jnp.ones(returns.shape, bool))
+
+
+def generation(strategy, state, scores, validation, key=0):
+    """One generation with the given training and validation scores; returns the state and what was asked."""
+    asked = []
+    for round_, result in zip(strategy.rounds, (scores, validation), strict=False):
+        members = round_.ask(jax.random.key(key), state, CODE)
+        asked.append(members)
+        state, metrics = round_.tell(state, members, played(result, round_.num_episodes), CODE)
+    return state, asked, metrics
+
+
+def row(tree, i):
+    return jax.tree.map(lambda x: np.asarray(x[i]), tree)
+
+
+def member(asked, i):
+    return population.decode(CODE, asked.bases, population.Member(*(x[i] for x in asked[1:5])))
+
+
+def test_first_generation_is_initial_noise_and_the_best_become_parents():
+    strategy = ga()
+    state = strategy.init(jax.random.key(0), CODE)
+    scores = [1.0, 5.0, 2.0, 8.0, 3.0, 0.0, 7.0, 4.0]
+    state, (offspring, candidates), _ = generation(strategy, state, scores, [1.0, 2.0])
+    assert offspring.initial.all()
+    assert len(np.unique(offspring.seed)) == 8
+    # Candidates are the two best; the second of them won validation.
+    np.testing.assert_array_equal(candidates.seed, offspring.seed[jnp.array([3, 6])])
+    np.testing.assert_array_equal(candidates.episodes, [3, 3])
+    for base, best in ((0, 3), (1, 6), (2, 1), (3, 6)):  # three parents, and the elite behind them
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
+    assert state.elite_score == 2.0
+    np.testing.assert_array_equal(state.expected_length, [7, 7, 7, 7])
+
+
+def test_later_generations_mutate_parents_and_keep_the_elite():
+    strategy = ga()
+    state = strategy.init(jax.random.key(0), CODE)
+    state, _, _ = generation(strategy, state, range(8), [1.0, 2.0])
+    old = state
+    scores = [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    state, (offspring, candidates), metrics = generation(strategy, state, scores, [1.0, 5.0], key=1)
+    assert not offspring.initial.any()
+    assert set(np.asarray(offspring.parent).tolist()) <= {0, 1, 2}  # the elite is no parent unless it is among them
+    np.testing.assert_array_equal(offspring.scale, np.float32(0.1))
+    # The old elite takes the last candidate's place, unmutated; here it wins and is put in the last parent's place.
+    assert candidates.seed[0] == offspring.seed[0]
+    assert candidates.scale[1] == 0
+    jax.tree.map(np.testing.assert_array_equal, member(candidates, 1), row(old.bases, 3))
+    for base, best in ((0, 0), (1, 7)):
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
+    for base in (2, 3):
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), row(old.bases, 3))
+    assert not metrics["elite_is_new"]
+
+
+def test_elite_among_the_parents_displaces_nobody():
+    strategy = ga()
+    state = strategy.init(jax.random.key(0), CODE)
+    state, (offspring, _), _ = generation(strategy, state, range(8), [2.0, 1.0])
+    for base, best in ((0, 7), (1, 6), (2, 5), (3, 7)):
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
+
+
+def test_nan_ranks_last_and_is_counted():
+    strategy = ga()
+    state = strategy.init(jax.random.key(0), CODE)
+    offspring = strategy.rounds[0]
+    asked = offspring.ask(jax.random.key(0), state, CODE)
+    scores = [np.nan, 1.0, np.nan, 3.0, 2.0, np.nan, -4.0, -9.0]
+    state, metrics = offspring.tell(state, asked, played(scores), CODE)
+    np.testing.assert_array_equal(state.top.seed, asked.seed[jnp.array([3, 4, 1])])
+    assert metrics["num_nan"] == 3
+    assert metrics["training_best"] == 3.0
+    assert metrics["training_mean"] == pytest.approx(np.mean([1, 3, 2, -4, -9]))
+    assert np.isfinite([float(v) for v in metrics.values()]).all()
+
+
+def test_fitness_is_the_mean_over_episodes():
+    strategy = ga(num_episodes=2)
+    asked = strategy.rounds[0].ask(jax.random.key(0), strategy.init(jax.random.key(0), CODE), CODE)
+    np.testing.assert_array_equal(asked.episodes, 2)
+    returns = jnp.array([[0.0, 10.0], *[[4.0, 4.0]] * 7])
+    result = Evaluation(returns, jnp.ones((8, 2), jnp.int32), jnp.ones((8, 2), bool))
+    state, _ = strategy.rounds[0].tell(strategy.init(jax.random.key(0), CODE), asked, result, CODE)
+    assert state.top.seed[0] == asked.seed[0]
+
+
+def test_random_search_has_no_parents():
+    strategy = evolution.random_search(population_size=8, **SMALL)
+    state = strategy.init(jax.random.key(0), CODE)
+    state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
+    old = state
+    state, (members, candidates), metrics = generation(strategy, state, range(8), [1.0, 5.0], key=1)
+    assert members.initial.all()
+    assert not candidates.initial[1]
+    assert not metrics["elite_is_new"]
+    jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
+
+
+def test_test_round_plays_the_elite():
+    strategy = ga(num_test_episodes=4)
+    state = strategy.init(jax.random.key(0), CODE)
+    state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
+    asked = strategy.rounds[2].ask(jax.random.key(0), state, CODE)
+    assert strategy.rounds[2].role == "test"
+    np.testing.assert_array_equal(asked.episodes, [4])
+    jax.tree.map(np.testing.assert_array_equal, member(asked, 0), row(state.bases, 3))
+    returns = jnp.array([[1.0, 2.0, 3.0, 6.0]])
+    _, metrics = strategy.rounds[2].tell(state, asked, Evaluation(returns, returns.astype(int), returns > 0), CODE)
+    assert metrics["test_score"] == 3.0
+    assert metrics["test_standard_error"] == pytest.approx(np.std([1, 2, 3, 6], ddof=1) / 2)
+
+
+def test_jit_equals_eager_and_compiles_once():
+    strategy = ga()
+    jitted = [(jax.jit(r.ask), jax.jit(r.tell)) for r in strategy.rounds]
+    state = strategy.init(jax.random.key(0), CODE)
+    for g in range(3):
+        for round_, (ask, tell) in zip(strategy.rounds, jitted, strict=True):
+            key = jax.random.key(g)
+            asked = ask(key, state, CODE)
+            jax.tree.map(np.testing.assert_array_equal, asked, round_.ask(key, state, CODE))
+            result = played(np.random.default_rng(g).standard_normal(round_.num_members), round_.num_episodes)
+            eager, _ = round_.tell(state, asked, result, CODE)
+            state, _ = tell(state, asked, result, CODE)
+            jax.tree.map(np.testing.assert_array_equal, state, eager)
+    assert [f._cache_size() for pair in jitted for f in pair] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_parents": 9}, "num_parents=9 exceeds population_size=8"),
+        ({"num_parents": 0}, "num_parents=0"),
+        ({"mutation_std": 0.0}, "mutation_std=0.0"),
+        ({"mutation_std": float("nan")}, "mutation_std=nan"),
+        ({"population_size": 0}, "population_size=0"),
+        ({"num_elite_candidates": 9}, "num_elite_candidates=9 exceeds"),
+        ({"num_validation_episodes": 0}, "num_validation_episodes=0"),
+        ({"num_test_episodes": -1}, "num_test_episodes=-1"),
+        ({"num_episodes": 0}, "num_episodes=0"),
+    ],
+)
+def test_bad_settings_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ga(**changes)

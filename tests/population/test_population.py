@@ -1,0 +1,161 @@
+"""Noise, decoding and lineages against NumPy written from their definitions."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import networks, population
+from volvox.envs import probe
+from volvox.ops import flat
+from volvox.population import Genome, Member, lineage
+
+NET = networks.policy(networks.MLP(2, hidden=(5,)), probe.constant().spec)
+
+
+def make(noise):
+    return population.encoding(NET, noise)
+
+
+CODE = make(population.table(size=5_000))
+
+
+def numpy_genome(genome: Genome, n: int, table: np.ndarray) -> np.ndarray:
+    """The published decoding: theta = table[i0] * init scale, then += power * table[i], in float32."""
+    like = CODE.like
+    scale = np.zeros(n, np.float32)
+    for leaf, offset in zip(jax.tree.leaves(like), jax.tree.leaves(flat.leaf_offsets(like)), strict=True):
+        if len(leaf.shape) > 1:
+            fan_in = int(np.prod(leaf.shape[:-1]))
+            scale[offset : offset + int(np.prod(leaf.shape))] = np.float32(1 / np.sqrt(fan_in))
+    theta = table[genome.initial_seed : genome.initial_seed + n] * scale
+    for seed, power in genome.mutations:
+        theta = theta + np.float32(power) * table[seed : seed + n]
+    return theta
+
+
+def test_table_is_a_prefix_of_the_published_one():
+    table = np.asarray(population.table(size=1_001).make(10))
+    expected = np.random.RandomState(123).randn(1_001).astype(np.float32)
+    np.testing.assert_array_equal(table, expected)
+
+
+def test_table_made_in_chunks_is_the_same_table():
+    size = 2**22 + 7  # more than one chunk
+    table = np.asarray(population.table(size=size).make(10))
+    expected = np.random.RandomState(123).randn(size).astype(np.float32)
+    np.testing.assert_array_equal(table, expected)
+
+
+def test_default_table_fits_the_network():
+    assert population.table().make(300_000).shape == (8 * 300_000,)
+    assert population.table().make(10).shape == (2**20,)
+    assert population.published_table().config["size"] == 250_000_000
+
+
+@pytest.mark.parametrize("noise", [population.table(size=5_000), population.generator()], ids=["table", "generator"])
+def test_noise_is_standard_normal_and_named_by_its_seed(noise):
+    code = make(noise)
+    seeds = population.draw_seeds(code, jax.random.key(1), (200,))
+    assert seeds.dtype == jnp.int32
+    assert len(np.unique(seeds)) > 150
+    sample = jax.vmap(lambda seed: flat.flatten(code.sample(code.data, seed, code.like)))(seeds)
+    assert abs(float(sample.mean())) < 0.1
+    assert abs(float(sample.std()) - 1) < 0.1
+    again = flat.flatten(code.sample(code.data, seeds[3], code.like))
+    np.testing.assert_array_equal(again, sample[3])
+
+
+def test_seeds_reach_both_ends_of_the_table():
+    code = make(population.table(size=CODE.num_parameters + 1))
+    seeds = population.draw_seeds(code, jax.random.key(1), (64,))
+    assert set(np.asarray(seeds).tolist()) == {0, 1}
+
+
+def test_decoding_equals_numpy_to_the_bit():
+    n = CODE.num_parameters
+    table = np.asarray(CODE.data)
+    genome = Genome(17, ((400, 0.002), (1_000, 0.1), (4_000, 0.0023)))
+    rebuilt = np.asarray(flat.flatten(population.rebuild(CODE, genome)))
+    np.testing.assert_array_equal(rebuilt.view(np.int32), numpy_genome(genome, n, table).view(np.int32))
+
+
+def test_decoding_is_the_same_wherever_it_runs():
+    bases = jax.vmap(NET.init)(jax.random.split(jax.random.key(0), 3))
+    members = Member(jnp.array([2, 0, 1]), jnp.array([5, 6, 7]), jnp.array([0.1, -0.1, 0.0]), jnp.array([False] * 3))
+    many = jax.jit(population.decode_many)(CODE, bases, members)
+    for i in range(3):
+        one = population.decode(CODE, bases, jax.tree.map(lambda x, i=i: x[i], members))
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), many, one)
+    # scale 0 is the base itself
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2], b[1]), many, bases)
+
+
+def test_initial_members_ignore_their_base():
+    bases = jax.tree.map(lambda x: jnp.full((1, *x.shape), jnp.nan), CODE.like)
+    member = Member(jnp.int32(0), jnp.int32(3), jnp.float32(0.5), jnp.bool_(True))
+    params = population.decode(CODE, bases, member)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    jax.tree.map(np.testing.assert_array_equal, params, population.rebuild(CODE, Genome(3, ())))
+
+
+def test_lineage_is_walked_back():
+    log = lineage.empty(2)
+    row = lambda parent, seed, scale, initial: Member(  # noqa: E731
+        np.array(parent), np.array(seed), np.array(scale, np.float32), np.array(initial)
+    )
+    log = lineage.extend(log, row([0, 0], [10, 11], [0.5, 0.5], [True, True]))
+    log = lineage.extend(log, row([0, 1], [12, 13], [0.5, 0.0], [False, False]))  # base 1 carried over
+    log = lineage.extend(log, row([1, 0], [14, 15], [0.25, 0.25], [False, False]))
+    assert lineage.genome(log, 0) == Genome(11, ((14, 0.25),))
+    assert lineage.genome(log, 1) == Genome(10, ((12, 0.5), (15, 0.25)))
+
+
+def test_incomplete_lineage_is_an_error():
+    row = Member(np.array([0]), np.array([1]), np.array([0.5], np.float32), np.array([False]))
+    with pytest.raises(ValueError, match="incomplete"):
+        lineage.genome(lineage.extend(lineage.empty(1), row), 0)
+
+
+def test_json_round_trip_in_the_published_format(tmp_path):
+    genome = Genome(5, ((6, float(np.float32(0.002))), (7, float(np.float32(0.1)))))
+    assert lineage.to_json(genome) == [5, [6, 0.002], [7, 0.1]]
+    population.save(tmp_path / "elite.json", genome)
+    assert json.loads((tmp_path / "elite.json").read_text()) == [5, [6, 0.002], [7, 0.1]]
+    assert population.load(tmp_path / "elite.json") == genome
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "not a genome"),
+        ("[]", "not a genome"),
+        ("[1, [2]]", "entry 1"),
+        ("[1, [2, 0.1], [3, null]]", "entry 2"),
+        ("[-1]", "entry 0"),
+        ("[1.5]", "entry 0"),
+        ("[1, [2, NaN]]", "entry 1"),
+        ("[1, [true, 0.1]]", "entry 1"),
+        ("[1, [2, 0.1]", "Expecting"),
+    ],
+)
+def test_malformed_lineage_files_are_named(tmp_path, text, message):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        population.load(path)
+    assert "bad.json" in str(error.value)
+
+
+def test_genome_of_a_larger_table_is_refused():
+    with pytest.raises(ValueError, match=r"entry 1 has seed 4990.*allow 0 to"):
+        population.rebuild(CODE, Genome(0, ((4_990, 0.1),)))
+
+
+def test_bad_tables_are_refused():
+    with pytest.raises(ValueError, match="size=0"):
+        population.table(size=0)
+    with pytest.raises(ValueError, match="size=3"):
+        make(population.table(size=3))

@@ -1,0 +1,58 @@
+import sys
+
+import pytest
+
+from volvox.report.plots import learning_curve
+
+
+def _rows(count):
+    return [
+        {
+            "generation": i + 1,
+            "frames": 24_000_000 * (i + 1),
+            "seconds": 6_000.0 * (i + 1),
+            "training_best": 1000.0 + 300 * i,
+            "training_mean": 200.0 + 100 * i,
+            "training_std": 80.0 + 5 * i,
+            "elite_score": None if i == 1 else 800.0 + 250 * i,
+            "elite_standard_error": 60.0,
+            **({"test_score": 900.0 + 240 * i, "test_standard_error": 20.0} if i == count - 1 else {}),
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 10, 2000])
+def test_a_small_png_of_any_number_of_rows(tmp_path, count):
+    path = tmp_path / "curve.png"
+    learning_curve(_rows(count), path, title="Frostbite")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(data) < 300_000
+    assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_what_is_shown():
+    figure = learning_curve(_rows(10))
+    by_frames, by_time = figure.axes
+    assert by_frames.get_xlabel() == "emulator frames"
+    assert by_time.get_xlabel() == "wall-clock time (hours)"
+    assert len(by_frames.lines) == len(by_time.lines) == 4
+    assert list(by_time.lines[0].get_xdata())[:2] == [6000 / 3600, 12000 / 3600]
+
+
+@pytest.mark.parametrize("rows", [[{"loss": 1.0}], [{"return_mean": 1.0, "seconds": 1.0}, {"return_mean": None}]])
+def test_rows_of_other_algorithms(rows, tmp_path):
+    figure = learning_curve(rows, tmp_path / "curve.png")
+    assert figure.axes[0].get_xlabel() == "steps"
+    assert len(figure.axes[0].lines) == (1 if "return_mean" in rows[0] else 0)
+
+
+def test_pyplot_is_left_alone():
+    before = "matplotlib.pyplot" in sys.modules
+    learning_curve(_rows(2))
+    assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+def test_a_notebook_can_show_the_figure():
+    assert learning_curve(_rows(2))._repr_png_().startswith(b"\x89PNG")

@@ -1,0 +1,77 @@
+import io
+
+import pytest
+
+from volvox.report.progress import figures, progress
+
+METRICS = {
+    "generation": 1,
+    "training_best": 12345.5,
+    "training_mean": 100.0,
+    "elite_score": 9000.0,
+    "frames_per_second": 3600.4,
+    "occupancy": 0.973,
+    "note": "text",
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_figures():
+    assert figures(METRICS) == "best 12,345.5  mean 100  elite 9,000  frames/s 3,600  occupancy 97%"
+    assert figures({"loss": 0.5, "flag": True, "text": "x", "a": 1, "b": 2, "c": 3}) == "loss 0.5  a 1  b 2"
+    assert figures({"training_best": None}) == ""
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    shown = progress(3, done=1, stream=stream)
+    shown.inside({"phase": "training", "done": 1, "total": 10})
+    shown.step(2, METRICS)
+    shown.step(3, METRICS)
+    shown.note("a note")
+    shown.close()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("generation 2/3  best 12,345.5  mean 100")
+    assert "left" in lines[0]
+    assert "left" not in lines[1]
+    assert lines[2] == "a note"
+
+
+def test_silence_but_for_notes():
+    stream = Terminal()
+    shown = progress(3, enabled=False, stream=stream)
+    shown.inside({"phase": "training"})
+    shown.step(1, METRICS)
+    shown.note("a note")
+    shown.close()
+    assert stream.getvalue() == "a note\n"
+
+
+def test_a_bar_in_a_terminal():
+    stream = Terminal()
+    shown = progress(3, done=1, step_name="round", stream=stream)
+    shown.inside({"phase": "compiling"})
+    shown.inside({"phase": "training", "done": 5, "total": 10, "frames_per_second": 3600.0, "occupancy": 0.5})
+    shown.inside({"phase": "training", "done": 10, "total": 10})
+    shown.inside({"phase": "validation", "done": 1, "total": 4})
+    shown.step(2, METRICS)
+    shown.note("a note")
+    shown.step(3, METRICS)
+    shown.close()
+    text = stream.getvalue()
+    for part in ("round:", "compiling", "training:", "5/10", "3,600", "validation", "1/4", "2/3", "3/3", "a note\n"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("total", [1, 2])
+def test_a_run_that_ends_early_leaves_the_bar(total):
+    stream = Terminal()
+    shown = progress(total, stream=stream)
+    shown.inside({})
+    shown.close()
+    assert f"0/{total}" in stream.getvalue()

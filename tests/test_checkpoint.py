@@ -1,0 +1,263 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from volvox import checkpoint
+from volvox.checkpoint import DamagedCheckpointError
+
+
+def _tree():
+    return {
+        "int64": np.arange(5, dtype=np.int64),
+        "large": np.array([2**63 + 1], np.uint64),
+        "bf16": np.array([1.5, np.nan, np.inf], ml_dtypes.bfloat16),
+        "half": np.ones((2, 3), np.float16),
+        "complex": np.array([1 + 2j], np.complex64),
+        "zero-d": np.array(True),
+        "numpy scalar": np.float32(0.1),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "device": jnp.arange(4),
+        "empty": np.zeros((0, 3), np.int8),
+        "empty bf16": np.zeros((2, 0), ml_dtypes.bfloat16),
+        "none": None,
+        "values": [True, 3, -0.0, 1e300, float("inf"), float("nan"), "text \N{SNOWMAN}", 2**80],
+        "nothing": [{}, [], ()],
+        "a/b.c": ({"x": (np.ones(1), [np.zeros(1)])},),
+    }
+
+
+def _assert_same(a, b):
+    assert type(a) is type(b) or isinstance(a, jax.Array)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            _assert_same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            _assert_same(x, y)
+    elif hasattr(a, "dtype"):
+        a = np.asarray(a)
+        assert isinstance(b, (np.ndarray, np.generic))
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert a.tobytes() == b.tobytes()
+    else:
+        assert repr(a) == repr(b)
+
+
+def test_round_trip(tmp_path):
+    folder = checkpoint.save(tmp_path / "c", 12, _tree())
+    assert folder == tmp_path / "c" / "00000012"
+    step, tree = checkpoint.restore_latest(tmp_path / "c")
+    assert step == 12
+    _assert_same(_tree(), tree)
+
+
+@pytest.mark.parametrize("tree", [{}, [], None, 3, "s", np.zeros(0), np.ones(2)], ids=repr)
+def test_round_trip_of_bare_leaves_and_empty_trees(tmp_path, tree):
+    checkpoint.save(tmp_path, 0, tree)
+    _assert_same(tree, checkpoint.restore(tmp_path, 0))
+
+
+def test_a_relative_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save("c", 1, {"a": np.ones(2)})
+    assert checkpoint.restore_latest("c")[0] == 1
+
+
+def test_inside_an_event_loop(tmp_path):  # as in a notebook
+    import asyncio
+
+    async def cell():
+        checkpoint.save(tmp_path, 1, _tree())
+        return checkpoint.restore_latest(tmp_path)
+
+    _assert_same(_tree(), asyncio.run(cell())[1])
+
+
+def test_rotation_keeps_the_newest(tmp_path):
+    for step in range(5):
+        checkpoint.save(tmp_path, step, {"step": step}, keep=2)
+    assert checkpoint.steps(tmp_path) == [3, 4]
+    assert sorted(os.listdir(tmp_path)) == ["00000003", "00000004"]
+
+
+def test_saving_an_earlier_step_drops_later_ones(tmp_path):
+    for step in (1, 2, 5, 6):
+        checkpoint.save(tmp_path, step, step)
+    checkpoint.save(tmp_path, 3, 3, keep=2)
+    assert checkpoint.steps(tmp_path) == [2, 3]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    checkpoint.save(tmp_path, 1, {"a": np.zeros(3)})
+    checkpoint.save(tmp_path, 1, {"a": np.ones(2)})
+    _assert_same({"a": np.ones(2)}, checkpoint.restore(tmp_path, 1))
+
+
+def test_no_checkpoints(tmp_path):
+    assert checkpoint.restore_latest(tmp_path / "missing") is None
+    assert checkpoint.steps(tmp_path / "missing") == []
+    (tmp_path / ".unfinished-00000003").mkdir()
+    (tmp_path / "notes").mkdir()
+    assert checkpoint.restore_latest(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 4"):
+        checkpoint.restore(tmp_path, 4)
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": [object()]}, r"tree\['a'\]\[0\]: a checkpoint cannot hold a builtins.object"),
+        ({"p": Pair(1, 2)}, r"tree\['p'\].*Pair; give its fields as a dict"),
+        ({1: 2}, "dict keys are strings, got the key 1"),
+        ({"a": np.array(["x"])}, "no array of dtype <U1"),
+        ({"a": np.array([None])}, "no array of dtype object"),
+        ({"a": np.zeros(2, ">f4")}, "no array of dtype >f4"),
+        ({"a": {1, 2}}, "cannot hold a builtins.set"),
+        ({"a": b"x"}, "cannot hold a builtins.bytes"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_nothing_written(tmp_path, tree, message):
+    with pytest.raises(TypeError, match=message):
+        checkpoint.save(tmp_path / "c", 1, tree)
+    assert not (tmp_path / "c").exists()
+
+
+def test_typed_keys_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="key_data"):
+        checkpoint.save(tmp_path, 1, jax.random.key(0))
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(ValueError, match="step must be at least 0"):
+        checkpoint.save(tmp_path, -1, {})
+    with pytest.raises(ValueError, match="keep must be at least 1"):
+        checkpoint.save(tmp_path, 1, {}, keep=0)
+
+
+def _files(folder):
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _largest(folder):
+    return max(_files(folder), key=lambda p: p.stat().st_size)
+
+
+def _truncate(folder):
+    os.truncate(_largest(folder), _largest(folder).stat().st_size // 2)
+
+
+def _flip_a_bit(folder):
+    data = bytearray(_largest(folder).read_bytes())
+    data[len(data) // 2] ^= 1
+    _largest(folder).write_bytes(data)
+
+
+def _overwrite_manifest(folder):
+    (folder / "manifest.json").write_bytes(b"\0\xff garbage")
+
+
+DAMAGES = {
+    "truncated": _truncate,
+    "flipped bit": _flip_a_bit,
+    "missing file": lambda folder: _largest(folder).unlink(),
+    "missing arrays": lambda folder: shutil.rmtree(folder / "arrays"),
+    "missing manifest": lambda folder: (folder / "manifest.json").unlink(),
+    "garbage manifest": _overwrite_manifest,
+    "empty manifest": lambda folder: (folder / "manifest.json").write_text(""),
+    "empty folder": lambda folder: [p.unlink() for p in _files(folder)],
+    "changed structure": lambda folder: (folder / "structure.json").write_text('["dict", {}]'),
+    "superfluous file": lambda folder: (folder / "arrays" / "d" / "more").write_bytes(b"x"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damage_falls_back_and_says_so(tmp_path, damage):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, {"a": np.full(1000, step)})
+    damage(tmp_path / "00000002")
+    with pytest.warns(UserWarning, match=r"00000002 is damaged.*going back to step 1"):
+        step, tree = checkpoint.restore_latest(tmp_path)
+    assert step == 1
+    np.testing.assert_array_equal(tree["a"], np.full(1000, 1))
+    # and the way forward replaces the damaged one, however few are kept
+    checkpoint.save(tmp_path, 2, {"a": np.full(1000, 2)}, keep=1)
+    assert checkpoint.restore_latest(tmp_path)[0] == 2
+
+
+def test_every_single_file_is_watched(tmp_path):
+    folder = checkpoint.save(tmp_path, 1, {"a": np.arange(100.0), "b": [1]})
+    for path in _files(folder):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] if data else b"x")
+        with pytest.raises(DamagedCheckpointError):
+            checkpoint.restore(tmp_path, 1)
+        path.write_bytes(data)
+    checkpoint.restore(tmp_path, 1)
+
+
+def test_all_damaged_is_an_error_naming_the_folder(tmp_path):
+    for step in (1, 2):
+        _truncate(checkpoint.save(tmp_path, step, {"a": np.full(1000, step)}))
+    with pytest.raises(DamagedCheckpointError, match=f"every checkpoint in {tmp_path} is damaged"):
+        checkpoint.restore_latest(tmp_path)
+
+
+def test_nothing_is_pickled(tmp_path):
+    folder = checkpoint.save(tmp_path, 1, _tree())
+    for path in _files(folder):
+        assert not path.read_bytes().startswith(b"\x80"), path
+    assert json.loads((folder / "structure.json").read_text())[0] == "dict"
+
+
+_SAVING = """
+import sys
+import numpy as np
+from volvox import checkpoint
+latest = checkpoint.restore_latest(sys.argv[1])
+step = 0 if latest is None else latest[0]
+print(step, flush=True)
+while True:
+    step += 1
+    checkpoint.save(sys.argv[1], step, {"step": step, "a": np.full(50_000, step)}, keep=2)
+    print(step, flush=True)
+"""
+
+
+def test_a_kill_at_any_moment_loses_at_most_the_save_in_progress(tmp_path):
+    rng = np.random.default_rng(0)
+    saved = 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", _SAVING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        process.stdout.readline()
+        time.sleep(rng.uniform(0.05, 0.6))
+        process.send_signal(signal.SIGKILL)
+        printed = process.stdout.read().split()
+        process.wait()
+        process.stdout.close()
+        saved = int(printed[-1]) if printed else saved
+        latest = checkpoint.restore_latest(tmp_path)  # a warning, and so a failure, if it were damaged
+        step, tree = latest if latest is not None else (0, None)
+        assert saved <= step <= saved + 1
+        if tree is not None:
+            assert tree["step"] == step
+            assert (tree["a"] == step).all()
+    assert saved > 2
