@@ -25,9 +25,7 @@ class Settings:
     """The deep genetic algorithm on an Atari game."""
 
     game: Annotated[str, Flag(help="name of the game, e.g. Frostbite, Seaquest, UpNDown")] = "Frostbite"
-    preset: Annotated[
-        Literal["desktop", "paper"], Flag(help="where settings that are not given come from")
-    ] = "desktop"
+    preset: Annotated[Literal["desktop", "paper"], Flag(help="where settings that are not given come from")] = "desktop"
     strategy: Annotated[
         Literal["ga", "random_search"], Flag(help="random_search is the same loop without selection")
     ] = "ga"
@@ -38,9 +36,9 @@ class Settings:
     num_elite_candidates: Annotated[int, Flag(help="best members that play validation episodes for elite")] = 0
     num_validation_episodes: Annotated[int, Flag(help="validation episodes of each candidate")] = 0
     num_test_episodes: Annotated[int, Flag(help="test episodes of each generation's elite; 0: none")] = 0
-    network: Annotated[
-        Literal["large", "small"], Flag(help="4 052 658 or 1 008 450 parameters with 18 actions")
-    ] = "large"
+    network: Annotated[Literal["large", "small"], Flag(help="4 052 658 or 1 008 450 parameters with 18 actions")] = (
+        "large"
+    )
     noise: Annotated[
         Literal["table", "published", "generator"],
         Flag(help="table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB; generator: no table"),
@@ -96,9 +94,7 @@ def make_algorithm(settings: Settings) -> vx.types.Algorithm:
         "num_test_episodes": settings.num_test_episodes,
     }
     if settings.strategy == "ga":
-        strategy = vx.evolution.ga(
-            num_parents=settings.num_parents, mutation_std=settings.mutation_std, **common
-        )
+        strategy = vx.evolution.ga(num_parents=settings.num_parents, mutation_std=settings.mutation_std, **common)
     else:
         strategy = vx.evolution.random_search(**common)
     noise = {
@@ -129,7 +125,9 @@ def score(settings: Settings, run: vx.Run) -> None:
     }
     written = {}
     for name, result in scores.items():
-        print(f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {settings.score_episodes} episodes")
+        print(
+            f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {settings.score_episodes} episodes"
+        )
         written[name] = {
             "mean": result.mean,
             "interval_95": [result.low, result.high],

@@ -8,7 +8,7 @@ import numpy as np
 
 from volvox.population.decoding import Member, encoding
 from volvox.population.noise import generator
-from volvox.rollout.evaluate import Evaluator, SlotMemory, evaluator
+from volvox.rollout.evaluate import SlotMemory, evaluator
 from volvox.types import ArrayTree, Env, Policy, Population
 
 
@@ -26,14 +26,23 @@ class Score(NamedTuple):
     """Upper end."""
 
 
-def play(env: Env, policy: Policy, params: ArrayTree, *, num_episodes: int = 30, seed: int = 0) -> Score:
+def play(
+    env: Env,
+    policy: Policy,
+    params: ArrayTree,
+    *,
+    num_episodes: int = 30,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+) -> Score:
     """Plays fresh episodes with one network, greedily.
 
     Args:
-      env: the environment; its cutoff is its own `max_episode_steps`.
+      env: the environment.
       policy: the network.
       params: its parameters, e.g. `run.policy()`.
       num_episodes: episodes; each is played to its end, so short ones are not favoured.
+      max_episode_steps: cutoff in steps; default: the environment's own.
       seed: of the environments. Take another than the run's for episodes it has not seen.
 
     Returns:
@@ -46,9 +55,8 @@ def play(env: Env, policy: Policy, params: ArrayTree, *, num_episodes: int = 30,
     code = encoding(policy, generator())
     size = min(env.num_envs // env.num_groups, num_episodes)
     memory = SlotMemory(policy, code, 1, size)
-    played: Evaluator = evaluator(
-        policy, env.make(seed, num_envs=size, num_groups=1, host=True), memory, capacity=num_episodes
-    )
+    groups = env.make(seed, max_episode_steps=max_episode_steps, num_envs=size, num_groups=1, host=True)
+    played = evaluator(policy, groups, memory, capacity=num_episodes)
     one = Member(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(1), jnp.zeros(1, bool))
     population = Population(
         jax.tree.map(lambda x: x[None], params), *one, episodes=jnp.array([num_episodes]), priority=jnp.zeros(1)
@@ -58,12 +66,13 @@ def play(env: Env, policy: Policy, params: ArrayTree, *, num_episodes: int = 30,
     return _score(np.asarray(evaluation.returns[0]), np.asarray(evaluation.lengths[0]))
 
 
-def play_randomly(env: Env, *, num_episodes: int = 30, seed: int = 0) -> Score:
+def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | None = None, seed: int = 0) -> Score:
     """Plays fresh episodes with uniformly random actions, one environment an episode.
 
     Args:
       env: the environment.
       num_episodes: episodes.
+      max_episode_steps: cutoff in steps; default: the environment's own.
       seed: of the environments and the actions.
 
     Returns:
@@ -73,7 +82,7 @@ def play_randomly(env: Env, *, num_episodes: int = 30, seed: int = 0) -> Score:
       ValueError: no episodes are asked for.
     """
     _check(num_episodes)
-    (group,) = env.make(seed, num_envs=num_episodes, num_groups=1, host=True)
+    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)
     random = np.random.default_rng(seed)
     returns, lengths = np.zeros(num_episodes, np.float32), np.zeros(num_episodes, np.int32)
     playing = np.ones(num_episodes, bool)

@@ -1,0 +1,143 @@
+"""Forward pass of a population: many different networks, one observation each.
+
+Three variants on the same rows, measured in turns so that drift cancels:
+
+- naive_vmap: `jax.vmap` over the plain flax network, what everybody writes;
+- volvox: `jax.vmap` over the policy's `apply`;
+- shared: all rows through ONE plain flax network, the floor for anything with the same arithmetic.
+
+Run `python benchmarks/population_forward.py`, or with `--json` for one JSON object on stdout.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox.networks import DeepGA, policy
+from volvox.ops.flat import num_parameters, unflatten
+from volvox.types import EnvSpec
+
+NUM_ACTIONS = 18
+SPEC = EnvSpec(
+    name="Atari frames",
+    observation_shape=(84, 84, 4),
+    observation_dtype=np.uint8,
+    num_actions=NUM_ACTIONS,
+    action_shape=None,
+    action_low=0.0,
+    action_high=0.0,
+    max_episode_steps=1,
+    frame_skip=1,
+)
+
+
+def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]:
+    """Compiled calls without arguments, all for the same observations."""
+    module = DeepGA(NUM_ACTIONS, size=size)  # pyright: ignore[reportArgumentType]
+    net = policy(module, SPEC)
+
+    # A first generation: slices of one table of noise, as drawing so many numbers would take a minute.
+    shapes = jax.eval_shape(net.init, jax.random.key(0))
+    size_of_one = num_parameters(shapes)
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal(size_of_one + 1000 * num_networks, np.float32)
+    noise = np.stack([table[1000 * i : 1000 * i + size_of_one] for i in range(num_networks)])
+    many = jax.jit(jax.vmap(lambda vector: net.from_noise(unflatten(vector, shapes))))(noise)
+    del noise
+    one = jax.tree.map(lambda leaf: leaf[0], many)
+    rows = jnp.asarray(rng.integers(0, 256, (num_networks, *SPEC.observation_shape), np.uint8))
+
+    def plain(params: Any, observation: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, observation)  # pyright: ignore[reportReturnType]
+
+    def ours(params: Any, observation: jax.Array) -> jax.Array:
+        return net.apply(params, observation, (), None)[0]
+
+    calls = {
+        "naive_vmap": (jax.jit(jax.vmap(plain)), many, rows[:, None]),
+        "volvox": (jax.jit(jax.vmap(ours)), many, rows[:, None]),
+        "shared": (jax.jit(plain), one, rows),
+    }
+    return {name: lambda call=call: call[0](call[1], call[2]) for name, call in calls.items()}
+
+
+def measure(calls: dict[str, Callable[[], jax.Array]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each call, `repeats` of them, the variants taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        jax.block_until_ready(call())
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def benchmark(num_networks: int, size: str, repeats: int) -> dict[str, Any]:
+    """Run everything; JSON values."""
+    calls = variants(num_networks, size)
+    difference = float(jnp.abs(calls["naive_vmap"]() - calls["volvox"]()).max())
+    times = measure(calls, repeats)
+    median = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "benchmark": "population_forward",
+        "num_networks": num_networks,
+        "size": size,
+        **{f"{name}_ms": round(value, 3) for name, value in median.items()},
+        "speedup": round(median["naive_vmap"] / median["volvox"], 3),
+        "volvox_over_shared": round(median["volvox"] / median["shared"], 3),
+        "spread_ms": {
+            name: {"min": round(min(values), 3), "median": round(median[name], 3), "max": round(max(values), 3)}
+            for name, values in times.items()
+        },
+        "repeats": repeats,
+        "max_difference": difference,
+        "device": jax.devices()[0].device_kind,
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "jax": jax.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Forward pass of many different networks.")
+    parser.add_argument("--num-networks", type=int, default=64)
+    parser.add_argument("--size", choices=("large", "small"), default="large")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of each variant")
+    parser.add_argument("--json", action="store_true", help="print exactly one JSON object")
+    options = parser.parse_args()
+    if options.num_networks < 1 or options.repeats < 1:
+        parser.error("--num-networks and --repeats must be positive")
+    result = benchmark(options.num_networks, options.size, options.repeats)
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(f"{options.num_networks} {options.size} networks, {result['processor']}, {result['cores']} cores")
+    print(f"{'':12}{'median ms':>12}{'min':>10}{'max':>10}")
+    for name, spread in result["spread_ms"].items():
+        print(f"{name:12}{spread['median']:12.2f}{spread['min']:10.2f}{spread['max']:10.2f}")
+    print(f"speedup over naive vmap {result['speedup']:.2f}; volvox over shared {result['volvox_over_shared']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

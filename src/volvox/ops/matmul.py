@@ -1,0 +1,140 @@
+"""Heterogeneous matmul: rows that each go through their own kernel.
+
+`matmul` says which kernel by index. `dense` is the ordinary product of rows and one kernel that becomes a
+heterogeneous matmul under `vmap` over kernels. Reverse mode and any nesting of `vmap` work for both; forward mode
+(`jax.jvp`) does not.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from volvox.ops.batching import fold, more_rows, over_weights, per_weights, repeat, unfold
+from volvox.ops.matmul_xla import matmul_xla
+
+Array = jax.Array
+
+
+def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str, ...]:
+    """Names of the implementations that can serve these operands here, the preferred one first."""
+    del x, w, index  # "xla" serves everything.
+    return ("xla",)
+
+
+def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
+    """Heterogeneous matmul: `out[b] = x[b] @ w[index[b]]`.
+
+    Differentiable in `x` and `w`; the gradients of a kernel that is used several times add up.
+
+    Args:
+      x: `[B, M, K]`.
+      w: `[P, K, N]`.
+      index: int32 `[B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, with `P == B`
+        and without a gather.
+      implementation: force one of `implementations(x, w, index)`; None takes the preferred one.
+
+    Returns:
+      `[B, M, N]` of the promoted dtype.
+
+    Raises:
+      ValueError: if shapes do not fit or the implementation cannot serve them.
+      TypeError: if `index` is not of integers.
+    """
+    if x.ndim != 3 or w.ndim != 3 or x.shape[2] != w.shape[1]:
+        raise ValueError(f"matmul needs x [B, M, K] and w [P, K, N]; got {x.shape} and {w.shape}.")
+    if index is None:
+        if x.shape[0] != w.shape[0]:
+            raise ValueError(f"Without an index there must be one kernel a row block; got {x.shape} and {w.shape}.")
+    elif index.shape != x.shape[:1]:
+        raise ValueError(f"index must have shape {x.shape[:1]}, one entry a row block; got {index.shape}.")
+    elif not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"index must hold integers; got {index.dtype}.")
+    available = implementations(x, w, index)
+    if implementation is None:
+        implementation = available[0]
+    elif implementation not in available:
+        raise ValueError(
+            f"Implementation {implementation!r} cannot serve this product here; available: {', '.join(available)}."
+        )
+    return _matmul(x, w, index)
+
+
+def dense(x: Array, kernel: Array) -> Array:
+    """`x @ kernel`, as a heterogeneous matmul where `vmap` gives every element its own kernel.
+
+    Args:
+      x: `[..., K]`.
+      kernel: `[K, N]`.
+
+    Returns:
+      `[..., N]` of the promoted dtype.
+
+    Raises:
+      ValueError: if shapes do not fit.
+    """
+    if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
+        raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}.")
+    out = _dense(x.reshape(-1, x.shape[-1]), kernel)
+    return out.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+# Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost. The gradients are plain products: `vmap`
+# and further differentiation see ordinary operations there.
+
+
+@jax.custom_vjp
+def _dense(x: Array, kernel: Array) -> Array:
+    return over_weights(jnp.matmul, matmul_xla)(x, kernel)
+
+
+def _dense_forward(x, kernel):
+    return _dense(x, kernel), (x, kernel)
+
+
+def _dense_backward(residuals, g):
+    x, kernel = residuals
+    dx = jnp.einsum("mn,kn->mk", g, kernel)
+    dkernel = jnp.einsum("mk,mn->kn", x, g)
+    return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
+
+
+_dense.defvjp(_dense_forward, _dense_backward)
+
+
+@jax.custom_vjp
+def _matmul(x: Array, w: Array, index: Array | None) -> Array:
+    return per_weights(matmul_xla)(x, w) if index is None else _matmul_indexed(x, w, index)
+
+
+def _matmul_forward(x, w, index):
+    return _matmul(x, w, index), (x, w, index)
+
+
+def _matmul_backward(residuals, g):
+    x, w, index = residuals
+    chosen = w if index is None else w[index]
+    dx = jnp.einsum("bmn,bkn->bmk", g, chosen)
+    dw = jnp.einsum("bmk,bmn->bkn", x, g)
+    if index is not None:
+        dw = jnp.zeros(w.shape, dw.dtype).at[index].add(dw)
+    return dx.astype(x.dtype), dw.astype(w.dtype), None
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@custom_vmap
+def _matmul_indexed(x: Array, w: Array, index: Array) -> Array:
+    return matmul_xla(x, w, index)
+
+
+@_matmul_indexed.def_vmap
+def _matmul_indexed_rule(axis_size, in_batched, x, w, index):
+    x_batched, w_batched, index_batched = in_batched
+    if not (w_batched or index_batched):
+        return more_rows(_matmul_indexed, x, w, index), True
+    x, index = repeat(x, x_batched, axis_size), repeat(index, index_batched, axis_size)
+    if w_batched:  # Element v finds its kernels behind those of the elements before it.
+        index = index + jnp.arange(axis_size, dtype=index.dtype)[:, None] * w.shape[1]
+        w = fold(w)
+    return unfold(_matmul_indexed(fold(x), w, fold(index)), axis_size), True

@@ -1,0 +1,47 @@
+"""Named shapes that tests and benchmarks share: the layers of real networks, and awkward ones."""
+
+from typing import NamedTuple
+
+
+class MatmulShape(NamedTuple):
+    """Rows per kernel, length of the contraction, columns."""
+
+    rows: int
+    k: int
+    n: int
+
+
+class ConvShape(NamedTuple):
+    """A convolution of square images with square windows."""
+
+    image: int
+    channels: int
+    size: int
+    stride: int
+    features: int
+    padding: str
+
+
+MATMULS = {
+    "deep_ga_large_hidden": MatmulShape(1, 7744, 512),
+    "deep_ga_large_output": MatmulShape(1, 512, 18),
+    "deep_ga_small_hidden": MatmulShape(1, 3872, 256),
+    "mlp_hidden": MatmulShape(1, 64, 64),
+    "rows": MatmulShape(5, 704, 16),
+    "prime": MatmulShape(1, 769, 7),
+    "scalar": MatmulShape(1, 1, 1),
+}
+"""Dense layers, for one observation a network unless rows are named."""
+
+CONVS = {
+    "deep_ga_large_0": ConvShape(84, 4, 8, 4, 32, "SAME"),
+    "deep_ga_large_1": ConvShape(21, 32, 4, 2, 64, "SAME"),
+    "deep_ga_large_2": ConvShape(11, 64, 3, 1, 64, "SAME"),
+    "deep_ga_small_0": ConvShape(84, 4, 8, 4, 16, "SAME"),
+    "deep_ga_small_1": ConvShape(21, 16, 4, 2, 32, "SAME"),
+    "stride_beyond_size": ConvShape(9, 3, 2, 3, 5, "SAME"),
+    "size_no_multiple_of_stride": ConvShape(20, 4, 3, 2, 5, "VALID"),
+    "pixels_left_over": ConvShape(23, 3, 4, 2, 5, "VALID"),
+    "pointwise": ConvShape(5, 3, 1, 1, 2, "VALID"),
+}
+"""Convolutions of Atari networks, and odd ones."""

@@ -1,0 +1,196 @@
+"""Convolution for one kernel or many against its formula, and its gradients against XLA's."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from volvox.ops import conv as conv_module
+from volvox.ops.conv import Window, conv
+from volvox.ops.shapes import CONVS
+
+
+def operands(shape, *, networks=(), batch=1, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((*networks, batch, shape.image, shape.image, shape.channels), np.float32)
+    kernel = rng.standard_normal((*networks, shape.size, shape.size, shape.channels, shape.features), np.float32)
+    return x, kernel
+
+
+def pads(n, size, stride, padding):
+    if padding == "VALID":
+        return 0, 0
+    if padding == "SAME":
+        total = max((-(-n // stride) - 1) * stride + size - n, 0)
+        return total // 2, total - total // 2
+    return padding
+
+
+def golden(x, kernel, stride, padding):
+    """out[b, i, j] = sum over u, v of padded[b, i*stride + u, j*stride + v] @ kernel[u, v]."""
+    kh, kw = kernel.shape[:2]
+    rows, columns = (padding, padding) if isinstance(padding, str) else padding
+    edges = pads(x.shape[1], kh, stride, rows), pads(x.shape[2], kw, stride, columns)
+    padded = np.pad(np.asarray(x, np.float64), ((0, 0), *edges, (0, 0)))
+    oh, ow = (padded.shape[1] - kh) // stride + 1, (padded.shape[2] - kw) // stride + 1
+    out = np.zeros((x.shape[0], oh, ow, kernel.shape[3]))
+    for i in range(oh):
+        for j in range(ow):
+            patch = padded[:, i * stride : i * stride + kh, j * stride : j * stride + kw]
+            out[:, i, j] = np.einsum("buvc,uvcf->bf", patch, kernel)
+    return out
+
+
+def plain(x, kernel, stride, padding):
+    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def ours(x, kernel, stride, padding):
+    return conv(x, kernel, strides=(stride, stride), padding=padding)
+
+
+def mapped_axes(a, outer, inner):
+    """Drop the leading axes over which nothing is mapped."""
+    a = a if inner == 0 else a[:, 0]
+    return a if outer == 0 else a[0]
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(expected).max())))
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_one_and_many_kernels_follow_the_formula(name):
+    shape = CONVS[name]
+    run = partial(ours, stride=shape.stride, padding=shape.padding)
+    x, kernel = operands(shape, networks=(2,))
+    expected = np.stack([golden(x[p], kernel[p], shape.stride, shape.padding) for p in range(2)])
+    assert_close(jax.jit(run)(x[0], kernel[0]), expected[0])
+    assert_close(jax.jit(jax.vmap(run))(x, kernel), expected)
+
+
+FORMS = [
+    (form, name)
+    for name, shape in CONVS.items()
+    for form in ("_conv_patches", "_conv_shifted")
+    if "large" not in name and (form == "_conv_patches" or shape.size % shape.stride == 0)
+]
+"""Shifted blocks need windows of whole strides; the layers of the large network have their own test above."""
+
+
+@pytest.mark.parametrize(("form", "name"), FORMS)
+def test_each_form_follows_the_formula(form, name):
+    shape = CONVS[name]
+    window = conv_module._window((shape.image,) * 2, (shape.size,) * 2, (shape.stride,) * 2, shape.padding)
+    x, kernel = operands(shape, networks=(2,), batch=2)
+    expected = np.stack([golden(x[p], kernel[p], shape.stride, shape.padding) for p in range(2)])
+    assert_close(jax.jit(getattr(conv_module, form), static_argnums=2)(x, kernel, window), expected)
+
+
+@given(st.integers(3, 7), st.integers(1, 3), st.integers(1, 3), st.sampled_from(["SAME", "VALID", ((1, 2), (0, 1))]))
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_any_window(image, size, stride, padding):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 1, image, image + 1, 2), np.float32)
+    kernel = rng.standard_normal((2, size, size, 2, 3), np.float32)
+    expected = np.stack([golden(x[p], kernel[p], stride, padding) for p in range(2)])
+    assert_close(jax.jit(jax.vmap(partial(ours, stride=stride, padding=padding)))(x, kernel), expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["deep_ga_small_1", "size_no_multiple_of_stride", "pixels_left_over"],
+)
+@pytest.mark.parametrize("axes", [None, (0, 0), (0, None), (None, 0)], ids=str)
+def test_gradients(name, axes):
+    shape = CONVS[name]
+    x, kernel = operands(shape, networks=(2,), batch=2)
+    x, kernel = (a if axes is not None and axes[i] == 0 else a[0] for i, a in enumerate((x, kernel)))
+
+    def gradients(f):
+        def loss(x, kernel):
+            return jnp.sin(f(x, kernel, shape.stride, shape.padding) / 10).sum()
+
+        gradient = jax.grad(loss, (0, 1))
+        return jax.jit(gradient if axes is None else jax.vmap(gradient, axes))(x, kernel)
+
+    for actual, expected in zip(gradients(ours), gradients(plain), strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("inner", [(0, 0), (0, None), (None, 0)], ids=str)
+@pytest.mark.parametrize("outer", [(0, 0), (0, None), (None, 0)], ids=str)
+def test_nested_vmap(outer, inner):
+    shape = CONVS["pixels_left_over"]
+    x, kernel = operands(shape, networks=(2, 3), batch=2)
+    x, kernel = (mapped_axes(a, outer[i], inner[i]) for i, a in enumerate((x, kernel)))
+
+    def run(f):
+        values = partial(f, stride=shape.stride, padding=shape.padding)
+        return jax.jit(jax.vmap(jax.vmap(values, inner), outer))(x, kernel)
+
+    assert_close(run(ours), run(plain))
+
+
+def test_gradient_of_vmap():
+    shape = CONVS["deep_ga_small_1"]
+    x, kernel = map(jnp.asarray, operands(shape, networks=(2,)))
+
+    def gradient(f):
+        many = jax.vmap(partial(f, stride=shape.stride, padding=shape.padding))
+        return jax.jit(jax.grad(lambda kernel: jnp.sin(many(x, kernel) / 10).sum()))(kernel)
+
+    assert_close(gradient(ours), gradient(plain))
+
+
+def test_vmap_over_images_alone_stays_one_convolution():
+    shape = CONVS["pointwise"]
+    x, kernel = operands(shape, networks=(3,), batch=2)
+    text = str(jax.make_jaxpr(jax.vmap(conv, (0, None)))(x, kernel[0]))
+    assert f"[6,{shape.image},{shape.image},{shape.features}]" in text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_many_kernels_never_become_a_grouped_convolution(platform):
+    shape = CONVS["deep_ga_large_1"]
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands(shape, networks=(3,))]
+
+    def text(f):
+        many = jax.vmap(partial(f, stride=shape.stride, padding=shape.padding))
+        return jax.jit(many).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+
+    assert "feature_group_count = 3" in text(plain)
+    assert "feature_group_count = 3" not in text(ours)
+    assert ("stablehlo.convolution" in text(ours)) == (platform == "cpu")
+
+
+def test_dtypes_are_promoted():
+    x, kernel = operands(CONVS["pointwise"])
+    assert conv(x.astype(jnp.bfloat16), kernel).dtype == jnp.float32
+    assert conv(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_output_size():
+    assert Window((8, 8), (4, 4), ((2, 2), (2, 2))).output_size(84, 84) == (21, 21)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "options"),
+    [
+        ((1, 5, 5, 3), (2, 2, 4, 1), {}),
+        ((5, 5, 3), (2, 2, 3, 1), {}),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (0, 1)}),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1,)}),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": ((-1, 0), (0, 0))}),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": "CIRCULAR"}),
+        ((1, 5, 5, 3), (6, 6, 3, 1), {"padding": "VALID"}),
+    ],
+)
+def test_misfits_raise(x, kernel, options):
+    with pytest.raises((ValueError, RuntimeError)):
+        conv(jnp.zeros(x), jnp.zeros(kernel), **options)

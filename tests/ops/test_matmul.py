@@ -1,0 +1,190 @@
+"""Heterogeneous matmul against its formula, its gradients against plain JAX, and its batching rules."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from volvox.ops.matmul import dense, implementations, matmul
+from volvox.ops.matmul_xla import chunk_length, matmul_xla
+from volvox.ops.shapes import MATMULS
+
+
+def operands(*shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+
+def golden(x, w, index):
+    x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    out = np.zeros((*x.shape[:2], w.shape[2]))
+    for b, p in enumerate(range(len(x)) if index is None else index):
+        out[b] = x[b] @ w[p]
+    return out
+
+
+def plain(x, w, index=None):
+    """What any program would write: the reference for gradients."""
+    return jnp.einsum("bmk,bkn->bmn", x, w if index is None else jnp.take(w, index, axis=0))
+
+
+def mapped_axes(a, outer, inner):
+    """Drop the leading axes over which nothing is mapped."""
+    a = a if inner == 0 else a[:, 0]
+    return a if outer == 0 else a[0]
+
+
+def assert_close(actual, expected, k):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6 * k**0.5)
+
+
+@pytest.mark.parametrize("index", [None, (0,), (2, 0, 0, 1, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", MATMULS)
+def test_formula(name, index):
+    rows, k, n = MATMULS[name]
+    num_kernels = 2 if index is None else max(index) + 1
+    x, w = operands((num_kernels if index is None else len(index), rows, k), (num_kernels, k, n))
+    index = None if index is None else np.array(index, np.int32)
+    assert_close(jax.jit(matmul)(x, w, index), golden(x, w, index), k)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 3, 176, 354]), st.integers(1, 3), st.data())
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_any_shape_and_index(num_kernels, rows, k, n, data):
+    index = np.array(data.draw(st.lists(st.integers(0, num_kernels - 1), min_size=1, max_size=5)), np.int32)
+    x, w = operands((len(index), rows, k), (num_kernels, k, n))
+    assert_close(matmul(x, w, index), golden(x, w, index), k)
+
+
+@pytest.mark.parametrize("index", [None, np.array([1, 1, 0, 1], np.int32)], ids=["identity", "repeated"])
+def test_gradients(index):
+    x, w = operands((4, 1, 352), (4 if index is None else 2, 352, 3))
+
+    def loss(f, x, w):
+        return jnp.sin(f(x, w, index)).sum()
+
+    for ours, reference in zip(
+        jax.jit(jax.grad(partial(loss, matmul), (0, 1)))(x, w),
+        jax.grad(partial(loss, plain), (0, 1))(x, w),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_never_used_have_no_gradient():
+    x, w = operands((2, 1, 3), (3, 3, 2))
+    gradient = jax.grad(lambda w: matmul(x, w, jnp.array([2, 2])).sum())(w)
+    assert not gradient[:2].any()
+    assert_close(gradient[2], (x[0] + x[1]).T @ np.ones((1, 2)), 3)
+
+
+@pytest.mark.parametrize(
+    "batched",
+    [(0, 0, 0), (0, 0, None), (0, None, 0), (None, 0, 0), (0, None, None), (None, 0, None), (None, None, 0)],
+    ids=str,
+)
+def test_vmap_with_index(batched):
+    x, w = operands((2, 3, 1, 176), (2, 4, 176, 5))
+    index = np.array([[3, 0, 3], [1, 2, 1]], np.int32)
+    arguments = [a if axis == 0 else a[0] for a, axis in zip((x, w, index), batched, strict=True)]
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(matmul, batched))(*arguments), jax.vmap(plain, batched)(*arguments), rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("inner", [(0, 0), (0, None), (None, 0)], ids=str)
+@pytest.mark.parametrize("outer", [(0, 0), (0, None), (None, 0)], ids=str)
+def test_nested_vmap_of_dense(outer, inner):
+    x, w = operands((2, 3, 4, 176), (2, 3, 176, 5))
+    x, w = (mapped_axes(a, outer[i], inner[i]) for i, a in enumerate((x, w)))
+
+    def loss(f, x, w):
+        return (f(x, w) ** 2).sum()
+
+    def values_and_gradients(f):
+        return jax.jit(jax.vmap(jax.vmap(jax.value_and_grad(partial(loss, f), (0, 1)), inner), outer))(x, w)
+
+    for ours, reference in zip(
+        jax.tree.leaves(values_and_gradients(dense)), jax.tree.leaves(values_and_gradients(jnp.matmul)), strict=True
+    ):
+        np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-3)
+
+
+def test_nested_vmap_and_gradient_of_matmul():
+    x, w = operands((2, 3, 4, 1, 8), (2, 3, 4, 8, 5))
+
+    def loss(f, w):
+        return (jax.vmap(jax.vmap(f))(x, w) ** 2).sum()
+
+    ours, reference = jax.grad(partial(loss, matmul))(w), jax.grad(partial(loss, plain))(w)
+    np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 8), (2, 3, 8), (0, 8)], ids=str)
+def test_dense_keeps_leading_axes(shape):
+    x, w = operands(shape, (8, 3))
+    assert_close(dense(x, w), x @ w, 8)
+
+
+def test_dense_twice_differentiable():
+    x, w = operands((2, 3), (3, 2))
+
+    def curvature(f):
+        return jax.grad(lambda x: jnp.sum(jax.grad(lambda x: (f(x, w) ** 3).sum())(x) ** 2))(x)
+
+    np.testing.assert_allclose(curvature(dense), curvature(jnp.matmul), rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_sums_in_single():
+    x, w = (a.astype(jnp.bfloat16) for a in operands((2, 1, 3520), (2, 3520, 3)))
+    out = matmul(x, w)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(np.float32), golden(x, w, None), rtol=1e-2, atol=0.2)
+
+
+def test_chunks_lie_in_the_measured_range():
+    assert chunk_length(1, 7744) == 352
+    assert chunk_length(1, 769) is None
+    assert chunk_length(64, 7744) is None
+    for k in range(1, 4000):
+        chunk = chunk_length(1, k)
+        assert chunk is None or (k % chunk == 0 and 88 <= chunk <= 968)
+
+
+def test_elsewhere_than_on_cpu_the_contraction_is_whole():
+    shapes = jax.ShapeDtypeStruct((2, 1, 352), jnp.float32), jax.ShapeDtypeStruct((2, 352, 3), jnp.float32)
+    for platform, chunked in (("cpu", True), ("cuda", False)):
+        text = jax.jit(matmul_xla).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+        assert ("2x1x2x176" in text or "2x2x176x3" in text) == chunked
+
+
+def test_implementation_is_forced_or_refused():
+    x, w = operands((2, 1, 3), (2, 3, 4))
+    for implementation in implementations(x, w):
+        assert_close(matmul(x, w, implementation=implementation), golden(x, w, None), 3)
+    with pytest.raises(ValueError, match=r"'mosaic' cannot serve .* available: xla"):
+        matmul(x, w, implementation="mosaic")
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "index", "error"),
+    [
+        ((2, 1, 3), (2, 4, 5), None, ValueError),
+        ((2, 3), (2, 3, 5), None, ValueError),
+        ((2, 1, 3), (1, 3, 5), None, ValueError),
+        ((2, 1, 3), (2, 3, 5), np.zeros(3, np.int32), ValueError),
+        ((2, 1, 3), (2, 3, 5), np.zeros(2, np.float32), TypeError),
+    ],
+)
+def test_misfits_raise(x, w, index, error):
+    with pytest.raises(error):
+        matmul(jnp.zeros(x), jnp.zeros(w), index)
+
+
+def test_misfits_of_dense_raise():
+    with pytest.raises(ValueError, match="dense needs"):
+        dense(jnp.zeros((2, 3)), jnp.zeros((4, 5)))
