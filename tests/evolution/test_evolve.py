@@ -76,6 +76,14 @@ def test_bases_rebuilt_from_their_lineages_are_those_that_played():
     assert make().genome(restored) == algorithm.genome(state)
 
 
+def test_a_run_can_be_restored_before_its_first_generation():
+    algorithm = make()
+    state = make().restore(algorithm.save(algorithm.init(jax.random.key(4))))
+    _, rows = run(make(), state, 1)
+    _, expected = run(algorithm, algorithm.init(jax.random.key(4)), 1)
+    assert rows[0]["elite_score"] == expected[0]["elite_score"]
+
+
 def test_save_is_small_host_data():
     algorithm = make()
     state, _ = run(algorithm, algorithm.init(jax.random.key(1)), 2)

@@ -96,6 +96,20 @@ def test_long_members_start_first_and_makespan_is_counted():
     assert figures.occupancy == 1.0
 
 
+def test_what_kin_played_moves_the_others():
+    """Children of a parent whose children ended early give way to those of one that nobody has seen yet."""
+    env = probe.corridor(length=8, num_envs=2, groups=1)  # right ends after 8 steps, left is cut after 16
+    _, code, played = make(env, hidden=())
+    right = jax.tree.map(lambda x: jnp.where(x.ndim == 1, jnp.arange(2.0), 0.0) * jnp.ones(x.shape), code.like)
+    bases = jax.tree.map(lambda x: jnp.stack([x, -x]), right)
+    members = population_of(code, 5, priority=jnp.full(5, 12.0), num_bases=2)
+    members = members._replace(bases=bases, parent=jnp.array([0, 0, 0, 0, 1]), scale=jnp.zeros(5))
+    result, figures = played.evaluate(members, 1, code)
+    np.testing.assert_array_equal(result.lengths[:, 0], [8, 8, 8, 8, 16])
+    # In the given order the long one starts last: 9 + 9 + 17 = 35 beats.
+    assert figures.makespan == 9 + 9 + 9
+
+
 def test_idle_groups_are_not_stepped():
     env = probe.countdown(low=7, high=7, num_envs=4, groups=2)
     _, code, played = make(env)

@@ -229,9 +229,11 @@ def evolve(
         key = jax.random.wrap_key_data(jnp.asarray(saved["key"]))
         _, like = strategy.split(jax.eval_shape(lambda: strategy.init(key, code)))
         rest = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in saved["strategy"]])
+        generation, max_steps, best_generation = (int(value) for value in saved["progress"])
+        if generation == 0:
+            return init(key)
         log = lineages.Lineage(**saved["lineage"])
         bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(strategy.num_bases)]
-        generation, max_steps, best_generation = (int(value) for value in saved["progress"])
         return EvolveState(
             key=key,
             generation=generation,

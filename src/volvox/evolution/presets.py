@@ -53,7 +53,7 @@ def desktop() -> GAPreset:
         num_validation_episodes=8,
         num_test_episodes=0,
         network="large",
-        num_envs=64,
+        num_envs=32,
         max_episode_steps="600",
         test_max_episode_steps=27_000,
         generations=100,

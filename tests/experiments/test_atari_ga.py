@@ -1,0 +1,103 @@
+"""The experiment script as a user runs it: real Atari, in processes of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "experiments" / "atari_ga.py"
+TINY = [
+    *("--game", "Pong", "--network", "small", "--population-size", "8", "--num-parents", "2", "--num-envs", "4"),
+    *("--num-elite-candidates", "2", "--num-validation-episodes", "1", "--max-episode-steps", "15"),
+]
+
+
+def start(*flags, **kwargs):
+    command = [sys.executable, str(SCRIPT), *TINY, *map(str, flags)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+
+
+def run(*flags):
+    process = start(*flags)
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def rows(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for_rows(run_dir, number, process):
+    for _ in range(1_200):
+        if (run_dir / "metrics.jsonl").exists() and len(rows(run_dir)) >= number:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    pytest.fail("no rows were written")
+
+
+def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--run-dir", run_dir, "--generations", "1000", "--no-video")
+
+    killed = start(*flags)
+    wait_for_rows(run_dir, 1, killed)
+    killed.kill()
+    killed.communicate()
+    before = len(rows(run_dir))
+
+    code, _, err = run(*flags)
+    assert code == 2
+    assert "resume" in err
+    code, _, err = run(*flags, "--resume", "--mutation-std", "0.5")
+    assert code == 2
+    assert "mutation_std" in err
+    assert "0.5" in err
+
+    interrupted = start(*flags, "--resume")
+    wait_for_rows(run_dir, before + 1, interrupted)
+    interrupted.send_signal(signal.SIGINT)
+    interrupted.communicate(timeout=120)
+    assert interrupted.returncode == 130
+    done = len(rows(run_dir))
+
+    code, out, err = run("--run-dir", run_dir, "--generations", done + 1, "--resume", "--score-episodes", "2")
+    assert code == 0, err
+    assert "elite:" in out
+    assert "random:" in out
+    table = rows(run_dir)
+    assert [row["generation"] for row in table] == list(range(1, done + 2))
+    for name in ("frames", "episodes", "seconds"):
+        values = [row[name] for row in table]
+        assert values == sorted(values)
+        assert len(set(values)) == len(values)
+    assert table[0]["frames"] == 8 * 15 * 4
+    assert table[0]["episodes"] == 8 + 2
+    present = set(os.listdir(run_dir))
+    assert {"config.json", "metrics.jsonl", "checkpoints", "elite.json", "learning_curve.png", "score.json"} <= present
+    assert any(name.endswith(".mp4") for name in present)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--game", "Frostbit"), "Frostbite"),
+        (("--num-envs", "7"), "7"),
+        (("--num-parents", "9"), "num_parents=9 exceeds population_size=8"),
+        (("--max-episode-steps", "0"), "max_episode_steps"),
+        (("--max-episode-steps", "adaptive:5"), "adaptive:start,fraction,ratio,max"),
+        (("--mutation-std", "-1"), "mutation_std=-1.0"),
+        (("--generations", "0"), "at least 1"),
+    ],
+)
+def test_bad_settings_are_one_line_and_nothing_is_begun(tmp_path, flags, message):
+    code, _, err = run("--run-dir", tmp_path / "run", *flags)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
