@@ -102,7 +102,7 @@ def train(
             saved, rows = _open(directory, config, step_name)
         done, seconds_before = (0, 0.0) if saved is None else (saved.step, saved.seconds)
 
-        display = make_progress(steps, done=done, step_name=step_name, enabled=progress)
+        display = make_progress(steps, done=done, step_name=step_name, enabled=progress, stop_after=stop_after)
         stack.callback(display.close)
         if directory is not None and resume:
             display.note(

@@ -1,4 +1,5 @@
 import io
+import time
 
 import pytest
 
@@ -75,3 +76,11 @@ def test_a_run_that_ends_early_leaves_the_bar(total):
     shown.inside({})
     shown.close()
     assert f"0/{total}" in stream.getvalue()
+
+
+def test_time_left_is_no_more_than_the_time_allowed():
+    stream = io.StringIO()
+    shown = progress(1_000_000, stop_after=0.5, stream=stream)
+    time.sleep(0.01)
+    shown.step(1, {"elite_score": 1.0})
+    assert " 0 s left" in stream.getvalue()

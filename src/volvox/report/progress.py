@@ -37,7 +37,13 @@ class Progress(NamedTuple):
 
 
 def progress(
-    total: int, *, done: int = 0, step_name: str = "generation", enabled: bool = True, stream: TextIO | None = None
+    total: int,
+    *,
+    done: int = 0,
+    step_name: str = "generation",
+    enabled: bool = True,
+    stop_after: float | None = None,
+    stream: TextIO | None = None,
 ) -> Progress:
     """Makes the progress display that suits where the program runs.
 
@@ -46,12 +52,13 @@ def progress(
         done: steps done before this process.
         step_name: what a step is called.
         enabled: False shows neither bar nor lines; notes are printed all the same.
+        stop_after: seconds after which no further step begins; the time left is no more than that.
         stream: where to write; None is the standard error stream of the moment.
     """
     output = sys.stderr if stream is None else stream
     if enabled and (in_notebook() or output.isatty()):
-        return _bar(total, done, step_name, output)
-    lines = _lines(total, done, step_name, output)
+        return _bar(total, done, step_name, stop_after, output)
+    lines = _lines(total, done, step_name, stop_after, output)
     return lines if enabled else lines._replace(step=lambda *_: None)
 
 
@@ -70,12 +77,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _lines(total: int, done: int, step_name: str, stream: TextIO) -> Progress:
+def _lines(total: int, done: int, step_name: str, stop_after: float | None, stream: TextIO) -> Progress:
     began, done_before = time.monotonic(), done
 
     def step(now: int, metrics: Mapping[str, Any]) -> None:
         elapsed = time.monotonic() - began
         left = elapsed / max(now - done_before, 1) * (total - now)
+        if stop_after is not None:
+            left = min(left, max(stop_after - elapsed, 0.0))
         times = f"{_duration(elapsed)} elapsed" + (f", {_duration(left)} left" if now < total else "")
         note(f"{step_name} {now}/{total}  {figures(metrics)}  {times}")
 
@@ -85,7 +94,8 @@ def _lines(total: int, done: int, step_name: str, stream: TextIO) -> Progress:
     return Progress(lambda _: None, step, note, lambda: None)
 
 
-def _bar(total: int, done: int, step_name: str, stream: TextIO) -> Progress:
+def _bar(total: int, done: int, step_name: str, stop_after: float | None, stream: TextIO) -> Progress:
+    began = time.monotonic()
     bar = _bar_type()
     # A notebook's text output has no second line to go back from: there, phases show at the end of the one bar.
     one_line = in_notebook() and bar is tqdm.std.tqdm
@@ -113,7 +123,10 @@ def _bar(total: int, done: int, step_name: str, stream: TextIO) -> Progress:
         outer.refresh()  # its clock goes on during a long step
 
     def step(now: int, metrics: Mapping[str, Any]) -> None:
-        outer.set_postfix_str(figures(metrics, separator=", "), refresh=False)
+        shown = figures(metrics, separator=", ")
+        if stop_after is not None:
+            shown += f", stops within {_duration(max(stop_after - (time.monotonic() - began), 0.0))}"
+        outer.set_postfix_str(shown, refresh=False)
         outer.update(now - outer.n)
 
     def note(text: str) -> None:
