@@ -25,7 +25,6 @@ def per_weights(many: Operation) -> Operation:
       `many`, with that batching rule.
     """
     # `custom_vmap` would pass on any further parameters of `many` by their defaults; the rules know two.
-    # `custom_vmap` would pass on any further parameters of `many` by their defaults; the rules know two.
     op = custom_vmap(lambda x, w: many(x, w))
 
     @op.def_vmap
