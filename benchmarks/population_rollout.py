@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ import numpy as np
 import tyro
 
 import volvox as vx
-from volvox.population import Member, decode
+from volvox.population import Member, decode_many
 from volvox.rollout import Figures, LoopState, SlotMemory, Stages, evaluator, traced
+from volvox.types import Population
 
 Flag = tyro.conf.arg
 
@@ -38,7 +39,7 @@ class Options:
     num_envs: Annotated[int, Flag(help="slots, in all groups together")] = 64
     groups: int = 2
     cutoff: Annotated[int, Flag(help="steps after which an episode is cut")] = 400
-    network: str = "large"
+    network: Literal["large", "small"] = "large"
     seed: int = 0
     naive_batches: Annotated[int, Flag(help="batches of num_envs members that the usual way plays; 0: skip it")] = 1
     memory: Annotated[bool, Flag(help="also measure a population of 1 000 in a process of its own")] = True
@@ -51,6 +52,7 @@ class Setting:
 
     def __init__(self, options: Options, population: int):
         self.env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=options.groups)
+        assert self.env.spec.num_actions is not None  # Atari's actions are discrete
         self.module = vx.networks.DeepGA(self.env.spec.num_actions, size=options.network)
         self.net = vx.networks.policy(self.module, self.env.spec)
         self.strategy = vx.evolution.ga(population_size=population, num_parents=20, mutation_std=0.002)
@@ -110,28 +112,29 @@ def inference_steps_per_s(setting: Setting, seconds: float = 5.0) -> float:
     return times * setting.env.num_envs / (time.perf_counter() - began)
 
 
-def second_generation(setting: Setting, played, options: Options, on_first=None) -> tuple[Figures, float, object]:
+def second_generation(setting: Setting, played, options: Options) -> tuple[Figures, float, Population]:
     """Plays two generations; figures, seconds (ask and tell included) and population of the second."""
     key = jax.random.key(options.seed)
     state = setting.strategy.init(key, setting.code)
-    for g in range(2):
-        keys = jax.random.split(jax.random.fold_in(key, g))
-        seconds = time.perf_counter()
-        offspring = setting.ask[0](keys[0], state, setting.code)
-        evaluation, figures = played.evaluate(offspring, 1, setting.code)
-        state, _ = jax.block_until_ready(setting.tell[0](state, offspring, evaluation, setting.code))
-        seconds = time.perf_counter() - seconds
-        if g == 1:
-            # The second round's ask and tell belong to a generation too; its episodes are another measurement.
-            began = time.perf_counter()
-        candidates = setting.ask[1](keys[1], state, setting.code)
-        n, e = setting.strategy.rounds[1].num_members, setting.strategy.rounds[1].num_episodes
-        scores = jax.random.normal(keys[1], (n, e))
-        validation = vx.types.Evaluation(scores, jnp.full((n, e), 400), jnp.ones((n, e), bool))
-        state, _ = jax.block_until_ready(setting.tell[1](state, candidates, validation, setting.code))
-        if g == 1:
-            seconds += time.perf_counter() - began
+    state, *_ = generation(setting, played, state, jax.random.fold_in(key, 0))
+    _, figures, seconds, offspring = generation(setting, played, state, jax.random.fold_in(key, 1))
     return figures, seconds, offspring
+
+
+def generation(setting: Setting, played, state, key):
+    """One generation: state, figures, seconds and population of its training round."""
+    keys = jax.random.split(key)
+    began = time.perf_counter()
+    offspring = setting.ask[0](keys[0], state, setting.code)
+    evaluation, figures = played.evaluate(offspring, 1, setting.code, seed=0)
+    state, _ = setting.tell[0](state, offspring, evaluation, setting.code)
+    # The second round's ask and tell belong to a generation too; its episodes are another measurement.
+    candidates = setting.ask[1](keys[1], state, setting.code)
+    shape = (setting.strategy.rounds[1].num_members, setting.strategy.rounds[1].num_episodes)
+    scores = jax.random.normal(keys[1], shape)
+    validation = vx.types.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool))
+    state, _ = jax.block_until_ready(setting.tell[1](state, candidates, validation, setting.code))
+    return state, figures, time.perf_counter() - began, offspring
 
 
 def naive_scored_per_s(setting: Setting, offspring, options: Options) -> float:
@@ -141,10 +144,10 @@ def naive_scored_per_s(setting: Setting, offspring, options: Options) -> float:
     module = setting.module
 
     @jax.jit
-    def members(start):
+    def members(code, bases, start):
         index = start + jnp.arange(n)
         chosen = jax.tree.map(lambda x: x[index], Member(*offspring[1:5]))
-        return jax.lax.map(lambda m: decode(setting.code, offspring.bases, m), chosen)
+        return decode_many(code, bases, chosen)
 
     @jax.jit
     def act(params, observation):
@@ -152,23 +155,24 @@ def naive_scored_per_s(setting: Setting, offspring, options: Options) -> float:
         return jnp.argmax(output, axis=-1).astype(jnp.int32)
 
     state, timestep = group.recv(group.init())
-    params = members(0)
+    params = members(setting.code, offspring.bases, 0)
     jax.block_until_ready(act(params, timestep.observation))  # compilation
-    # Members are taken from the whole population, not only its front, where those expected to run long are not.
-    steps, began = 0, time.perf_counter()
+    # In the population's order, which is random: a batch is a fair sample of it. Restarts are not timed.
+    steps, seconds = 0, 0.0
     for batch in range(options.naive_batches):
-        params = members(batch * n)
-        playing = np.ones(n, bool)
         if batch:
             state, timestep = group.recv(group.restart(state))
+        began = time.perf_counter()
+        params = members(setting.code, offspring.bases, batch * n)
+        playing = np.ones(n, bool)
         while playing.any():
             action = np.asarray(act(params, timestep.observation))
             state, timestep = group.recv(group.send(state, action))
             steps += int(playing.sum())
             playing &= ~(timestep.terminated | timestep.truncated)
-    rate = steps / (time.perf_counter() - began)
+        seconds += time.perf_counter() - began
     group.close()
-    return rate
+    return steps / seconds
 
 
 def peak(options: Options) -> dict:
@@ -207,6 +211,7 @@ def measure(options: Options) -> dict:
         "makespan_over_bound": rollout.makespan_over_bound,
         "occupancy": rollout.occupancy,
         "scored_per_s": rollout.steps / seconds,
+        "scored_over_bound": rollout.steps / seconds / bound,
         "seconds": seconds,
         "mean_episode_steps": rollout.steps / rollout.episodes,
     }

@@ -3,7 +3,7 @@
     python experiments/atari_ga.py --game Frostbite --run-dir runs/frostbite
     python experiments/atari_ga.py --game Frostbite --run-dir runs/frostbite --resume --generations 200
 
-`--preset paper` or `--preset desktop` (the default) sets everything; other flags change single settings.
+`--preset quick`, `desktop` (the default) or `paper` sets everything; other flags change single settings.
 """
 
 import dataclasses
@@ -25,7 +25,9 @@ class Settings:
     """The deep genetic algorithm on an Atari game."""
 
     game: Annotated[str, Flag(help="name of the game, e.g. Frostbite, Seaquest, UpNDown")] = "Frostbite"
-    preset: Annotated[Literal["desktop", "paper"], Flag(help="where settings that are not given come from")] = "desktop"
+    preset: Annotated[
+        Literal["quick", "desktop", "paper"], Flag(help="where settings that are not given come from")
+    ] = "desktop"
     strategy: Annotated[
         Literal["ga", "random_search"], Flag(help="random_search is the same loop without selection")
     ] = "ga"
@@ -66,7 +68,7 @@ class Settings:
 def read_settings(arguments: list[str] | None = None) -> Settings:
     """Reads the flags; those not given come from the preset."""
     preset_only, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
-    preset = vx.evolution.paper() if preset_only.preset == "paper" else vx.evolution.desktop()
+    preset = PRESETS[preset_only.preset]()
     names = {field.name for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in preset._asdict().items() if name in names}
     return tyro.cli(Settings, args=arguments, default=Settings(preset=preset_only.preset, **given), description=__doc__)
@@ -74,11 +76,18 @@ def read_settings(arguments: list[str] | None = None) -> Settings:
 
 @dataclasses.dataclass(frozen=True)
 class _Preset:
-    preset: Literal["desktop", "paper"] = "desktop"
+    preset: Literal["quick", "desktop", "paper"] = "desktop"
+
+
+PRESETS = {"quick": vx.evolution.quick, "desktop": vx.evolution.desktop, "paper": vx.evolution.paper}
 
 
 def make_algorithm(settings: Settings) -> vx.types.Algorithm:
     """Builds the algorithm; every bad setting is refused here, before any long work."""
+    if settings.score_episodes < 0:
+        raise ValueError(f"score_episodes={settings.score_episodes}: give the number of episodes, or 0 for none.")
+    if settings.minutes is not None and not settings.minutes > 0:
+        raise ValueError(f"minutes={settings.minutes}: give a positive number of minutes, or leave it out.")
     env = vx.envs.atari(
         settings.game,
         num_envs=settings.num_envs,
@@ -102,6 +111,7 @@ def make_algorithm(settings: Settings) -> vx.types.Algorithm:
         "published": vx.population.published_table,
         "generator": vx.population.generator,
     }[settings.noise]
+    assert env.spec.num_actions is not None  # Atari's actions are discrete
     network = vx.networks.DeepGA(env.spec.num_actions, size=settings.network)
     return vx.evolution.evolve(
         strategy,
@@ -150,7 +160,7 @@ def main() -> int:
             checkpoint_every=settings.checkpoint_every,
             stop_after=None if settings.minutes is None else 60 * settings.minutes,
         )
-    except (ValueError, FileExistsError, BlockingIOError) as error:
+    except (ValueError, FileExistsError, BlockingIOError, vx.checkpoint.DamagedCheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not run.interrupted and run.metrics:

@@ -124,7 +124,7 @@ def train(
 
         def save() -> None:
             if directory is not None:
-                tree = {"seconds": seconds(), "state": algorithm.save(state)}
+                tree = {"seconds": rows[-1]["seconds"] if rows else 0.0, "state": algorithm.save(state)}
                 checkpoint.save(directory / _CHECKPOINTS, done, tree, keep=keep_checkpoints)
                 if algorithm.genome is not None and done:
                     metrics_file.write_text(directory / _ELITE, json.dumps(algorithm.genome(state)) + "\n")

@@ -79,11 +79,13 @@ class EnvGroup(NamedTuple):
     """state -> (state, TimeStep). Waits for the environments."""
     send: Callable[[ArrayTree, Array | np.ndarray], ArrayTree]
     """(state, action `[B, ...]`) -> state. Returns at once."""
-    restart: Callable[[ArrayTree], ArrayTree]
-    """state -> state. Drops every episode and starts new ones. Only from Python, and only when `recv` was the last
-    call (nothing in flight); `recv` comes next and reports `first` everywhere."""
+    restart: Callable[..., ArrayTree]
+    """(state, seed=None) -> state. Drops every episode and starts new ones. Only from Python, and only when `recv` was
+    the last call (nothing in flight); `recv` comes next and reports `first` everywhere. With an int `seed`, what
+    follows depends on it alone where the environment can be seeded anew: pure-JAX ones can, envpool cannot."""
     close: Callable[[], None]
-    """Frees what the group holds. No compiled function that uses the group may be called afterwards."""
+    """Frees what the group holds, actions in flight or not. No compiled function that uses the group may be called
+    afterwards."""
 
 
 class Env(NamedTuple):

@@ -66,14 +66,14 @@ def test_later_generations_mutate_parents_and_keep_the_elite():
     state, _, _ = generation(strategy, state, range(8), [1.0, 2.0])
     old = state
     scores = [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-    state, (offspring, candidates), metrics = generation(strategy, state, scores, [1.0, 5.0], key=1)
+    state, (offspring, candidates), metrics = generation(strategy, state, scores, [5.0, 1.0], key=1)
     assert not offspring.initial.any()
     assert set(np.asarray(offspring.parent).tolist()) <= {0, 1, 2}  # the elite is no parent unless it is among them
     np.testing.assert_array_equal(offspring.scale, np.float32(0.1))
-    # The old elite takes the last candidate's place, unmutated; here it wins and is put in the last parent's place.
-    assert candidates.seed[0] == offspring.seed[0]
-    assert candidates.scale[1] == 0
-    jax.tree.map(np.testing.assert_array_equal, member(candidates, 1), row(old.bases, 3))
+    # The old elite is a candidate, unmutated, before the best of training; here it wins and is the last parent.
+    assert candidates.seed[1] == offspring.seed[0]
+    assert candidates.scale[0] == 0
+    jax.tree.map(np.testing.assert_array_equal, member(candidates, 0), row(old.bases, 3))
     for base, best in ((0, 0), (1, 7)):
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
     for base in (2, 3):
@@ -87,6 +87,24 @@ def test_elite_among_the_parents_displaces_nobody():
     state, (offspring, _), _ = generation(strategy, state, range(8), [2.0, 1.0])
     for base, best in ((0, 7), (1, 6), (2, 5), (3, 7)):
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
+
+
+def test_the_elite_gives_way_only_to_a_better_one():
+    strategy = ga()
+    state = strategy.init(jax.random.key(0), CODE)
+    state, _, _ = generation(strategy, state, range(8), [3.0, 3.0])
+    for validation, stays in (([3.0, 3.0], True), ([3.0, 3.1], False)):
+        after, _, metrics = generation(strategy, state, range(8), validation, key=1)
+        assert bool(metrics["elite_is_new"]) is not stays
+        same = jax.tree.map(lambda x, y: bool((x == y).all()), row(after.bases, 3), row(state.bases, 3))
+        assert all(jax.tree.leaves(same)) is stays
+
+
+def test_one_episode_has_no_standard_error():
+    strategy = ga(num_validation_episodes=1)
+    state = strategy.init(jax.random.key(0), CODE)
+    _, _, metrics = generation(strategy, state, range(8), [1.0, 2.0])
+    assert np.isnan(metrics["elite_standard_error"])
 
 
 def test_nan_ranks_last_and_is_counted():
@@ -118,9 +136,9 @@ def test_random_search_has_no_parents():
     state = strategy.init(jax.random.key(0), CODE)
     state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
     old = state
-    state, (members, candidates), metrics = generation(strategy, state, range(8), [1.0, 5.0], key=1)
+    state, (members, candidates), metrics = generation(strategy, state, range(8), [5.0, 1.0], key=1)
     assert members.initial.all()
-    assert not candidates.initial[1]
+    assert not candidates.initial[0]
     assert not metrics["elite_is_new"]
     jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
 
@@ -159,14 +177,16 @@ def test_jit_equals_eager_and_compiles_once():
     ("changes", "message"),
     [
         ({"num_parents": 9}, "num_parents=9 exceeds population_size=8"),
-        ({"num_parents": 0}, "num_parents=0"),
+        ({"num_parents": 0}, "num_parents must be an integer of at least 1, got 0"),
+        ({"num_parents": 2.0}, "num_parents must be an integer of at least 1, got 2.0"),
         ({"mutation_std": 0.0}, "mutation_std=0.0"),
         ({"mutation_std": float("nan")}, "mutation_std=nan"),
-        ({"population_size": 0}, "population_size=0"),
+        ({"population_size": 0}, "population_size must be an integer of at least 1, got 0"),
         ({"num_elite_candidates": 9}, "num_elite_candidates=9 exceeds"),
-        ({"num_validation_episodes": 0}, "num_validation_episodes=0"),
-        ({"num_test_episodes": -1}, "num_test_episodes=-1"),
-        ({"num_episodes": 0}, "num_episodes=0"),
+        ({"num_elite_candidates": 1}, "num_elite_candidates must be an integer of at least 2, got 1"),
+        ({"num_validation_episodes": 2.5}, "num_validation_episodes must be an integer of at least 1, got 2.5"),
+        ({"num_test_episodes": -1}, "num_test_episodes must be an integer of at least 0, got -1"),
+        ({"num_episodes": 0}, "num_episodes must be an integer of at least 1, got 0"),
     ],
 )
 def test_bad_settings_are_named(changes, message):

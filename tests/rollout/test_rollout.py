@@ -96,20 +96,6 @@ def test_long_members_start_first_and_makespan_is_counted():
     assert figures.occupancy == 1.0
 
 
-def test_what_kin_played_moves_the_others():
-    """Children of a parent whose children ended early give way to those of one that nobody has seen yet."""
-    env = probe.corridor(length=8, num_envs=2, groups=1)  # right ends after 8 steps, left is cut after 16
-    _, code, played = make(env, hidden=())
-    right = jax.tree.map(lambda x: jnp.where(x.ndim == 1, jnp.arange(2.0), 0.0) * jnp.ones(x.shape), code.like)
-    bases = jax.tree.map(lambda x: jnp.stack([x, -x]), right)
-    members = population_of(code, 5, priority=jnp.full(5, 12.0), num_bases=2)
-    members = members._replace(bases=bases, parent=jnp.array([0, 0, 0, 0, 1]), scale=jnp.zeros(5))
-    result, figures = played.evaluate(members, 1, code)
-    np.testing.assert_array_equal(result.lengths[:, 0], [8, 8, 8, 8, 16])
-    # In the given order the long one starts last: 9 + 9 + 17 = 35 beats.
-    assert figures.makespan == 9 + 9 + 9
-
-
 def test_idle_groups_are_not_stepped():
     env = probe.countdown(low=7, high=7, num_envs=4, groups=2)
     _, code, played = make(env)
@@ -125,6 +111,12 @@ def test_nothing_is_compiled_twice():
     for n, episodes in ((20, 1), (5, 4), (20, 1)):
         played.evaluate(population_of(code, n, episodes), 4, code)
     assert played.chunk.jitted._cache_size() == 1
+
+
+def test_more_episodes_than_announced_are_refused():
+    _, code, played = make(probe.countdown(num_envs=2, groups=1))
+    with pytest.raises(ValueError, match="asks for 3 episodes, but num_episodes=2"):
+        played.evaluate(population_of(code, 2, 3), 2, code)
 
 
 def test_interrupt_leaves_the_evaluator_usable():
@@ -144,6 +136,49 @@ def test_interrupt_leaves_the_evaluator_usable():
     np.testing.assert_array_equal(result.returns, result.lengths.astype(jnp.float32))
 
 
+def test_chunks_do_not_outgrow_short_rollouts():
+    """Rollouts that end before their chunk does say nothing of how long a beat takes."""
+    env = probe.constant(num_envs=2, groups=1)
+    _, code, played = make(env, capacity=4)
+    for _ in range(40):
+        result, _ = played.evaluate(population_of(code, 2), 1, code)
+        np.testing.assert_array_equal(result.returns, 1.0)
+
+
+def test_strange_priorities_lose_no_episode():
+    env = probe.countdown(num_envs=2, groups=1)
+    _, code, played = make(env, capacity=12)
+    strange = jnp.array([jnp.nan, -jnp.inf, jnp.inf, 0.0, jnp.nan, 3.0])
+    result, _ = played.evaluate(population_of(code, 6, jnp.array([2, 1, 2, 0, 1, 2]), priority=strange), 2, code)
+    np.testing.assert_array_equal(result.valid.sum(axis=1), [2, 1, 2, 0, 1, 2])
+
+
+def test_a_closed_evaluator_says_so():
+    _, code, played = make(probe.countdown(num_envs=2, groups=1))
+    played.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        played.evaluate(population_of(code, 2), 1, code)
+
+
+def test_recurrent_state_begins_anew_with_each_episode():
+    """A policy that counts its steps and turns back after three walks 3 right, then left, in every episode."""
+
+    def apply(variables, observation, state, key):
+        del variables, key
+        right = jnp.where(state < 3, 1.0, -1.0)
+        return jnp.stack([-right, right], axis=-1) + 0 * observation, state + 1
+
+    env = probe.corridor(length=4, max_episode_steps=9, num_envs=2, groups=1)
+    like = networks.policy(networks.MLP(2, hidden=()), env.spec)
+    net = like._replace(initial_state=lambda batch: jnp.zeros(batch, jnp.int32), apply=apply)
+    code = encoded(net)
+    played = evaluator(net, env.make(0), SlotMemory(net, code, 1, 2), capacity=16)
+    result, _ = played.evaluate(population_of(code, 5, 3), 3, code)
+    # After 3 right and 3 left it stands at 0 and stays there.
+    np.testing.assert_array_equal(result.returns, 0.0)
+    np.testing.assert_array_equal(result.lengths, 9)
+
+
 def test_too_many_or_no_episodes_are_refused():
     env = probe.countdown(num_envs=2, groups=1)
     _, code, played = make(env, capacity=8)
@@ -154,7 +189,7 @@ def test_too_many_or_no_episodes_are_refused():
 
 def test_atari_traced_and_driven_agree():
     """Real emulators: the same population scores the same in both forms, cut episodes and restarts included."""
-    env = atari("Pong", num_envs=4, groups=2, max_episode_steps=40, threads=2)
+    env = atari("Assault", num_envs=4, groups=2, max_episode_steps=90, threads=2)
     net = networks.policy(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
     code = population.encoding(net, population.table())
     results = []
@@ -165,4 +200,6 @@ def test_atari_traced_and_driven_agree():
         results.append([played.evaluate(everyone, 1, code)[0] for _ in range(2)])
         played.close()
     jax.tree.map(np.testing.assert_array_equal, *results)
-    np.testing.assert_array_equal(results[0][0].lengths, 40)
+    # What was played matters: scores differ between members, and between the two rollouts.
+    np.testing.assert_array_equal(results[0][0].lengths, 90)
+    assert len(np.unique(results[0][0].returns)) > 2

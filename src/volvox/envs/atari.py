@@ -3,8 +3,8 @@
 from envpool.atari.registration import atari_game_list
 
 from volvox.envs.pool import pool
-from volvox.envs.validation import integer, nearest
 from volvox.types import Env
+from volvox.validation import integer, nearest
 
 
 def atari_games() -> tuple[str, ...]:

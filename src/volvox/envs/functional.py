@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.envs.validation import group_size, integer
 from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep
+from volvox.validation import group_size, integer
 
 
 class FunctionalState(NamedTuple):
@@ -110,7 +110,7 @@ def from_functions(
         root = jax.random.key(integer("seed", seed, low=0))
         limited = spec._replace(max_episode_steps=steps)
         return tuple(
-            _group(limited, size, jax.random.fold_in(root, index), compiled, host=host) for index in range(count)
+            _group(limited, size, index, jax.random.fold_in(root, index), compiled, host=host) for index in range(count)
         )
 
     record: Config = {
@@ -182,8 +182,8 @@ def _compile(reset: Any, step: Any, observe: Any, action: jax.ShapeDtypeStruct) 
     return _Compiled(init, jax.jit(jax.vmap(recv_one, in_axes=(0, None)), inline=True))
 
 
-def _group(spec: EnvSpec, num_envs: int, key: Array, compiled: _Compiled, *, host: bool) -> EnvGroup:
-    """Makes one group whose environments draw from `key`."""
+def _group(spec: EnvSpec, num_envs: int, index: int, key: Array, compiled: _Compiled, *, host: bool) -> EnvGroup:
+    """Makes group number `index`, whose environments draw from `key` until they are seeded anew."""
     action_shape = (num_envs, *(spec.action_shape or ()))
     action_dtype = jnp.float32 if spec.num_actions is None else jnp.int32
     limit = np.int32(spec.max_episode_steps)
@@ -198,13 +198,16 @@ def _group(spec: EnvSpec, num_envs: int, key: Array, compiled: _Compiled, *, hos
         state, time_step = recv(state)
         return state, jax.device_get(time_step)
 
-    def send(state: FunctionalState, action: Array) -> FunctionalState:
+    def send(state: FunctionalState, action: Array | np.ndarray) -> FunctionalState:
         action = jnp.asarray(action)
         if action.shape != action_shape:
             raise ValueError(f"actions of {spec.name} must have shape {action_shape}, got {action.shape}")
         return state._replace(action=action.astype(action_dtype))
 
-    def restart(state: FunctionalState) -> FunctionalState:
+    def restart(state: FunctionalState, seed: int | None = None) -> FunctionalState:
+        if seed is not None:
+            anew = jax.random.fold_in(jax.random.key(integer("seed", seed, low=0)), index)
+            state = state._replace(key=jax.random.split(anew, num_envs))
         return state._replace(done=jnp.ones(num_envs, jnp.bool_))
 
     return EnvGroup(spec, num_envs, not host, init, host_recv if host else recv, send, restart, lambda: None)

@@ -6,8 +6,8 @@ from typing import Any
 from envpool.registration import registry
 
 from volvox.envs.pool import pool
-from volvox.envs.validation import nearest
 from volvox.types import Env
+from volvox.validation import nearest
 
 
 def mujoco(

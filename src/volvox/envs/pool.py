@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.envs.validation import group_size, integer, nearest
 from volvox.types import Array, Config, Env, EnvGroup, EnvSpec, TimeStep
+from volvox.validation import group_size, integer, nearest
 
 _MACHINERY = frozenset(
     {
@@ -257,10 +257,12 @@ def _group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool) -> EnvGroup
         started.append(True)
         the_pool().async_reset()
 
-    def restart(state: PoolState) -> PoolState:
+    def restart(state: PoolState, seed: int | None = None) -> PoolState:
+        del seed  # envpool's seeds are fixed when a pool is made
+        pool = the_pool()
         # The last `recv` may have been dispatched but not run yet; envpool aborts if it is reset in between.
         jax.block_until_ready(state)
-        the_pool()._reset(environments)
+        pool._reset(environments)
         return PoolState(state.token, state.done | True)
 
     def close() -> None:

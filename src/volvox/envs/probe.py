@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from volvox.envs.functional import from_functions
-from volvox.envs.validation import integer
 from volvox.types import Array, Env
+from volvox.validation import integer
 
 
 def constant(*, num_envs: int = 8, groups: int = 1) -> Env:

@@ -8,5 +8,6 @@ from volvox.evolution.ga import random_search as random_search
 from volvox.evolution.presets import GAPreset as GAPreset
 from volvox.evolution.presets import desktop as desktop
 from volvox.evolution.presets import paper as paper
+from volvox.evolution.presets import quick as quick
 from volvox.evolution.strategy import Round as Round
 from volvox.evolution.strategy import Strategy as Strategy

@@ -1,5 +1,6 @@
 """How long an episode may last: fixed, or growing with what is reached."""
 
+import operator
 from typing import NamedTuple
 
 
@@ -30,28 +31,30 @@ def cutoff(value: int | str | Cutoff) -> Cutoff:
       ValueError: another form, non-positive steps, a fraction outside [0, 1), a ratio not above 1, max below start.
     """
     form = 'give steps (e.g. 5000) or "adaptive:start,fraction,ratio,max" (e.g. "adaptive:400,0.1,1.5,5000")'
-    if isinstance(value, Cutoff):
-        read = value
-    elif isinstance(value, str) and value.startswith("adaptive:"):
-        parts = value.removeprefix("adaptive:").split(",")
-        try:
-            start, fraction, ratio, top = parts
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f"max_episode_steps={value!r}: {why}; {form}.")
+
+    try:
+        if isinstance(value, Cutoff):
+            read = value
+        elif isinstance(value, str) and value.startswith("adaptive:"):
+            start, fraction, ratio, top = value.removeprefix("adaptive:").split(",")
             read = Cutoff(int(start), float(fraction), float(ratio), int(top))
-        except ValueError:
-            raise ValueError(f"max_episode_steps={value!r}: not a cutoff; {form}.") from None
-        if not 0 <= read.fraction < 1:
-            raise ValueError(f"max_episode_steps={value!r}: fraction {read.fraction} must be in [0, 1); {form}.")
-        if not 1 < read.ratio < float("inf"):
-            raise ValueError(f"max_episode_steps={value!r}: ratio {read.ratio} must be above 1; {form}.")
-        if read.max < read.start:
-            raise ValueError(f"max_episode_steps={value!r}: max {read.max} is below start {read.start}; {form}.")
-    else:
-        try:
-            read = Cutoff(int(value))
-        except ValueError:
-            raise ValueError(f"max_episode_steps={value!r}: not a cutoff; {form}.") from None
+        else:
+            read = Cutoff(int(value) if isinstance(value, str) else operator.index(value))
+    except (TypeError, ValueError):
+        raise refused("not a cutoff") from None
     if read.start < 1:
-        raise ValueError(f"max_episode_steps={value!r}: an episode lasts at least one step; {form}.")
+        raise refused("an episode lasts at least one step")
+    if read == Cutoff(read.start):
+        return read
+    if not 0 <= read.fraction < 1:
+        raise refused(f"fraction {read.fraction} must be in [0, 1)")
+    if not 1 < read.ratio < float("inf"):
+        raise refused(f"ratio {read.ratio} must be above 1")
+    if read.max < read.start:
+        raise refused(f"max {read.max} is below start {read.start}")
     return read
 
 
@@ -65,4 +68,4 @@ def grown(cutoff: Cutoff, current: int, fraction_cut: float) -> int:
     """
     if cutoff.fraction >= 1 or fraction_cut <= cutoff.fraction:
         return current
-    return min(max(int(current * cutoff.ratio), current + 1), max(cutoff.max, cutoff.start))
+    return min(max(int(current * cutoff.ratio), current + 1), cutoff.max)

@@ -14,7 +14,8 @@ from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, encoding
 from volvox.population.noise import Noise, table
 from volvox.rollout.evaluate import Evaluator, Figures, SlotMemory, evaluator
-from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
+from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Interrupted, Policy
+from volvox.validation import integer
 
 
 class Counts(NamedTuple):
@@ -56,10 +57,11 @@ class _Resources:
         self.test: Evaluator | None = None
 
     def close(self):
+        """Drops pools and slots, and keeps the table; all are made anew when they are needed again."""
         for used in (self.training, self.test):
             if used is not None:
                 used.close()
-        self.__init__()
+        self.memory = self.training = self.test = None
 
 
 def evolve(
@@ -97,8 +99,9 @@ def evolve(
     """
     rule = cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
-    if test_cutoff < 1:
-        raise ValueError(f"test_max_episode_steps={test_cutoff}: an episode lasts at least one step.")
+    integer("test_max_episode_steps", test_cutoff, low=1)
+    if all(round_.role == "test" for round_ in strategy.rounds):
+        raise ValueError(f"strategy {strategy.config} has no training or validation round, so nothing would learn.")
     policy = network if isinstance(network, Policy) else networks.policy(network, env.spec)
     noise = table() if noise is None else noise
     asks = [jax.jit(round_.ask) for round_ in strategy.rounds]
@@ -123,14 +126,19 @@ def evolve(
             resources.memory = SlotMemory(policy, ready(), env.num_groups, size)
         return resources.memory
 
+    def seed_of(state: EvolveState, number: int) -> int:
+        # Depends on the generation, so that a resumed run does not repeat its no-op starts.
+        entropy = [*np.asarray(jax.random.key_data(state.key)).ravel().tolist(), state.generation, number]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
     def pools(state: EvolveState, role: str) -> Evaluator:
-        # Seeds depend on the generation in which the pools are made: a resumed run does not repeat its no-op starts.
-        entropy = [*np.asarray(jax.random.key_data(state.key)).tolist(), state.generation, int(role == "test")]
-        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+        seed = seed_of(state, len(strategy.rounds) + int(role == "test"))
         if role == "test":
             if resources.test is None:
                 groups = env.make(seed, max_episode_steps=test_cutoff, host=True)
-                resources.test = evaluator(policy, groups, memory(), capacity=capacity["test"])
+                resources.test = evaluator(
+                    policy, groups, memory(), capacity=capacity["test"], chunk_seconds=chunk_seconds
+                )
             return resources.test
         if resources.training is not None and resources.training_cutoff != state.max_episode_steps:
             resources.training.close()
@@ -144,6 +152,8 @@ def evolve(
         return resources.training
 
     def init(key: Array) -> EvolveState:
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(key)
         return EvolveState(
             key=key,
             generation=0,
@@ -155,30 +165,47 @@ def evolve(
             best_generation=0,
         )
 
+    def play(state: EvolveState, i: int, inner: ArrayTree, monitor) -> tuple[ArrayTree, dict, Evaluation, Figures]:
+        """One round: ask, evaluate, tell."""
+        round_, code = strategy.rounds[i], ready()
+        role = "test" if round_.role == "test" else "training"
+        if monitor is not None and _must_compile(resources, role, state.max_episode_steps):
+            announced = {"phase": "compiling", "generation": state.generation + 1, "role": round_.role}
+            if monitor(announced):
+                raise Interrupted("before the loop was compiled")
+
+        def watch(progress):
+            assert monitor is not None
+            frames_per_second = progress.pop("steps_per_second") * env.spec.frame_skip
+            return monitor({"phase": round_.role, "frames_per_second": frames_per_second, **progress})
+
+        key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), i)
+        population = asks[i](key, inner, code)
+        try:
+            evaluation, figures = pools(state, role).evaluate(
+                population,
+                round_.num_episodes,
+                code,
+                seed=seed_of(state, i),
+                monitor=None if monitor is None else watch,
+            )
+        except Interrupted:
+            raise
+        except BaseException:
+            resources.close()  # donated buffers and pools in flight cannot be trusted any more
+            raise
+        inner, told = tells[i](inner, population, evaluation, code)
+        return inner, {name: np.asarray(value).item() for name, value in told.items()}, evaluation, figures
+
     def step(state: EvolveState, *, monitor=None) -> tuple[EvolveState, dict[str, Any]]:
         began = time.perf_counter()
-        code = ready()
-        key = jax.random.fold_in(state.key, state.generation)
         inner, counts = state.strategy, state.counts
         metrics: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
         stepped, fraction_cut = 0, 0.0
         for i, round_ in enumerate(strategy.rounds):
             round_began = time.perf_counter()
-            role = "test" if round_.role == "test" else "training"
-            if monitor is not None and _must_compile(resources, role, state.max_episode_steps):
-                monitor({"phase": "compiling", "generation": state.generation + 1, "role": round_.role})
-            population = asks[i](jax.random.fold_in(key, i), inner, code)
-
-            def watch(progress, role=round_.role):
-                frames_per_second = progress.pop("steps_per_second") * env.spec.frame_skip
-                return monitor({"phase": role, "frames_per_second": frames_per_second, **progress})
-
-            evaluation, figures = pools(state, role).evaluate(
-                population, round_.num_episodes, code, monitor=None if monitor is None else watch
-            )
-            inner, told = tells[i](inner, population, evaluation, code)
-            metrics |= {name: np.asarray(value).item() for name, value in told.items()}
-            metrics[f"{round_.role}_seconds"] = time.perf_counter() - round_began
+            inner, told, evaluation, figures = play(state, i, inner, monitor)
+            metrics |= told | {f"{round_.role}_seconds": time.perf_counter() - round_began}
             stepped += figures.stepped
             counts = _counted(counts, figures, round_.role == "training", env.spec.frame_skip)
             if round_.role == "training":
@@ -192,8 +219,8 @@ def evolve(
         elapsed = time.perf_counter() - began
         metrics |= counts._asdict()
         metrics |= {"frames_per_second": stepped * env.spec.frame_skip / elapsed, "generation_seconds": elapsed}
-        generation = state.generation + 1
-        improved = not state.best_generation or metrics["elite_score"] > state.best_score
+        generation, score = state.generation + 1, float(strategy.score(inner))
+        improved = not state.best_generation or score > state.best_score
         new = EvolveState(
             key=state.key,
             generation=generation,
@@ -201,7 +228,7 @@ def evolve(
             lineage=lineages.extend(state.lineage, strategy.survivors(inner)),
             max_episode_steps=grown(rule, state.max_episode_steps, fraction_cut),
             counts=counts,
-            best_score=metrics["elite_score"] if improved else state.best_score,
+            best_score=score if improved else state.best_score,
             best_generation=generation if improved else state.best_generation,
         )
         metrics["best_score"] = new.best_score
@@ -217,6 +244,7 @@ def evolve(
         _, rest = strategy.split(state.strategy)
         return {
             "key": np.asarray(jax.random.key_data(state.key)),
+            "key_impl": str(jax.random.key_impl(state.key)),
             "strategy": [np.asarray(leaf) for leaf in jax.tree.leaves(rest)],
             "lineage": state.lineage._asdict(),
             "counts": np.array(state.counts, np.int64),
@@ -226,7 +254,7 @@ def evolve(
 
     def restore(saved: dict[str, Any]) -> EvolveState:
         code = ready()
-        key = jax.random.wrap_key_data(jnp.asarray(saved["key"]))
+        key = jax.random.wrap_key_data(jnp.asarray(saved["key"]), impl=saved["key_impl"])
         _, like = strategy.split(jax.eval_shape(lambda: strategy.init(key, code)))
         rest = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in saved["strategy"]])
         generation, max_steps, best_generation = (int(value) for value in saved["progress"])

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from volvox.evolution.strategy import Round, Strategy, checked
+from volvox.evolution.strategy import Round, Strategy
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
 from volvox.types import Array, ArrayTree, Evaluation, Population
+from volvox.validation import integer
 
 
 class GAState(NamedTuple):
@@ -52,7 +53,7 @@ def ga(
       population_size: N, offspring in each generation.
       num_parents: T, the best of a generation, from which the next descends.
       mutation_std: power of the noise added to every parameter.
-      num_elite_candidates: the best of training (the elite so far takes the last place) that play for elite.
+      num_elite_candidates: how many play for elite: the elite so far, and the best of training; at least 2.
       num_validation_episodes: episodes of each candidate; the best mean return is the elite.
       num_test_episodes: episodes the elite then plays in the test environments; 0 for no test.
       num_episodes: training episodes of each offspring; fitness is their mean.
@@ -63,19 +64,18 @@ def ga(
     Raises:
       ValueError: a setting out of range, or more parents or candidates than members.
     """
-    if isinstance(num_parents, int) and num_parents < 1:
-        raise ValueError(f"num_parents={num_parents}: at least one parent is needed; random_search(...) has none.")
+    integer("num_parents", num_parents, low=1)
     if not 0 < mutation_std < float("inf"):
         raise ValueError(f"mutation_std={mutation_std}: the mutation power must be positive and finite, e.g. 0.002.")
     return _make(
-        "ga",
-        population_size,
-        num_parents,
-        mutation_std,
-        num_elite_candidates,
-        num_validation_episodes,
-        num_test_episodes,
-        num_episodes,
+        kind="ga",
+        population_size=population_size,
+        num_parents=num_parents,
+        mutation_std=float(mutation_std),
+        num_elite_candidates=num_elite_candidates,
+        num_validation_episodes=num_validation_episodes,
+        num_test_episodes=num_test_episodes,
+        num_episodes=num_episodes,
     )
 
 
@@ -103,14 +103,14 @@ def random_search(
       ValueError: a setting out of range.
     """
     return _make(
-        "random_search",
-        population_size,
-        0,
-        0.0,
-        num_elite_candidates,
-        num_validation_episodes,
-        num_test_episodes,
-        num_episodes,
+        kind="random_search",
+        population_size=population_size,
+        num_parents=0,
+        mutation_std=0.0,
+        num_elite_candidates=num_elite_candidates,
+        num_validation_episodes=num_validation_episodes,
+        num_test_episodes=num_test_episodes,
+        num_episodes=num_episodes,
     )
 
 
@@ -138,12 +138,19 @@ def _append(tree, last):
     return jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.asarray(y, x.dtype)[None]]), tree, last)
 
 
-def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
-    checked("population_size", n, at_least=1, hint="it is the number of members of a generation")
-    checked("num_elite_candidates", c, at_least=1, hint="one of them becomes the elite")
-    checked("num_validation_episodes", num_validation, at_least=1, hint="the elite is chosen by them")
-    checked("num_test_episodes", num_test, at_least=0, hint="0 means no test")
-    checked("num_episodes", e, at_least=1, hint="fitness is their mean return")
+def _standard_error(returns: Array) -> Array:
+    """Of the mean of `[E]` returns; NaN for one episode, which says nothing of it."""
+    return jnp.std(returns, ddof=1) / jnp.sqrt(returns.shape[0]) if returns.shape[0] > 1 else jnp.float32(jnp.nan)
+
+
+def _make(*, kind: str, **settings) -> Strategy:
+    lowest = {"num_parents": 0, "num_elite_candidates": 2, "num_test_episodes": 0}
+    for name, value in settings.items():
+        if name != "mutation_std":
+            settings[name] = integer(name, value, low=lowest.get(name, 1))
+    n, t, std = settings["population_size"], settings["num_parents"], settings["mutation_std"]
+    c, e = settings["num_elite_candidates"], settings["num_episodes"]
+    num_validation, num_test = settings["num_validation_episodes"], settings["num_test_episodes"]
     if t > n:
         raise ValueError(f"num_parents={t} exceeds population_size={n}; parents are the best members of a generation.")
     if c > n:
@@ -194,7 +201,7 @@ def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
             "training_best": scores[best[0]],
             "training_mean": mean,
             "training_std": jnp.sqrt(spread),
-            "training_median": jnp.median(jnp.where(ranked, scores, mean)),
+            "training_median": jnp.nanmedian(jnp.where(ranked, scores, jnp.nan)),
             "parents_mean": scores[best[: max(t, 1)]].mean(),
             "training_length_mean": lengths.mean(),
             "training_length_max": lengths.max(),
@@ -202,34 +209,36 @@ def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
         }
         return state._replace(top=_take(members, best), top_length=lengths[best]), metrics
 
-    def candidates(state: GAState) -> Member:
-        """`[C]`: the best of training; the elite, once there is one, in the last place."""
-        has_elite = (jnp.arange(c) == c - 1) & (state.generation > 0)
-        return jax.tree.map(lambda old, new: jnp.where(has_elite, old, new), carried, _take(state.top, slice(0, c)))
+    def candidates(state: GAState) -> tuple[Member, Array]:
+        """`[C]`: the elite, once there is one, and the best of training behind it; and their expected lengths."""
+
+        def behind(old, new):
+            later = jnp.concatenate([jnp.asarray(old, new.dtype)[None], new[: c - 1]])
+            return jnp.where(state.generation > 0, later, new[:c])
+
+        return (
+            jax.tree.map(behind, carried, state.top),
+            behind(state.expected_length[elite], state.top_length),
+        )
 
     def ask_candidates(key: Array, state: GAState, encoding: Encoding) -> Population:
         del key, encoding
-        members = candidates(state)
-        length = jnp.where(members.scale == 0, state.expected_length[elite], state.top_length[:c])
-        return Population(
-            state.bases,
-            *members,
-            episodes=jnp.full(c, num_validation, jnp.int32),
-            priority=length,
-        )
+        members, length = candidates(state)
+        return Population(state.bases, *members, episodes=jnp.full(c, num_validation, jnp.int32), priority=length)
 
     def tell_candidates(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
         del population
         scores = fitness(evaluation)
-        winner = jnp.argmax(scores)
+        winner = jnp.argmax(scores)  # the first of equals: the elite gives way only to a better one
         had_elite = state.generation > 0
-        remains = had_elite & (winner == c - 1)
-        elite_member = _take(candidates(state), winner)
-        elite_length = jnp.where(remains, state.expected_length[elite], state.top_length[winner])
+        remains = had_elite & (winner == 0)
+        rank = winner - had_elite  # the winner's place in training
+        members, member_lengths = candidates(state)
+        elite_member, elite_length = _take(members, winner), member_lengths[winner]
         if t > 0:
             parents, lengths = _take(state.top, slice(0, t)), state.top_length[:t]
             # The elite takes the last parent's place unless it is one of the parents.
-            outside = remains | (winner >= t)
+            outside = remains | (rank >= t)
             last = (jnp.arange(t) == t - 1) & outside
             parents = jax.tree.map(lambda one, all_: jnp.where(last, one, all_), elite_member, parents)
             lengths = jnp.where(last, elite_length, lengths)
@@ -238,10 +247,9 @@ def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
         else:
             survivors = jax.tree.map(lambda x: x[None], elite_member)
             lengths = elite_length[None]
-        error = jnp.std(evaluation.returns[winner]) / jnp.sqrt(jnp.maximum(num_validation - 1, 1))
         metrics = {
             "elite_score": scores[winner],
-            "elite_standard_error": error,
+            "elite_standard_error": _standard_error(evaluation.returns[winner]),
             "elite_is_new": ~remains,
             "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
             "validation_num_nan": _num_nan(evaluation),
@@ -267,7 +275,7 @@ def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
         returns = evaluation.returns[0]
         return state, {
             "test_score": fitness(evaluation)[0],
-            "test_standard_error": jnp.std(returns) / jnp.sqrt(max(num_test - 1, 1)),
+            "test_standard_error": _standard_error(returns),
             "test_best": returns.max(),
         }
 
@@ -277,16 +285,6 @@ def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
     ]
     if num_test:
         rounds.append(Round("test", 1, num_test, ask_test, tell_test))
-    config = {
-        "kind": kind,
-        "population_size": n,
-        "num_parents": t,
-        "mutation_std": std,
-        "num_elite_candidates": c,
-        "num_validation_episodes": num_validation,
-        "num_test_episodes": num_test,
-        "num_episodes": e,
-    }
     return Strategy(
         init=init,
         rounds=tuple(rounds),
@@ -295,5 +293,6 @@ def _make(kind, n, t, std, c, num_validation, num_test, e) -> Strategy:
         split=lambda state: (state.bases, state._replace(bases=())),
         join=lambda bases, rest: rest._replace(bases=bases),
         elite=elite,
-        config=config,
+        score=lambda state: state.elite_score,
+        config={"kind": kind, **settings},
     )

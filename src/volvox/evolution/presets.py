@@ -18,6 +18,8 @@ class GAPreset(NamedTuple):
     """A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`."""
     test_max_episode_steps: int
     generations: int
+    minutes: float | None
+    """No further generation begins after so many minutes; None: no such limit."""
 
     @property
     def strategy(self) -> dict[str, Any]:
@@ -27,7 +29,7 @@ class GAPreset(NamedTuple):
 
 
 def paper() -> GAPreset:
-    """Such et al. 2017 (arXiv 1712.06567): 1.5e9 steps with the large network; weeks on a desktop's CPU."""
+    """Such et al. 2017 (arXiv 1712.06567), the large network, 1 500 generations; weeks on a desktop's CPU."""
     return GAPreset(
         population_size=1_000,
         num_parents=20,
@@ -40,6 +42,7 @@ def paper() -> GAPreset:
         max_episode_steps="5000",
         test_max_episode_steps=100_000,
         generations=1_500,
+        minutes=None,
     )
 
 
@@ -57,4 +60,23 @@ def desktop() -> GAPreset:
         max_episode_steps="600",
         test_max_episode_steps=27_000,
         generations=100,
+        minutes=60.0,
+    )
+
+
+def quick() -> GAPreset:
+    """What two cores can show in five minutes: the small network, a small population, short episodes."""
+    return GAPreset(
+        population_size=64,
+        num_parents=8,
+        mutation_std=0.01,
+        num_elite_candidates=3,
+        num_validation_episodes=6,
+        num_test_episodes=0,
+        network="small",
+        num_envs=32,
+        max_episode_steps="400",
+        test_max_episode_steps=27_000,
+        generations=1_000,
+        minutes=5.0,
     )

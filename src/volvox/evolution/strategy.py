@@ -1,7 +1,7 @@
 """What an evolutionary strategy is: rounds of ask, evaluate, tell."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from volvox.population.decoding import Encoding, Member
 from volvox.types import Array, ArrayTree, Config, Evaluation, Population
@@ -40,15 +40,6 @@ class Strategy(NamedTuple):
     """(bases, the rest) -> state."""
     elite: int
     """Index of the base that is the elite."""
+    score: Callable[[ArrayTree], Array]
+    """state after a generation -> the elite's score, float32; the best of all generations is the reported solution."""
     config: Config
-
-
-def checked(name: str, value: Any, *, at_least: float, hint: str) -> Any:
-    """Returns `value` if it is a finite number not below `at_least`.
-
-    Raises:
-      ValueError: otherwise, naming the setting, the value and `hint`.
-    """
-    if not at_least <= value < float("inf"):
-        raise ValueError(f"{name}={value}: must be at least {at_least}; {hint}.")
-    return value

@@ -15,7 +15,8 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from volvox.envs import pool
 from volvox.report.progress import in_notebook
-from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
+from volvox.rollout.evaluate import greedy_action
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 
 class Recording(NamedTuple):
@@ -153,7 +154,7 @@ def _episode(groups: list[EnvGroup], network: Policy, params: ArrayTree, limit: 
         if step == limit or played.terminated[0] or played.truncated[0]:
             return
         output, memory = apply(variables, jnp.asarray(played.observation), memory, None)
-        action = _greedy(spec, output)
+        action = greedy_action(spec)(output)
         states = [group.send(state, action) for group, (state, _) in zip(groups, replies, strict=True)]
 
 
@@ -185,14 +186,6 @@ def show(path: str | os.PathLike[str]) -> None:
         from IPython.display import Video, display  # a notebook has it; scripts need not
 
         display(Video(str(path), embed=True))
-
-
-def _greedy(spec: EnvSpec, output: Array) -> Array:
-    """`[1, A]` -> action."""
-    if spec.num_actions is not None:
-        return jnp.argmax(output, axis=-1).astype(jnp.int32)
-    assert spec.action_shape is not None
-    return jnp.clip(output, spec.action_low, spec.action_high).reshape(1, *spec.action_shape)
 
 
 def _picture(observation: Array, *, colour: bool) -> np.ndarray:

@@ -1,9 +1,8 @@
 """Episodes of a population, played in slots (continuous batching).
 
 Episodes to play wait in a queue; an environment slot whose episode ends takes the next, so that slots stay busy
-however unequal the episodes. Those expected to run long go first, and what is expected follows what kin (children of
-the same parent, or the same member) have played so far. Only slots hold parameters: a member is decoded when a slot
-takes it.
+however unequal the episodes. Those expected to run long go first. Only slots hold parameters: a member is decoded
+when a slot takes it.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from volvox.types import Array, ArrayTree, EnvGroup, Evaluation, Policy, Populat
 
 
 class Queue(NamedTuple):
-    """Episodes to play, those expected to run long first; `C` is the queue's capacity. Constant during a rollout."""
+    """Episodes to play, in the order in which they start; `C` is the queue's capacity. Constant during a rollout."""
 
     members: Member
     """Each field `[C]`."""
@@ -26,10 +25,6 @@ class Queue(NamedTuple):
     """int32 `[C]`: index into the population; out of range past `num_entries`."""
     episode: Array
     """int32 `[C]`: which of the member's episodes."""
-    kin: Array
-    """int32 `[C]`, below C: entries of one number are expected to last alike."""
-    priority: Array
-    """float32 `[C]`: expected length, steps."""
     num_entries: Array
     """int32 scalar: entries in use."""
 
@@ -65,16 +60,10 @@ class Counters(NamedTuple):
 class EpisodesCarry(NamedTuple):
     """The small state of a rollout."""
 
-    waiting: Array
-    """bool `[C]`: entries that no slot has taken."""
-    kin: Array
-    """int32 `[C]`, as in the queue."""
-    expected: Array
-    """float32 `[C]`: expected length before anything was played, steps."""
-    kin_length: Array
-    """float32 `[C]`, by kin: steps of the episodes they have ended."""
-    kin_episodes: Array
-    """float32 `[C]`, by kin: how many those are."""
+    num_entries: Array
+    """int32 scalar: length of the queue."""
+    taken: Array
+    """int32 scalar: entries handed out."""
     slots: tuple[Slots, ...]
     returns: Array
     """float32 `[C]`, by queue entry."""
@@ -102,7 +91,7 @@ def queue(population: Population, num_episodes: int, capacity: int) -> Queue:
     member = jnp.repeat(jnp.arange(n, dtype=jnp.int32), num_episodes)
     episode = jnp.tile(jnp.arange(num_episodes, dtype=jnp.int32), n)
     wanted = episode < population.episodes[member]
-    order = jnp.argsort(jnp.where(wanted, -population.priority[member], jnp.inf), stable=True)
+    order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))
     size = min(capacity, n * num_episodes)
     order = order[:size]
     num_entries = wanted.sum(dtype=jnp.int32)
@@ -110,11 +99,9 @@ def queue(population: Population, num_episodes: int, capacity: int) -> Queue:
     # Padding indexes past the end: gathers clamp, scatters drop.
     member = jnp.where(used, jnp.pad(member[order], (0, capacity - size)), n)
     episode = jnp.pad(episode[order], (0, capacity - size))
-    known = jnp.minimum(member, n - 1)
     named = Member(population.parent, population.seed, population.scale, population.initial)
-    members = jax.tree.map(lambda x: x[known], named)
-    kin = member if num_episodes > 1 else population.parent[known]
-    return Queue(members, member, episode, jnp.minimum(kin, capacity - 1), population.priority[known], num_entries)
+    members = jax.tree.map(lambda x: x[jnp.minimum(member, n - 1)], named)
+    return Queue(members, member, episode, num_entries)
 
 
 def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue) -> EpisodesCarry:
@@ -140,11 +127,8 @@ def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue) -> Episode
 
     zero = jnp.int32(0)
     return EpisodesCarry(
-        waiting=(jnp.arange(capacity) < queue.num_entries) & (jnp.arange(capacity) >= b * len(groups)),
-        kin=queue.kin,
-        expected=queue.priority,
-        kin_length=jnp.zeros(capacity),
-        kin_episodes=jnp.zeros(capacity),
+        num_entries=queue.num_entries,
+        taken=jnp.minimum(queue.num_entries, b * len(groups)),
         slots=tuple(occupy(g) for g in range(len(groups))),
         returns=jnp.zeros(capacity, jnp.float32),
         lengths=jnp.zeros(capacity, jnp.int32),
@@ -186,17 +170,10 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
         episode_return = slots.episode_return + jnp.where(live, timestep.reward, 0.0)
         length = slots.length + live
         ended = live & (timestep.terminated | timestep.truncated)
-        capacity = carry.returns.shape[0]
-        booked = jnp.where(ended, slots.entry, capacity)  # out of range: dropped
+        booked = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
 
-        kin = carry.kin[slots.entry]
-        kin_length = carry.kin_length.at[kin].add(jnp.where(ended, length, 0))
-        kin_episodes = carry.kin_episodes.at[kin].add(ended)
-        candidate, is_waiting = _longest(carry, kin_length, kin_episodes, busy.shape[0])
-        # The n-th slot that ended takes the n-th candidate.
-        nth = jnp.cumsum(ended) - 1
-        refilled = ended & is_waiting[nth]
-        entry = jnp.where(refilled, candidate[nth], -1)
+        candidate = carry.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
+        refilled = ended & (candidate < carry.num_entries)
         num_refilled = refilled.sum(dtype=jnp.int32)
 
         def reset(initial, x):
@@ -207,7 +184,7 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
         output, recurrent = apply(memory[g], timestep.observation[:, None], recurrent)
 
         new = Slots(
-            entry=jnp.where(ended, entry, slots.entry),
+            entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
             started=started & ~ended,
             due=refilled,
             episode_return=jnp.where(ended, 0.0, episode_return),
@@ -220,9 +197,7 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
             carry.counters.group_beats.at[g].add(1),
         )
         carry = carry._replace(
-            waiting=carry.waiting.at[jnp.where(refilled, entry, capacity)].set(False, mode="drop"),
-            kin_length=kin_length,
-            kin_episodes=kin_episodes,
+            taken=carry.taken + num_refilled,
             slots=(*carry.slots[:g], new, *carry.slots[g + 1 :]),
             returns=carry.returns.at[booked].set(episode_return, mode="drop"),
             lengths=carry.lengths.at[booked].set(length, mode="drop"),
@@ -246,24 +221,17 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
         carry = carry._replace(num_due=jnp.int32(0))
         return carry, (*memory[:g], variables, *memory[g + 1 :])
 
-    def active(carry: EpisodesCarry, g: int):
-        return (carry.slots[g].entry >= 0).any()
-
-    def remaining(carry: EpisodesCarry):
-        return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
-
     return Stages(act, work, active, remaining)
 
 
-def _longest(carry: EpisodesCarry, kin_length: Array, kin_episodes: Array, number: int) -> tuple[Array, Array]:
-    """The waiting entries expected to last longest: int32 `[number]`, and whether there were so many, bool."""
-    # What was expected counts as one more episode of the kin.
-    known = carry.expected + kin_length[carry.kin]
-    expected = jnp.where(carry.waiting, known / (1 + kin_episodes[carry.kin]), -jnp.inf)
-    capacity = expected.shape[0]
-    values, entries = jax.lax.top_k(expected, min(number, capacity))
-    missing = (0, number - values.shape[0])
-    return jnp.pad(entries, missing), jnp.pad(values, missing, constant_values=-jnp.inf) > -jnp.inf
+def active(carry: EpisodesCarry, g: int) -> Array:
+    """Whether a slot of group `g` has an episode to play."""
+    return (carry.slots[g].entry >= 0).any()
+
+
+def remaining(carry: EpisodesCarry) -> Array:
+    """Whether a slot of any group has an episode to play; as long as entries wait, one has."""
+    return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
 
 
 def fill(stages: Stages, carry: EpisodesCarry, memory: tuple[ArrayTree, ...], constants: Constants):

@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from volvox.population.decoding import Encoding
 from volvox.rollout import episodes, pipeline
 from volvox.types import Array, ArrayTree, EnvGroup, EnvSpec, Evaluation, Interrupted, Policy, Population
 
 Monitor = Callable[[dict[str, Any]], bool | None]
+
+_MOST_BEATS = 2**20
 
 
 class Figures(NamedTuple):
@@ -52,8 +55,10 @@ class Evaluator(NamedTuple):
     """Plays populations on pools of its own."""
 
     evaluate: Callable[..., tuple[Evaluation, Figures]]
-    """(population, num_episodes, encoding, *, monitor=None) -> (Evaluation `[N, num_episodes]`, Figures). Calls
-    `monitor` about once a second with progress figures; raises `Interrupted` if it returns True."""
+    """(population, num_episodes, encoding, *, seed=None, monitor=None) -> (Evaluation `[N, num_episodes]`, Figures).
+    Every environment begins a new episode, seeded by `seed` where it can be (see `EnvGroup.restart`). Calls `monitor`
+    about once a second with progress figures; raises `Interrupted` if it returns True, ValueError if more episodes are
+    asked for than there is room, RuntimeError after `close`."""
     chunk: pipeline.Chunk
     """The loop itself; for tests that read it."""
     close: Callable[[], None]
@@ -63,7 +68,8 @@ def greedy_action(spec: EnvSpec) -> Callable[[Array], Array]:
     """How a network's output becomes an action: the largest of a discrete set, or clipped to the bounds."""
     if spec.num_actions is not None:
         return lambda output: jnp.argmax(output, axis=-1).astype(jnp.int32)
-    return lambda output: jnp.clip(output, spec.action_low, spec.action_high)
+    shape = spec.action_shape or ()
+    return lambda output: jnp.clip(output, spec.action_low, spec.action_high).reshape(-1, *shape)
 
 
 def evaluator(
@@ -103,12 +109,14 @@ def evaluator(
     num_slots = sum(group.num_envs for group in groups)
     envs: list[ArrayTree] | None = None
     beats = 8
+    closed = False
 
     @jax.jit
     def begin(queue):
         return episodes.start(policy, groups, queue)
 
     fill = jax.jit(lambda carry, memory, constants: episodes.fill(stages, carry, memory, constants), donate_argnums=1)
+    remaining = jax.jit(lambda carry: episodes.remaining(carry))
     line_up = jax.jit(episodes.queue, static_argnums=(1, 2))
     sort_out = jax.jit(episodes.evaluation, static_argnums=(2, 3))
     drain = [
@@ -116,26 +124,34 @@ def evaluator(
         for group in groups
     ]
 
-    def restart():
+    def restart(seed: int | None) -> list[ArrayTree]:
         nonlocal envs
         if envs is None:
             envs = [group.init() for group in groups]
-        else:
-            # Actions of the last beat are in flight.
-            envs = [group.restart(take(env)) for group, take, env in zip(groups, drain, envs, strict=True)]
+        # What is in flight (the first episodes, or the actions of the last beat) must land first.
+        envs = [group.restart(take(env), seed) for group, take, env in zip(groups, drain, envs, strict=True)]
         return envs
 
     def evaluate(
-        population: Population, num_episodes: int, encoding: Encoding, *, monitor: Monitor | None = None
+        population: Population,
+        num_episodes: int,
+        encoding: Encoding,
+        *,
+        seed: int | None = None,
+        monitor: Monitor | None = None,
     ) -> tuple[Evaluation, Figures]:
         nonlocal envs, beats
-        total = int(population.episodes.sum())
+        if closed:
+            raise RuntimeError("this evaluator was closed and its pools are gone; make another.")
+        total, most = int(population.episodes.sum()), int(population.episodes.max())
         if not 0 < total <= capacity:
             raise ValueError(f"{total} episodes asked for; this evaluator holds 1 to {capacity}.")
+        if most > num_episodes:
+            raise ValueError(f"a member asks for {most} episodes, but num_episodes={num_episodes}.")
         began = time.perf_counter()
         queue = line_up(population._replace(bases=()), num_episodes, capacity)
         constants = episodes.Constants(queue, population.bases, encoding)
-        state_envs = restart()
+        state_envs = restart(seed)
         carry, memory.groups = fill(begin(queue), memory.groups, constants)
         done = False
         while not done:
@@ -144,11 +160,13 @@ def evaluator(
             state, beats_done = chunk(state, constants, beats)
             state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
             envs = state_envs
-            done = int(beats_done) < beats or not bool(stages.remaining(carry))  # type: ignore[misc]
+            cut_short = int(beats_done) < beats
+            done = cut_short or not bool(remaining(carry))
             now = time.perf_counter()
-            # Towards chunks of the asked length, at most doubling: the first calls include compilation.
-            factor = chunk_seconds / max(now - chunk_began, 1e-6)
-            beats = max(1, int(beats * min(max(factor, 0.5), 2.0)))
+            if not cut_short:
+                # Towards chunks of the asked length, at most doubling: the first calls include compilation.
+                factor = chunk_seconds / max(now - chunk_began, 1e-6)
+                beats = min(max(1, int(beats * min(max(factor, 0.5), 2.0))), _MOST_BEATS)
             if monitor is not None:
                 stepped, busy = int(carry.counters.stepped), int(carry.counters.busy)
                 progress = {
@@ -160,10 +178,13 @@ def evaluator(
                 if monitor(progress) and not done:
                     raise Interrupted(f"{progress['done']} of {total} episodes were played and are dropped")
         result = sort_out(carry, queue, population.seed.shape[0], num_episodes)
-        jax.block_until_ready(result)
+        if int(result.valid.sum()) != total:
+            raise RuntimeError(f"{int(result.valid.sum())} of {total} episodes were played; this is a bug in the loop.")
         return result, _figures(carry, num_slots, time.perf_counter() - began)
 
     def close():
+        nonlocal closed
+        closed = True
         for group in groups:
             group.close()
 
@@ -171,9 +192,10 @@ def evaluator(
 
 
 def _figures(carry: episodes.EpisodesCarry, num_slots: int, seconds: float) -> Figures:
-    steps, stepped = int(carry.lengths.sum()), int(carry.counters.stepped)
+    lengths = np.asarray(carry.lengths)
+    steps, stepped = int(lengths.sum(dtype=np.int64)), int(carry.counters.stepped)
     makespan = int(carry.counters.group_beats.max())
-    bound = max(steps / num_slots, int(carry.lengths.max()), 1)
+    bound = max(steps / num_slots, int(lengths.max()), 1)
     return Figures(
         steps=steps,
         stepped=stepped,

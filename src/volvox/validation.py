@@ -1,4 +1,4 @@
-"""Checks shared by the environment factories: one clear `ValueError` per mistake, raised before anything is made."""
+"""Checks shared by the factories: one clear `ValueError` per mistake, raised before anything is made."""
 
 import difflib
 import operator
