@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "volvox"
 FLOOR = {
     "types": 0,
+    "files": 0,
     "validation": 0,
     "ops": 1,
     "networks": 2,

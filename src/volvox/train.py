@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox import checkpoint
+from volvox import checkpoint, files
 from volvox.report import metrics as metrics_file
 from volvox.report import plots
 from volvox.report.progress import Progress
@@ -127,7 +127,7 @@ def train(
                 tree = {"seconds": rows[-1]["seconds"] if rows else 0.0, "state": algorithm.save(state)}
                 checkpoint.save(directory / _CHECKPOINTS, done, tree, keep=keep_checkpoints)
                 if algorithm.genome is not None and done:
-                    metrics_file.write_text(directory / _ELITE, json.dumps(algorithm.genome(state)) + "\n")
+                    files.write(directory / _ELITE, json.dumps(algorithm.genome(state)) + "\n")
 
         if saved is None:
             state = algorithm.init(key)
@@ -287,7 +287,7 @@ def _open(directory: Path, config: dict[str, Any], step_name: str) -> tuple[_Sav
                 f"{directory / _METRICS} has {len(rows)} rows, but {directory / _CHECKPOINTS} no checkpoint"
             )
         if not (directory / _CONFIG).exists():
-            metrics_file.write_text(directory / _CONFIG, json.dumps(config, indent=2) + "\n")
+            files.write(directory / _CONFIG, json.dumps(config, indent=2) + "\n")
         metrics_file.rewrite(directory / _METRICS, [])
         return None, []
     step, tree = restored

@@ -1,7 +1,9 @@
 """The experiment script as a user runs it: real Atari, in processes of its own."""
 
+import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,30 @@ TINY = [
     *("--game", "Pong", "--network", "small", "--population-size", "8", "--num-parents", "2", "--num-envs", "4"),
     *("--num-elite-candidates", "2", "--num-validation-episodes", "1", "--max-episode-steps", "15"),
 ]
+
+
+ROOT = SCRIPT.parents[1]
+
+
+def documented():
+    """Flags of every call of the script that README and Makefile show."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    calls = [line.split("atari_ga.py", 1)[1].split() for line in lines if "experiments/atari_ga.py " in line]
+    makefile = (ROOT / "Makefile").read_text()
+    return [*calls, re.search(r"^TRAIN \?= (.*)$", makefile, re.MULTILINE).group(1).split()]
+
+
+@pytest.mark.parametrize("flags", documented(), ids=" ".join)
+def test_documented_commands_are_understood(flags):
+    spec = importlib.util.spec_from_file_location("atari_ga", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    sys.modules["atari_ga"] = script  # dataclasses look their module up
+    spec.loader.exec_module(script)
+    settings = script.read_settings(flags)
+    assert settings.population_size > 0
+    for flag in ("--preset", "--game", "--run-dir"):
+        if flag in flags:
+            assert getattr(settings, flag[2:].replace("-", "_")) == flags[flags.index(flag) + 1]
 
 
 def start(*flags, **kwargs):

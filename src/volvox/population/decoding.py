@@ -30,7 +30,8 @@ class Member(NamedTuple):
 class Encoding:
     """What turns a `Member` into parameters: the noise with its data, and the network's shapes.
 
-    A pytree: the table travels as an argument of jitted functions.
+    A pytree, and always an *argument* of jitted functions, never closed over: as a constant, the table would be copied
+    into the program, and the runtime zero would be known to the compiler, which may then round otherwise.
     """
 
     data: Array
@@ -44,7 +45,7 @@ class Encoding:
     from_noise: Callable[[ArrayTree], ArrayTree] = flax.struct.field(pytree_node=False)
     """`Policy.from_noise`."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = flax.struct.field(pytree_node=False)
-    """(path, shape) of every parameter: what a lineage's network must look like."""
+    """(path, shape) of every parameter."""
     treedef: Any = flax.struct.field(pytree_node=False)
 
     @property

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox import files
 from volvox.population.decoding import Encoding, Member, decode
 from volvox.types import ArrayTree
 
@@ -127,10 +128,7 @@ def from_json(data: Any) -> Genome:
 
 def save(path: str | os.PathLike, genome: Genome) -> None:
     """Writes a genome to a JSON file in the published format, atomically."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(to_json(genome)) + "\n")
-    os.replace(temporary, path)
+    files.write(path, json.dumps(to_json(genome)) + "\n")
 
 
 def load(path: str | os.PathLike) -> Genome:

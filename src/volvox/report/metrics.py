@@ -3,13 +3,14 @@
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from tensorboardX import SummaryWriter
+
+from volvox import files
 
 Row = dict[str, Any]
 """One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
@@ -79,23 +80,7 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
 
 def rewrite(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
     """Replaces the file's rows by these, atomically: readers, and a kill, see the old file or the new one."""
-    write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a whole text file atomically and to disk."""
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes private files
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    files.write(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
 class EventWriter(NamedTuple):

@@ -3,7 +3,6 @@
 import io
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from volvox import files
 
 # Okabe and Ito's colours: told apart by colour-blind readers, too.
 _BLUE, _SKY, _VERMILLION, _GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"
@@ -86,9 +87,7 @@ def learning_curve(
     # Without pyplot, nobody has told notebooks how to show a figure.
     figure._repr_png_ = lambda: _png(figure)  # pyright: ignore[reportAttributeAccessIssue]
     if path is not None:
-        unfinished = Path(path).with_name(f".{Path(path).name}-unfinished")
-        unfinished.write_bytes(_png(figure))
-        os.replace(unfinished, path)
+        files.write(path, _png(figure))
     return figure
 
 
