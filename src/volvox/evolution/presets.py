@@ -75,7 +75,7 @@ def quick() -> GAPreset:
         num_test_episodes=0,
         network="small",
         num_envs=32,
-        max_episode_steps="400",
+        max_episode_steps="700",
         test_max_episode_steps=27_000,
         generations=1_000,
         minutes=5.0,
