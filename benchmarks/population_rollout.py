@@ -58,8 +58,7 @@ class Setting:
         self.strategy = vx.evolution.ga(population_size=population, num_parents=20, mutation_std=0.002)
         self.code = vx.population.encoding(self.net, vx.population.table())
         self.memory = SlotMemory(self.net, self.code, options.groups, options.num_envs // options.groups)
-        self.ask = [jax.jit(r.ask) for r in self.strategy.rounds]
-        self.tell = [jax.jit(r.tell) for r in self.strategy.rounds]
+        self.rounds = vx.evolution.compiled_rounds(self.strategy)
 
 
 def env_steps_per_s(groups, seconds: float = 5.0) -> float:
@@ -125,15 +124,16 @@ def generation(setting: Setting, played, state, key):
     """One generation: state, figures, seconds and population of its training round."""
     keys = jax.random.split(key)
     began = time.perf_counter()
-    offspring = setting.ask[0](keys[0], state, setting.code)
+    training, validation = setting.rounds[:2]
+    offspring = training.ask(keys[0], state, setting.code)
     evaluation, figures = played.evaluate(offspring, 1, setting.code, seed=0)
-    state, _ = setting.tell[0](state, offspring, evaluation, setting.code)
+    state, _ = training.tell(state, offspring, evaluation, setting.code)
     # The second round's ask and tell belong to a generation too; its episodes are another measurement.
-    candidates = setting.ask[1](keys[1], state, setting.code)
-    shape = (setting.strategy.rounds[1].num_members, setting.strategy.rounds[1].num_episodes)
+    candidates = validation.ask(keys[1], state, setting.code)
+    shape = (validation.num_members, validation.num_episodes)
     scores = jax.random.normal(keys[1], shape)
-    validation = vx.types.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool))
-    state, _ = jax.block_until_ready(setting.tell[1](state, candidates, validation, setting.code))
+    result = vx.types.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool))
+    state, _ = jax.block_until_ready(validation.tell(state, candidates, result, setting.code))
     return state, figures, time.perf_counter() - began, offspring
 
 

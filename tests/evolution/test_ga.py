@@ -160,16 +160,22 @@ def test_test_round_plays_the_elite():
 def test_jit_equals_eager_and_compiles_once():
     strategy = ga()
     jitted = [(jax.jit(r.ask), jax.jit(r.tell)) for r in strategy.rounds]
+    compiled = evolution.compiled_rounds(strategy)
     state = strategy.init(jax.random.key(0), CODE)
     for g in range(3):
-        for round_, (ask, tell) in zip(strategy.rounds, jitted, strict=True):
+        for round_, (ask, tell), whole in zip(strategy.rounds, jitted, compiled, strict=True):
             key = jax.random.key(g)
             asked = ask(key, state, CODE)
             jax.tree.map(np.testing.assert_array_equal, asked, round_.ask(key, state, CODE))
             result = played(np.random.default_rng(g).standard_normal(round_.num_members), round_.num_episodes)
             eager, _ = round_.tell(state, asked, result, CODE)
-            state, _ = tell(state, asked, result, CODE)
+            before, state = state, tell(state, asked, result, CODE)[0]
             jax.tree.map(np.testing.assert_array_equal, state, eager)
+            jax.tree.map(np.testing.assert_array_equal, whole.tell(before, asked, result, CODE)[0], eager)
+            # Bases that are passed on are the same arrays.
+            assert whole.ask(key, before, CODE).bases is before.bases
+            passed_on = whole.tell(before, asked, result, CODE)[0].bases is before.bases
+            assert passed_on is (round_.role == "training")
     assert [f._cache_size() for pair in jitted for f in pair] == [1] * 4
 
 

@@ -11,3 +11,4 @@ from volvox.evolution.presets import paper as paper
 from volvox.evolution.presets import quick as quick
 from volvox.evolution.strategy import Round as Round
 from volvox.evolution.strategy import Strategy as Strategy
+from volvox.evolution.strategy import compiled_rounds as compiled_rounds

@@ -9,7 +9,7 @@ import numpy as np
 
 from volvox import networks
 from volvox.evolution.cutoff import Cutoff, cutoff, grown
-from volvox.evolution.strategy import Strategy
+from volvox.evolution.strategy import Strategy, compiled_rounds
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, encoding
 from volvox.population.noise import Noise, table
@@ -104,8 +104,7 @@ def evolve(
         raise ValueError(f"strategy {strategy.config} has no training or validation round, so nothing would learn.")
     policy = network if isinstance(network, Policy) else networks.policy(network, env.spec)
     noise = table() if noise is None else noise
-    asks = [jax.jit(round_.ask) for round_ in strategy.rounds]
-    tells = [jax.jit(round_.tell) for round_ in strategy.rounds]
+    rounds = compiled_rounds(strategy)
     capacity = {
         role: max(
             (r.num_members * r.num_episodes for r in strategy.rounds if (r.role == "test") == (role == "test")),
@@ -167,7 +166,7 @@ def evolve(
 
     def play(state: EvolveState, i: int, inner: ArrayTree, monitor) -> tuple[ArrayTree, dict, Evaluation, Figures]:
         """One round: ask, evaluate, tell."""
-        round_, code = strategy.rounds[i], ready()
+        round_, code = rounds[i], ready()
         role = "test" if round_.role == "test" else "training"
         if monitor is not None and _must_compile(resources, role, state.max_episode_steps):
             announced = {"phase": "compiling", "generation": state.generation + 1, "role": round_.role}
@@ -180,7 +179,7 @@ def evolve(
             return monitor({"phase": round_.role, "frames_per_second": frames_per_second, **progress})
 
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), i)
-        population = asks[i](key, inner, code)
+        population = round_.ask(key, inner, code)
         try:
             evaluation, figures = pools(state, role).evaluate(
                 population,
@@ -194,7 +193,7 @@ def evolve(
         except BaseException:
             resources.close()  # donated buffers and pools in flight cannot be trusted any more
             raise
-        inner, told = tells[i](inner, population, evaluation, code)
+        inner, told = round_.tell(inner, population, evaluation, code)
         return inner, {name: np.asarray(value).item() for name, value in told.items()}, evaluation, figures
 
     def step(state: EvolveState, *, monitor=None) -> tuple[EvolveState, dict[str, Any]]:

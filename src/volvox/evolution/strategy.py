@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import jax
+
 from volvox.population.decoding import Encoding, Member
 from volvox.types import Array, ArrayTree, Config, Evaluation, Population
 
@@ -19,7 +21,7 @@ class Round(NamedTuple):
     num_episodes: int
     """E, the most episodes of a member."""
     ask: Callable[[Array, ArrayTree, Encoding], Population]
-    """(key, state, encoding) -> Population."""
+    """(key, state, encoding) -> Population, whose bases are the state's."""
     tell: Callable[[ArrayTree, Population, Evaluation, Encoding], tuple[ArrayTree, dict[str, Array]]]
     """(state, population, evaluation, encoding) -> (state, metrics). Higher returns are better."""
 
@@ -43,3 +45,40 @@ class Strategy(NamedTuple):
     score: Callable[[ArrayTree], Array]
     """state after a generation -> the elite's score, float32; the best of all generations is the reported solution."""
     config: Config
+
+
+def compiled_rounds(strategy: Strategy) -> tuple[Round, ...]:
+    """The rounds of a strategy with `ask` and `tell` compiled, so that bases they only pass on are not copied.
+
+    A compiled function copies what it returns unchanged; the bases are hundreds of megabytes.
+
+    Args:
+      strategy: any.
+
+    Returns:
+      Its rounds, with the same meaning.
+    """
+    return tuple(_compiled(round_, strategy) for round_ in strategy.rounds)
+
+
+def _compiled(round_: Round, strategy: Strategy) -> Round:
+    @jax.jit
+    def ask_without_bases(key, state, encoding):
+        return round_.ask(key, state, encoding)._replace(bases=())
+
+    @jax.jit
+    def tell_changes(state, population, evaluation, encoding):
+        old, _ = strategy.split(state)
+        state, metrics = round_.tell(state, population, evaluation, encoding)
+        bases, rest = strategy.split(state)
+        passed_on = all(a is b for a, b in zip(jax.tree.leaves(bases), jax.tree.leaves(old), strict=True))
+        return None if passed_on else bases, rest, metrics
+
+    def ask(key, state, encoding):
+        return ask_without_bases(key, state, encoding)._replace(bases=strategy.split(state)[0])
+
+    def tell(state, population, evaluation, encoding):
+        bases, rest, metrics = tell_changes(state, population, evaluation, encoding)
+        return strategy.join(strategy.split(state)[0] if bases is None else bases, rest), metrics
+
+    return round_._replace(ask=ask, tell=tell)
