@@ -7,13 +7,11 @@
 """
 
 import dataclasses
-import json
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
-import jax
 import tyro
+from launch import launch
 
 import volvox as vx
 
@@ -84,10 +82,6 @@ PRESETS = {"quick": vx.evolution.quick, "desktop": vx.evolution.desktop, "paper"
 
 def make_algorithm(settings: Settings) -> vx.types.Algorithm:
     """Builds the algorithm; every bad setting is refused here, before any long work."""
-    if settings.score_episodes < 0:
-        raise ValueError(f"score_episodes={settings.score_episodes}: give the number of episodes, or 0 for none.")
-    if settings.minutes is not None and not settings.minutes > 0:
-        raise ValueError(f"minutes={settings.minutes}: give a positive number of minutes, or leave it out.")
     env = vx.envs.atari(
         settings.game,
         num_envs=settings.num_envs,
@@ -123,53 +117,15 @@ def make_algorithm(settings: Settings) -> vx.types.Algorithm:
     )
 
 
-def score(settings: Settings, run: vx.Run) -> None:
-    """Plays fresh episodes with the elite and at random; prints and writes both with 95% intervals."""
-    env = run.algorithm.env
-    seed = settings.seed + 1_000_003  # episodes that no generation has seen
-    scores = {
-        "elite": vx.rollout.play(
-            env, run.algorithm.network, run.policy(), num_episodes=settings.score_episodes, seed=seed
-        ),
-        "random": vx.rollout.play_randomly(env, num_episodes=settings.score_episodes, seed=seed),
-    }
-    written = {}
-    for name, result in scores.items():
-        print(
-            f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {settings.score_episodes} episodes"
-        )
-        written[name] = {
-            "mean": result.mean,
-            "interval_95": [result.low, result.high],
-            "returns": result.returns.tolist(),
-            "lengths": result.lengths.tolist(),
-        }
-    (Path(settings.run_dir) / "score.json").write_text(json.dumps(written, indent=1) + "\n")
-
-
 def main() -> int:
     settings = read_settings()
-    try:
-        algorithm = make_algorithm(settings)
-        run = vx.train(
-            algorithm,
-            jax.random.key(settings.seed),
-            steps=settings.generations,
-            run_dir=settings.run_dir,
-            resume=settings.resume,
-            checkpoint_every=settings.checkpoint_every,
-            stop_after=None if settings.minutes is None else 60 * settings.minutes,
-        )
-    except (ValueError, FileExistsError, BlockingIOError, vx.checkpoint.DamagedCheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if not run.interrupted and run.metrics:
-        algorithm.close()
-        if settings.score_episodes:
-            score(settings, run)
-        if settings.video:
-            run.watch()
-    return run.exit_code
+    return launch(
+        lambda: make_algorithm(settings),
+        settings,
+        steps=settings.generations,
+        step_name="generation",
+        learned="elite",
+    )
 
 
 if __name__ == "__main__":

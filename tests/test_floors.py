@@ -16,6 +16,7 @@ FLOOR = {
     "population": 2,
     "rollout": 3,
     "evolution": 4,
+    "actor_critic": 4,
     "checkpoint": 5,
     "report": 5,
     "train": 6,

@@ -7,6 +7,7 @@ algorithm = vx.evolution.evolve(strategy, vx.networks.DeepGA(env.spec.num_action
 run = vx.train(algorithm, jax.random.key(0), steps=10, run_dir="runs/frostbite")
 """
 
+from volvox import actor_critic as actor_critic
 from volvox import checkpoint as checkpoint
 from volvox import envs as envs
 from volvox import evolution as evolution

@@ -68,7 +68,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
     for leftover in root.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover)
 
-    unfinished, final = root / f"{_UNFINISHED}{step:08d}", root / f"{step:08d}"
+    unfinished, final = root / f"{_UNFINISHED}{step:08d}", folder_of(root, step)
     unfinished.mkdir()
     if arrays:
         with _checkpointer() as checkpointer:
@@ -87,10 +87,15 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
     if keep is not None:
         obsolete += [s for s in done if s <= step][:-keep]
     for s in obsolete:
-        _remove(root / f"{s:08d}")
+        _remove(folder_of(root, s))
     for leftover in root.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover)
     return final
+
+
+def folder_of(directory: str | os.PathLike[str], step: int) -> Path:
+    """Where the checkpoint of a step is, or would be."""
+    return Path(directory).absolute() / f"{step:08d}"
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
@@ -115,7 +120,7 @@ def restore(directory: str | os.PathLike[str], step: int) -> ArrayTree:
         FileNotFoundError: there is no checkpoint of this step.
         DamagedCheckpointError: it is not what was written.
     """
-    folder = Path(directory).absolute() / f"{step:08d}"
+    folder = folder_of(directory, step)
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     _verify(folder)

@@ -88,6 +88,7 @@ def train(
             named), or the run directory lacks a file it must have.
         BlockingIOError: another process is writing to `run_dir`.
         volvox.checkpoint.DamagedCheckpointError: every checkpoint is damaged.
+        FloatingPointError: the algorithm's numbers are no longer finite; a note names the last good checkpoint.
     """
     _check(steps, run_dir, resume, checkpoint_every, keep_checkpoints, stop_after, step_name)
     config = _config(algorithm, key)
@@ -144,6 +145,13 @@ def train(
             except Interrupted:
                 abandoned = True
                 break
+            except FloatingPointError as error:
+                if last_saved != done:
+                    save()
+                if directory is not None:
+                    kept = checkpoint.folder_of(directory / _CHECKPOINTS, done)
+                    error.add_note(f"The last good checkpoint, of {step_name} {done}, is {kept}.")
+                raise
             row = _row(step_name, done + 1, figures, seconds(), time.monotonic() - step_began)
             done += 1
             rows.append(row)

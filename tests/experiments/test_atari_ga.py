@@ -31,7 +31,8 @@ def documented():
 
 
 @pytest.mark.parametrize("flags", documented(), ids=" ".join)
-def test_documented_commands_are_understood(flags):
+def test_documented_commands_are_understood(flags, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("atari_ga", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     sys.modules["atari_ga"] = script  # dataclasses look their module up

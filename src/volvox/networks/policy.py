@@ -79,7 +79,7 @@ def policy(
         name=type(module).__name__,
         prepare=prepare,
         initial_std=initial_std or _own_initial_std(module),
-        config=_settings(module),
+        config=module_settings(module),
     )
 
 
@@ -193,7 +193,7 @@ def _batch_shape(shape: tuple[int, ...], batch: int) -> str:
     return f"[{', '.join(names)}]"
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
+def module_settings(module: nn.Module) -> dict[str, Any]:
     """The module's fields as JSON values."""
     fields = [field.name for field in dataclasses.fields(module) if field.name not in ("parent", "name")]
     return {name: _json_value(getattr(module, name)) for name in fields}
@@ -207,7 +207,7 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(item) for item in value]
     if isinstance(value, nn.Module):
-        return {"network": type(value).__name__, **_settings(value)}
+        return {"network": type(value).__name__, **module_settings(value)}
     if hasattr(value, "__qualname__"):  # Functions and classes; their repr would name an address.
         return f"{value.__module__}.{value.__qualname__}"
     return type(value).__name__ if "0x" in repr(value) else repr(value)

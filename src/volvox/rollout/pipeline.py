@@ -6,9 +6,10 @@
         send(g, action)                    # returns at once; g's emulators step in C++ threads
         carry = work(carry, g)             # device work that runs while emulators step
 
-One pass over the groups is a *beat*. The loop exists in two forms with the same meaning: `traced` compiles a chunk of
-beats whole; `driven` runs it from Python around jitted `act` and `work`, is the reference, and serves groups that
-cannot be traced.
+One pass over the groups is a *beat*, and a fixed number of beats is a *round*; `finish` ends each round, while all
+groups' emulators step. The loop exists in two forms with the same meaning: `traced` compiles a chunk of rounds whole;
+`driven` runs it from Python around jitted `act`, `work` and `finish`, is the reference, and serves groups that cannot
+be traced.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 
 from volvox.ops.order import after
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
+from volvox.validation import integer
 
 
 class Stages(NamedTuple):
@@ -39,6 +41,9 @@ class Stages(NamedTuple):
     """(carry, g) -> bool: whether the group is stepped in this beat. None: always."""
     remaining: Callable[[ArrayTree], Array] | None
     """carry -> bool: whether work remains. None: always."""
+    finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
+    """(carry, memory, constants) -> (carry, memory), at the end of each round, under the rule of `work`. None:
+    nothing."""
 
 
 class LoopState(NamedTuple):
@@ -51,23 +56,25 @@ class LoopState(NamedTuple):
 
 
 Chunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
-"""(state, constants, beats) -> (state, beats done). Donates `state`; ends when `beats` are done or nothing remains."""
+"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends when `rounds` are done or nothing
+remains."""
 
 
-def traced(stages: Stages, groups: Sequence[EnvGroup]) -> Chunk:
-    """The fast form: a chunk of beats as one compiled, donated program.
+def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> Chunk:
+    """The fast form: a chunk of rounds as one compiled, donated program.
 
     Args:
       stages: the algorithm.
       groups: traceable groups; they must outlive the returned function.
+      beats_per_round: beats of a round.
 
     Returns:
-      A `Chunk`; `chunk.jitted` is the `jax.jit` function behind it, of (state, constants, beats, zero).
+      A `Chunk`; `chunk.jitted` is the `jax.jit` function behind it, of (state, constants, rounds, zero).
 
     Raises:
-      ValueError: a group is not traceable, or there are none.
+      ValueError: a group is not traceable, there are none, or a round has no beat.
     """
-    _check(groups)
+    _check(groups, beats_per_round)
     for g, group in enumerate(groups):
         if not group.traceable:
             raise ValueError(
@@ -96,65 +103,82 @@ def traced(stages: Stages, groups: Sequence[EnvGroup]) -> Chunk:
             envs[following] = after(envs[following], (carry, memory), zero, required=False)
         return LoopState(tuple(envs), carry, memory)
 
+    def round_(state: LoopState, constants, zero) -> LoopState:
+        if beats_per_round == 1:
+            state = beat(state, constants, zero)
+        else:
+            state = jax.lax.fori_loop(0, beats_per_round, lambda _, state: beat(state, constants, zero), state)
+        if stages.finish is None:
+            return state
+        envs = list(state.envs)
+        carry, memory = stages.finish(after(state.carry, envs[-1], zero), state.memory, constants)
+        envs[0] = after(envs[0], (carry, memory), zero, required=False)
+        return LoopState(tuple(envs), carry, memory)
+
     @partial(jax.jit, donate_argnums=0)
-    def chunk(state: LoopState, constants: ArrayTree, beats: Array, zero: Array):
+    def chunk(state: LoopState, constants: ArrayTree, rounds: Array, zero: Array):
         def unfinished(loop):
             done, state = loop
-            return (done < beats) & (True if stages.remaining is None else stages.remaining(state.carry))
+            return (done < rounds) & (True if stages.remaining is None else stages.remaining(state.carry))
 
         def body(loop):
             done, state = loop
-            return done + 1, beat(state, constants, zero)
+            return done + 1, round_(state, constants, zero)
 
         done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
         return state, done
 
-    def run(state, constants, beats):
-        return chunk(state, constants, jnp.int32(beats), jnp.int32(0))
+    def run(state, constants, rounds):
+        return chunk(state, constants, jnp.int32(rounds), jnp.int32(0))
 
     run.jitted = chunk  # type: ignore[attr-defined]  # for tests that read the compiled loop
     return run
 
 
-def driven(stages: Stages, groups: Sequence[EnvGroup]) -> Chunk:
-    """The reference form: the same loop in Python, around jitted `act` and `work`.
+def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> Chunk:
+    """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
 
     Args:
       stages: the algorithm.
       groups: groups made with `host=True`, or pure-JAX ones.
+      beats_per_round: beats of a round.
 
     Returns:
       A `Chunk`.
 
     Raises:
-      ValueError: there are no groups.
+      ValueError: there are no groups, or a round has no beat.
     """
-    _check(groups)
+    _check(groups, beats_per_round)
     act = [jax.jit(partial(_act, stages, g), donate_argnums=0) for g in range(len(groups))]
     work = [jax.jit(partial(_work, stages, g), donate_argnums=(0, 1)) for g in range(len(groups))]
+    finish = None if stages.finish is None else jax.jit(stages.finish, donate_argnums=(0, 1))
     remaining = None if stages.remaining is None else jax.jit(stages.remaining)
     active = None
     if stages.active is not None:
         is_active = stages.active
         active = [jax.jit(lambda carry, g=g: is_active(carry, g)) for g in range(len(groups))]
 
-    def run(state, constants, beats):
+    def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
         done = 0
-        while done < beats and (remaining is None or bool(remaining(carry))):
-            for g, group in enumerate(groups):
+        while done < rounds and (remaining is None or bool(remaining(carry))):
+            for g, group in list(enumerate(groups)) * beats_per_round:
                 if active is None or bool(active[g](carry)):
                     envs[g], timestep = group.recv(envs[g])
                     carry, action = act[g](carry, memory, timestep)
                     envs[g] = group.send(envs[g], action if group.traceable else np.asarray(action))
                 carry, memory = work[g](carry, memory, constants)
+            if finish is not None:
+                carry, memory = finish(carry, memory, constants)
             done += 1
         return LoopState(tuple(envs), carry, memory), done
 
     return run
 
 
-def _check(groups: Sequence[EnvGroup]) -> None:
+def _check(groups: Sequence[EnvGroup], beats_per_round: int) -> None:
+    integer("beats_per_round", beats_per_round, low=1)
     if not groups:
         raise ValueError("the loop needs at least one group of environments; two let emulators and device overlap.")
 

@@ -1,0 +1,44 @@
+"""Settings of `a3c` that belong together: `a3c(network, env, **ga3c())`."""
+
+from typing import Any
+
+
+def ga3c() -> dict[str, Any]:
+    """GA3C's constants (Babaeizadeh et al. 2017, arXiv 1611.06256, and its published code).
+
+    RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
+    Written for 32 environments; the network is `volvox.networks.GA3C`.
+    """
+    return {
+        "segment_length": 5,
+        "discount": 0.99,
+        "learning_rate": 3e-4,
+        "optimizer": "rmsprop",
+        "optimizer_options": {"decay": 0.99, "eps": 0.1, "initial_scale": 1.0},
+        "average": False,
+        "entropy_coefficient": 0.01,
+        "value_coefficient": 1.0,
+        "log_epsilon": 1e-6,
+        "reward_bound": 1.0,
+        "lag": 1,
+    }
+
+
+def modern() -> dict[str, Any]:
+    """What later work settled on: longer segments, V-trace, averaged losses, clipped gradients, Adam.
+
+    IMPALA (Espeholt et al. 2018, arXiv 1802.01561) for V-trace and segments of 20 steps.
+    """
+    return {
+        "segment_length": 20,
+        "discount": 0.99,
+        "learning_rate": 6e-4,
+        "optimizer": "adam",
+        "optimizer_options": {"eps": 1e-5},
+        "average": True,
+        "max_gradient_norm": 0.5,
+        "entropy_coefficient": 0.01,
+        "value_coefficient": 0.5,
+        "vtrace": True,
+        "lag": 1,
+    }

@@ -1,0 +1,250 @@
+"""The schedule of an actor-critic on the pipeline: who collects and who learns when.
+
+In round r every group collects a segment with the parameters of that round, while `work` goes through the segments of
+round r - lag in micro-batches, evenly spread over the round's beats; `finish` updates the parameters. So data are
+exactly `lag` updates old. With `lag` 0 nothing overlaps: the round has one beat more, which completes the segments, and
+`finish` learns them all; the step taken in that beat is not learned from. With `merge` several rounds share an update.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from volvox.actor_critic.distributions import Distribution
+from volvox.actor_critic.learner import Learner, LearnerState, reset
+from volvox.networks.actor_critic import ActorCriticNetwork
+from volvox.rollout import segments
+from volvox.rollout.pipeline import Stages
+from volvox.rollout.segments import Segment
+from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
+
+RECENT = 100
+"""Episodes over which scores are averaged."""
+
+
+class Schedule(NamedTuple):
+    """Whole numbers that fix when things happen; all are shapes or trip counts."""
+
+    segment_length: int
+    """T, steps of a segment."""
+    micro_batch: int
+    """Environments in a micro-batch; a divisor of a group's size."""
+    lag: int
+    """Updates between acting and learning."""
+    merge: int
+    """Rounds that share an update."""
+
+    @property
+    def beats(self) -> int:
+        """Beats of a round."""
+        return self.segment_length + (self.lag == 0)
+
+
+class Collector(NamedTuple):
+    """What one group of environments is doing."""
+
+    ring: Segment
+    recurrent: ArrayTree
+    """The policy's state, leaves `[B, ...]`."""
+    episode_return: Array
+    """float32 `[B]`: unclipped rewards so far."""
+    episode_length: Array
+    """int32 `[B]`."""
+    lives: Array
+    """int32 `[B]`: lives left at the last step; 0 where the environment does not tell."""
+
+
+class Episodes(NamedTuple):
+    """Episodes that ended."""
+
+    total: Array
+    """int32: how many."""
+    returns: Array
+    """float32 `[RECENT]`: of the latest, in a ring."""
+    lengths: Array
+    """int32 `[RECENT]`."""
+
+
+class Carry(NamedTuple):
+    """The small state of the loop, and the segments."""
+
+    round: Array
+    """int32: rounds begun before this one, since the environments were started."""
+    beat: Array
+    """int32: of the round."""
+    key: Array
+    draws: Array
+    """int32: how often actions were drawn; names the next draw."""
+    steps: Array
+    """int32: steps taken since the host last looked, resets not counted."""
+    episodes: Episodes
+    collectors: tuple[Collector, ...]
+
+
+def start(
+    groups: tuple[EnvGroup, ...],
+    network: ActorCriticNetwork,
+    schedule: Schedule,
+    key: Array,
+    draws: Array,
+    episodes: Episodes,
+) -> Carry:
+    """The carry before the first beat.
+
+    Args:
+      groups: of environments, all of one size.
+      network: with its recurrent state.
+      schedule: as everywhere.
+      key: fixes all actions.
+      draws: int32, draws made by earlier parts of the run.
+      episodes: of earlier parts of the run.
+
+    Returns:
+      `Carry`.
+    """
+
+    def collector(group: EnvGroup) -> Collector:
+        b = group.num_envs
+        recurrent = network.initial_state(b)
+        return Collector(
+            ring=segments.empty(schedule.lag + 1, schedule.beats, b, group.spec, recurrent),
+            recurrent=recurrent,
+            episode_return=jnp.zeros(b, jnp.float32),
+            episode_length=jnp.zeros(b, jnp.int32),
+            lives=jnp.zeros(b, jnp.int32),
+        )
+
+    return Carry(
+        round=jnp.int32(0),
+        beat=jnp.int32(0),
+        key=key,
+        draws=draws,
+        steps=jnp.int32(0),
+        episodes=episodes,
+        collectors=tuple(collector(group) for group in groups),
+    )
+
+
+def no_episodes() -> Episodes:
+    """None ended yet."""
+    return Episodes(jnp.int32(0), jnp.zeros(RECENT, jnp.float32), jnp.zeros(RECENT, jnp.int32))
+
+
+def stages(
+    network: ActorCriticNetwork,
+    actions: Distribution,
+    learner: Learner,
+    schedule: Schedule,
+    *,
+    num_groups: int,
+    group_size: int,
+    action_bounds: tuple[float, float] | None,
+    reward_bound: float | None,
+    episodic_life: bool,
+) -> Stages:
+    """The loop's stages; `carry` is `Carry`, `memory` is `LearnerState`.
+
+    Args:
+      network: that acts.
+      actions: its family of distributions.
+      learner: that learns.
+      schedule: when.
+      num_groups: G.
+      group_size: B.
+      action_bounds: to which continuous actions are clipped before they are sent.
+      reward_bound: to which learned rewards are clipped, either side; None leaves them.
+      episodic_life: the learner takes the loss of a life for an end.
+
+    Returns:
+      `Stages`, of rounds of `schedule.beats` beats.
+    """
+    per_group = group_size // schedule.micro_batch
+
+    def act(carry: Carry, memory: LearnerState, g: int, timestep: TimeStep):
+        me = carry.collectors[g]
+        live = ~timestep.first
+        episodes, episode_return, episode_length = _book(carry.episodes, me, timestep)
+
+        recurrent = reset(me.recurrent, timestep.first, network)
+        output, value, next_recurrent = network.apply(memory.params, timestep.observation, recurrent)
+        action = actions.sample(jax.random.fold_in(carry.key, carry.draws), output)
+
+        reward, lives, learned = timestep.reward, me.lives, timestep
+        if reward_bound is not None:
+            reward = jnp.clip(reward, -reward_bound, reward_bound)
+        if episodic_life:
+            lives = timestep.extras["lives"].astype(jnp.int32)
+            lost = live & (lives < me.lives) & ~timestep.truncated
+            learned = timestep._replace(terminated=timestep.terminated | lost)
+        ring = segments.complete(me.ring, carry.round, carry.beat, learned, reward, value)
+        ring = segments.append(
+            ring,
+            carry.round,
+            carry.beat,
+            timestep,
+            action,
+            actions.log_prob(output, action, 0.0),
+            memory.update,
+            recurrent,
+        )
+        mine = Collector(ring, next_recurrent, episode_return, episode_length, lives)
+        carry = carry._replace(
+            draws=carry.draws + 1,
+            steps=carry.steps + live.sum(dtype=jnp.int32),
+            episodes=episodes,
+            collectors=(*carry.collectors[:g], mine, *carry.collectors[g + 1 :]),
+        )
+        return carry, action if action_bounds is None else jnp.clip(action, *action_bounds)
+
+    def learn(carry: Carry, memory: LearnerState, g: int, low: Array, high: Array) -> LearnerState:
+        """Micro-batches `low` to `high` of group `g`."""
+        ring = carry.collectors[g].ring
+        slot = (carry.round - schedule.lag) % (schedule.lag + 1)
+
+        def one(i: Array, memory: LearnerState) -> LearnerState:
+            start = i * schedule.micro_batch
+            batch = segments.micro_batch(ring, slot, start, schedule.micro_batch, schedule.segment_length)
+            return learner.accumulate(memory, batch)
+
+        # A trip count, not a condition, so that gradients stay in place.
+        return jax.lax.fori_loop(low, jnp.where(carry.round >= schedule.lag, high, low), one, memory)
+
+    def work(carry: Carry, memory: LearnerState, constants: ArrayTree, g: int):
+        del constants
+        if schedule.lag > 0:
+            low, high = (per_group * (carry.beat + i) // schedule.segment_length for i in (0, 1))
+            memory = learn(carry, memory, g, low, high)
+        if g == num_groups - 1:
+            carry = carry._replace(beat=carry.beat + 1)
+        return carry, memory
+
+    def finish(carry: Carry, memory: LearnerState, constants: ArrayTree):
+        del constants
+        if schedule.lag == 0:
+            for g in range(num_groups):
+                memory = learn(carry, memory, g, jnp.int32(0), jnp.int32(per_group))
+        learned = carry.round - schedule.lag + 1  # rounds learned since the last start
+        due = (learned > 0) & (learned % schedule.merge == 0)
+        memory = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, memory: learner.apply(memory), memory)
+        return carry._replace(round=carry.round + 1, beat=jnp.int32(0)), memory
+
+    return Stages(act, work, None, None, finish)
+
+
+def _book(episodes: Episodes, me: Collector, timestep: TimeStep) -> tuple[Episodes, Array, Array]:
+    """Scores by the game's own rules, whatever the learner is told."""
+    live = ~timestep.first
+    episode_return = jnp.where(live, me.episode_return + timestep.reward, 0.0)
+    episode_length = jnp.where(live, me.episode_length + 1, 0)
+    ended = live & (timestep.terminated | timestep.truncated)
+    number = jnp.cumsum(ended, dtype=jnp.int32)
+    # Of more than RECENT ends in one beat the last ones stay.
+    place = (episodes.total + number - 1) % RECENT
+    place = jnp.where(ended & (number > number[-1] - RECENT), place, RECENT)
+    episodes = Episodes(
+        total=episodes.total + number[-1],
+        returns=episodes.returns.at[place].set(episode_return, mode="drop"),
+        lengths=episodes.lengths.at[place].set(episode_length, mode="drop"),
+    )
+    return episodes, episode_return, episode_length

@@ -1,0 +1,112 @@
+"""Networks with two outputs: sizes, initial spread, recurrence, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from volvox.envs import atari, probe
+from volvox.networks import GA3C, ActorCritic, GaussianMLP, NatureTorso, RecurrentActorCritic, SmallTorso
+from volvox.networks.actor_critic import actor_critic
+from volvox.ops.flat import num_parameters
+
+PONG = atari("Pong", num_envs=2, groups=1).spec
+FRAMES = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8))
+
+
+def dense(n, m):
+    return n * m + m
+
+
+SMALL = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32 + dense(11 * 11 * 32, 256)
+
+
+def large(stride):
+    side = 84
+    for s in (stride, 2, 2):
+        side = -(-side // s)  # SAME padding
+    convolutions = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 32 + 32 + 4 * 4 * 32 * 64 + 64
+    return convolutions + dense(side * side * 64, 256) + dense(256, 6) + dense(256, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "size"),
+    [
+        (GA3C(6), SMALL + dense(256, 6) + dense(256, 1)),
+        *((GA3C(6, size="large", first_stride=s), large(s)) for s in (4, 3, 2, 1)),
+        (ActorCritic(6, SmallTorso()), SMALL + dense(256, 6) + dense(256, 1)),
+        (
+            ActorCritic(6, NatureTorso()),
+            8 * 8 * 4 * 32
+            + 32
+            + 4 * 4 * 32 * 64
+            + 64
+            + 3 * 3 * 64 * 64
+            + 64
+            + dense(7 * 7 * 64, 512)
+            + dense(512, 6)
+            + dense(512, 1),
+        ),
+        (RecurrentActorCritic(6, SmallTorso()), SMALL + 4 * (256 * 256 * 2 + 256) + dense(256, 6) + dense(256, 1)),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, nn.Module) else str(x),
+)
+def test_sizes(module, size):
+    net = actor_critic(module, PONG, output_size=6)
+    assert net.config["num_parameters"] == size
+    params = jax.eval_shape(net.init, jax.random.key(0))
+    assert num_parameters(params) == size
+
+
+def test_outputs_are_those_of_plain_flax():
+    module = ActorCritic(6, SmallTorso())
+    net = actor_critic(module, PONG, output_size=6)
+    params = net.init(jax.random.key(0))
+    output, value, state = net.apply(params, FRAMES, ())
+    plain = module.apply({"params": params}, FRAMES)
+    np.testing.assert_allclose(output, plain[0], atol=1e-5)
+    np.testing.assert_allclose(value, plain[1], atol=1e-5)
+    assert (output.shape, value.shape, state) == ((3, 6), (3,), ())
+
+
+def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
+    params = actor_critic(GA3C(6), PONG, output_size=6).init(jax.random.key(0))
+    fan_in = {"Conv_0": 256, "Conv_1": 256, "Dense_0": 3872, "Dense_1": 256, "Dense_2": 256}
+    assert set(params) == set(fan_in)
+    for layer, n in fan_in.items():
+        for leaf in params[layer].values():
+            assert jnp.abs(leaf).max() <= n**-0.5
+        kernel = params[layer]["kernel"]
+        assert jnp.abs(kernel).max() > 0.9 * n**-0.5
+        assert float(kernel.std()) == pytest.approx((n * 3) ** -0.5, rel=0.1)
+
+
+def test_a_recurrent_state_matters_and_is_carried():
+    net = actor_critic(RecurrentActorCritic(6, SmallTorso(), width=5), PONG, output_size=6)
+    params = net.init(jax.random.key(0))
+    begin = net.initial_state(3)
+    assert jax.tree.map(jnp.shape, begin) == ((3, 5), (3, 5))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(begin))
+    first, _, state = net.apply(params, FRAMES, begin)
+    second, _, _ = net.apply(params, FRAMES, state)
+    assert jnp.abs(first - second).max() > 1e-5
+
+
+def test_a_gaussian_head_has_one_deviation_for_all_observations():
+    spec = probe.target(size=3).spec
+    net = actor_critic(GaussianMLP(3, (8,), initial_log_std=-0.5), spec, output_size=6)
+    output, value, _ = net.apply(net.init(jax.random.key(0)), jnp.ones((4, 3)) * jnp.arange(4)[:, None], ())
+    np.testing.assert_array_equal(output[:, 3:], np.full((4, 3), -0.5, np.float32))
+    assert jnp.unique(value).size == 4
+
+
+def test_what_is_no_such_network_is_refused():
+    with pytest.raises(TypeError, match="an instance and not its class"):
+        actor_critic(SmallTorso, PONG, output_size=6)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"output \[B, 6\], value \[B\]"):
+        actor_critic(SmallTorso(), PONG, output_size=6)
+    with pytest.raises(ValueError, match="it gives \\(2, 4\\)"):
+        actor_critic(ActorCritic(4, SmallTorso()), PONG, output_size=6)
+    with pytest.raises(ValueError, match="sizes small, large"):
+        actor_critic(GA3C(6, size="huge"), PONG, output_size=6)  # pyright: ignore[reportArgumentType]
