@@ -14,8 +14,6 @@ Run `python benchmarks/population_forward.py`, or with `--json` for one JSON obj
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from parts import machine
 
 from volvox.networks import DeepGA, policy
 from volvox.ops.flat import num_parameters, unflatten
@@ -117,20 +116,8 @@ def benchmark(num_networks: int, size: str, repeats: int) -> dict[str, Any]:
         },
         "repeats": repeats,
         "max_difference": difference,
-        "device": jax.devices()[0].device_kind,
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "jax": jax.__version__,
+        **machine(),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()
 
 
 def main() -> None:
@@ -147,7 +134,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    print(f"{options.num_networks} {options.size} networks, {result['processor']}, {result['cores']} cores")
+    print(f"{options.num_networks} {options.size} networks, {result['processor']}, {result['cpus']} cores")
     print(f"{'':12}{'median ms':>12}{'min':>10}{'max':>10}")
     for name, spread in result["spread_ms"].items():
         print(f"{name:12}{spread['median']:12.2f}{spread['min']:10.2f}{spread['max']:10.2f}")

@@ -9,8 +9,6 @@ synchronous pool, waiting for the longest episode of each batch), and the peak m
 
 import dataclasses
 import json
-import os
-import platform
 import resource
 import subprocess
 import sys
@@ -21,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from parts import env_steps_per_s, machine
 
 import volvox as vx
 from volvox.population import Member, decode_many
-from volvox.rollout import Figures, LoopState, SlotMemory, Stages, evaluator, traced
+from volvox.rollout import Figures, SlotMemory, evaluator
 from volvox.types import Population
 
 Flag = tyro.conf.arg
@@ -59,30 +58,6 @@ class Setting:
         self.code = vx.population.encoding(self.net, vx.population.table())
         self.memory = SlotMemory(self.net, self.code, options.groups, options.num_envs // options.groups)
         self.rounds = vx.evolution.compiled_rounds(self.strategy)
-
-
-def env_steps_per_s(groups, seconds: float = 5.0) -> float:
-    """The emulators alone, in the same pools, driven by the same compiled loop with nothing to compute."""
-    b = groups[0].num_envs
-    actions = groups[0].spec.num_actions
-
-    def act(carry, memory, g, timestep):
-        del memory, timestep
-        # A cheap spread of actions; the emulators' speed depends on what they are made to do.
-        return carry + 1, (jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5) % actions
-
-    chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory), None, None), groups)
-    state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
-    state, _ = jax.block_until_ready(chunk(state, (), 10))
-    began, beats = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        state, _ = jax.block_until_ready(chunk(state, (), 20))
-        beats += 20
-    rate = beats * b * len(groups) / (time.perf_counter() - began)
-    for group, env in zip(groups, state.envs, strict=True):
-        jax.block_until_ready(group.recv(env))  # nothing may be in flight when a pool is dropped
-        group.close()
-    return rate
 
 
 def inference_steps_per_s(setting: Setting, seconds: float = 5.0) -> float:
@@ -224,13 +199,7 @@ def measure(options: Options) -> dict:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     figures = peak(options) if options.peak_of else measure(options)
-    figures |= {
-        "settings": dataclasses.asdict(options),
-        "cpus": len(os.sched_getaffinity(0)),
-        "device": jax.devices()[0].device_kind,
-        "processor": platform.processor() or platform.machine(),
-        "jax": jax.__version__,
-    }
+    figures |= {"settings": dataclasses.asdict(options), **machine()}
     if options.json:
         print(json.dumps(figures))
         return

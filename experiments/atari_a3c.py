@@ -35,24 +35,24 @@ class Settings:
     threads: Annotated[int | None, Flag(help="emulator threads; default: all CPUs")] = None
     sticky_actions: Annotated[float, Flag(help="probability that the emulator repeats the last action")] = 0.0
     episodic_life: Annotated[bool, Flag(help="learn as if the loss of a life ended the game")] = False
-    segment_length: Annotated[int, Flag(help="steps between updates")] = 0
+    segment_length: Annotated[int, Flag(help="steps of a segment")] = 0
     micro_batch: Annotated[int | None, Flag(help="environments learned at once; default: about 64 transitions")] = None
-    lag: Annotated[int, Flag(help="updates between acting and learning, exactly")] = 1
-    merge: Annotated[int, Flag(help="rounds that share an update")] = 1
+    lag: Annotated[int, Flag(help="rounds between acting and learning, exactly")] = 1
+    rounds_per_update: Annotated[int, Flag(help="rounds that share an update")] = 1
     learning_rate: Annotated[float, Flag(help="of the optimiser")] = 0.0
     max_gradient_norm: Annotated[float | None, Flag(help="to which the gradient is clipped")] = None
     anneal_frames: Annotated[
         int | None, Flag(help="frames after which learning rate and entropy coefficient have fallen to 0")
     ] = None
     discount: Annotated[float, Flag(help="gamma")] = 0.99
-    decay: Annotated[float, Flag(help="lambda of the returns; 1: n-step returns")] = 1.0
+    trace_decay: Annotated[float, Flag(help="lambda of the returns; 1: n-step returns")] = 1.0
     entropy_coefficient: Annotated[float, Flag(help="weight of the policy's entropy")] = 0.0
     value_coefficient: Annotated[float, Flag(help="weight of half the squared error of values")] = 0.0
     log_epsilon: Annotated[float, Flag(help="added to probabilities before their logarithm is taken")] = 0.0
     vtrace: Annotated[bool, Flag(help="correct returns for the lag")] = False
     reward_bound: Annotated[float | None, Flag(help="learned rewards are clipped to it; None leaves them")] = 1.0
     updates_per_step: Annotated[int, Flag(help="updates in one row of metrics")] = 250
-    frames: Annotated[int, Flag(help="emulator frames in all, those before a resume included")] = 20_000_000
+    frames: Annotated[int, Flag(help="emulator frames in all (about), those before a resume included")] = 20_000_000
     seed: Annotated[int, Flag(help="fixes all random numbers but the emulators' history")] = 0
     run_dir: Annotated[str, Flag(help="where config, metrics, checkpoints, picture and video go")] = "runs/atari_a3c"
     resume: Annotated[bool, Flag(help="go on with the run in --run-dir")] = False
@@ -65,7 +65,7 @@ class Settings:
 
 
 PRESETS: dict[str, Callable[[], dict[str, Any]]] = {"modern": vx.actor_critic.modern, "ga3c": vx.actor_critic.ga3c}
-_FIXED = ("optimizer", "optimizer_options", "average")
+_FIXED = ("optimizer", "optimizer_options", "loss_reduction")
 """Settings of a preset that are not flags."""
 
 
@@ -94,8 +94,10 @@ def make_network(settings: Settings, num_actions: int) -> Any:
     return nets.ActorCritic(num_actions, nets.NatureTorso() if settings.network == "nature" else nets.SmallTorso())
 
 
-def make_algorithm(settings: Settings) -> vx.types.Algorithm:
-    """Builds the algorithm; every bad setting is refused here, before any long work."""
+def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
+    """The algorithm, and its steps in about the frames asked for; every bad setting is refused here."""
+    if settings.frames < 1:
+        raise ValueError(f"frames={settings.frames}: give the number of emulator frames in all.")
     env = vx.envs.atari(
         settings.game,
         num_envs=settings.num_envs,
@@ -106,22 +108,12 @@ def make_algorithm(settings: Settings) -> vx.types.Algorithm:
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     options = PRESETS[settings.preset]()
     options |= {name: getattr(settings, name) for name in options if name not in _FIXED}
-    options |= {
-        name: getattr(settings, name)
-        for name in (
-            *("episodic_life", "micro_batch", "lag", "merge", "max_gradient_norm", "anneal_frames", "decay"),
-            *("log_epsilon", "vtrace", "reward_bound", "updates_per_step"),
-        )
-    }
-    return vx.actor_critic.a3c(make_network(settings, env.spec.num_actions), env, **options)
-
-
-def num_steps(settings: Settings) -> int:
-    """Steps of the algorithm that make at least the frames asked for."""
-    if settings.frames < 1:
-        raise ValueError(f"frames={settings.frames}: give the number of emulator frames in all.")
-    frames_per_update = settings.num_envs * settings.segment_length * settings.merge * 4
-    return -(-settings.frames // (frames_per_update * settings.updates_per_step))
+    others = ("episodic_life", "micro_batch", "anneal_frames", "updates_per_step")
+    options |= {name: getattr(settings, name) for name in others}
+    algorithm = vx.actor_critic.a3c(make_network(settings, env.spec.num_actions), env, **options)
+    steps_per_update = settings.num_envs * (settings.segment_length + (settings.lag == 0)) * settings.rounds_per_update
+    frames_per_step = steps_per_update * env.spec.frame_skip * settings.updates_per_step
+    return algorithm, -(-settings.frames // frames_per_step)
 
 
 def main() -> int:
@@ -129,7 +121,6 @@ def main() -> int:
     return launch(
         lambda: make_algorithm(settings),
         settings,
-        steps=num_steps(settings),
         step_name="iteration",
         learned="policy",
     )

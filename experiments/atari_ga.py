@@ -120,9 +120,8 @@ def make_algorithm(settings: Settings) -> vx.types.Algorithm:
 def main() -> int:
     settings = read_settings()
     return launch(
-        lambda: make_algorithm(settings),
+        lambda: (make_algorithm(settings), settings.generations),
         settings,
-        steps=settings.generations,
         step_name="generation",
         learned="elite",
     )

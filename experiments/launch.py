@@ -12,20 +12,18 @@ import volvox as vx
 
 
 def launch(
-    make_algorithm: Callable[[], vx.types.Algorithm],
+    make_algorithm: Callable[[], tuple[vx.types.Algorithm, int]],
     settings: Any,
     *,
-    steps: int,
     step_name: str,
     learned: str,
 ) -> int:
     """Trains, scores and films; returns what the script should exit with: 2 for bad settings, after one line.
 
     Args:
-      make_algorithm: raises ValueError for bad settings.
+      make_algorithm: () -> (algorithm, its steps in all); raises ValueError for bad settings.
       settings: the script's flags, `seed`, `run_dir`, `resume`, `minutes`, `checkpoint_every`, `video` and
         `score_episodes` among them.
-      steps: steps of the algorithm in all.
       step_name: what a step is called.
       learned: what the result is called beside random play, e.g. "elite".
     """
@@ -34,8 +32,9 @@ def launch(
             raise ValueError(f"score_episodes={settings.score_episodes}: give the number of episodes, or 0 for none.")
         if settings.minutes is not None and not settings.minutes > 0:
             raise ValueError(f"minutes={settings.minutes}: give a positive number of minutes, or leave it out.")
+        algorithm, steps = make_algorithm()
         run = vx.train(
-            algorithm := make_algorithm(),
+            algorithm,
             jax.random.key(settings.seed),
             steps=steps,
             run_dir=settings.run_dir,
@@ -48,7 +47,7 @@ def launch(
         print(f"error: {error}", file=sys.stderr)
         return 2
     except FloatingPointError as error:
-        print("\n".join([f"error: {error}", *error.__notes__]), file=sys.stderr)
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 1
     if not run.interrupted and run.metrics:
         algorithm.close()

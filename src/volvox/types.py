@@ -40,6 +40,8 @@ class EnvSpec(NamedTuple):
     """Steps after which an episode is truncated."""
     frame_skip: int
     """Emulator frames per step."""
+    extras: tuple[str, ...] = ()
+    """Names in `TimeStep.extras`."""
 
 
 class TimeStep(NamedTuple):
@@ -160,7 +162,7 @@ class Algorithm(NamedTuple):
     about once a second with a dict of progress figures; if it returns True, the step is abandoned by raising
     `Interrupted`, and the state passed in stays valid for `save`."""
     policy: Callable[[Any], ArrayTree]
-    """state -> params to act with (the best so far)."""
+    """state -> params to act with: the best so far, or the latest where nothing ranks them."""
     genome: Callable[[Any], Any] | None
     """state -> the same individual as a lineage in JSON form; None if the algorithm keeps none."""
     save: Callable[[Any], ArrayTree]

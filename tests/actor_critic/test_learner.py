@@ -134,8 +134,8 @@ def test_vtrace_weighs_by_what_the_actor_thought():
     assert abs(float(of(s._replace(log_prob=own + 1), True)[0] - plain)) > 1e-2
 
 
-@pytest.mark.parametrize("average", [False, True])
-def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(average):
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(reduction):
     s = segment()
     learn = learner(
         LINEAR,
@@ -143,7 +143,7 @@ def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(average):
         settings=SETTINGS,
         entropy_coefficient=lambda update: jnp.float32(0.01) * (update + 1),
         optimizer=optax.sgd(0.1),
-        average=average,
+        loss_reduction=reduction,
     )
     before = learn.init(jax.random.key(0))
     state = before
@@ -153,7 +153,7 @@ def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(average):
     after = learn.apply(state)
     arguments = {"network": LINEAR, "actions": categorical(A), "settings": SETTINGS}
     gradient = jax.grad(lambda p: loss(p, s, jnp.float32(0.01), jnp.int32(0), **arguments)[0])(before.params)
-    scale = 0.1 / (T * B - 2) if average else 0.1
+    scale = 0.1 / (T * B - 2) if reduction == "mean" else 0.1
     jax.tree.map(
         lambda new, old, g: np.testing.assert_allclose(new, old - scale * g, rtol=1e-4, atol=1e-6),
         after.params,

@@ -36,7 +36,7 @@ def timestep(k):
 @pytest.mark.parametrize("num_segments", [1, 2, 3])
 @pytest.mark.parametrize("rows", [T, T + 1], ids=["overlapped", "one row to spare"])
 def test_a_segment_holds_what_belongs_together(num_segments, rows):
-    """`rows` beats a round. Looked at as soon as it is complete: one beat after the last of its T steps."""
+    """`rows` beats a round; steps are completed one beat later."""
     ring = segments.empty(num_segments, rows, B, SPEC, jnp.zeros((B, 2)))
     step = jax.jit(
         lambda ring, r, t, ts, value, action, version, state: segments.append(
@@ -51,27 +51,34 @@ def test_a_segment_holds_what_belongs_together(num_segments, rows):
         action, state = jnp.asarray((k + b) % 2, jnp.int32), jnp.full((B, 2), float(k))
         value = jnp.float32(1_000 * k + b)
         ring = step(ring, jnp.int32(r), jnp.int32(t), timestep(k), value, action, jnp.int32(7 * r), state)
-        begin = k - T  # the beat in which the segment that is complete now began
-        if begin < 0 or begin % rows or (num_segments == 1 and rows == T):
-            continue
-        seen += 1
-        slot = jnp.int32(begin // rows % num_segments)
-        got = segments.micro_batch(ring, slot, jnp.int32(2), 3, T)
-        ks, bs = np.arange(begin, begin + T)[:, None], np.arange(2, 5)[None]
-        np.testing.assert_array_equal(got.observation[..., 0], number(ks, bs))
-        np.testing.assert_array_equal(got.action, (ks + bs) % 2)
-        np.testing.assert_array_equal(got.log_prob, -np.ones((T, 3)))
-        np.testing.assert_array_equal(got.first, (ks + bs - 1) % 5 == 4)
-        # What the step brought came one beat later.
-        np.testing.assert_array_equal(got.reward, 10.0 * (ks + 1) + bs)
-        end = (ks + 1 + bs) % 5 == 4
-        np.testing.assert_array_equal(got.terminated, end & (bs % 2 == 0))
-        np.testing.assert_array_equal(got.truncated, end & (bs % 2 == 1))
-        np.testing.assert_array_equal(got.valid, (ks + bs) % 5 != 4)
-        np.testing.assert_array_equal(got.version, np.full(T, 7 * (begin // rows)))
-        np.testing.assert_array_equal(got.bootstrap, 1_000 * (begin + T) + bs[0])
-        np.testing.assert_array_equal(got.recurrent, np.full((3, 2), float(begin)))
-    assert seen == (0 if num_segments == 1 and rows == T else 4)
+        # Looked at in the first beat after its T steps; without a row to spare also as late as the ring holds it.
+        last = num_segments * rows - 1 if rows == T else T
+        for begin in {k - T, k - last} & set(range(0, k + 1, rows)):
+            if begin + T > k or (num_segments == 1 and rows == T):  # no room: overwritten as it is completed
+                continue
+            seen += 1
+            check(ring, begin, rows, num_segments)
+    assert seen > 0 or (num_segments == 1 and rows == T)
+
+
+def check(ring, begin, rows, num_segments):
+    """The segment that began at beat `begin`."""
+    slot = jnp.int32(begin // rows % num_segments)
+    got = segments.micro_batch(ring, slot, jnp.int32(2), 3, T)
+    ks, bs = np.arange(begin, begin + T)[:, None], np.arange(2, 5)[None]
+    np.testing.assert_array_equal(got.observation[..., 0], number(ks, bs))
+    np.testing.assert_array_equal(got.action, (ks + bs) % 2)
+    np.testing.assert_array_equal(got.log_prob, -np.ones((T, 3)))
+    np.testing.assert_array_equal(got.first, (ks + bs - 1) % 5 == 4)
+    # What the step brought came one beat later.
+    np.testing.assert_array_equal(got.reward, 10.0 * (ks + 1) + bs)
+    end = (ks + 1 + bs) % 5 == 4
+    np.testing.assert_array_equal(got.terminated, end & (bs % 2 == 0))
+    np.testing.assert_array_equal(got.truncated, end & (bs % 2 == 1))
+    np.testing.assert_array_equal(got.valid, (ks + bs) % 5 != 4)
+    np.testing.assert_array_equal(got.version, np.full(T, 7 * (begin // rows)))
+    np.testing.assert_array_equal(got.bootstrap, 1_000 * (begin + T) + bs[0])
+    np.testing.assert_array_equal(got.recurrent, np.full((3, 2), float(begin)))
 
 
 def test_a_ring_of_continuous_actions_and_images():

@@ -5,8 +5,8 @@ schedule in place of its queues (`schedule`).
 """
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,12 @@ from flax import linen as nn
 from volvox.actor_critic import schedule as schedules
 from volvox.actor_critic.distributions import distribution
 from volvox.actor_critic.learner import LearnerState, LossSettings, learner, no_sums
+from volvox.actor_critic.options import annealed, check_rates, gradient_transformation, micro_batch_size
 from volvox.actor_critic.schedule import Episodes, Schedule, no_episodes
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
 from volvox.rollout import pipeline
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy
 from volvox.validation import group_size, integer
-
-_MICRO_BATCH_TRANSITIONS = 64
-"""Micro-batches of 32 to 64 transitions stay in a CPU's cache."""
 
 
 class A3CState(NamedTuple):
@@ -62,23 +60,23 @@ def a3c(
     network: nn.Module,
     env: Env,
     *,
-    segment_length: int = 5,
-    learning_rate: float = 7e-4,
-    optimizer: str | optax.GradientTransformation = "rmsprop",
+    segment_length: int = 20,
+    learning_rate: float = 6e-4,
+    optimizer: str | optax.GradientTransformation = "adam",
     optimizer_options: Mapping[str, Any] | None = None,
-    max_gradient_norm: float | None = None,
-    average: bool = True,
+    max_gradient_norm: float | None = 0.5,
+    loss_reduction: Literal["sum", "mean"] = "mean",
     anneal_frames: int | None = None,
     discount: float = 0.99,
-    decay: float = 1.0,
+    trace_decay: float = 1.0,
     entropy_coefficient: float = 0.01,
     value_coefficient: float = 0.5,
     log_epsilon: float = 0.0,
     reward_bound: float | None = 1.0,
     episodic_life: bool = False,
     lag: int = 1,
-    merge: int = 1,
-    vtrace: bool = False,
+    rounds_per_update: int = 1,
+    vtrace: bool = True,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     micro_batch: int | None = None,
@@ -88,26 +86,29 @@ def a3c(
 ) -> Algorithm:
     """Makes the learner; one step of the algorithm is `updates_per_step` updates.
 
+    The defaults are those of `modern`, but for options of the optimiser.
+
     Args:
       network: a flax module with a policy's output and a value, e.g. `volvox.networks.GA3C` (see
         `volvox.networks.actor_critic`).
       env: the environments, in groups that take turns.
-      segment_length: T, steps between updates.
-      learning_rate: of the optimiser.
+      segment_length: T, steps of a segment; all groups collect one in each round.
+      learning_rate: of an optimiser given by name.
       optimizer: the name of one of optax's, or any `optax.GradientTransformation`; the latter brings its own rates.
       optimizer_options: what else the named optimiser takes, JSON values.
       max_gradient_norm: to which the gradient is clipped; None leaves it.
-      average: divide the gradient by the number of transitions; False sums it, as GA3C does.
+      loss_reduction: over the transitions of an update; GA3C sums.
       anneal_frames: emulator frames after which learning rate and entropy coefficient have fallen to 0, linearly.
       discount: γ.
-      decay: λ of the returns; 1 gives n-step returns.
+      trace_decay: λ of the returns; 1 gives n-step returns.
       entropy_coefficient: weight of the policy's entropy.
       value_coefficient: weight of half the squared error of values.
       log_epsilon: added to probabilities before their logarithm is taken, in the loss.
       reward_bound: learned rewards are clipped to it on either side; None leaves them.
       episodic_life: learn as if the loss of a life ended the game; scores are of whole games.
-      lag: updates between acting and learning, exactly; 0 gives up the overlap.
-      merge: rounds that share an update: the minimum training batch is `merge * num_envs * segment_length`.
+      lag: rounds between acting and learning, exactly; 0 gives up the overlap.
+      rounds_per_update: rounds that share an update, of `rounds_per_update * num_envs * segment_length` steps. The lag
+        in updates is `lag / rounds_per_update` on average.
       vtrace: correct returns for the lag (`actor_critic.vtrace`).
       rho_clip: V-trace's largest weight of a step.
       c_clip: V-trace's largest weight of a trace.
@@ -120,14 +121,19 @@ def a3c(
     Returns:
       `Algorithm`. Its metrics: `training_mean`, `training_std`, `training_best` and `episode_length` over the latest
       100 episodes, `update`, losses, `entropy`, `gradient_norm`, `lag_mean` and `lag_max` in updates, `frames` and
-      `episodes` so far, `predictions_per_second`, `trainings_per_second` (updates) and `frames_per_second`.
+      `episodes` so far, `predictions_per_second`, `trainings_per_second` (updates) and `frames_per_second`. Its
+      `policy` is the latest, not the best.
 
     Raises:
-      ValueError: a number out of range, a micro-batch that does not divide, options that contradict, an unknown
-        optimiser, or a network that does not fit.
+      ValueError: a number out of range, a micro-batch that does not divide, options that contradict, an optimiser that
+        is none or draws random numbers, or a network that does not fit.
     """
     b = group_size(env.num_envs, env.num_groups)
-    lengths = {"segment_length": segment_length, "merge": merge, "updates_per_step": updates_per_step}
+    lengths = {
+        "segment_length": segment_length,
+        "rounds_per_update": rounds_per_update,
+        "updates_per_step": updates_per_step,
+    }
     for name, value in lengths.items():
         integer(name, value, low=1)
     integer("lag", lag, low=0)
@@ -138,29 +144,34 @@ def a3c(
         )
     if vtrace and lag == 0:
         raise ValueError("vtrace=True corrects for a lag, and lag=0 leaves none; take lag=1 or vtrace=False.")
+    if vtrace and not 0 < c_clip <= rho_clip < float("inf"):
+        raise ValueError(f"rho_clip={rho_clip}, c_clip={c_clip}: V-trace needs finite rho_clip >= c_clip > 0.")
     if vtrace and log_epsilon:
         raise ValueError(f"vtrace=True and log_epsilon={log_epsilon} are two cures for one thing; take one of them.")
-    if episodic_life and env.config.get("environment") != "envpool":
+    if episodic_life and "lives" not in env.spec.extras:
         raise ValueError(f"episodic_life=True needs an environment that tells lives; {env.spec.name} does not.")
-    _check_rates(learning_rate, discount, decay, entropy_coefficient, value_coefficient, log_epsilon, reward_bound)
-    micro_batch = _micro_batch(micro_batch, b, segment_length)
+    if loss_reduction not in ("sum", "mean"):
+        raise ValueError(f"loss_reduction={loss_reduction!r}: take 'sum' or 'mean'.")
+    check_rates(learning_rate, discount, trace_decay, entropy_coefficient, value_coefficient, log_epsilon, reward_bound)
+    micro_batch = micro_batch_size(micro_batch, b, segment_length)
     actions = distribution(env.spec)
     net = actor_critic(network, env.spec, output_size=actions.size)
-    when = Schedule(segment_length, micro_batch, lag, merge)
+    when = Schedule(segment_length, micro_batch, lag, rounds_per_update)
 
-    steps_per_update = env.num_envs * segment_length * merge
-    updates = (
-        None
-        if anneal_frames is None
-        else max(integer("anneal_frames", anneal_frames, low=1) // (steps_per_update * env.spec.frame_skip), 1)
-    )
+    updates = None
+    if anneal_frames is not None:
+        steps_per_update = env.num_envs * when.beats * rounds_per_update
+        frames = integer("anneal_frames", anneal_frames, low=1)
+        updates = max(frames // (steps_per_update * env.spec.frame_skip), 1)
     learn = learner(
         net,
         actions,
-        settings=LossSettings(discount, decay, vtrace, rho_clip, c_clip, log_epsilon, value_coefficient),
-        entropy_coefficient=_annealed(entropy_coefficient, updates),
-        optimizer=_optimizer(optimizer, _annealed(learning_rate, updates), optimizer_options or {}, max_gradient_norm),
-        average=average,
+        settings=LossSettings(discount, trace_decay, vtrace, rho_clip, c_clip, log_epsilon, value_coefficient),
+        entropy_coefficient=annealed(entropy_coefficient, updates),
+        optimizer=gradient_transformation(
+            optimizer, annealed(learning_rate, updates), optimizer_options or {}, max_gradient_norm
+        ),
+        loss_reduction=loss_reduction,
     )
     continuous = env.spec.num_actions is None
     stages = schedules.stages(
@@ -215,17 +226,17 @@ def a3c(
         # The loop donates what it is given; the state must outlive it. So must what `start` passed on from it.
         memory, carry = jax.tree.map(jnp.copy, (state.learner, carry))
         memory = memory._replace(sums=no_sums(), gradient_norm=jnp.float32(0))
-        first_update = int(memory.update)
-        began, rounds = time.perf_counter(), 0
-        while (done := int(memory.update) - first_update) < updates_per_step:
+        first_update, first_round = int(memory.update), int(carry.round)
+        # Updates end whole rounds, counted since the environments were started; the first ones have nothing to learn.
+        updates_before = max(first_round - lag, 0) // rounds_per_update
+        last_round = lag + (updates_before + updates_per_step) * rounds_per_update
+        began, rounds = time.perf_counter(), first_round
+        while rounds < last_round:
             chunk_began = time.perf_counter()
-            left = (updates_per_step - done) * merge
-            if int(carry.round) < lag:
-                left += lag - int(carry.round)
-            count = min(live.rounds, left)
+            count = min(live.rounds, last_round - rounds)
             loop, _ = live.chunk(pipeline.LoopState(tuple(envs), carry, memory), (), count)
             envs, carry, memory = list(loop.envs), loop.carry, loop.memory
-            _check_finite(memory, first_update)
+            _check_finite((memory.sums, memory.gradient_norm), memory, first_update)
             now = time.perf_counter()
             rounds += count
             if count == live.rounds:
@@ -238,41 +249,41 @@ def a3c(
                     "total": updates_per_step,
                     "frames_per_second": int(carry.steps) * env.spec.frame_skip / (now - began),
                 }
-                if monitor(progress) and int(memory.update) - first_update < updates_per_step:
+                if monitor(progress) and rounds < last_round:
                     raise Interrupted(f"{progress['done']} of {updates_per_step} updates were made and are dropped")
+        _check_finite(memory.params, memory, first_update)
         seconds = time.perf_counter() - began
         frames = int(carry.steps) * env.spec.frame_skip
         new = A3CState(state.key, memory, carry.draws, carry.episodes, state.frames + frames)
         live.loop, live.follows = (tuple(envs), carry), memory
         rates = {
-            "predictions_per_second": rounds * when.beats * env.num_envs / seconds,
+            "predictions_per_second": (rounds - first_round) * when.beats * env.num_envs / seconds,
             "trainings_per_second": updates_per_step / seconds,
             "frames_per_second": frames / seconds,
         }
         return new, _metrics(new, updates_per_step) | rates
 
     def save(state: A3CState) -> dict[str, Any]:
-        kept = (state.learner.params, state.learner.optimizer)
+        kept = {"params": state.learner.params, "optimizer": state.learner.optimizer}
         return {
             "key": np.asarray(jax.random.key_data(state.key)),
             "key_impl": str(jax.random.key_impl(state.key)),
-            "learner": [np.asarray(leaf) for leaf in jax.tree.leaves(kept)],
+            "learner": {name: np.asarray(leaf) for name, leaf in _named(kept).items()},
             "progress": np.array([state.learner.update, state.draws, state.frames], np.int64),
             "episodes": {name: np.asarray(value) for name, value in state.episodes._asdict().items()},
         }
 
     def restore(saved: dict[str, Any]) -> A3CState:
         like = jax.eval_shape(learn.init, jax.random.key(0))
-        structure = jax.tree.structure((like.params, like.optimizer))
-        params, inner = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in saved["learner"]])
-        expected = jax.tree.map(jnp.shape, like.params)
-        if (got := jax.tree.map(jnp.shape, params)) != expected:
-            raise ValueError(f"the checkpoint holds another network: parameters {got}, but this one has {expected}")
+        wanted = {"params": like.params, "optimizer": like.optimizer}
+        _check_same(saved["learner"], _named(wanted))
+        leaves = [jnp.asarray(saved["learner"][name]) for name in _named(wanted)]
+        kept = jax.tree.unflatten(jax.tree.structure(wanted), leaves)
         update, draws, frames = (int(value) for value in saved["progress"])
         fresh = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return A3CState(
             key=jax.random.wrap_key_data(jnp.asarray(saved["key"]), impl=saved["key_impl"]),
-            learner=fresh._replace(params=params, optimizer=inner, update=jnp.int32(update)),
+            learner=fresh._replace(**kept, update=jnp.int32(update)),
             draws=jnp.int32(draws),
             episodes=Episodes(**{name: jnp.asarray(value) for name, value in saved["episodes"].items()}),
             frames=frames,
@@ -294,14 +305,14 @@ def a3c(
             "env": dict(env.config),
             "schedule": when._asdict(),
             "updates_per_step": updates_per_step,
-            "optimizer": optimizer if isinstance(optimizer, str) else "custom",
+            "optimizer": optimizer if isinstance(optimizer, str) else "given",
             "optimizer_options": dict(optimizer_options or {}),
-            "learning_rate": learning_rate,
+            "learning_rate": learning_rate if isinstance(optimizer, str) else None,
             "max_gradient_norm": max_gradient_norm,
-            "average": average,
+            "loss_reduction": loss_reduction,
             "anneal_frames": anneal_frames,
             "discount": discount,
-            "decay": decay,
+            "trace_decay": trace_decay,
             "entropy_coefficient": entropy_coefficient,
             "value_coefficient": value_coefficient,
             "log_epsilon": log_epsilon,
@@ -348,69 +359,29 @@ def _acting(net: ActorCriticNetwork, env: Env) -> Policy:
         output, _, state = net.apply(params, observation, state)
         return output[..., :size], state
 
-    def from_noise(noise):
-        raise ValueError("an actor-critic is initialised by its module, not by noise")
-
-    return Policy(net.init, lambda params: params, net.initial_state, apply, from_noise, net.config)
+    # No first generation is drawn from noise here, but decoders ask for one.
+    return Policy(net.init, lambda params: params, net.initial_state, apply, lambda noise: noise, net.config)
 
 
-def _micro_batch(given: int | None, group: int, segment_length: int) -> int:
-    divisors = [m for m in range(1, group + 1) if group % m == 0]
-    if given is None:
-        return max((m for m in divisors if m * segment_length <= _MICRO_BATCH_TRANSITIONS), default=1)
-    if integer("micro_batch", given, low=1) not in divisors:
-        raise ValueError(
-            f"micro_batch={given} does not divide a group of {group} environments; take one of {divisors}."
-        )
-    return given
+def _named(tree: ArrayTree) -> dict[str, Any]:
+    """Leaves by their places in the tree."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def _check_rates(learning_rate, discount, decay, entropy_coefficient, value_coefficient, log_epsilon, reward_bound):
-    for name, value in (("learning_rate", learning_rate), ("reward_bound", reward_bound)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name}={value}: give a positive finite number.")
-    for name, value in (("discount", discount), ("decay", decay)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value}: give a number from 0 to 1.")
-    for name, value in (
-        ("entropy_coefficient", entropy_coefficient),
-        ("value_coefficient", value_coefficient),
-        ("log_epsilon", log_epsilon),
-    ):
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"{name}={value}: give a finite number of at least 0.")
+def _check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises if a checkpoint is of another network or optimiser, naming the first difference."""
+    for name in dict.fromkeys([*saved, *wanted]):
+        has, needs = (f"{np.shape(x[name])} {x[name].dtype}" if name in x else "nothing" for x in (saved, wanted))
+        if has != needs:
+            raise ValueError(
+                f"the checkpoint is of another network or optimiser: at {name} it holds {has}, and this one {needs}"
+            )
 
 
-def _check_finite(memory: LearnerState, first_update: int) -> None:
-    looked_at = (*memory.sums, memory.gradient_norm)
-    if not all(np.isfinite(float(value)) for value in looked_at):
+def _check_finite(looked_at: ArrayTree, memory: LearnerState, first_update: int) -> None:
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(looked_at)):
         raise FloatingPointError(
-            f"the loss or its gradient is no longer finite, between updates {first_update} and {int(memory.update)}: "
-            "nothing of this step is kept; lower the learning rate, or clip the gradient (max_gradient_norm)"
+            f"the loss, its gradient or the parameters are no longer finite, between updates {first_update} and "
+            f"{int(memory.update)}: nothing of this step is kept; lower the learning rate, or clip the gradient "
+            "(max_gradient_norm)"
         )
-
-
-def _annealed(value: float, updates: int | None) -> Callable[[Array], Array]:
-    if updates is None:
-        return lambda update: jnp.float32(value)
-    return lambda update: value * jnp.maximum(0.0, 1.0 - update / updates)
-
-
-def _optimizer(
-    given: Any, learning_rate: Any, options: Mapping[str, Any], max_gradient_norm
-) -> optax.GradientTransformation:
-    if isinstance(given, str):
-        factory: Any = getattr(optax, given, None)
-        if not callable(factory):
-            raise ValueError(f"optimizer={given!r} is not one of optax's; take e.g. 'rmsprop' or 'adam'.")
-        try:
-            given = factory(learning_rate, **options)
-        except TypeError as error:
-            raise ValueError(f"optax.{given} does not take {dict(options)}: {error}") from error
-    elif options:
-        raise ValueError(f"optimizer_options={dict(options)} are for an optimiser given by name; this one is made.")
-    if max_gradient_norm is None:
-        return given
-    if not max_gradient_norm > 0:
-        raise ValueError(f"max_gradient_norm={max_gradient_norm}: give a positive number, or None.")
-    return optax.chain(optax.clip_by_global_norm(max_gradient_norm), given)

@@ -22,8 +22,6 @@ class Distribution(NamedTuple):
     probability."""
     entropy: Callable[[Array, float], Array]
     """(output, epsilon) -> `[...]`, nats."""
-    mode: Callable[[Array], Array]
-    """output -> the likeliest action."""
 
 
 def distribution(spec: EnvSpec) -> Distribution:
@@ -56,7 +54,6 @@ def categorical(num_actions: int) -> Distribution:
         sample=lambda key, output: jax.random.categorical(key, output).astype(jnp.int32),
         log_prob=log_prob,
         entropy=entropy,
-        mode=lambda output: jnp.argmax(output, axis=-1).astype(jnp.int32),
     )
 
 
@@ -91,5 +88,4 @@ def gaussian(shape: tuple[int, ...]) -> Distribution:
         sample=sample,
         log_prob=log_prob,
         entropy=entropy,
-        mode=lambda output: parts(output)[0].reshape(*output.shape[:-1], *shape),
     )

@@ -1,7 +1,7 @@
 """The learning half of an actor-critic: the loss of a micro-batch, its gradient, and the update that ends a round."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ class LossSettings(NamedTuple):
     """What the loss is made of."""
 
     discount: float
-    decay: float
+    trace_decay: float
     """λ of the returns; 1 gives n-step returns."""
     correct: bool
     """V-trace instead of plain returns."""
@@ -97,7 +97,7 @@ def loss(
     constant_value = jax.lax.stop_gradient(value)
     next_value = jnp.concatenate([constant_value[1:], segment.bootstrap[None]])
     discount = settings.discount * (1.0 - segment.terminated)
-    decay = settings.decay * (1.0 - segment.truncated)
+    decay = settings.trace_decay * (1.0 - segment.truncated)
     log_prob = actions.log_prob(output, segment.action, settings.log_epsilon)
     if settings.correct:
         plain = actions.log_prob(jax.lax.stop_gradient(output), segment.action, 0.0)
@@ -173,7 +173,7 @@ def learner(
     settings: LossSettings,
     entropy_coefficient: Callable[[Array], Array],
     optimizer: optax.GradientTransformation,
-    average: bool,
+    loss_reduction: Literal["sum", "mean"],
 ) -> Learner:
     """Makes the learning half.
 
@@ -183,7 +183,7 @@ def learner(
       settings: of the loss.
       entropy_coefficient: updates made -> float32.
       optimizer: any.
-      average: divide the gradient by the number of transitions; otherwise it is a sum, as in GA3C.
+      loss_reduction: over the transitions of an update.
 
     Returns:
       `Learner`.
@@ -221,7 +221,7 @@ def learner(
 
     def apply(state: LearnerState) -> LearnerState:
         gradient = state.gradient
-        if average:
+        if loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(state.pending, 1.0), gradient)
         changes, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
         return state._replace(

@@ -1,9 +1,10 @@
 """The schedule of an actor-critic on the pipeline: who collects and who learns when.
 
 In round r every group collects a segment with the parameters of that round, while `work` goes through the segments of
-round r - lag in micro-batches, evenly spread over the round's beats; `finish` updates the parameters. So data are
-exactly `lag` updates old. With `lag` 0 nothing overlaps: the round has one beat more, which completes the segments, and
-`finish` learns them all; the step taken in that beat is not learned from. With `merge` several rounds share an update.
+round r - lag in micro-batches, spread over the round's beats as evenly as they go; `finish` updates the parameters. So
+data are exactly `lag` updates old. With `lag` 0 nothing overlaps: the round has one beat more, which completes the
+segments, and `finish` learns them all; the step taken in that beat is not learned from. Where u rounds share an update,
+data are `lag / u` updates old on average, and at most that rounded up.
 """
 
 from typing import NamedTuple
@@ -31,8 +32,8 @@ class Schedule(NamedTuple):
     micro_batch: int
     """Environments in a micro-batch; a divisor of a group's size."""
     lag: int
-    """Updates between acting and learning."""
-    merge: int
+    """Rounds between acting and learning."""
+    rounds_per_update: int
     """Rounds that share an update."""
 
     @property
@@ -52,7 +53,7 @@ class Collector(NamedTuple):
     episode_length: Array
     """int32 `[B]`."""
     lives: Array
-    """int32 `[B]`: lives left at the last step; 0 where the environment does not tell."""
+    """int32 `[B]`: lives left at the last step; 0 unless their loss is taken for an end."""
 
 
 class Episodes(NamedTuple):
@@ -175,8 +176,8 @@ def stages(
             reward = jnp.clip(reward, -reward_bound, reward_bound)
         if episodic_life:
             lives = timestep.extras["lives"].astype(jnp.int32)
-            lost = live & (lives < me.lives) & ~timestep.truncated
-            learned = timestep._replace(terminated=timestep.terminated | lost)
+            lost = live & (lives < me.lives)
+            learned = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
         ring = segments.complete(me.ring, carry.round, carry.beat, learned, reward, value)
         ring = segments.append(
             ring,
@@ -225,7 +226,7 @@ def stages(
             for g in range(num_groups):
                 memory = learn(carry, memory, g, jnp.int32(0), jnp.int32(per_group))
         learned = carry.round - schedule.lag + 1  # rounds learned since the last start
-        due = (learned > 0) & (learned % schedule.merge == 0)
+        due = (learned > 0) & (learned % schedule.rounds_per_update == 0)
         memory = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, memory: learner.apply(memory), memory)
         return carry._replace(round=carry.round + 1, beat=jnp.int32(0)), memory
 

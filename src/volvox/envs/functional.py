@@ -93,6 +93,7 @@ def from_functions(
         action_high=float(num_actions - 1) if num_actions is not None else float(action_high),
         max_episode_steps=int(max_episode_steps),
         frame_skip=1,
+        extras=("elapsed_steps",),
     )
 
     def make(

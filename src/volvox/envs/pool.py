@@ -181,6 +181,7 @@ def _env_spec(name: str, task: str, native_spec: Any, settings: dict[str, Any]) 
         action_high=float(high[0]),
         max_episode_steps=int(settings["max_episode_steps"]),
         frame_skip=int(settings.get("frame_skip", 1)),
+        extras=tuple(ours for theirs, ours in _EXTRAS.items() if any(key.split(":")[-1] == theirs for key in state)),
     )
 
 

@@ -33,7 +33,7 @@ class Run:
     """What a script should exit with (`sys.exit(run.exit_code)`): 0, or 128 + the signal's number: 130 for Ctrl-C."""
 
     def policy(self) -> ArrayTree:
-        """Parameters to act with: the best so far."""
+        """Parameters to act with: the best so far, or the latest where the algorithm ranks none."""
         return self.algorithm.policy(self.state)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -47,7 +47,7 @@ class Run:
         return plots.learning_curve(self.metrics, path, title=self.algorithm.env.spec.name)
 
     def watch(self, path: str | os.PathLike[str] | None = None, *, seed: int = 0, max_steps: int | None = None) -> Path:
-        """Records the best policy so far playing one episode, greedily; a notebook shows it.
+        """Records the policy (see `policy`) playing one episode, greedily; a notebook shows it.
 
         Args:
             path: where to write the MP4; by default `episode.mp4` in the run directory.

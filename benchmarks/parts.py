@@ -1,0 +1,57 @@
+"""What the benchmarks share: the emulators alone, and a description of the machine."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from volvox.rollout import LoopState, Stages, traced
+from volvox.types import EnvGroup
+
+
+def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
+    """The emulators alone, in the same pools, driven by the same compiled loop with nothing to compute; closes them."""
+    b = groups[0].num_envs
+    actions = groups[0].spec.num_actions
+    assert actions is not None
+
+    def act(carry, memory, g, timestep):
+        del memory, timestep
+        # A cheap spread of actions; the emulators' speed depends on what they are made to do.
+        return carry + 1, (jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5) % actions
+
+    chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory), None, None), groups)
+    state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
+    state, _ = jax.block_until_ready(chunk(state, (), 10))
+    began, beats = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        state, _ = jax.block_until_ready(chunk(state, (), 20))
+        beats += 20
+    rate = beats * b * len(groups) / (time.perf_counter() - began)
+    for group, env in zip(groups, state.envs, strict=True):
+        jax.block_until_ready(group.recv(env))  # nothing may be in flight when a pool is dropped
+        group.close()
+    return rate
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "device": jax.devices()[0].device_kind,
+        "processor": _processor(),
+        "jax": jax.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()

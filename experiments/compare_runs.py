@@ -1,0 +1,84 @@
+"""Puts runs of one game side by side: best scores against frames, and final scores with intervals of their difference.
+
+    python experiments/compare_runs.py --runs runs/ga runs/random_search --names "genetic algorithm" "random search" \
+        --out experiments/results/atari_ga/frostbite
+
+Each run must hold `metrics.jsonl` and `score.json` (`--score-episodes`). Writes `comparison.png` and `comparison.json`.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+Flag = tyro.conf.arg
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Compares runs; the first is compared with each of the others, and with random play."""
+
+    runs: Annotated[list[str], Flag(help="run directories")]
+    names: Annotated[list[str], Flag(help="what they are called, as many")]
+    out: Annotated[str, Flag(help="directory of what is written")]
+    key: Annotated[str, Flag(help="the metric that is drawn")] = "best_score"
+    learned: Annotated[str, Flag(help="what score.json calls the result of a run")] = "elite"
+
+
+def difference(a: list[float], b: list[float]) -> dict[str, object]:
+    """Mean of `a` minus mean of `b`, with a 95% bootstrap interval."""
+    random = np.random.default_rng(0)
+    means = [random.choice(np.asarray(x), (10_000, len(x))).mean(axis=1) for x in (a, b)]
+    low, high = np.percentile(means[0] - means[1], [2.5, 97.5])
+    return {"difference": float(np.mean(a) - np.mean(b)), "interval_95": [float(low), float(high)]}
+
+
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    if len(settings.runs) != len(settings.names) or not settings.runs:
+        print(f"error: {len(settings.runs)} runs and {len(settings.names)} names: give one each", file=sys.stderr)
+        return 2
+    directories = [Path(run) for run in settings.runs]
+    rows = [[json.loads(line) for line in (d / "metrics.jsonl").read_text().splitlines()] for d in directories]
+    scores = [json.loads((d / "score.json").read_text()) for d in directories]
+    first = scores[0][settings.learned]["returns"]
+    others = {name: score[settings.learned] for name, score in zip(settings.names, scores, strict=True)}
+    others["random play"] = scores[0]["random"]
+    result = {
+        name: {
+            "mean": score["mean"],
+            "interval_95": score["interval_95"],
+            "episodes": len(score["returns"]),
+            **({f"{settings.names[0]} is better by": difference(first, score["returns"])} if i else {}),
+        }
+        for i, (name, score) in enumerate(others.items())
+    }
+    for name, table in zip(settings.names, rows, strict=True):
+        result[name] |= {"frames": table[-1]["frames"], "seconds": table[-1]["seconds"]}
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, table, color in zip(settings.names, rows, ("#0072B2", "#D55E00", "#009E73", "#56B4E9"), strict=False):
+        frames = [row["frames"] / 1e6 for row in table]
+        axes.plot(frames, [row[settings.key] for row in table], color=color, label=name)
+        axes.plot(frames, [row["training_mean"] for row in table], "--", color=color, label=f"{name}, population mean")
+    axes.axhline(others["random play"]["mean"], color="0.6", linewidth=1, label="random play")
+    axes.set_xlabel("emulator frames (million)")
+    axes.set_ylabel(settings.key.replace("_", " "))
+    axes.legend(frameon=False, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    out = Path(settings.out)
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / "comparison.png", dpi=120)
+    (out / "comparison.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
