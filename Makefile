@@ -40,6 +40,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/population_forward.py
 	$(BIN)/python benchmarks/population_rollout.py
+	$(BIN)/python benchmarks/actor_critic.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from parts import env_steps_per_s, machine
+from parts import env_steps_per_s, machine, show
 
 import volvox as vx
 from volvox.actor_critic.distributions import distribution
@@ -184,11 +184,7 @@ def measure(options: Options) -> dict[str, Any]:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     figures = measure(options) | {"settings": dataclasses.asdict(options), **machine()}
-    if options.json:
-        print(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+    show(figures, options.json)
 
 
 if __name__ == "__main__":

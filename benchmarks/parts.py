@@ -1,5 +1,6 @@
 """What the benchmarks share: the emulators alone, and a description of the machine."""
 
+import json
 import os
 import platform
 import time
@@ -46,6 +47,15 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "jax": jax.__version__,
     }
+
+
+def show(figures: dict[str, Any], as_json: bool) -> None:
+    """Prints the figures: one JSON object, or a line each."""
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
 
 
 def _processor() -> str:

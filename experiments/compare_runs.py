@@ -70,7 +70,7 @@ def main() -> int:
     axes.axhline(others["random play"]["mean"], color="0.6", linewidth=1, label="random play")
     axes.set_xlabel("emulator frames (million)")
     axes.set_ylabel(settings.key.replace("_", " "))
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)

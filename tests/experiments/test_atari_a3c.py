@@ -1,12 +1,9 @@
 """The actor-critic's script as a user runs it: real Atari, in processes of its own."""
 
 import importlib.util
-import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,42 +15,27 @@ TINY = [
 ]
 
 
-def start(*flags):
-    command = [sys.executable, str(SCRIPT), *TINY, *map(str, flags)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture(scope="module")
+def a3c(script):
+    return script("atari_a3c.py", TINY)
 
 
-def run(*flags):
-    process = start(*flags)
-    out, err = process.communicate(timeout=240)
-    return process.returncode, out, err
-
-
-def rows(run_dir):
-    path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def test_a_run_interrupted_and_resumed_ends_whole(tmp_path):
+def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, a3c, rows, wait_for_rows):
     run_dir = tmp_path / "run"
     flags = ("--run-dir", run_dir, "--no-video")
-    interrupted = start(*flags)
-    for _ in range(1_200):
-        if len(rows(run_dir)) >= 2:
-            break
-        assert interrupted.poll() is None, interrupted.communicate()
-        time.sleep(0.1)
+    interrupted = a3c.start(*flags)
+    wait_for_rows(run_dir, 2, interrupted)
     interrupted.send_signal(signal.SIGINT)
     interrupted.communicate(timeout=120)
     assert interrupted.returncode == 130
     done = len(rows(run_dir))
 
-    code, _, err = run(*flags, "--resume", "--learning-rate", "0.5")
+    code, _, err = a3c.run(*flags, "--resume", "--learning-rate", "0.5")
     assert code == 2
     assert "learning_rate" in err
 
     frames = (done + 1) * 3 * 5 * 4 * 4
-    code, out, err = run("--run-dir", run_dir, "--resume", "--frames", frames, "--score-episodes", "1")
+    code, out, err = a3c.run("--run-dir", run_dir, "--resume", "--frames", frames, "--score-episodes", "1")
     assert code == 0, err
     assert "policy:" in out
     table = rows(run_dir)
@@ -76,12 +58,8 @@ def test_a_run_interrupted_and_resumed_ends_whole(tmp_path):
         (("--lag", "0"), "lag=0"),
     ],
 )
-def test_bad_settings_are_one_line_and_nothing_is_begun(tmp_path, flags, message):
-    code, _, err = run("--run-dir", tmp_path / "run", *flags)
-    assert code == 2
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
-    assert not (tmp_path / "run").exists()
+def test_bad_settings_are_refused(tmp_path, a3c, flags, message):
+    a3c.refuses(tmp_path / "run", flags, message)
 
 
 @pytest.mark.parametrize("preset", ["modern", "ga3c"])

@@ -1,0 +1,67 @@
+"""Experiment scripts as a user runs them: in processes of their own."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+class Script:
+    """A script with flags that make it small."""
+
+    def __init__(self, name, flags):
+        self.command = [sys.executable, str(EXPERIMENTS / name), *flags]
+
+    def start(self, *flags):
+        command = [*self.command, *map(str, flags)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, *flags):
+        """(exit code, stdout, stderr)."""
+        process = self.start(*flags)
+        out, err = process.communicate(timeout=240)
+        return process.returncode, out, err
+
+    def refuses(self, run_dir, flags, message):
+        """Bad settings are one line, and nothing is begun."""
+        code, _, err = self.run("--run-dir", run_dir, *flags)
+        assert code == 2
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+        assert not run_dir.exists()
+
+
+@pytest.fixture(scope="session")
+def script():
+    return Script
+
+
+@pytest.fixture(scope="session")
+def rows():
+    """A run directory's metrics."""
+
+    def read(run_dir):
+        path = run_dir / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def wait_for_rows(rows):
+    """Waits until a running script has written so many."""
+
+    def wait(run_dir, number, process):
+        for _ in range(1_200):
+            if len(rows(run_dir)) >= number:
+                return
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        pytest.fail("no rows were written")
+
+    return wait
