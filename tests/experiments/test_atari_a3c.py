@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "atari_a3c.py"
 TINY = [
-    *("--game", "Breakout", "--num-envs", "4", "--segment-length", "5", "--updates-per-step", "3"),
+    *("--game", "Pong", "--num-envs", "4", "--segment-length", "5", "--updates-per-step", "3"),
     *("--checkpoint-every", "1", "--episodic-life"),
 ]
 
@@ -50,7 +50,7 @@ def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, a3c, rows, wait_for_
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--game", "Breakuot"), "Breakout"),
+        (("--game", "Pongg"), "Pong"),
         (("--num-envs", "5"), "num_envs=5"),
         (("--frames", "0"), "frames=0"),
         (("--segment-length", "0"), "segment_length"),

@@ -1,7 +1,7 @@
 """What `volvox.train` returns."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ PLOT = "learning_curve.png"
 class Run:
     """What came of `volvox.train`."""
 
-    algorithm: Algorithm
+    algorithm: Algorithm = field(repr=False)
     """As given."""
-    state: Any
+    state: Any = field(repr=False)
     """The algorithm's state after the last completed step."""
-    metrics: list[Row]
+    metrics: list[Row] = field(repr=False)
     """One row a completed step, those before a resume included."""
     run_dir: Path | None
     """The run directory, if there is one."""
