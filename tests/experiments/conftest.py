@@ -24,7 +24,12 @@ class Script:
     def run(self, *flags):
         """(exit code, stdout, stderr)."""
         process = self.start(*flags)
-        out, err = process.communicate(timeout=240)
+        try:
+            out, err = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
         return process.returncode, out, err
 
     def refuses(self, run_dir, flags, message):
