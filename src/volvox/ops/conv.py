@@ -6,37 +6,16 @@ it, which is slow on CPU: `conv_many` has what is done instead.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from volvox.ops.batching import over_weights
+from volvox.ops.conv_gradients import Window, conv_gradients
 
 Array = jax.Array
 Padding = str | Sequence[tuple[int, int]]
-
-
-class Window(NamedTuple):
-    """Static geometry of a convolution; two entries each, rows before columns."""
-
-    size: tuple[int, int]
-    strides: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the output."""
-        rows, columns = (
-            (n + sum(pad) - size) // stride + 1
-            for n, pad, size, stride in zip((height, width), self.padding, self.size, self.strides, strict=True)
-        )
-        return rows, columns
-
-    @property
-    def whole_blocks(self) -> bool:
-        """Whether the window is made of whole strides, so that space-to-depth applies."""
-        return all(size % stride == 0 for size, stride in zip(self.size, self.strides, strict=True))
 
 
 def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: Padding = "SAME") -> Array:
@@ -88,11 +67,10 @@ def _conv_forward(x, kernel, window):
 
 
 def _conv_backward(window, residuals, g):
-    # The gradient of an equivalent form in matmuls: XLA's own convolution gradients are slow on CPU, and `vmap` over
-    # plain operations needs no rule.
-    form = _conv_shifted if window.whole_blocks else _conv_patches
-    _, vjp = jax.vjp(lambda x, kernel: form(x[None], kernel[None], window)[0], *residuals)
-    return vjp(g)
+    def automatic(x, kernel, g):
+        return jax.vjp(lambda x, kernel: conv_shared(x, kernel, window), x, kernel)[1](g)
+
+    return lax.platform_dependent(*residuals, g, cpu=partial(conv_gradients, window=window), default=automatic)
 
 
 _conv.defvjp(_conv_forward, _conv_backward)
@@ -138,23 +116,3 @@ def _conv_patches(x: Array, kernel: Array, window: Window) -> Array:
     rows = patches.reshape(p, b * oh * ow, -1)
     out = jnp.einsum("pmk,pkn->pmn", rows, kernel.reshape(p, -1, kernel.shape[-1]))
     return out.reshape(p, b, oh, ow, -1)
-
-
-def _conv_shifted(x: Array, kernel: Array, window: Window) -> Array:
-    p, b, h, w, c = x.shape
-    f = kernel.shape[-1]
-    (kh, kw), (sh, sw) = window.size, window.strides
-    qh, qw = kh // sh, kw // sw
-    oh, ow = window.output_size(h, w)
-    mh, mw = oh + qh - 1, ow + qw - 1  # blocks of stride by stride pixels that the windows cover
-    (top, _), (left, _) = window.padding
-    zero = jnp.zeros((), x.dtype)
-    # Rows and columns that no window reaches are cut: the padding behind may be negative.
-    edges = ((0, 0, 0), (0, 0, 0), (top, mh * sh - h - top, 0), (left, mw * sw - w - left, 0), (0, 0, 0))
-    blocks = lax.pad(x, zero, edges).reshape(p, b, mh, sh, mw, sw, c)
-    blocks = blocks.transpose(0, 1, 2, 4, 3, 5, 6).reshape(p, b * mh * mw, sh * sw * c)
-    parts = kernel.reshape(p, qh, sh, qw, sw, c, f).transpose(0, 2, 4, 5, 1, 3, 6)
-    parts = parts.reshape(p, sh * sw * c, qh * qw * f)
-    products = jnp.einsum("pmk,pkn->pmn", blocks, parts).reshape(p, b, mh, mw, qh, qw, f)
-    shifted = [products[:, :, i : i + oh, j : j + ow, i, j] for i in range(qh) for j in range(qw)]
-    return sum(shifted[1:], shifted[0])
