@@ -8,11 +8,11 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import tyro
-from launch import launch
+from launch import RunSettings, launch
+from learner_settings import LearnerSettings, from_preset, num_steps, options
 
 import volvox as vx
 
@@ -35,38 +35,12 @@ class Settings:
     threads: Annotated[int | None, Flag(help="emulator threads; default: all CPUs")] = None
     sticky_actions: Annotated[float, Flag(help="probability that the emulator repeats the last action")] = 0.0
     episodic_life: Annotated[bool, Flag(help="learn as if the loss of a life ended the game")] = False
-    segment_length: Annotated[int, Flag(help="steps of a segment")] = 0
-    micro_batch: Annotated[int | None, Flag(help="environments learned at once; default: about 64 transitions")] = None
-    lag: Annotated[int, Flag(help="rounds between acting and learning, exactly")] = 1
-    rounds_per_update: Annotated[int, Flag(help="rounds that share an update")] = 1
-    learning_rate: Annotated[float, Flag(help="of the optimiser")] = 0.0
-    max_gradient_norm: Annotated[float | None, Flag(help="to which the gradient is clipped")] = None
-    anneal_frames: Annotated[
-        int | None, Flag(help="frames after which learning rate and entropy coefficient have fallen to 0")
-    ] = None
-    discount: Annotated[float, Flag(help="gamma")] = 0.99
-    trace_decay: Annotated[float, Flag(help="lambda of the returns; 1: n-step returns")] = 1.0
-    entropy_coefficient: Annotated[float, Flag(help="weight of the policy's entropy")] = 0.0
-    value_coefficient: Annotated[float, Flag(help="weight of half the squared error of values")] = 0.0
-    log_epsilon: Annotated[float, Flag(help="added to probabilities before their logarithm is taken")] = 0.0
-    vtrace: Annotated[bool, Flag(help="correct returns for the lag")] = False
-    reward_bound: Annotated[float | None, Flag(help="learned rewards are clipped to it; None leaves them")] = 1.0
-    updates_per_step: Annotated[int, Flag(help="updates in one row of metrics")] = 250
-    frames: Annotated[int, Flag(help="emulator frames in all (about), those before a resume included")] = 20_000_000
-    seed: Annotated[int, Flag(help="fixes all random numbers but the emulators' history")] = 0
-    run_dir: Annotated[str, Flag(help="where config, metrics, checkpoints, picture and video go")] = "runs/atari_a3c"
-    resume: Annotated[bool, Flag(help="go on with the run in --run-dir")] = False
-    minutes: Annotated[float | None, Flag(help="begin no further step after so many minutes")] = None
-    checkpoint_every: Annotated[int, Flag(help="steps between checkpoints")] = 4
-    video: Annotated[bool, Flag(help="film the policy at the end")] = True
-    score_episodes: Annotated[
-        int, Flag(help="at the end, play so many fresh episodes greedily and at random; 0: none")
-    ] = 0
-
-
-PRESETS: dict[str, Callable[[], dict[str, Any]]] = {"modern": vx.actor_critic.modern, "ga3c": vx.actor_critic.ga3c}
-_FIXED = ("optimizer", "optimizer_options", "loss_reduction")
-"""Settings of a preset that are not flags."""
+    learner: Annotated[LearnerSettings, Flag(name="")] = dataclasses.field(
+        default_factory=lambda: from_preset("modern")
+    )
+    run: Annotated[RunSettings, Flag(name="")] = dataclasses.field(
+        default_factory=lambda: RunSettings(run_dir="runs/atari_a3c", checkpoint_every=4)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +50,9 @@ class _Preset:
 
 def read_settings(arguments: list[str] | None = None) -> Settings:
     """Reads the flags; those not given come from the preset."""
-    preset_only, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
-    given = {name: value for name, value in PRESETS[preset_only.preset]().items() if name not in _FIXED}
-    network = "ga3c" if preset_only.preset == "ga3c" else "small"
-    default = Settings(preset=preset_only.preset, network=network, **given)
+    given, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
+    network = "ga3c" if given.preset == "ga3c" else "small"
+    default = Settings(preset=given.preset, network=network, learner=from_preset(given.preset))
     return tyro.cli(Settings, args=arguments, default=default, description=__doc__)
 
 
@@ -96,8 +69,6 @@ def make_network(settings: Settings, num_actions: int) -> Any:
 
 def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
     """The algorithm, and its steps in about the frames asked for; every bad setting is refused here."""
-    if settings.frames < 1:
-        raise ValueError(f"frames={settings.frames}: give the number of emulator frames in all.")
     env = vx.envs.atari(
         settings.game,
         num_envs=settings.num_envs,
@@ -106,23 +77,23 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
         sticky_actions=settings.sticky_actions,
     )
     assert env.spec.num_actions is not None  # Atari's actions are discrete
-    options = PRESETS[settings.preset]()
-    options |= {name: getattr(settings, name) for name in options if name not in _FIXED}
-    others = ("episodic_life", "micro_batch", "anneal_frames", "updates_per_step")
-    options |= {name: getattr(settings, name) for name in others}
-    algorithm = vx.actor_critic.a3c(make_network(settings, env.spec.num_actions), env, **options)
-    steps_per_update = settings.num_envs * (settings.segment_length + (settings.lag == 0)) * settings.rounds_per_update
-    frames_per_step = steps_per_update * env.spec.frame_skip * settings.updates_per_step
-    return algorithm, -(-settings.frames // frames_per_step)
+    algorithm = vx.actor_critic.a3c(
+        make_network(settings, env.spec.num_actions),
+        env,
+        episodic_life=settings.episodic_life,
+        **options(settings.learner, settings.preset),
+    )
+    return algorithm, num_steps(settings.learner, env)
 
 
 def main() -> int:
     settings = read_settings()
     return launch(
         lambda: make_algorithm(settings),
-        settings,
+        settings.run,
         step_name="iteration",
         learned="policy",
+        sampled=True,
     )
 
 

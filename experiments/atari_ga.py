@@ -11,7 +11,7 @@ import sys
 from typing import Annotated, Literal
 
 import tyro
-from launch import launch
+from launch import RunSettings, launch
 
 import volvox as vx
 
@@ -52,15 +52,9 @@ class Settings:
     test_max_episode_steps: Annotated[int, Flag(help="cutoff of test episodes in steps")] = 0
     sticky_actions: Annotated[float, Flag(help="probability that the emulator repeats the last action")] = 0.0
     generations: Annotated[int, Flag(help="generations in all, those before a resume included")] = 0
-    seed: Annotated[int, Flag(help="fixes all random numbers but the emulators' history")] = 0
-    run_dir: Annotated[str, Flag(help="where config, metrics, checkpoints, picture and video go")] = "runs/atari_ga"
-    resume: Annotated[bool, Flag(help="go on with the run in --run-dir")] = False
-    minutes: Annotated[float | None, Flag(help="begin no further generation after so many minutes")] = None
-    checkpoint_every: Annotated[int, Flag(help="generations between checkpoints")] = 1
-    video: Annotated[bool, Flag(help="film the elite at the end")] = True
-    score_episodes: Annotated[
-        int, Flag(help="at the end, play so many fresh episodes with the elite and at random; 0: none")
-    ] = 0
+    run: Annotated[RunSettings, Flag(name="")] = dataclasses.field(
+        default_factory=lambda: RunSettings(run_dir="runs/atari_ga")
+    )
 
 
 def read_settings(arguments: list[str] | None = None) -> Settings:
@@ -121,7 +115,7 @@ def main() -> int:
     settings = read_settings()
     return launch(
         lambda: (make_algorithm(settings), settings.generations),
-        settings,
+        settings.run,
         step_name="generation",
         learned="elite",
     )

@@ -1,31 +1,51 @@
 """What the experiment scripts share: running an algorithm in a run directory, and scoring what came of it."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import jax
+import tyro
 
 import volvox as vx
+
+Flag = tyro.conf.arg
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """Flags that every script has."""
+
+    run_dir: Annotated[str, Flag(help="where config, metrics, checkpoints, picture and video go")]
+    seed: Annotated[int, Flag(help="fixes all random numbers but the emulators' history")] = 0
+    resume: Annotated[bool, Flag(help="go on with the run in --run-dir")] = False
+    minutes: Annotated[float | None, Flag(help="begin no further step after so many minutes")] = None
+    checkpoint_every: Annotated[int, Flag(help="steps (rows of metrics) between checkpoints")] = 1
+    video: Annotated[bool, Flag(help="film what was learned, where observations are images")] = True
+    score_episodes: Annotated[
+        int, Flag(help="at the end, play so many fresh episodes with what was learned and at random; 0: none")
+    ] = 0
 
 
 def launch(
     make_algorithm: Callable[[], tuple[vx.types.Algorithm, int]],
-    settings: Any,
+    settings: RunSettings,
     *,
     step_name: str,
     learned: str,
+    sampled: bool = False,
 ) -> int:
     """Trains, scores and films; returns what the script should exit with: 2 for bad settings, after one line.
 
     Args:
       make_algorithm: () -> (algorithm, its steps in all); raises ValueError for bad settings.
-      settings: the script's flags, `seed`, `run_dir`, `resume`, `minutes`, `checkpoint_every`, `video` and
-        `score_episodes` among them.
+      settings: the flags that every script has.
       step_name: what a step is called.
       learned: what the result is called beside random play, e.g. "elite".
+      sampled: score it with drawn actions too, not only with the likeliest.
     """
     try:
         if settings.score_episodes < 0:
@@ -52,27 +72,26 @@ def launch(
     if not run.interrupted and run.metrics:
         algorithm.close()
         if settings.score_episodes:
-            score(settings, run, learned)
-        if settings.video:
+            score(settings, run, learned, sampled=sampled)
+        if settings.video and len(run.algorithm.env.spec.observation_shape) == 3:
             run.watch()
     return run.exit_code
 
 
-def score(settings: Any, run: vx.Run, learned: str) -> None:
-    """Plays fresh episodes with what was learned and at random; prints and writes both with 95% intervals."""
+def score(settings: RunSettings, run: vx.Run, learned: str, *, sampled: bool) -> None:
+    """Plays fresh episodes with what was learned and at random; prints and writes all with 95% intervals."""
     env = run.algorithm.env
     seed = settings.seed + 1_000_003  # episodes that training has not seen
-    scores = {
-        learned: vx.rollout.play(
-            env, run.algorithm.network, run.policy(), num_episodes=settings.score_episodes, seed=seed
-        ),
-        "random": vx.rollout.play_randomly(env, num_episodes=settings.score_episodes, seed=seed),
-    }
+    count = settings.score_episodes
+    scores = {learned: vx.rollout.play(env, run.algorithm.network, run.policy(), num_episodes=count, seed=seed)}
+    if sampled:
+        scores[f"{learned}, sampled"] = vx.rollout.play(
+            env, run.algorithm.network, run.policy(), num_episodes=count, sampled=True, seed=seed
+        )
+    scores["random"] = vx.rollout.play_randomly(env, num_episodes=count, seed=seed)
     written = {}
     for name, result in scores.items():
-        print(
-            f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {settings.score_episodes} episodes"
-        )
+        print(f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {count} episodes")
         written[name] = {
             "mean": result.mean,
             "interval_95": [result.low, result.high],

@@ -113,7 +113,8 @@ class Policy(NamedTuple):
     initial_state: Callable[[int], ArrayTree]
     """batch size -> recurrent state with leaves `[B, ...]`; () without recurrence."""
     apply: Callable[[ArrayTree, Array, ArrayTree, Array | None], tuple[Array, ArrayTree]]
-    """(variables, observation `[B, ...]`, state, key) -> (output `[B, ...]`, state)."""
+    """(variables, observation `[B, ...]`, state, key) -> (output `[B, ...]`, state). Without a key the output describes
+    the policy; with one it is drawn: the largest entry, or the continuous action, is a sample."""
     from_noise: Callable[[ArrayTree], ArrayTree]
     """Standard normal noise shaped as params -> params of the first generation."""
     config: Config

@@ -36,12 +36,12 @@ def test_apply_is_the_module(make_spec):
     np.testing.assert_allclose(output, MLP(2).apply({"params": params}, x), rtol=1e-6)
 
 
-def test_state_is_threaded_and_the_key_is_optional(make_spec):
+def test_state_is_threaded_and_a_key_draws(make_spec):
     net = policy(MLP(2), make_spec((3,), num_actions=2))
     params = net.init(jax.random.key(0))
     with_key, state = net.apply(params, jnp.ones((1, 3)), (), jax.random.key(1))
     without, _ = net.apply(params, jnp.ones((1, 3)), (), None)
-    np.testing.assert_array_equal(with_key, without)
+    np.testing.assert_array_equal(with_key, without + jax.random.gumbel(jax.random.key(1), (1, 2)))
     assert state == ()
 
 

@@ -20,6 +20,7 @@ from volvox.actor_critic.learner import LearnerState, LossSettings, learner, no_
 from volvox.actor_critic.options import annealed, check_rates, gradient_transformation, micro_batch_size
 from volvox.actor_critic.schedule import Episodes, Schedule, no_episodes
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
+from volvox.networks.policy import perturbed
 from volvox.rollout import pipeline
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy
 from volvox.validation import group_size, integer
@@ -351,12 +352,16 @@ def _metrics(state: A3CState, updates: int) -> dict[str, Any]:
 
 
 def _acting(net: ActorCriticNetwork, env: Env) -> Policy:
-    """The policy's half of the network, greedy: logits, or means."""
+    """The policy's half of the network: logits, or means; with a key, drawn."""
+    discrete = env.spec.num_actions is not None
+    actions = distribution(env.spec)
     size = env.spec.num_actions or int(np.prod(env.spec.action_shape or ()))
 
     def apply(params, observation, state, key):
-        del key
         output, _, state = net.apply(params, observation, state)
+        if key is not None:
+            drawn = perturbed(key, output) if discrete else actions.sample(key, output)
+            return drawn.reshape(output.shape[0], size), state
         return output[..., :size], state
 
     # No first generation is drawn from noise here, but decoders ask for one.

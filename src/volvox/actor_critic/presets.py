@@ -52,3 +52,16 @@ def modern() -> dict[str, Any]:
         "rounds_per_update": 1,
         "vtrace": True,
     }
+
+
+def mujoco() -> dict[str, Any]:
+    """For continuous control: as `modern`, with unclipped rewards, no entropy bonus and shorter traces.
+
+    Observations and rewards are learned from as they are: no running normalisation.
+    """
+    return modern() | {
+        "trace_decay": 0.95,
+        "learning_rate": 3e-4,
+        "entropy_coefficient": 0.0,
+        "reward_bound": None,
+    }

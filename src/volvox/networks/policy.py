@@ -124,8 +124,12 @@ def policy_from_functions(
     )
 
     def apply_with_state(variables, observation, state, key):
-        del key  # The networks themselves draw nothing.
-        return apply(variables, observation), state
+        output = apply(variables, observation)
+        if key is None:
+            return output, state
+        if spec.num_actions is None:
+            raise ValueError(f"{network} gives one action and no distribution: it cannot be sampled from.")
+        return perturbed(key, output), state
 
     def from_noise(noise: ArrayTree) -> ArrayTree:
         def leaf(path, noise, scale):
@@ -142,6 +146,11 @@ def policy_from_functions(
         from_noise=from_noise,
         config={"network": network, "num_parameters": num_parameters(shapes), **(config or {})},
     )
+
+
+def perturbed(key: Array, logits: Array) -> Array:
+    """Logits `[B, A]` whose largest is a sample from the categorical distribution they describe (Gumbel-max)."""
+    return logits + jax.random.gumbel(key, logits.shape, logits.dtype)
 
 
 def _own_initial_std(module: nn.Module) -> InitialStd | None:

@@ -1,15 +1,14 @@
 """Fresh episodes of one network, or of no network at all: what a score is compared with."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.population.decoding import Member, encoding
-from volvox.population.noise import generator
-from volvox.rollout.evaluate import SlotMemory, evaluator
-from volvox.types import ArrayTree, Env, Policy, Population
+from volvox.rollout.evaluate import greedy_action
+from volvox.types import Array, ArrayTree, Env, Policy
 
 
 class Score(NamedTuple):
@@ -33,9 +32,10 @@ def play(
     *,
     num_episodes: int = 30,
     max_episode_steps: int | None = None,
+    sampled: bool = False,
     seed: int = 0,
 ) -> Score:
-    """Plays fresh episodes with one network, greedily.
+    """Plays fresh episodes with one network, one environment an episode.
 
     Args:
       env: the environment.
@@ -43,27 +43,33 @@ def play(
       params: its parameters, e.g. `run.policy()`.
       num_episodes: episodes; each is played to its end, so short ones are not favoured.
       max_episode_steps: cutoff in steps; default: the environment's own.
-      seed: of the environments. Take another than the run's for episodes it has not seen.
+      sampled: draw actions as the policy's distribution has it, instead of taking the likeliest.
+      seed: of the environments and the actions. Take another than the run's for episodes it has not seen.
 
     Returns:
       `Score`.
 
     Raises:
-      ValueError: no episodes are asked for.
+      ValueError: no episodes are asked for, or `sampled` with a policy that has no distribution.
     """
-    _check(num_episodes)
-    code = encoding(policy, generator())
-    size = min(env.num_envs // env.num_groups, num_episodes)
-    memory = SlotMemory(policy, code, 1, size)
-    groups = env.make(seed, max_episode_steps=max_episode_steps, num_envs=size, num_groups=1, host=True)
-    played = evaluator(policy, groups, memory, capacity=num_episodes)
-    one = Member(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(1), jnp.zeros(1, bool))
-    population = Population(
-        jax.tree.map(lambda x: x[None], params), *one, episodes=jnp.array([num_episodes]), priority=jnp.zeros(1)
-    )
-    evaluation, _ = played.evaluate(population, num_episodes, code)
-    played.close()
-    return _score(np.asarray(evaluation.returns[0]), np.asarray(evaluation.lengths[0]))
+    variables = jax.jit(policy.prepare)(params)
+    greedy = greedy_action(env.spec)
+
+    @jax.jit
+    def act(variables: ArrayTree, observation: Array, state: ArrayTree, key: Array | None):
+        output, state = policy.apply(variables, observation, state, key)
+        return greedy(output), state
+
+    state = policy.initial_state(num_episodes)
+    key = jax.random.key(seed)
+
+    def choose(step: int, observation: Array | np.ndarray) -> np.ndarray:
+        nonlocal state
+        draw = jax.random.fold_in(key, step) if sampled else None
+        action, state = act(variables, jnp.asarray(observation), state, draw)
+        return np.asarray(action)
+
+    return _episodes(env, choose, num_episodes, max_episode_steps, seed)
 
 
 def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | None = None, seed: int = 0) -> Score:
@@ -81,29 +87,43 @@ def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | 
     Raises:
       ValueError: no episodes are asked for.
     """
-    _check(num_episodes)
-    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)
     random = np.random.default_rng(seed)
-    returns, lengths = np.zeros(num_episodes, np.float32), np.zeros(num_episodes, np.int32)
-    playing = np.ones(num_episodes, bool)
-    state, _ = group.recv(group.init())
-    while playing.any():
+
+    def choose(step: int, observation: Array | np.ndarray) -> np.ndarray:
+        del step, observation
         if env.spec.num_actions is not None:
-            action = random.integers(env.spec.num_actions, size=num_episodes).astype(np.int32)
-        else:
-            shape = (num_episodes, *(env.spec.action_shape or ()))
-            action = random.uniform(env.spec.action_low, env.spec.action_high, shape).astype(np.float32)
-        state, step = group.recv(group.send(state, action))
-        returns += np.where(playing, step.reward, 0)
-        lengths += playing
-        playing &= ~np.asarray(step.terminated | step.truncated)
-    group.close()
-    return _score(returns, lengths)
+            return random.integers(env.spec.num_actions, size=num_episodes).astype(np.int32)
+        shape = (num_episodes, *(env.spec.action_shape or ()))
+        return random.uniform(env.spec.action_low, env.spec.action_high, shape).astype(np.float32)
+
+    return _episodes(env, choose, num_episodes, max_episode_steps, seed)
 
 
-def _check(num_episodes: int) -> None:
+def _episodes(
+    env: Env,
+    choose: Callable[[int, Array | np.ndarray], np.ndarray],
+    num_episodes: int,
+    max_episode_steps: int | None,
+    seed: int,
+) -> Score:
+    """Plays until the first episode of every environment has ended; `choose`: (step, observation) -> action."""
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes}: at least one episode is needed.")
+    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)
+    returns, lengths = np.zeros(num_episodes, np.float32), np.zeros(num_episodes, np.int32)
+    playing = np.ones(num_episodes, bool)
+    try:
+        state, step = group.recv(group.init())
+        number = 0
+        while playing.any():
+            state, step = group.recv(group.send(state, choose(number, step.observation)))
+            returns += np.where(playing, step.reward, 0)
+            lengths += playing
+            playing &= ~np.asarray(step.terminated | step.truncated)
+            number += 1
+    finally:
+        group.close()
+    return _score(returns, lengths)
 
 
 def _score(returns: np.ndarray, lengths: np.ndarray) -> Score:
