@@ -202,10 +202,31 @@ def test_traced_and_driven_agree(options):
         for _ in range(2):
             state, metrics = algorithm.step(state)
         algorithm.close()
-        runs.append((state, {name: x for name, x in metrics.items() if "per_second" not in name}))
+        measured = ("per_second", "share", "fraction")
+        runs.append((state, {name: x for name, x in metrics.items() if not any(word in name for word in measured)}))
     (traced, traced_metrics), (driven, driven_metrics) = runs
     jax.tree.map(np.testing.assert_array_equal, traced.learner.params, driven.learner.params)
     assert traced_metrics == driven_metrics
+
+
+def test_the_stopwatch_changes_nothing():
+    """The second step goes through a few rounds with it, the first one does not."""
+
+    def after(steps, updates):
+        algorithm = a3c(net(), probe.corridor(length=4, num_envs=8, groups=2), **FAST, updates_per_step=updates)
+        state, metrics = algorithm.init(jax.random.key(3)), {}
+        for _ in range(steps):
+            state, metrics = algorithm.step(state)
+        algorithm.close()
+        return state, metrics
+
+    (timed, metrics), (plain, _) = after(2, 8), after(1, 16)
+    jax.tree.map(np.testing.assert_array_equal, timed.learner.params, plain.learner.params)
+    assert timed.frames == plain.frames
+    shares = [metrics[f"share_{part}"] for part in ("emulators", "inference", "learning")]
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) > 0
+    assert metrics["fraction_of_bound"] > 0
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])

@@ -19,9 +19,11 @@ from volvox.actor_critic.distributions import distribution
 from volvox.actor_critic.learner import LearnerState, LossSettings, learner, no_sums
 from volvox.actor_critic.options import annealed, check_rates, gradient_transformation, micro_batch_size
 from volvox.actor_critic.schedule import Episodes, Schedule, no_episodes
+from volvox.actor_critic.summary import summary
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
 from volvox.networks.policy import perturbed
 from volvox.rollout import pipeline
+from volvox.rollout.balance import shares
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy
 from volvox.validation import group_size, integer
 
@@ -50,6 +52,8 @@ class _Live:
         """The state that goes on from there."""
         self.rounds = 4
         """In a chunk, so that it lasts about as long as asked."""
+        self.timed: Any = None
+        """The same loop with a stopwatch."""
 
     def close(self):
         for group in self.groups:
@@ -122,8 +126,9 @@ def a3c(
     Returns:
       `Algorithm`. Its metrics: `training_mean`, `training_std`, `training_best` and `episode_length` over the latest
       100 episodes, `update`, losses, `entropy`, `gradient_norm`, `lag_mean` and `lag_max` in updates, `frames` and
-      `episodes` so far, `predictions_per_second`, `trainings_per_second` (updates) and `frames_per_second`. Its
-      `policy` is the latest, not the best.
+      `episodes` so far, `predictions_per_second`, `trainings_per_second` (updates) and `frames_per_second`; from the
+      second step on also `share_emulators`, `share_inference`, `share_learning` and `fraction_of_bound`, of a few
+      rounds played with a stopwatch (`rollout.balance`). Its `policy` is the latest, not the best.
 
     Raises:
       ValueError: a number out of range, a micro-batch that does not divide, options that contradict, an optimiser that
@@ -208,6 +213,7 @@ def a3c(
         live.groups = env.make(seed_of(state), host=host)
         form = pipeline.driven if host else pipeline.traced
         live.chunk = form(stages, live.groups, beats_per_round=when.beats)
+        live.timed = pipeline.timed(stages, live.groups, beats_per_round=when.beats)
         carry = schedules.start(live.groups, net, when, state.key, state.draws, state.episodes)
         return [group.init() for group in live.groups], carry
 
@@ -231,7 +237,14 @@ def a3c(
         # Updates end whole rounds, counted since the environments were started; the first ones have nothing to learn.
         updates_before = max(first_round - lag, 0) // rounds_per_update
         last_round = lag + (updates_before + updates_per_step) * rounds_per_update
-        began, rounds = time.perf_counter(), first_round
+        rounds, times = first_round, None
+        timed_rounds = -(-4 // when.beats)
+        # Not in the first step after a start, whose time is compilation anyway; tests and short runs end there.
+        if live.timed is not None and first_round > 0 and first_round + timed_rounds < last_round:
+            loop, times = live.timed(pipeline.LoopState(tuple(envs), carry, memory), (), timed_rounds)
+            envs, carry, memory = list(loop.envs), loop.carry, loop.memory
+            rounds += timed_rounds
+        began, steps_before, rounds_before = time.perf_counter(), int(carry.steps), rounds
         while rounds < last_round:
             chunk_began = time.perf_counter()
             count = min(live.rounds, last_round - rounds)
@@ -248,7 +261,8 @@ def a3c(
                     "phase": "training",
                     "done": int(memory.update) - first_update,
                     "total": updates_per_step,
-                    "frames_per_second": int(carry.steps) * env.spec.frame_skip / (now - began),
+                    "steps": int(carry.steps),
+                    "frames_per_second": (int(carry.steps) - steps_before) * env.spec.frame_skip / (now - began),
                 }
                 if monitor(progress) and rounds < last_round:
                     raise Interrupted(f"{progress['done']} of {updates_per_step} updates were made and are dropped")
@@ -257,12 +271,15 @@ def a3c(
         frames = int(carry.steps) * env.spec.frame_skip
         new = A3CState(state.key, memory, carry.draws, carry.episodes, state.frames + frames)
         live.loop, live.follows = (tuple(envs), carry), memory
+        steps_per_second = (int(carry.steps) - steps_before) / seconds
         rates = {
-            "predictions_per_second": (rounds - first_round) * when.beats * env.num_envs / seconds,
-            "trainings_per_second": updates_per_step / seconds,
-            "frames_per_second": frames / seconds,
+            "predictions_per_second": (rounds - rounds_before) * when.beats * env.num_envs / seconds,
+            "trainings_per_second": (rounds - rounds_before) / rounds_per_update / seconds,
+            "frames_per_second": steps_per_second * env.spec.frame_skip,
         }
-        return new, _metrics(new, updates_per_step) | rates
+        if times is not None:
+            rates |= shares(times, steps_per_second, working="learning")
+        return new, summary(new.learner, new.episodes, frames=new.frames, updates=updates_per_step) | rates
 
     def save(state: A3CState) -> dict[str, Any]:
         kept = {"params": state.learner.params, "optimizer": state.learner.optimizer}
@@ -322,33 +339,6 @@ def a3c(
             "vtrace": [rho_clip, c_clip] if vtrace else None,
         },
     )
-
-
-def _metrics(state: A3CState, updates: int) -> dict[str, Any]:
-    sums, episodes = jax.device_get((state.learner.sums, state.episodes))
-    transitions = max(float(sums.transitions), 1.0)
-    recent = min(int(episodes.total), schedules.RECENT)
-    figures: dict[str, Any] = {
-        "update": int(state.learner.update),
-        "frames": state.frames,
-        "episodes": int(episodes.total),
-    }
-    if recent:
-        returns, lengths = episodes.returns[:recent], episodes.lengths[:recent]
-        figures |= {
-            "training_mean": float(returns.mean()),
-            "training_std": float(returns.std()),
-            "training_best": float(returns.max()),
-            "episode_length": float(lengths.mean()),
-        }
-    return figures | {
-        "policy_loss": float(sums.policy_loss) / transitions,
-        "value_loss": float(sums.value_loss) / transitions,
-        "entropy": float(sums.entropy) / transitions,
-        "gradient_norm": float(state.learner.gradient_norm) / updates,
-        "lag_mean": float(sums.lag) / transitions,
-        "lag_max": int(sums.lag_max),
-    }
 
 
 def _acting(net: ActorCriticNetwork, env: Env) -> Policy:

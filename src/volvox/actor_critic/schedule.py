@@ -205,7 +205,10 @@ def stages(
 
         def one(i: Array, memory: LearnerState) -> LearnerState:
             start = i * schedule.micro_batch
-            batch = segments.micro_batch(ring, slot, start, schedule.micro_batch, schedule.segment_length)
+            # Where one micro-batch is all, nothing else would depend on `i`: XLA would compute the gradient before the
+            # loop, in every beat.
+            place = slot + jnp.minimum(i, 0)
+            batch = segments.micro_batch(ring, place, start, schedule.micro_batch, schedule.segment_length)
             return learner.accumulate(memory, batch)
 
         # A trip count, not a condition, so that gradients stay in place.

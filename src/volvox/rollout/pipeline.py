@@ -7,11 +7,12 @@
         carry = work(carry, g)             # device work that runs while emulators step
 
 One pass over the groups is a *beat*, and a fixed number of beats is a *round*; `finish` ends each round, while all
-groups' emulators step. The loop exists in two forms with the same meaning: `traced` compiles a chunk of rounds whole;
+groups' emulators step. The loop exists in forms with the same meaning: `traced` compiles a chunk of rounds whole;
 `driven` runs it from Python around jitted `act`, `work` and `finish`, is the reference, and serves groups that cannot
-be traced.
+be traced; `timed` is that with a stopwatch, and overlaps nothing.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -140,7 +141,7 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
 
     Args:
       stages: the algorithm.
-      groups: groups made with `host=True`, or pure-JAX ones.
+      groups: of any kind; made with `host=True` where they cannot be traced.
       beats_per_round: beats of a round.
 
     Returns:
@@ -149,32 +150,134 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
     Raises:
       ValueError: there are no groups, or a round has no beat.
     """
-    _check(groups, beats_per_round)
-    act = [jax.jit(partial(_act, stages, g), donate_argnums=0) for g in range(len(groups))]
-    work = [jax.jit(partial(_work, stages, g), donate_argnums=(0, 1)) for g in range(len(groups))]
-    finish = None if stages.finish is None else jax.jit(stages.finish, donate_argnums=(0, 1))
-    remaining = None if stages.remaining is None else jax.jit(stages.remaining)
-    active = None
-    if stages.active is not None:
-        is_active = stages.active
-        active = [jax.jit(lambda carry, g=g: is_active(carry, g)) for g in range(len(groups))]
+    halves = _halves(stages, groups, beats_per_round)
 
     def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
         done = 0
-        while done < rounds and (remaining is None or bool(remaining(carry))):
-            for g, group in list(enumerate(groups)) * beats_per_round:
-                if active is None or bool(active[g](carry)):
-                    envs[g], timestep = group.recv(envs[g])
-                    carry, action = act[g](carry, memory, timestep)
-                    envs[g] = group.send(envs[g], action if group.traceable else np.asarray(action))
-                carry, memory = work[g](carry, memory, constants)
-            if finish is not None:
-                carry, memory = finish(carry, memory, constants)
+        while done < rounds and halves.remaining(carry):
+            for g in list(range(len(groups))) * beats_per_round:
+                if halves.active[g](carry):
+                    envs[g], timestep = halves.recv[g](envs[g])
+                    carry, action = halves.act[g](carry, memory, timestep)
+                    envs[g] = halves.send[g](envs[g], action)
+                carry, memory = halves.work[g](carry, memory, constants)
+            carry, memory = halves.finish(carry, memory, constants)
             done += 1
         return LoopState(tuple(envs), carry, memory), done
 
     return run
+
+
+class Times(NamedTuple):
+    """Seconds that one step of one environment takes of each part, when nothing overlaps."""
+
+    emulators: float
+    """`send` to `recv`: all threads stepping one group."""
+    acting: float
+    """`act`."""
+    working: float
+    """`work` and `finish`."""
+
+
+def timed(
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1
+) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
+    """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
+
+    It does to the state what the other forms do, so a run can go through a few rounds of it to see where time goes.
+
+    Args:
+      stages: the algorithm.
+      groups: of any kind.
+      beats_per_round: beats of a round.
+
+    Returns:
+      (state, constants, rounds) -> (state, times): medians over the second half of the beats, since the first ones may
+      include compilation. Donates `state`; needs at least four beats in all.
+
+    Raises:
+      ValueError: there are no groups, or a round has no beat.
+    """
+    halves = _halves(stages, groups, beats_per_round)
+    b, num_groups = groups[0].num_envs, len(groups)
+
+    def run(state, constants, rounds):
+        integer("beats (rounds * beats_per_round)", rounds * beats_per_round, low=4)
+        envs, carry, memory = list(state.envs), state.carry, state.memory
+        seen: list[TimeStep | None] = [None] * num_groups
+        actions: list[Any] = [None] * num_groups
+        spent: dict[str, list[float]] = {"recv": [], "act": [], "work": [], "finish": []}
+        num_beats = rounds * beats_per_round
+
+        def stop(name: str, began: float, *results: ArrayTree) -> float:
+            jax.block_until_ready(results)
+            now = time.perf_counter()
+            if 2 * beat >= num_beats:
+                spent[name].append(now - began)
+            return now
+
+        for beat in range(num_beats):
+            for g in range(num_groups):
+                if halves.active[g](carry):
+                    if seen[g] is None:
+                        envs[g], seen[g] = halves.recv[g](envs[g])
+                    clock = time.perf_counter()
+                    carry, actions[g] = halves.act[g](carry, memory, seen[g])
+                    clock = stop("act", clock, carry, actions[g])
+                    envs[g], seen[g] = halves.send[g](envs[g], actions[g]), None
+                    if beat + 1 < num_beats:  # the last actions stay in flight, as everywhere
+                        envs[g], seen[g] = halves.recv[g](envs[g])
+                        stop("recv", clock, envs[g], seen[g])
+                clock = time.perf_counter()
+                carry, memory = halves.work[g](carry, memory, constants)
+                stop("work", clock, carry, memory)
+            if (beat + 1) % beats_per_round == 0:
+                clock = time.perf_counter()
+                carry, memory = halves.finish(carry, memory, constants)
+                stop("finish", clock, carry, memory)
+        for g in range(num_groups):
+            if seen[g] is not None:  # its slots went idle; nobody looks at what comes of this
+                envs[g] = halves.send[g](envs[g], actions[g])
+        recv, act, work, finish = (float(np.median(spent[name])) if spent[name] else 0.0 for name in spent)
+        times = Times(recv / b, act / b, work / b + finish / (beats_per_round * num_groups * b))
+        return LoopState(tuple(envs), carry, memory), times
+
+    return run
+
+
+class _Halves(NamedTuple):
+    """The stages and the groups' calls as Python calls them, each a list by group but the last two."""
+
+    recv: list[Callable[..., Any]]
+    act: list[Callable[..., Any]]
+    send: list[Callable[..., Any]]
+    work: list[Callable[..., Any]]
+    active: list[Callable[..., Any]]
+    remaining: Callable[..., Any]
+    finish: Callable[..., Any]
+
+
+def _halves(stages: Stages, groups: Sequence[EnvGroup], beats_per_round: int) -> _Halves:
+    _check(groups, beats_per_round)
+    numbers = range(len(groups))
+
+    def send(group: EnvGroup) -> Callable[..., Any]:
+        return jax.jit(group.send) if group.traceable else lambda env, action: group.send(env, np.asarray(action))
+
+    is_active, remaining = stages.active, stages.remaining
+    always = lambda carry: True  # noqa: E731
+    return _Halves(
+        recv=[jax.jit(group.recv) if group.traceable else group.recv for group in groups],
+        act=[jax.jit(partial(_act, stages, g), donate_argnums=0) for g in numbers],
+        send=[send(group) for group in groups],
+        work=[jax.jit(partial(_work, stages, g), donate_argnums=(0, 1)) for g in numbers],
+        active=[always if is_active is None else jax.jit(partial(_active, is_active, g)) for g in numbers],
+        remaining=always if remaining is None else jax.jit(remaining),
+        finish=jax.jit(stages.finish, donate_argnums=(0, 1))
+        if stages.finish is not None
+        else lambda carry, memory, constants: (carry, memory),
+    )
 
 
 def _check(groups: Sequence[EnvGroup], beats_per_round: int) -> None:
@@ -189,3 +292,7 @@ def _act(stages: Stages, g: int, carry, memory, timestep):
 
 def _work(stages: Stages, g: int, carry, memory, constants):
     return stages.work(carry, memory, constants, g)
+
+
+def _active(is_active: Callable[[ArrayTree, int], Array], g: int, carry):
+    return is_active(carry, g)

@@ -1,0 +1,42 @@
+"""A row of metrics from what the loop gathered."""
+
+from typing import Any
+
+import jax
+
+from volvox.actor_critic.learner import LearnerState
+from volvox.actor_critic.schedule import RECENT, Episodes
+
+
+def summary(learner: LearnerState, episodes: Episodes, *, frames: int, updates: int) -> dict[str, Any]:
+    """Scores of the latest episodes, and means over the transitions and updates of a step.
+
+    Args:
+      learner: after the step; its sums began with it.
+      episodes: all so far.
+      frames: so far.
+      updates: of the step.
+
+    Returns:
+      See `a3c`; no scores before the first episode has ended.
+    """
+    sums, episodes = jax.device_get((learner.sums, episodes))
+    transitions = max(float(sums.transitions), 1.0)
+    recent = min(int(episodes.total), RECENT)
+    figures: dict[str, Any] = {"update": int(learner.update), "frames": frames, "episodes": int(episodes.total)}
+    if recent:
+        returns, lengths = episodes.returns[:recent], episodes.lengths[:recent]
+        figures |= {
+            "training_mean": float(returns.mean()),
+            "training_std": float(returns.std()),
+            "training_best": float(returns.max()),
+            "episode_length": float(lengths.mean()),
+        }
+    return figures | {
+        "policy_loss": float(sums.policy_loss) / transitions,
+        "value_loss": float(sums.value_loss) / transitions,
+        "entropy": float(sums.entropy) / transitions,
+        "gradient_norm": float(learner.gradient_norm) / updates,
+        "lag_mean": float(sums.lag) / transitions,
+        "lag_max": int(sums.lag_max),
+    }
