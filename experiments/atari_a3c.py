@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from launch import RunSettings, launch
-from learner_settings import LearnerSettings, from_preset, num_steps, options
+from learner_settings import LearnerSettings, choices, from_preset, num_steps, options
 
 import volvox as vx
 
@@ -88,13 +88,14 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
 
 def main() -> int:
     settings = read_settings()
-    return launch(
-        lambda: make_algorithm(settings),
-        settings.run,
-        step_name="iteration",
-        learned="policy",
-        sampled=True,
+    tried = choices(
+        settings.learner,
+        num_envs=settings.num_envs,
+        groups=settings.groups,
+        threads=settings.threads,
+        name=f"atari_a3c {settings.game} {settings.network} {settings.first_stride}",
     )
+    return launch(make_algorithm, settings, tried, step_name="iteration", learned="policy", sampled=True)
 
 
 if __name__ == "__main__":

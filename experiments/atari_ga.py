@@ -11,7 +11,7 @@ import sys
 from typing import Annotated, Literal
 
 import tyro
-from launch import RunSettings, launch
+from launch import Choices, RunSettings, first, launch, machine_choices
 
 import volvox as vx
 
@@ -111,14 +111,21 @@ def make_algorithm(settings: Settings) -> vx.types.Algorithm:
     )
 
 
+def make_with_generations(settings: Settings) -> tuple[vx.types.Algorithm, int]:
+    """The algorithm, and its steps in all."""
+    return make_algorithm(settings), settings.generations
+
+
 def main() -> int:
     settings = read_settings()
-    return launch(
-        lambda: (make_algorithm(settings), settings.generations),
-        settings.run,
-        step_name="generation",
-        learned="elite",
+    slots = settings.num_envs
+    tried = Choices(
+        name=f"atari_ga {settings.game} {settings.network} {settings.noise}",
+        machine=machine_choices(slots, settings.groups, settings.threads)
+        | {"num_envs": first(slots, (slots // 2, 2 * slots))},
+        others={},
     )
+    return launch(make_with_generations, settings, tried, step_name="generation", learned="elite")
 
 
 if __name__ == "__main__":

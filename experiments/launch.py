@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import tyro
@@ -28,11 +30,29 @@ class RunSettings:
     score_episodes: Annotated[
         int, Flag(help="at the end, play so many fresh episodes with what was learned and at random; 0: none")
     ] = 0
+    tune: Annotated[
+        Literal["off", "machine", "all"],
+        Flag(
+            help="first find what runs fastest here, in some minutes of trials; machine: settings that hardly change "
+            "learning; all: the rest too. A resumed run keeps what was found"
+        ),
+    ] = "off"
+
+
+class Choices(NamedTuple):
+    """Values to try for `--tune`, the first of each to begin with; names are flags."""
+
+    name: str
+    """Of what is tuned, for the cache."""
+    machine: dict[str, tuple[Any, ...]]
+    others: dict[str, tuple[Any, ...]]
+    """Those that change what is learned."""
 
 
 def launch(
-    make_algorithm: Callable[[], tuple[vx.types.Algorithm, int]],
-    settings: RunSettings,
+    make_algorithm: Callable[..., tuple[vx.types.Algorithm, int]],
+    settings: Any,
+    choices: Choices,
     *,
     step_name: str,
     learned: str,
@@ -41,26 +61,33 @@ def launch(
     """Trains, scores and films; returns what the script should exit with: 2 for bad settings, after one line.
 
     Args:
-      make_algorithm: () -> (algorithm, its steps in all); raises ValueError for bad settings.
-      settings: the flags that every script has.
+      make_algorithm: settings -> (algorithm, its steps in all); raises ValueError for bad settings. At the script's top
+        level.
+      settings: the script's flags; those that every script has are in `settings.run`.
+      choices: for `--tune`.
       step_name: what a step is called.
       learned: what the result is called beside random play, e.g. "elite".
       sampled: score it with drawn actions too, not only with the likeliest.
     """
+    run_settings: RunSettings = settings.run
     try:
-        if settings.score_episodes < 0:
-            raise ValueError(f"score_episodes={settings.score_episodes}: give the number of episodes, or 0 for none.")
-        if settings.minutes is not None and not settings.minutes > 0:
-            raise ValueError(f"minutes={settings.minutes}: give a positive number of minutes, or leave it out.")
-        algorithm, steps = make_algorithm()
+        if run_settings.score_episodes < 0:
+            raise ValueError(f"score_episodes={run_settings.score_episodes}: give their number, or 0 for none.")
+        if run_settings.minutes is not None and not run_settings.minutes > 0:
+            raise ValueError(f"minutes={run_settings.minutes}: give a positive number of minutes, or leave it out.")
+        algorithm, steps = make_algorithm(settings)
+        chosen = _tuned(make_algorithm, settings, choices)
+        if chosen:
+            algorithm, steps = make_algorithm(changed(settings, chosen))
+            algorithm = algorithm._replace(config={**algorithm.config, "tuned": chosen})
         run = vx.train(
             algorithm,
-            jax.random.key(settings.seed),
+            jax.random.key(run_settings.seed),
             steps=steps,
-            run_dir=settings.run_dir,
-            resume=settings.resume,
-            checkpoint_every=settings.checkpoint_every,
-            stop_after=None if settings.minutes is None else 60 * settings.minutes,
+            run_dir=run_settings.run_dir,
+            resume=run_settings.resume,
+            checkpoint_every=run_settings.checkpoint_every,
+            stop_after=None if run_settings.minutes is None else 60 * run_settings.minutes,
             step_name=step_name,
         )
     except (ValueError, FileExistsError, BlockingIOError, vx.checkpoint.DamagedCheckpointError) as error:
@@ -71,11 +98,55 @@ def launch(
         return 1
     if not run.interrupted and run.metrics:
         algorithm.close()
-        if settings.score_episodes:
-            score(settings, run, learned, sampled=sampled)
-        if settings.video and len(run.algorithm.env.spec.observation_shape) == 3:
+        if run_settings.score_episodes:
+            score(run_settings, run, learned, sampled=sampled)
+        if run_settings.video and len(run.algorithm.env.spec.observation_shape) == 3:
             run.watch()
     return run.exit_code
+
+
+def _tuned(
+    make_algorithm: Callable[..., tuple[vx.types.Algorithm, int]], settings: Any, choices: Choices
+) -> dict[str, Any]:
+    """What tuning changes: as the run in the directory has it, or found now; nothing if it is off."""
+    config = Path(settings.run.run_dir) / "config.json"
+    if config.exists():
+        return json.loads(config.read_text())["algorithm"].get("tuned", {})
+    if settings.run.tune == "off":
+        return {}
+    values = choices.machine | (choices.others if settings.run.tune == "all" else {})
+    tuned = vx.tune(partial(_make_changed, make_algorithm, settings), values, name=choices.name)
+    print(f"tuned: {tuned.settings}: {tuned.steps_per_second:,.0f} steps/s")
+    return tuned.settings
+
+
+def _make_changed(make_algorithm: Callable[..., tuple[vx.types.Algorithm, int]], settings: Any, **changes: Any):
+    return make_algorithm(changed(settings, changes))[0]
+
+
+def changed(settings: Any, changes: dict[str, Any]) -> Any:
+    """Flags with other values, wherever in the settings they are."""
+    own = {field.name for field in dataclasses.fields(settings)}
+    inner = {
+        name: changed(getattr(settings, name), changes)
+        for name in own
+        if dataclasses.is_dataclass(getattr(settings, name))
+    }
+    return dataclasses.replace(settings, **inner, **{name: value for name, value in changes.items() if name in own})
+
+
+def machine_choices(num_envs: int, groups: int, threads: int | None) -> dict[str, tuple[Any, ...]]:
+    """Groups and emulator threads to try."""
+    cpus = len(os.sched_getaffinity(0))
+    return {
+        "groups": first(groups, (n for n in (1, 2, 3, 4) if num_envs % n == 0)),
+        "threads": first(cpus if threads is None else threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),
+    }
+
+
+def first(value: Any, others: Iterable[Any]) -> tuple[Any, ...]:
+    """A value, and the others that differ from it."""
+    return (value, *(other for other in others if other != value))
 
 
 def score(settings: RunSettings, run: vx.Run, learned: str, *, sampled: bool) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import tyro
+from launch import Choices, first, machine_choices
 
 import volvox as vx
 
@@ -54,6 +55,20 @@ def options(settings: LearnerSettings, preset: str) -> dict[str, Any]:
     """What `a3c` takes: the preset, changed by the flags."""
     changed = {name: getattr(settings, name) for name in PRESETS[preset]() if name not in _FIXED}
     return PRESETS[preset]() | changed | {name: getattr(settings, name) for name in _OTHERS}
+
+
+def choices(settings: LearnerSettings, *, num_envs: int, groups: int, threads: int | None, name: str) -> Choices:
+    """What `--tune` tries for an actor-critic."""
+    automatic = max(1, 64 // max(settings.segment_length, 1))
+    batches = [n for n in (automatic // 2, 2 * automatic, 4 * automatic) if n >= 1 and (num_envs // groups) % n == 0]
+    return Choices(
+        name=f"{name}, {num_envs} environments, segments of {settings.segment_length}",
+        machine=machine_choices(num_envs, groups, threads) | {"micro_batch": first(settings.micro_batch, batches)},
+        others={
+            "num_envs": first(num_envs, (num_envs // 2, 2 * num_envs, 4 * num_envs)),
+            "segment_length": first(settings.segment_length, (5, 10, 20)),
+        },
+    )
 
 
 def num_steps(settings: LearnerSettings, env: vx.types.Env) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 from launch import RunSettings, launch
-from learner_settings import LearnerSettings, from_preset, num_steps, options
+from learner_settings import LearnerSettings, choices, from_preset, num_steps, options
 
 import volvox as vx
 
@@ -45,7 +45,14 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    return launch(lambda: make_algorithm(settings), settings.run, step_name="iteration", learned="policy", sampled=True)
+    tried = choices(
+        settings.learner,
+        num_envs=settings.num_envs,
+        groups=settings.groups,
+        threads=settings.threads,
+        name=f"mujoco_a3c {settings.task} {settings.hidden}",
+    )
+    return launch(make_algorithm, settings, tried, step_name="iteration", learned="policy", sampled=True)
 
 
 if __name__ == "__main__":

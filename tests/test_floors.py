@@ -20,6 +20,7 @@ FLOOR = {
     "checkpoint": 5,
     "report": 5,
     "train": 6,
+    "tune": 6,
     "__init__": 7,
 }
 

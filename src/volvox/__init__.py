@@ -19,5 +19,7 @@ from volvox import rollout as rollout
 from volvox import types as types
 from volvox.report.run import Run as Run
 from volvox.train import train as train
+from volvox.tune import Tuned as Tuned
+from volvox.tune import tune as tune
 
 __version__ = "0.1.0"

@@ -62,16 +62,48 @@ def test_bad_settings_are_refused(tmp_path, a3c, flags, message):
     a3c.refuses(tmp_path / "run", flags, message)
 
 
-@pytest.mark.parametrize("preset", ["modern", "ga3c"])
-@pytest.mark.parametrize("network", ["small", "nature", "lstm", "ga3c", "ga3c-large"])
-def test_presets_and_networks_make_an_algorithm(preset, network, monkeypatch):
+@pytest.fixture
+def module(monkeypatch):
+    """The script as a module."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("atari_a3c", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "atari_a3c", script)  # dataclasses look their module up
-    spec.loader.exec_module(script)
-    settings = script.read_settings(["--preset", preset, "--network", network])
-    algorithm, steps = script.make_algorithm(settings)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "atari_a3c", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("preset", ["modern", "ga3c"])
+@pytest.mark.parametrize("network", ["small", "nature", "lstm", "ga3c", "ga3c-large"])
+def test_presets_and_networks_make_an_algorithm(preset, network, module):
+    settings = module.read_settings(["--preset", preset, "--network", network])
+    algorithm, steps = module.make_algorithm(settings)
     assert steps > 0
     assert algorithm.config["loss_reduction"] == ("sum" if preset == "ga3c" else "mean")
     assert algorithm.config["network"]["num_parameters"] > 500_000
+
+
+def test_tuning_changes_flags_wherever_they_are(module):
+    import launch  # beside the script
+
+    settings = module.read_settings(["--num-envs", "32", "--segment-length", "10"])
+    changed = launch.changed(settings, {"groups": 4, "micro_batch": 8})
+    assert (changed.groups, changed.learner.micro_batch, changed.num_envs) == (4, 8, 32)
+    assert launch.changed(changed, {"groups": settings.groups, "micro_batch": None}) == settings
+    tried = module.choices(settings.learner, num_envs=32, groups=2, threads=3, name="Pong")
+    assert tried.machine["groups"] == (2, 1, 4)
+    assert tried.machine["threads"][0] == 3
+    assert set(tried.others) == {"num_envs", "segment_length"}
+    assert [values[0] for values in tried.others.values()] == [32, 10]
+
+
+def test_a_resumed_run_keeps_what_tuning_found(tmp_path, module, monkeypatch):
+    import launch
+
+    monkeypatch.setattr(launch.vx, "tune", lambda *args, **options: pytest.fail("tuned again"))
+    flags = [*TINY, "--run-dir", str(tmp_path), "--tune", "machine"]
+    (tmp_path / "config.json").write_text('{"algorithm": {"tuned": {"groups": 1}}}')
+    settings = module.read_settings(flags)
+    assert launch._tuned(module.make_algorithm, settings, None) == {"groups": 1}
+    settings = module.read_settings([*flags, "--tune", "off", "--run-dir", str(tmp_path / "other")])
+    assert launch._tuned(module.make_algorithm, settings, None) == {}

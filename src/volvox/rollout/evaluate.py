@@ -172,6 +172,7 @@ def evaluator(
                 progress = {
                     "done": int(carry.played.sum()),
                     "total": total,
+                    "steps": stepped,
                     "steps_per_second": stepped / (now - began),
                     "occupancy": busy / max(stepped, 1),
                 }

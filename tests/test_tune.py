@@ -1,0 +1,103 @@
+"""Tuning: trials in processes of their own, a change only where the gain is real, results kept."""
+
+import math
+import os
+import time
+from functools import partial
+
+import pytest
+
+import volvox as vx
+from volvox.envs import probe
+from volvox.tune import _is_faster, measured
+from volvox.types import Algorithm, Interrupted
+
+
+def make(*, speed=1, fail=None):
+    """An algorithm that counts so many steps every hundredth of a second."""
+    if fail == "value":
+        raise ValueError("this does not fit")
+    if fail == "crash":
+        os._exit(3)
+
+    def step(state, *, monitor=None):
+        for i in range(1, 10_000):
+            time.sleep(0.01)
+            if monitor({"phase": "training", "steps": i * speed}):
+                raise Interrupted("enough")
+        return state, {}
+
+    nothing = lambda *args: None  # noqa: E731
+    env = probe.constant()
+    return Algorithm(nothing, step, nothing, None, nothing, nothing, nothing, env, None, {})
+
+
+def tune(choices, tmp_path, **options):
+    return vx.tune(make, choices, name="test", seconds=0.2, cache=tmp_path / "cache", progress=False, **options)
+
+
+def test_the_fastest_is_found_and_kept(tmp_path, capsys):
+    tuned = tune({"speed": (2, 1, 8)}, tmp_path)
+    assert tuned.settings == {"speed": 8}
+    tried = [trial["settings"]["speed"] for trial in tuned.trials]
+    # A loser of its first pair is dropped; a winner plays three pairs, in alternating order.
+    assert tried == [2, *(2, 1), *(2, 8), *(8, 2), *(2, 8)]
+    assert tuned.steps_per_second > 0
+    crashing = partial(make, fail="crash")
+    again = vx.tune(crashing, {"speed": (2, 1, 8)}, name="test", cache=tmp_path / "cache")
+    assert again == tuned  # nothing was run
+    assert capsys.readouterr().out == ""
+
+
+def test_values_that_cannot_be_run_are_passed_over(tmp_path):
+    tuned = tune({"fail": (None, "value", "crash")}, tmp_path)
+    assert tuned.settings == {"fail": None}
+    errors = [trial["error"] for trial in tuned.trials if "error" in trial]
+    assert errors == ["ValueError: this does not fit", "the process ended with exit code 3"]
+
+
+def test_where_the_search_begins_must_run(tmp_path):
+    with pytest.raises(ValueError, match="this does not fit"):
+        tune({"fail": ("value", None)}, tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("choices", [{}, {"speed": ()}])
+def test_choices_are_needed(choices, tmp_path):
+    with pytest.raises(ValueError, match="choices"):
+        tune(choices, tmp_path)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"min_gain": -0.1}, "min_gain"), ({"seconds": 0}, "seconds")])
+def test_bad_numbers_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        vx.tune(make, {"speed": (1, 2)}, name="test", cache=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("gains", "faster"),
+    [
+        ([0.05, 0.06, 0.05], True),
+        ([-0.01], False),
+        ([0.01, 0.015, 0.01], False),  # real, but not worth a change
+        ([0.20, -0.10, 0.05], False),  # noise
+    ],
+)
+def test_a_change_needs_a_real_gain(gains, faster):
+    best, candidate = {"speed": 1}, {"speed": 2}
+    calls = []
+
+    def measure(settings):
+        pair = len(calls) // 2
+        calls.append(settings)
+        return math.exp(gains[pair]) * 100 if settings is candidate else 100.0
+
+    assert _is_faster(measure, best, candidate, 0.02) is faster
+    assert len(calls) == 2 * len(gains)
+
+
+def test_a_real_algorithm_is_measured():
+    net = vx.networks.ActorCritic(2, vx.networks.MLP(4, hidden=(4,)))
+    algorithm = vx.actor_critic.a3c(net, probe.corridor(num_envs=8, groups=2), segment_length=5, chunk_seconds=0.01)
+    assert measured(algorithm, 0.1) > 0
+    algorithm.close()
