@@ -13,9 +13,13 @@ from volvox.evolution.strategy import Strategy, compiled_rounds
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, encoding
 from volvox.population.noise import Noise, table
+from volvox.rollout.balance import shares
 from volvox.rollout.evaluate import Evaluator, Figures, SlotMemory, evaluator
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Interrupted, Policy
 from volvox.validation import integer
+
+_TIMED_EVERY = 10
+"""Generations."""
 
 
 class Counts(NamedTuple):
@@ -91,8 +95,10 @@ def evolve(
 
     Returns:
       `Algorithm`. Its metrics: `training_*` over the offspring, `elite_score` (validation mean) with its standard
-      error, `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`,
-      `occupancy` and `makespan_over_bound` of training, seconds of each round, and the cutoff.
+      error, `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`, `occupancy`
+      and `makespan_over_bound` of training, seconds of each round, and the cutoff; in the second generation and every
+      tenth from there `share_emulators`, `share_inference`, `share_decoding` and `fraction_of_bound`, of a few beats
+      played with a stopwatch (`rollout.balance`).
 
     Raises:
       ValueError: a cutoff that is not positive, or a network that does not fit the environment's actions.
@@ -186,6 +192,8 @@ def evolve(
                 round_.num_episodes,
                 code,
                 seed=seed_of(state, i),
+                # Not in the first generation, whose time is compilation anyway.
+                timed=round_.role == "training" and state.generation % _TIMED_EVERY == 1,
                 monitor=None if monitor is None else watch,
             )
         except Interrupted:
@@ -215,6 +223,8 @@ def evolve(
                     "makespan_over_bound": figures.makespan_over_bound,
                     "training_steps_per_second": figures.steps_per_second,
                 }
+                if figures.times is not None:
+                    metrics |= shares(figures.times, figures.stepped_per_second, working="decoding")
         elapsed = time.perf_counter() - began
         metrics |= counts._asdict()
         metrics |= {"frames_per_second": stepped * env.spec.frame_skip / elapsed, "generation_seconds": elapsed}

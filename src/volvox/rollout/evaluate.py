@@ -15,6 +15,7 @@ from volvox.types import Array, ArrayTree, EnvGroup, EnvSpec, Evaluation, Interr
 Monitor = Callable[[dict[str, Any]], bool | None]
 
 _MOST_BEATS = 2**20
+_TIMED_BEATS = 6
 
 
 class Figures(NamedTuple):
@@ -35,6 +36,10 @@ class Figures(NamedTuple):
     """Wall-clock, decoding and scheduling included; compilation too if this was the first call."""
     steps_per_second: float
     """`steps / seconds`."""
+    stepped_per_second: float
+    """Slot-steps per second of the loop, what was played with a stopwatch not counted."""
+    times: pipeline.Times | None
+    """Of the parts of a slot-step, if asked for."""
 
 
 class SlotMemory:
@@ -55,10 +60,11 @@ class Evaluator(NamedTuple):
     """Plays populations on pools of its own."""
 
     evaluate: Callable[..., tuple[Evaluation, Figures]]
-    """(population, num_episodes, encoding, *, seed=None, monitor=None) -> (Evaluation `[N, num_episodes]`, Figures).
-    Every environment begins a new episode, seeded by `seed` where it can be (see `EnvGroup.restart`). Calls `monitor`
-    about once a second with progress figures; raises `Interrupted` if it returns True, ValueError if more episodes are
-    asked for than there is room, RuntimeError after `close`."""
+    """(population, num_episodes, encoding, *, seed=None, timed=False, monitor=None) -> (Evaluation `[N, num_episodes]`,
+    Figures). `timed` plays the first few beats with a stopwatch (`pipeline.timed`). Every environment begins a new
+    episode, seeded by `seed` where it can be (see `EnvGroup.restart`). Calls `monitor` about once a second with
+    progress figures; raises `Interrupted` if it returns True, ValueError if more episodes are asked for than there is
+    room, RuntimeError after `close`."""
     chunk: pipeline.Chunk
     """The loop itself; for tests that read it."""
     close: Callable[[], None]
@@ -106,6 +112,7 @@ def evaluator(
     stages = episodes.stages(policy, greedy_action(groups[0].spec))
     traceable = all(group.traceable for group in groups)
     chunk = (pipeline.traced if traceable else pipeline.driven)(stages, groups)
+    with_stopwatch = pipeline.timed(stages, groups)
     num_slots = sum(group.num_envs for group in groups)
     envs: list[ArrayTree] | None = None
     beats = 8
@@ -138,6 +145,7 @@ def evaluator(
         encoding: Encoding,
         *,
         seed: int | None = None,
+        timed: bool = False,
         monitor: Monitor | None = None,
     ) -> tuple[Evaluation, Figures]:
         nonlocal envs, beats
@@ -153,7 +161,13 @@ def evaluator(
         constants = episodes.Constants(queue, population.bases, encoding)
         state_envs = restart(seed)
         carry, memory.groups = fill(begin(queue), memory.groups, constants)
-        done = False
+        done, times = False, None
+        if timed:
+            state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
+            state, times = with_stopwatch(state, constants, _TIMED_BEATS)
+            state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
+            envs = state_envs
+        loop_began, stepped_before = time.perf_counter(), int(carry.counters.stepped)
         while not done:
             chunk_began = time.perf_counter()
             state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
@@ -181,7 +195,9 @@ def evaluator(
         result = sort_out(carry, queue, population.seed.shape[0], num_episodes)
         if int(result.valid.sum()) != total:
             raise RuntimeError(f"{int(result.valid.sum())} of {total} episodes were played; this is a bug in the loop.")
-        return result, _figures(carry, num_slots, time.perf_counter() - began)
+        now = time.perf_counter()
+        rate = (int(carry.counters.stepped) - stepped_before) / (now - loop_began)
+        return result, _figures(carry, num_slots, now - began)._replace(stepped_per_second=rate, times=times)
 
     def close():
         nonlocal closed
@@ -206,4 +222,6 @@ def _figures(carry: episodes.EpisodesCarry, num_slots: int, seconds: float) -> F
         makespan_over_bound=makespan / bound,
         seconds=seconds,
         steps_per_second=steps / seconds,
+        stepped_per_second=stepped / seconds,
+        times=None,
     )
