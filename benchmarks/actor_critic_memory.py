@@ -1,0 +1,55 @@
+"""Whether the actor-critic's memory grows: peak resident memory after many updates over that after a few.
+
+python benchmarks/actor_critic_memory.py --json
+"""
+
+import dataclasses
+import resource
+from typing import Annotated
+
+import jax
+import tyro
+from parts import machine, show
+
+import volvox as vx
+
+Flag = tyro.conf.arg
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The memory of a long run."""
+
+    game: str = "Pong"
+    num_envs: int = 16
+    few: Annotated[int, Flag(help="updates; a multiple of 100")] = 200
+    many: Annotated[int, Flag(help="updates; a multiple of 100")] = 2_000
+    json: Annotated[bool, Flag(help="print one JSON object")] = False
+
+
+def peak() -> float:
+    """Peak resident memory of this process in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=2)
+    assert env.spec.num_actions is not None  # Atari's actions are discrete
+    network = vx.networks.GA3C(env.spec.num_actions)
+    algorithm = vx.actor_critic.a3c(network, env, **vx.actor_critic.ga3c(), updates_per_step=100)
+    state, peaks = algorithm.init(jax.random.key(0)), {}
+    while int(state.learner.update) < options.many:
+        state, _ = algorithm.step(state)
+        peaks[int(state.learner.update)] = peak()
+    algorithm.close()
+    figures = {
+        "peak_mb_after_few": peaks[options.few],
+        "peak_mb_after_many": peaks[options.many],
+        "growth": peaks[options.many] / peaks[options.few],
+    }
+    show(figures | {"settings": dataclasses.asdict(options), **machine()}, options.json)
+
+
+if __name__ == "__main__":
+    main()

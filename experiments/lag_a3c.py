@@ -1,0 +1,103 @@
+"""Learning against policy lag: the same actor-critic, acting with parameters that are 0, 1, 2, ... updates old.
+
+    python experiments/lag_a3c.py --task HalfCheetah --lags 0 1 2 4 8 16 --seeds 3 --run-dir runs/lag
+
+The lag is exact, by the schedule (`volvox.actor_critic.a3c`, `lag`). Each lag is trained with V-trace and without.
+Writes `lag.json` and `lag.png`: the mean return of the last 100 training episodes, and of each seed.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+import volvox as vx
+
+Flag = tyro.conf.arg
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Learning against lag."""
+
+    task: Annotated[str, Flag(help="name of a MuJoCo task")] = "HalfCheetah"
+    lags: Annotated[tuple[int, ...], Flag(help="rounds between acting and learning; each round is an update")] = (
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+    )
+    seeds: Annotated[int, Flag(help="runs of each")] = 3
+    frames: Annotated[int, Flag(help="simulator frames of a run (about)")] = 10_000_000
+    num_envs: Annotated[int, Flag(help="environments")] = 32
+    segment_length: Annotated[int, Flag(help="steps of a segment")] = 20
+    learning_rate: Annotated[float, Flag(help="of Adam")] = 3e-4
+    run_dir: Annotated[str, Flag(help="where the result goes")] = "runs/lag"
+
+
+def final_return(settings: Settings, lag: int, vtrace: bool, seed: int) -> float:
+    """Mean return of the last 100 training episodes."""
+    env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=2)
+    (components,) = env.spec.action_shape or (0,)
+    beats = settings.segment_length + (lag == 0)
+    updates = max(settings.frames // (env.spec.frame_skip * settings.num_envs * beats), 1)
+    options = vx.actor_critic.mujoco() | {
+        "lag": lag,
+        "vtrace": vtrace,
+        "segment_length": settings.segment_length,
+        "learning_rate": settings.learning_rate,
+    }
+    algorithm = vx.actor_critic.a3c(vx.networks.GaussianMLP(components), env, **options, updates_per_step=updates)
+    run = vx.train(algorithm, jax.random.key(seed), steps=1, progress=False, step_name="iteration")
+    algorithm.close()
+    row = run.metrics[-1]
+    assert row["lag_max"] == lag
+    return row["training_mean"]
+
+
+def draw(settings: Settings, results: dict[str, dict[str, list[float]]]) -> Figure:
+    """Mean over seeds with its range, against lag."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, by_lag in results.items():
+        places = [settings.lags.index(int(lag)) for lag in by_lag]
+        values = np.array(list(by_lag.values()))
+        mean = values.mean(axis=1)
+        spread = [mean - values.min(axis=1), values.max(axis=1) - mean]
+        axes.errorbar(places, mean, yerr=spread, marker="o", capsize=3, label=name)
+    axes.set_xticks(range(len(settings.lags)), [str(lag) for lag in settings.lags])
+    axes.set_xlabel("lag (updates between acting and learning)")
+    axes.set_ylabel("return, last 100 training episodes")
+    axes.set_title(f"{settings.task}, {settings.frames:,} frames, {settings.seeds} seeds: mean and range")
+    axes.legend()
+    return figure
+
+
+def main() -> None:
+    settings = tyro.cli(Settings, description=__doc__)
+    results: dict[str, dict[str, list[float]]] = {"V-trace": {}, "plain returns": {}}
+    for lag in settings.lags:
+        for name in results:
+            if name == "V-trace" and lag == 0:
+                continue  # nothing to correct
+            returns: list[float] = []
+            for seed in range(settings.seeds):
+                returns.append(final_return(settings, lag, name == "V-trace", seed))
+                print(f"lag {lag}, {name}, seed {seed}: {returns[-1]:.1f}", flush=True)
+            results[name][str(lag)] = returns
+    folder = Path(settings.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    written: dict[str, Any] = {"settings": dataclasses.asdict(settings), "returns": results}
+    (folder / "lag.json").write_text(json.dumps(written, indent=1) + "\n")
+    draw(settings, results).savefig(folder / "lag.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()
