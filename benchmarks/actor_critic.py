@@ -4,8 +4,9 @@
     python benchmarks/actor_critic.py --json --peers
 
 One run prints: the emulators alone, the network acting alone, learning alone, the bound the three make in turn, and the
-whole loop. With `--peers` also the same algorithm as a plain PyTorch loop, and as plain JAX with flax's own layers and
-automatic gradients, both on the same emulators and threads (`peers/`).
+whole loop. With `--peers` also this loop with XLA's own convolution gradients, and the same algorithm as a plain PyTorch
+loop and in plain JAX, with flax's own layers and automatic gradients kept out of compiled loops, where they are slower;
+both on the same emulators and threads (`peers/`).
 """
 
 import dataclasses
@@ -13,8 +14,10 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -176,6 +179,13 @@ def measure(options: Options) -> dict[str, Any]:
         "fraction_of_bound": loop["steps_per_s"] / bound,
     }
     if options.peers:
+        # The same loop, but convolutions and their gradients are XLA's own.
+        with mock.patch("volvox.networks.actor_critic.use_kernels", nullcontext):
+            rate = whole_loop(make(options)[2], options)["steps_per_s"]
+        figures |= {
+            "automatic_gradients_steps_per_s": rate,
+            "speedup_vs_automatic_gradients": loop["steps_per_s"] / rate,
+        }
         for name in ("torch", "plain_jax"):
             rate = peer(f"{name}_a2c", options)
             figures |= {f"{name}_steps_per_s": rate, f"speedup_vs_{name}": loop["steps_per_s"] / rate}
