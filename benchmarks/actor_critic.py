@@ -3,8 +3,8 @@
     python benchmarks/actor_critic.py --json
     python benchmarks/actor_critic.py --json --peers
 
-One run prints: the emulators alone, the network acting alone, learning alone, the bound the three make in turn, and the
-whole loop. With `--peers` also this loop with XLA's own convolution gradients, and the same algorithm as a plain PyTorch
+One run prints: emulators alone, the network acting alone, learning alone, the bound the three make in turn, and the
+whole loop. With `--peers` also this loop with XLA's own convolution gradients, and the same algorithm as a PyTorch
 loop and in plain JAX, with flax's own layers and automatic gradients kept out of compiled loops, where they are slower;
 both on the same emulators and threads (`peers/`).
 """
