@@ -32,6 +32,8 @@ from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
 from volvox.rollout import segments
 
 Flag = tyro.conf.arg
+UPDATES = 40
+"""In a step of the algorithm. In every tenth step a few rounds are timed and overlap nothing: they count as well."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +59,7 @@ def make(options: Options) -> tuple[vx.types.Env, Any, vx.types.Algorithm]:
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     module = vx.networks.GA3C(env.spec.num_actions, size=options.size, first_stride=options.first_stride)
     settings = vx.actor_critic.ga3c() | {"segment_length": options.segment_length, "micro_batch": options.micro_batch}
-    return env, module, vx.actor_critic.a3c(module, env, **settings, updates_per_step=40)
+    return env, module, vx.actor_critic.a3c(module, env, **settings, updates_per_step=UPDATES)
 
 
 def repeatedly(call, seconds: float) -> float:
@@ -120,7 +122,7 @@ def whole_loop(algorithm: vx.types.Algorithm, options: Options) -> dict[str, flo
     began, updates, lag = time.perf_counter(), 0, []
     while time.perf_counter() - began < options.seconds:
         state, metrics = algorithm.step(state)
-        updates += 40
+        updates += UPDATES
         lag.append((metrics["lag_mean"], metrics["lag_max"]))
     seconds = time.perf_counter() - began
     algorithm.close()

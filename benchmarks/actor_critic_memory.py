@@ -34,6 +34,8 @@ def peak() -> float:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    if options.few < 100 or options.few % 100 or options.many % 100 or options.many < options.few:
+        raise SystemExit(f"few={options.few}, many={options.many}: give multiples of 100, few the smaller.")
     env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=2)
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     network = vx.networks.GA3C(env.spec.num_actions)

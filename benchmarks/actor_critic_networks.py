@@ -2,8 +2,8 @@
 
     python benchmarks/actor_critic_networks.py --json --picture networks.png
 
-GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256, figure 3) on this machine: predictions, trainings and frames a second.
-One process a network, one after the other.
+GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256) on this machine: predictions (steps), trainings (updates) and frames a
+second, all of the same loop. One process a network, one after the other.
 """
 
 import dataclasses
@@ -19,7 +19,14 @@ from parts import machine
 
 Flag = tyro.conf.arg
 NETWORKS = (("small", 4), ("large", 4), ("large", 3), ("large", 2), ("large", 1))
-COLUMNS = ("steps_per_s", "trainings_per_s", "train_steps_per_s", "inference_steps_per_s", "fraction_of_bound")
+COLUMNS = (
+    "steps_per_s",
+    "trainings_per_s",
+    "frames_per_s",
+    "train_steps_per_s",
+    "inference_steps_per_s",
+    "fraction_of_bound",
+)
 
 
 @dataclasses.dataclass(frozen=True)

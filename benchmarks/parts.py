@@ -1,8 +1,6 @@
 """What the benchmarks share: the emulators alone, and a description of the machine."""
 
 import json
-import os
-import platform
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from volvox.machine import num_cpus, processor
 from volvox.rollout import LoopState, Stages, traced
 from volvox.types import EnvGroup
 
@@ -42,9 +41,9 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": num_cpus(),
         "device": jax.devices()[0].device_kind,
-        "processor": _processor(),
+        "processor": processor(),
         "jax": jax.__version__,
     }
 
@@ -56,12 +55,3 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
         return
     for name, value in figures.items():
         print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()

@@ -93,7 +93,6 @@ def main() -> int:
         num_envs=settings.num_envs,
         groups=settings.groups,
         threads=settings.threads,
-        name=f"atari_a3c {settings.game} {settings.network} {settings.first_stride}",
     )
     return launch(make_algorithm, settings, tried, step_name="iteration", learned="policy", sampled=True)
 

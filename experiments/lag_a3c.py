@@ -2,7 +2,7 @@
 
     python experiments/lag_a3c.py --task HalfCheetah --lags 0 1 2 4 8 16 --seeds 3 --run-dir runs/lag
 
-The lag is exact, by the schedule (`volvox.actor_critic.a3c`, `lag`). Each lag is trained with V-trace and without.
+The lag is exact, by the schedule (`volvox.actor_critic.a3c`, `lag`). Each lag but 0 is trained with V-trace too.
 Writes `lag.json` and `lag.png`: the mean return of the last 100 training episodes, and of each seed.
 """
 
@@ -58,6 +58,8 @@ def final_return(settings: Settings, lag: int, vtrace: bool, seed: int) -> float
     run = vx.train(algorithm, jax.random.key(seed), steps=1, progress=False, step_name="iteration")
     algorithm.close()
     row = run.metrics[-1]
+    if "training_mean" not in row:
+        raise SystemExit(f"frames={settings.frames}: no episode ended; give more.")
     assert row["lag_max"] == lag
     return row["training_mean"]
 
@@ -67,6 +69,8 @@ def draw(settings: Settings, results: dict[str, dict[str, list[float]]]) -> Figu
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, by_lag in results.items():
+        if not by_lag:
+            continue
         places = [settings.lags.index(int(lag)) for lag in by_lag]
         values = np.array(list(by_lag.values()))
         mean = values.mean(axis=1)
@@ -82,6 +86,8 @@ def draw(settings: Settings, results: dict[str, dict[str, list[float]]]) -> Figu
 
 def main() -> None:
     settings = tyro.cli(Settings, description=__doc__)
+    folder = Path(settings.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, list[float]]] = {"V-trace": {}, "plain returns": {}}
     for lag in settings.lags:
         for name in results:
@@ -92,10 +98,8 @@ def main() -> None:
                 returns.append(final_return(settings, lag, name == "V-trace", seed))
                 print(f"lag {lag}, {name}, seed {seed}: {returns[-1]:.1f}", flush=True)
             results[name][str(lag)] = returns
-    folder = Path(settings.run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    written: dict[str, Any] = {"settings": dataclasses.asdict(settings), "returns": results}
-    (folder / "lag.json").write_text(json.dumps(written, indent=1) + "\n")
+            written: dict[str, Any] = {"settings": dataclasses.asdict(settings), "returns": results}
+            (folder / "lag.json").write_text(json.dumps(written, indent=1) + "\n")
     draw(settings, results).savefig(folder / "lag.png", dpi=100)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,6 +12,7 @@ import jax
 import tyro
 
 import volvox as vx
+from volvox.machine import num_cpus
 
 Flag = tyro.conf.arg
 
@@ -42,11 +42,9 @@ class RunSettings:
 class Choices(NamedTuple):
     """Values to try for `--tune`, the first of each to begin with; names are flags."""
 
-    name: str
-    """Of what is tuned, for the cache."""
     machine: dict[str, tuple[Any, ...]]
+    """Of flags that hardly change what is learned."""
     others: dict[str, tuple[Any, ...]]
-    """Those that change what is learned."""
 
 
 def launch(
@@ -75,11 +73,12 @@ def launch(
             raise ValueError(f"score_episodes={run_settings.score_episodes}: give their number, or 0 for none.")
         if run_settings.minutes is not None and not run_settings.minutes > 0:
             raise ValueError(f"minutes={run_settings.minutes}: give a positive number of minutes, or leave it out.")
-        algorithm, steps = make_algorithm(settings)
-        chosen = _tuned(make_algorithm, settings, choices)
-        if chosen:
-            algorithm, steps = make_algorithm(changed(settings, chosen))
-            algorithm = algorithm._replace(config={**algorithm.config, "tuned": chosen})
+        tuned = _tuned(make_algorithm, settings, choices)
+        algorithm, steps = make_algorithm(changed(settings, tuned))
+        if tuned:
+            algorithm = algorithm._replace(
+                config={**algorithm.config, "tuned": tuned, "given": _flags(settings, tuned)}
+            )
         run = vx.train(
             algorithm,
             jax.random.key(run_settings.seed),
@@ -111,13 +110,23 @@ def _tuned(
     """What tuning changes: as the run in the directory has it, or found now; nothing if it is off."""
     config = Path(settings.run.run_dir) / "config.json"
     if config.exists():
-        return json.loads(config.read_text())["algorithm"].get("tuned", {})
+        saved = json.loads(config.read_text())["algorithm"]
+        given = _flags(settings, saved.get("tuned", {}))
+        # A flag that is not what it was is not overridden, so that `train` refuses it by name.
+        return {name: value for name, value in saved.get("tuned", {}).items() if given[name] == saved["given"][name]}
     if settings.run.tune == "off":
         return {}
     values = choices.machine | (choices.others if settings.run.tune == "all" else {})
-    tuned = vx.tune(partial(_make_changed, make_algorithm, settings), values, name=choices.name)
+    tuned = vx.tune(partial(_make_changed, make_algorithm, settings), values)
     print(f"tuned: {tuned.settings}: {tuned.steps_per_second:,.0f} steps/s")
     return tuned.settings
+
+
+def _flags(settings: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The values of flags, wherever in the settings they are."""
+    inner = [value for value in vars(settings).values() if dataclasses.is_dataclass(value)]
+    found = {name: value for part in inner for name, value in _flags(part, names).items()}
+    return found | {name: value for name, value in vars(settings).items() if name in names}
 
 
 def _make_changed(make_algorithm: Callable[..., tuple[vx.types.Algorithm, int]], settings: Any, **changes: Any):
@@ -137,7 +146,7 @@ def changed(settings: Any, changes: dict[str, Any]) -> Any:
 
 def machine_choices(num_envs: int, groups: int, threads: int | None) -> dict[str, tuple[Any, ...]]:
     """Groups and emulator threads to try."""
-    cpus = len(os.sched_getaffinity(0))
+    cpus = num_cpus()
     return {
         "groups": first(groups, (n for n in (1, 2, 3, 4) if num_envs % n == 0)),
         "threads": first(cpus if threads is None else threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),

@@ -57,13 +57,12 @@ def options(settings: LearnerSettings, preset: str) -> dict[str, Any]:
     return PRESETS[preset]() | changed | {name: getattr(settings, name) for name in _OTHERS}
 
 
-def choices(settings: LearnerSettings, *, num_envs: int, groups: int, threads: int | None, name: str) -> Choices:
+def choices(settings: LearnerSettings, *, num_envs: int, groups: int, threads: int | None) -> Choices:
     """What `--tune` tries for an actor-critic."""
-    automatic = max(1, 64 // max(settings.segment_length, 1))
-    batches = [n for n in (automatic // 2, 2 * automatic, 4 * automatic) if n >= 1 and (num_envs // groups) % n == 0]
+    group = max(num_envs // max(groups, 1), 1)
+    batches = [n for n in range(1, group + 1) if group % n == 0 and n * settings.segment_length <= 512]
     return Choices(
-        name=f"{name}, {num_envs} environments, segments of {settings.segment_length}",
-        machine=machine_choices(num_envs, groups, threads) | {"micro_batch": first(settings.micro_batch, batches)},
+        machine=machine_choices(num_envs, groups, threads) | {"micro_batch": first(settings.micro_batch, batches[-4:])},
         others={
             "num_envs": first(num_envs, (num_envs // 2, 2 * num_envs, 4 * num_envs)),
             "segment_length": first(settings.segment_length, (5, 10, 20)),

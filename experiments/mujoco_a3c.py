@@ -50,7 +50,6 @@ def main() -> int:
         num_envs=settings.num_envs,
         groups=settings.groups,
         threads=settings.threads,
-        name=f"mujoco_a3c {settings.task} {settings.hidden}",
     )
     return launch(make_algorithm, settings, tried, step_name="iteration", learned="policy", sampled=True)
 

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent / "src" / "volvox"
 FLOOR = {
     "types": 0,
     "files": 0,
+    "machine": 0,
     "validation": 0,
     "ops": 1,
     "networks": 2,

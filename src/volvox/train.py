@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox import checkpoint, files
+from volvox import checkpoint, files, machine
 from volvox.report import metrics as metrics_file
 from volvox.report import plots
 from volvox.report.progress import Progress
@@ -222,7 +221,7 @@ def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
     config = {
         "algorithm": algorithm.config,
         "key": about_key,
-        "versions": {name: _version(name) for name in ("volvox", "jax", "envpool")},
+        "versions": machine.versions(),
     }
     try:
         return json.loads(json.dumps(config, allow_nan=False, default=_mapping))
@@ -234,13 +233,6 @@ def _mapping(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{value!r} is a {type(value).__module__}.{type(value).__qualname__}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from its sources, not installed
-        return None
 
 
 def _check_directory(directory: Path, config: dict[str, Any], resume: bool) -> None:

@@ -4,27 +4,27 @@ Emulator pools do not go away inside a process, and a new pool is a new compilat
 """
 
 import hashlib
+import itertools
 import json
 import math
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from volvox import files
+from volvox import files, machine
 from volvox.types import Algorithm, Interrupted
 
 _PAIRS = 3
 _QUANTILE = 1.886
 """Of Student's t with `_PAIRS - 1` degrees of freedom: 10% lie above."""
-_SECONDS_TO_COMPILE = 600.0
+_PATIENCE = 900.0
+"""Seconds for a trial, compilation included."""
 
 
 class Tuned(NamedTuple):
@@ -42,7 +42,6 @@ def tune(
     make: Callable[..., Algorithm],
     choices: Mapping[str, Sequence[Any]],
     *,
-    name: str,
     seconds: float = 10.0,
     min_gain: float = 0.02,
     cache: str | os.PathLike[str] | None = "~/.cache/volvox/tune",
@@ -61,38 +60,46 @@ def tune(
     Args:
       make: settings by name -> the algorithm. It travels to other processes, so it must be importable: a function at
         the top level of a module or script, or a `functools.partial` of one.
-      choices: name -> values; the first of each is where the search begins.
-      name: of what is tuned, for the cache: the script, the game, the network.
+      choices: name -> JSON values; the first of each is where the search begins.
       seconds: of a trial, compilation not counted.
       min_gain: the smallest gain worth a change, as a fraction.
-      cache: folder in which results are kept, by machine, versions, name and choices; None keeps none.
+      cache: folder in which results are kept, by machine, versions, choices and the algorithm's config where the search
+        begins; None keeps none.
       progress: print a line a trial.
 
     Returns:
       `Tuned`.
 
     Raises:
-      ValueError: no choices, or the first values cannot be run; the message says why.
+      ValueError: no choices, the first values cannot be run (the message says why), or a damaged result in the cache.
     """
     if not choices or any(len(values) == 0 for values in choices.values()):
         raise ValueError(f"choices={dict(choices)!r}: give at least one value for at least one setting.")
     if not seconds > 0 or min_gain < 0:
         raise ValueError(f"seconds={seconds} must be positive, and min_gain={min_gain} must not be negative.")
-    path = None if cache is None else Path(cache).expanduser() / f"{_key(name, choices)}.json"
-    if path is not None and path.exists():
-        return Tuned(**json.loads(path.read_text())["result"])
+    best = {setting: values[0] for setting, values in choices.items()}
+    described = _in_a_process(_describe, make, best)
+    if "error" in described:
+        raise ValueError(f"{best} cannot be run, where the search begins: {described['error']}")
+    path = None
+    if cache is not None:
+        described["choices"] = {setting: list(values) for setting, values in choices.items()}
+        described["trials"] = {"seconds": seconds, "min_gain": min_gain}
+        path = Path(cache).expanduser() / f"{_digest(described)}.json"
+        if path.exists():
+            return _kept(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
 
     trials: list[dict[str, Any]] = []
 
     def measure(settings: dict[str, Any]) -> float | None:
         """Steps a second, or None if these settings cannot be run."""
-        outcome = _in_a_process(make, settings, seconds)
+        outcome = _in_a_process(_trial, make, settings, seconds)
         trials.append({"settings": settings, **outcome})
         if progress:
             print(f"tune: {settings}: {_said(outcome)}", flush=True)
         return outcome.get("steps_per_second")
 
-    best = {setting: values[0] for setting, values in choices.items()}
     if measure(best) is None:
         raise ValueError(f"{best} cannot be run, where the search begins: {trials[-1]['error']}")
     for setting, values in choices.items():
@@ -103,9 +110,15 @@ def tune(
     rates = [trial["steps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
     tuned = Tuned(best, statistics.median(rates), trials)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, json.dumps({"name": name, "machine": _machine(), "result": tuned._asdict()}, indent=1) + "\n")
+        files.write(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
     return tuned
+
+
+def _kept(path: Path) -> Tuned:
+    try:
+        return Tuned(**json.loads(path.read_text())["result"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no result of tuning any more ({error}); remove it.") from error
 
 
 def _is_faster(
@@ -125,15 +138,16 @@ def _is_faster(
     return statistics.mean(gains) > max(math.log1p(min_gain), noise)
 
 
-def _in_a_process(make: Callable[..., Algorithm], settings: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _in_a_process(target: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """What `target(*args)` returns in a fresh process, or `error`. This one leaves the devices' memory alone."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_trial, args=(make, settings, seconds, sender), daemon=True)
+    process = context.Process(target=_send, args=(sender, target, args), daemon=True)
     process.start()
     sender.close()
     try:
-        if not receiver.poll(seconds + _SECONDS_TO_COMPILE):
-            return {"error": f"no result after {seconds + _SECONDS_TO_COMPILE:.0f} seconds"}
+        if not receiver.poll(_PATIENCE):
+            return {"error": f"no result after {_PATIENCE:.0f} seconds"}
         return receiver.recv()
     except EOFError:
         process.join()
@@ -144,66 +158,76 @@ def _in_a_process(make: Callable[..., Algorithm], settings: dict[str, Any], seco
         receiver.close()
 
 
-def _trial(make: Callable[..., Algorithm], settings: dict[str, Any], seconds: float, sender: Any) -> None:
+def _send(sender: Any, target: Callable[..., dict[str, Any]], args: tuple[Any, ...]) -> None:
     try:
-        algorithm = make(**settings)
-        rate = measured(algorithm, seconds)
+        result = target(*args)
     except (ValueError, TypeError, RuntimeError) as error:  # settings that do not fit; anything else ends the process
-        sender.send({"error": f"{type(error).__name__}: {error}"})
-        return
-    sender.send({"steps_per_second": rate})
-    algorithm.close()
+        result = {"error": f"{type(error).__name__}: {error}"}
+    sender.send(result)
+
+
+def _describe(make: Callable[..., Algorithm], settings: dict[str, Any]) -> dict[str, Any]:
+    """What a result depends on, in JSON values."""
+    config = json.loads(json.dumps(dict(make(**settings).config), default=dict))
+    return {
+        "config": config,
+        "processor": machine.processor(),
+        "cpus": machine.num_cpus(),
+        "devices": sorted({device.device_kind for device in jax.devices()}),
+        "versions": machine.versions(),
+    }
+
+
+def _trial(make: Callable[..., Algorithm], settings: dict[str, Any], seconds: float) -> dict[str, Any]:
+    return {"steps_per_second": measured(make(**settings), seconds)}
 
 
 def measured(algorithm: Algorithm, seconds: float) -> float:
     """Steps a second of an algorithm from its beginning, compilation not counted.
 
     Args:
-      algorithm: its `monitor` is told `steps` (so far in a phase) about once a second.
+      algorithm: its `monitor` is told `stepped`, steps so far in a phase, about once a second and when a phase ends.
       seconds: to measure.
 
     Returns:
       Steps (slot-steps of a population) per second.
+
+    Raises:
+      RuntimeError: after ten steps of the algorithm nothing could be measured.
     """
-    last: tuple[str, int, float] | None = None
-    steps, spent, calls = 0, 0.0, 0
+    last: tuple[int, float] | None = None
+    """Steps so far and the time, since which nothing was compiled."""
+    phase, called, number, stepped, spent = "", 0.0, 0, 0, 0.0
 
     def monitor(progress: Mapping[str, Any]) -> bool:
-        nonlocal last, steps, spent, calls
-        phase, done, now = str(progress.get("phase")), int(progress.get("steps", 0)), time.perf_counter()
-        if last is not None and last[0] == phase and done > last[1] > 0:
-            calls += 1
-            if calls > 1:  # the first interval may hold the growth of chunks
-                steps, spent = steps + done - last[1], spent + now - last[2]
-        last = (phase, done, now)
+        nonlocal last, phase, called, stepped, spent
+        now, done = time.perf_counter(), int(progress.get("stepped", 0))
+        if progress.get("phase") != phase:
+            # All is compiled by the third step, so what is short enough for one call of this is measured whole.
+            last = (0, called) if number > 2 and phase != "compiling" else None
+            phase = str(progress.get("phase"))
+        if last is not None and done > last[0]:
+            stepped, spent = stepped + done - last[0], spent + now - last[1]
+        last, called = (done, now), now
         return spent >= seconds
 
     state = algorithm.init(jax.random.key(0))
     try:
-        while spent < seconds:
+        for number in itertools.count(1):
+            phase, called = "", time.perf_counter()
             state, _ = algorithm.step(state, monitor=monitor)
-            last = None  # between steps other things happen, which count for nothing here
+            if spent >= seconds:  # a step's last call cannot interrupt it
+                break
+            if spent == 0 and number == 10:
+                raise RuntimeError("the algorithm told no progress in ten steps")
     except Interrupted:
         pass
-    return steps / spent
+    return stepped / spent
 
 
 def _said(outcome: dict[str, Any]) -> str:
     return outcome["error"] if "error" in outcome else f"{outcome['steps_per_second']:,.0f} steps/s"
 
 
-def _key(name: str, choices: Mapping[str, Sequence[Any]]) -> str:
-    what = {"name": name, "choices": {key: list(values) for key, values in choices.items()}, "machine": _machine()}
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
-
-
-def _machine() -> dict[str, Any]:
-    """What a result depends on."""
-    information = Path("/proc/cpuinfo")
-    models = {line for line in information.read_text().splitlines() if line.startswith("model name")}
-    return {
-        "processor": sorted(models)[0].partition(":")[2].strip() if models else platform.machine(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "devices": sorted({device.device_kind for device in jax.devices()}),
-        "versions": {package: version(package) for package in ("volvox", "jax", "envpool")},
-    }
+def _digest(described: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]

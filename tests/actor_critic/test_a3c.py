@@ -202,7 +202,7 @@ def test_traced_and_driven_agree(options):
         for _ in range(2):
             state, metrics = algorithm.step(state)
         algorithm.close()
-        measured = ("per_second", "share", "fraction")
+        measured = ("per_second", "share", "speed")
         runs.append((state, {name: x for name, x in metrics.items() if not any(word in name for word in measured)}))
     (traced, traced_metrics), (driven, driven_metrics) = runs
     jax.tree.map(np.testing.assert_array_equal, traced.learner.params, driven.learner.params)
@@ -226,7 +226,7 @@ def test_the_stopwatch_changes_nothing():
     shares = [metrics[f"share_{part}"] for part in ("emulators", "inference", "learning")]
     assert sum(shares) == pytest.approx(1)
     assert min(shares) > 0
-    assert metrics["fraction_of_bound"] > 0
+    assert metrics["speed_over_turns"] > 0
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])

@@ -1,6 +1,7 @@
 """The actor-critic's script as a user runs it: real Atari, in processes of its own."""
 
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -90,9 +91,10 @@ def test_tuning_changes_flags_wherever_they_are(module):
     changed = launch.changed(settings, {"groups": 4, "micro_batch": 8})
     assert (changed.groups, changed.learner.micro_batch, changed.num_envs) == (4, 8, 32)
     assert launch.changed(changed, {"groups": settings.groups, "micro_batch": None}) == settings
-    tried = module.choices(settings.learner, num_envs=32, groups=2, threads=3, name="Pong")
+    tried = module.choices(settings.learner, num_envs=32, groups=2, threads=3)
     assert tried.machine["groups"] == (2, 1, 4)
     assert tried.machine["threads"][0] == 3
+    assert tried.machine["micro_batch"] == (None, 2, 4, 8, 16)
     assert set(tried.others) == {"num_envs", "segment_length"}
     assert [values[0] for values in tried.others.values()] == [32, 10]
 
@@ -102,8 +104,12 @@ def test_a_resumed_run_keeps_what_tuning_found(tmp_path, module, monkeypatch):
 
     monkeypatch.setattr(launch.vx, "tune", lambda *args, **options: pytest.fail("tuned again"))
     flags = [*TINY, "--run-dir", str(tmp_path), "--tune", "machine"]
-    (tmp_path / "config.json").write_text('{"algorithm": {"tuned": {"groups": 1}}}')
+    tuned = {"groups": 1, "micro_batch": 2}
+    given = {"groups": 2, "micro_batch": None}
+    (tmp_path / "config.json").write_text(json.dumps({"algorithm": {"tuned": tuned, "given": given}}))
     settings = module.read_settings(flags)
+    assert launch._tuned(module.make_algorithm, settings, None) == tuned
+    settings = module.read_settings([*flags, "--micro-batch", "4"])  # another flag than was given is not overridden
     assert launch._tuned(module.make_algorithm, settings, None) == {"groups": 1}
-    settings = module.read_settings([*flags, "--tune", "off", "--run-dir", str(tmp_path / "other")])
+    settings = module.read_settings([*TINY, "--run-dir", str(tmp_path / "other")])
     assert launch._tuned(module.make_algorithm, settings, None) == {}

@@ -27,6 +27,9 @@ from volvox.rollout.balance import shares
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy
 from volvox.validation import group_size, integer
 
+_TIMED_EVERY = 10
+"""Steps of the algorithm."""
+
 
 class A3CState(NamedTuple):
     """A run between two steps."""
@@ -54,6 +57,8 @@ class _Live:
         """In a chunk, so that it lasts about as long as asked."""
         self.timed: Any = None
         """The same loop with a stopwatch."""
+        self.steps = 0
+        """Steps of the algorithm begun on these pools."""
 
     def close(self):
         for group in self.groups:
@@ -126,9 +131,10 @@ def a3c(
     Returns:
       `Algorithm`. Its metrics: `training_mean`, `training_std`, `training_best` and `episode_length` over the latest
       100 episodes, `update`, losses, `entropy`, `gradient_norm`, `lag_mean` and `lag_max` in updates, `frames` and
-      `episodes` so far, `predictions_per_second`, `trainings_per_second` (updates) and `frames_per_second`; from the
-      second step on also `share_emulators`, `share_inference`, `share_learning` and `fraction_of_bound`, of a few
-      rounds played with a stopwatch (`rollout.balance`). Its `policy` is the latest, not the best.
+      `episodes` so far, `predictions_per_second`, `trainings_per_second` (updates) and `frames_per_second`. In
+      the second step and every tenth from there also `share_emulators`, `share_inference`, `share_learning` and
+      `speed_over_turns`, of a few rounds with a stopwatch (`rollout.balance`), which the rates leave out. Its `policy`
+      is the latest, not the best.
 
     Raises:
       ValueError: a number out of range, a micro-batch that does not divide, options that contradict, an optimiser that
@@ -238,13 +244,17 @@ def a3c(
         updates_before = max(first_round - lag, 0) // rounds_per_update
         last_round = lag + (updates_before + updates_per_step) * rounds_per_update
         rounds, times = first_round, None
-        timed_rounds = -(-4 // when.beats)
+        timed_rounds = 1 + rounds_per_update
         # Not in the first step after a start, whose time is compilation anyway; tests and short runs end there.
-        if live.timed is not None and first_round > 0 and first_round + timed_rounds < last_round:
+        if live.steps % _TIMED_EVERY == 1 and first_round + timed_rounds < last_round:
+            if monitor is not None and live.steps == 1 and monitor({"phase": "compiling"}):
+                raise Interrupted("before the stopwatch was compiled")
             loop, times = live.timed(pipeline.LoopState(tuple(envs), carry, memory), (), timed_rounds)
             envs, carry, memory = list(loop.envs), loop.carry, loop.memory
             rounds += timed_rounds
-        began, steps_before, rounds_before = time.perf_counter(), int(carry.steps), rounds
+        live.steps += 1
+        began, rounds_before = time.perf_counter(), rounds
+        steps_before, updates_before_loop = int(carry.steps), int(memory.update)
         while rounds < last_round:
             chunk_began = time.perf_counter()
             count = min(live.rounds, last_round - rounds)
@@ -261,7 +271,7 @@ def a3c(
                     "phase": "training",
                     "done": int(memory.update) - first_update,
                     "total": updates_per_step,
-                    "steps": int(carry.steps),
+                    "stepped": int(carry.steps),
                     "frames_per_second": (int(carry.steps) - steps_before) * env.spec.frame_skip / (now - began),
                 }
                 if monitor(progress) and rounds < last_round:
@@ -274,7 +284,7 @@ def a3c(
         steps_per_second = (int(carry.steps) - steps_before) / seconds
         rates = {
             "predictions_per_second": (rounds - rounds_before) * when.beats * env.num_envs / seconds,
-            "trainings_per_second": (rounds - rounds_before) / rounds_per_update / seconds,
+            "trainings_per_second": (int(memory.update) - updates_before_loop) / seconds,
             "frames_per_second": steps_per_second * env.spec.frame_skip,
         }
         if times is not None:

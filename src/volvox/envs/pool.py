@@ -14,7 +14,6 @@ What is put right here:
 """
 
 import contextlib
-import os
 import warnings
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox.machine import num_cpus
 from volvox.types import Array, Config, Env, EnvGroup, EnvSpec, TimeStep
 from volvox.validation import group_size, integer, nearest
 
@@ -111,7 +111,7 @@ def pool(
         size = group_size(env.num_envs if num_envs is None else num_envs, count)
         steps = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
         steps = integer("max_episode_steps", steps, low=1)
-        available = threads or len(os.sched_getaffinity(0))
+        available = threads or num_cpus()
         made = []
         for index in range(count):
             native = envpool.make(

@@ -97,7 +97,7 @@ def evolve(
       `Algorithm`. Its metrics: `training_*` over the offspring, `elite_score` (validation mean) with its standard
       error, `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`, `occupancy`
       and `makespan_over_bound` of training, seconds of each round, and the cutoff; in the second generation and every
-      tenth from there `share_emulators`, `share_inference`, `share_decoding` and `fraction_of_bound`, of a few beats
+      tenth from there `share_emulators`, `share_inference`, `share_decoding` and `speed_over_turns`, of a few beats
       played with a stopwatch (`rollout.balance`).
 
     Raises:
@@ -192,7 +192,6 @@ def evolve(
                 round_.num_episodes,
                 code,
                 seed=seed_of(state, i),
-                # Not in the first generation, whose time is compilation anyway.
                 timed=round_.role == "training" and state.generation % _TIMED_EVERY == 1,
                 monitor=None if monitor is None else watch,
             )

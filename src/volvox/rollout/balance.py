@@ -12,14 +12,14 @@ def shares(times: Times, steps_per_second: float, *, working: str) -> dict[str, 
       working: what `work` does, e.g. "learning".
 
     Returns:
-      `share_emulators`, `share_inference` and `share_` + `working`, which add up to 1; and `fraction_of_bound`: the
-      loop's rate over that of the parts in turn. Where all of them share the same cores it can hardly be above 1;
-      with an accelerator it can.
+      `share_emulators`, `share_inference` and `share_` + `working`, which add up to 1; and `speed_over_turns`: the
+      loop's rate over that of the parts taking turns. The parts are called from Python, and each call costs some tenths
+      of a millisecond: with networks so small that this counts, the parts look slower than they are in the loop.
     """
     total = sum(times)
     return {
         "share_emulators": times.emulators / total,
         "share_inference": times.acting / total,
         f"share_{working}": times.working / total,
-        "fraction_of_bound": steps_per_second * total,
+        "speed_over_turns": steps_per_second * total,
     }

@@ -15,7 +15,7 @@ from volvox.types import Array, ArrayTree, EnvGroup, EnvSpec, Evaluation, Interr
 Monitor = Callable[[dict[str, Any]], bool | None]
 
 _MOST_BEATS = 2**20
-_TIMED_BEATS = 6
+_TIMED_BEATS = 20
 
 
 class Figures(NamedTuple):
@@ -61,10 +61,10 @@ class Evaluator(NamedTuple):
 
     evaluate: Callable[..., tuple[Evaluation, Figures]]
     """(population, num_episodes, encoding, *, seed=None, timed=False, monitor=None) -> (Evaluation `[N, num_episodes]`,
-    Figures). `timed` plays the first few beats with a stopwatch (`pipeline.timed`). Every environment begins a new
-    episode, seeded by `seed` where it can be (see `EnvGroup.restart`). Calls `monitor` about once a second with
-    progress figures; raises `Interrupted` if it returns True, ValueError if more episodes are asked for than there is
-    room, RuntimeError after `close`."""
+    Figures). `timed` plays a few beats halfway with a stopwatch (`pipeline.timed`), but not in the first call. Every
+    environment begins a new episode, seeded by `seed` where it can be (see `EnvGroup.restart`). Calls `monitor` about
+    once a second with progress figures; raises `Interrupted` if it returns True, ValueError if more episodes are asked
+    for than there is room, RuntimeError after `close`."""
     chunk: pipeline.Chunk
     """The loop itself; for tests that read it."""
     close: Callable[[], None]
@@ -116,7 +116,7 @@ def evaluator(
     num_slots = sum(group.num_envs for group in groups)
     envs: list[ArrayTree] | None = None
     beats = 8
-    closed = False
+    closed = have_played = False
 
     @jax.jit
     def begin(queue):
@@ -148,7 +148,7 @@ def evaluator(
         timed: bool = False,
         monitor: Monitor | None = None,
     ) -> tuple[Evaluation, Figures]:
-        nonlocal envs, beats
+        nonlocal envs, beats, have_played
         if closed:
             raise RuntimeError("this evaluator was closed and its pools are gone; make another.")
         total, most = int(population.episodes.sum()), int(population.episodes.max())
@@ -162,13 +162,16 @@ def evaluator(
         state_envs = restart(seed)
         carry, memory.groups = fill(begin(queue), memory.groups, constants)
         done, times = False, None
-        if timed:
-            state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
-            state, times = with_stopwatch(state, constants, _TIMED_BEATS)
-            state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
-            envs = state_envs
-        loop_began, stepped_before = time.perf_counter(), int(carry.counters.stepped)
+        left_out = (0.0, 0)  # seconds and slot-steps with the stopwatch
         while not done:
+            if timed and have_played and times is None and 2 * int(carry.played.sum()) >= total:
+                # In the middle, where slots take members as they do on the whole.
+                timed_began, before = time.perf_counter(), int(carry.counters.stepped)
+                state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
+                state, times = with_stopwatch(state, constants, _TIMED_BEATS)
+                state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
+                envs = state_envs
+                left_out = (time.perf_counter() - timed_began, int(carry.counters.stepped) - before)
             chunk_began = time.perf_counter()
             state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
             state, beats_done = chunk(state, constants, beats)
@@ -186,7 +189,7 @@ def evaluator(
                 progress = {
                     "done": int(carry.played.sum()),
                     "total": total,
-                    "steps": stepped,
+                    "stepped": stepped,
                     "steps_per_second": stepped / (now - began),
                     "occupancy": busy / max(stepped, 1),
                 }
@@ -195,9 +198,8 @@ def evaluator(
         result = sort_out(carry, queue, population.seed.shape[0], num_episodes)
         if int(result.valid.sum()) != total:
             raise RuntimeError(f"{int(result.valid.sum())} of {total} episodes were played; this is a bug in the loop.")
-        now = time.perf_counter()
-        rate = (int(carry.counters.stepped) - stepped_before) / (now - loop_began)
-        return result, _figures(carry, num_slots, now - began)._replace(stepped_per_second=rate, times=times)
+        have_played = True
+        return result, _figures(carry, num_slots, time.perf_counter() - began, times, left_out)
 
     def close():
         nonlocal closed
@@ -208,7 +210,13 @@ def evaluator(
     return Evaluator(evaluate, chunk, close)
 
 
-def _figures(carry: episodes.EpisodesCarry, num_slots: int, seconds: float) -> Figures:
+def _figures(
+    carry: episodes.EpisodesCarry,
+    num_slots: int,
+    seconds: float,
+    times: pipeline.Times | None,
+    left_out: tuple[float, int],
+) -> Figures:
     lengths = np.asarray(carry.lengths)
     steps, stepped = int(lengths.sum(dtype=np.int64)), int(carry.counters.stepped)
     makespan = int(carry.counters.group_beats.max())
@@ -222,6 +230,6 @@ def _figures(carry: episodes.EpisodesCarry, num_slots: int, seconds: float) -> F
         makespan_over_bound=makespan / bound,
         seconds=seconds,
         steps_per_second=steps / seconds,
-        stepped_per_second=stepped / seconds,
-        times=None,
+        stepped_per_second=(stepped - left_out[1]) / (seconds - left_out[0]),
+        times=times,
     )

@@ -150,19 +150,19 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
     Raises:
       ValueError: there are no groups, or a round has no beat.
     """
-    halves = _halves(stages, groups, beats_per_round)
+    calls = _calls(stages, groups, beats_per_round)
 
     def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
         done = 0
-        while done < rounds and halves.remaining(carry):
+        while done < rounds and calls.remaining(carry):
             for g in list(range(len(groups))) * beats_per_round:
-                if halves.active[g](carry):
-                    envs[g], timestep = halves.recv[g](envs[g])
-                    carry, action = halves.act[g](carry, memory, timestep)
-                    envs[g] = halves.send[g](envs[g], action)
-                carry, memory = halves.work[g](carry, memory, constants)
-            carry, memory = halves.finish(carry, memory, constants)
+                if calls.active[g](carry):
+                    envs[g], timestep = calls.recv[g](envs[g])
+                    carry, action = calls.act[g](carry, memory, timestep)
+                    envs[g] = calls.send[g](envs[g], action)
+                carry, memory = calls.work[g](carry, memory, constants)
+            carry, memory = calls.finish(carry, memory, constants)
             done += 1
         return LoopState(tuple(envs), carry, memory), done
 
@@ -170,7 +170,7 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
 
 
 class Times(NamedTuple):
-    """Seconds that one step of one environment takes of each part, when nothing overlaps."""
+    """Seconds that one step of one environment takes of each part, when nothing overlaps; means over whole rounds."""
 
     emulators: float
     """`send` to `recv`: all threads stepping one group."""
@@ -185,68 +185,71 @@ def timed(
 ) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
     """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
 
-    It does to the state what the other forms do, so a run can go through a few rounds of it to see where time goes.
+    It does to carry and memory what the other forms do, so a run can go through a few rounds of it to see where time
+    goes. A group that goes idle meanwhile gets its last actions once more, so that its next `recv` has something to
+    wait for.
 
     Args:
       stages: the algorithm.
-      groups: of any kind.
+      groups: of one size.
       beats_per_round: beats of a round.
 
     Returns:
-      (state, constants, rounds) -> (state, times): medians over the second half of the beats, since the first ones may
-      include compilation. Donates `state`; needs at least four beats in all.
+      (state, constants, rounds) -> (state, times). `rounds` is at least 2: the first one, which may compile, is not
+      timed. It does not ask `remaining`. Donates `state`.
 
     Raises:
-      ValueError: there are no groups, or a round has no beat.
+      ValueError: there are no groups, a round has no beat, or (when called) there are too few rounds.
     """
-    halves = _halves(stages, groups, beats_per_round)
+    calls = _calls(stages, groups, beats_per_round)
     b, num_groups = groups[0].num_envs, len(groups)
 
     def run(state, constants, rounds):
-        integer("beats (rounds * beats_per_round)", rounds * beats_per_round, low=4)
+        integer("rounds", rounds, low=2)
         envs, carry, memory = list(state.envs), state.carry, state.memory
         seen: list[TimeStep | None] = [None] * num_groups
         actions: list[Any] = [None] * num_groups
-        spent: dict[str, list[float]] = {"recv": [], "act": [], "work": [], "finish": []}
+        emulating, acting, working = [], [], []
         num_beats = rounds * beats_per_round
 
-        def stop(name: str, began: float, *results: ArrayTree) -> float:
+        def since(began: float, *results: ArrayTree) -> float:
             jax.block_until_ready(results)
-            now = time.perf_counter()
-            if 2 * beat >= num_beats:
-                spent[name].append(now - began)
-            return now
+            return time.perf_counter() - began
 
         for beat in range(num_beats):
+            if beat == beats_per_round:
+                emulating, acting, working = [], [], []
             for g in range(num_groups):
-                if halves.active[g](carry):
+                if calls.active[g](carry):
                     if seen[g] is None:
-                        envs[g], seen[g] = halves.recv[g](envs[g])
-                    clock = time.perf_counter()
-                    carry, actions[g] = halves.act[g](carry, memory, seen[g])
-                    clock = stop("act", clock, carry, actions[g])
-                    envs[g], seen[g] = halves.send[g](envs[g], actions[g]), None
+                        envs[g], seen[g] = calls.recv[g](envs[g])
+                    jax.block_until_ready(seen[g])
+                    began = time.perf_counter()
+                    carry, actions[g] = calls.act[g](carry, memory, seen[g])
+                    acting.append(since(began, carry, actions[g]))
+                    began = time.perf_counter()
+                    envs[g], seen[g] = calls.send[g](envs[g], actions[g]), None
                     if beat + 1 < num_beats:  # the last actions stay in flight, as everywhere
-                        envs[g], seen[g] = halves.recv[g](envs[g])
-                        stop("recv", clock, envs[g], seen[g])
-                clock = time.perf_counter()
-                carry, memory = halves.work[g](carry, memory, constants)
-                stop("work", clock, carry, memory)
+                        envs[g], seen[g] = calls.recv[g](envs[g])
+                        emulating.append(since(began, envs[g], seen[g]))
+                began = time.perf_counter()
+                carry, memory = calls.work[g](carry, memory, constants)
+                working.append(since(began, carry, memory))
             if (beat + 1) % beats_per_round == 0:
-                clock = time.perf_counter()
-                carry, memory = halves.finish(carry, memory, constants)
-                stop("finish", clock, carry, memory)
+                began = time.perf_counter()
+                carry, memory = calls.finish(carry, memory, constants)
+                working.append(since(began, carry, memory))
         for g in range(num_groups):
-            if seen[g] is not None:  # its slots went idle; nobody looks at what comes of this
-                envs[g] = halves.send[g](envs[g], actions[g])
-        recv, act, work, finish = (float(np.median(spent[name])) if spent[name] else 0.0 for name in spent)
-        times = Times(recv / b, act / b, work / b + finish / (beats_per_round * num_groups * b))
-        return LoopState(tuple(envs), carry, memory), times
+            if seen[g] is not None:
+                envs[g] = calls.send[g](envs[g], actions[g])
+        steps = (num_beats - beats_per_round) * num_groups * b
+        emulators, act = (sum(spent) / max(len(spent), 1) / b for spent in (emulating, acting))
+        return LoopState(tuple(envs), carry, memory), Times(emulators, act, sum(working) / steps)
 
     return run
 
 
-class _Halves(NamedTuple):
+class _Calls(NamedTuple):
     """The stages and the groups' calls as Python calls them, each a list by group but the last two."""
 
     recv: list[Callable[..., Any]]
@@ -258,7 +261,7 @@ class _Halves(NamedTuple):
     finish: Callable[..., Any]
 
 
-def _halves(stages: Stages, groups: Sequence[EnvGroup], beats_per_round: int) -> _Halves:
+def _calls(stages: Stages, groups: Sequence[EnvGroup], beats_per_round: int) -> _Calls:
     _check(groups, beats_per_round)
     numbers = range(len(groups))
 
@@ -267,7 +270,7 @@ def _halves(stages: Stages, groups: Sequence[EnvGroup], beats_per_round: int) ->
 
     is_active, remaining = stages.active, stages.remaining
     always = lambda carry: True  # noqa: E731
-    return _Halves(
+    return _Calls(
         recv=[jax.jit(group.recv) if group.traceable else group.recv for group in groups],
         act=[jax.jit(partial(_act, stages, g), donate_argnums=0) for g in numbers],
         send=[send(group) for group in groups],
