@@ -36,9 +36,10 @@ def test_documented_commands_are_understood(flags, monkeypatch):
     spec.loader.exec_module(script)
     settings = script.read_settings(flags)
     assert settings.population_size > 0
-    for flag in ("--preset", "--game", "--run-dir"):
+    read = {"--preset": settings.preset, "--game": settings.game, "--run-dir": settings.run.run_dir}
+    for flag, value in read.items():
         if flag in flags:
-            assert getattr(settings, flag[2:].replace("-", "_")) == flags[flags.index(flag) + 1]
+            assert value == flags[flags.index(flag) + 1]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 In round r every group collects a segment with the parameters of that round, while `work` goes through the segments of
 round r - lag in micro-batches, spread over the round's beats as evenly as they go; `finish` updates the parameters. So
-data are exactly `lag` updates old. With `lag` 0 nothing overlaps: the round has one beat more, which completes the
+data are exactly `lag` rounds old. With `lag` 0 nothing overlaps: the round has one beat more, which completes the
 segments, and `finish` learns them all; the step taken in that beat is not learned from. Where u rounds share an update,
 data are `lag / u` updates old on average, and at most that rounded up.
 """

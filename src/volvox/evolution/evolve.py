@@ -174,7 +174,8 @@ def evolve(
         """One round: ask, evaluate, tell."""
         round_, code = rounds[i], ready()
         role = "test" if round_.role == "test" else "training"
-        if monitor is not None and _must_compile(resources, role, state.max_episode_steps):
+        fresh = _must_compile(resources, role, state.max_episode_steps)
+        if monitor is not None and fresh:
             announced = {"phase": "compiling", "generation": state.generation + 1, "role": round_.role}
             if monitor(announced):
                 raise Interrupted("before the loop was compiled")
@@ -192,7 +193,8 @@ def evolve(
                 round_.num_episodes,
                 code,
                 seed=seed_of(state, i),
-                timed=round_.role == "training" and state.generation % _TIMED_EVERY == 1,
+                # At once where all is compiled, for later.
+                timed=round_.role == "training" and (fresh or state.generation % _TIMED_EVERY == 1),
                 monitor=None if monitor is None else watch,
             )
         except Interrupted:

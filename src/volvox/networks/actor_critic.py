@@ -217,7 +217,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec, *, output_size: int) -> Actor
         params = jax.eval_shape(init, jax.random.key(0))
         observation = jax.ShapeDtypeStruct((batch, *spec.observation_shape), spec.observation_dtype)
         output, value, _ = jax.eval_shape(apply, params, observation, jax.eval_shape(lambda: initial_state(batch)))
-    except Exception as error:
+    except Exception as error:  # whatever the module's own code raises
         raise ValueError(f"{name} must map observations of {spec.name} to {needed}: {error}") from error
     if output.shape != (batch, output_size) or value.shape != (batch,):
         raise ValueError(f"{name} must give {needed}; for B={batch} it gives {output.shape} and {value.shape}.")

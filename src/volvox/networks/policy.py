@@ -53,7 +53,7 @@ def policy(
     observation = jax.ShapeDtypeStruct((1, *spec.observation_shape), spec.observation_dtype)
     try:
         variables = jax.eval_shape(module.init, jax.random.key(0), observation)
-    except Exception as error:
+    except Exception as error:  # whatever the module's own code raises
         raise ValueError(
             f"{type(module).__name__} cannot take observations of {spec.name}, {observation.dtype} "
             f"[B, {', '.join(map(str, spec.observation_shape))}]: {error}"

@@ -61,10 +61,10 @@ class Evaluator(NamedTuple):
 
     evaluate: Callable[..., tuple[Evaluation, Figures]]
     """(population, num_episodes, encoding, *, seed=None, timed=False, monitor=None) -> (Evaluation `[N, num_episodes]`,
-    Figures). `timed` plays a few beats halfway with a stopwatch (`pipeline.timed`), but not in the first call. Every
-    environment begins a new episode, seeded by `seed` where it can be (see `EnvGroup.restart`). Calls `monitor` about
-    once a second with progress figures; raises `Interrupted` if it returns True, ValueError if more episodes are asked
-    for than there is room, RuntimeError after `close`."""
+    Figures). `timed` plays a few beats halfway with a stopwatch (`pipeline.timed`), which the first call only compiles.
+    Every environment begins a new episode, seeded by `seed` where it can be (see `EnvGroup.restart`). Calls `monitor`
+    about once a second with progress figures; raises `Interrupted` if it returns True, ValueError if more episodes are
+    asked for than there is room, RuntimeError after `close`."""
     chunk: pipeline.Chunk
     """The loop itself; for tests that read it."""
     close: Callable[[], None]
@@ -164,14 +164,17 @@ def evaluator(
         done, times = False, None
         left_out = (0.0, 0)  # seconds and slot-steps with the stopwatch
         while not done:
-            if timed and have_played and times is None and 2 * int(carry.played.sum()) >= total:
-                # In the middle, where slots take members as they do on the whole.
+            halfway = 2 * int(carry.played.sum()) >= total  # where slots take members as they do on the whole
+            compiles = not have_played
+            if timed and times is None and (compiles or halfway):
                 timed_began, before = time.perf_counter(), int(carry.counters.stepped)
                 state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
-                state, times = with_stopwatch(state, constants, _TIMED_BEATS)
+                state, times = with_stopwatch(state, constants, 2 if compiles else _TIMED_BEATS)
                 state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
                 envs = state_envs
                 left_out = (time.perf_counter() - timed_began, int(carry.counters.stepped) - before)
+                timed = not compiles
+                times = None if compiles else times
             chunk_began = time.perf_counter()
             state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
             state, beats_done = chunk(state, constants, beats)
