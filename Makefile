@@ -30,7 +30,7 @@ train: $(VENV)/.installed
 	$(BIN)/python experiments/atari_ga.py $(TRAIN) --run-dir $(RUN_DIR) --resume
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
