@@ -311,7 +311,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         ({"max_gradient_norm": 0.0}, "max_gradient_norm=0"),
         ({"anneal_frames": 0}, "anneal_frames"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
