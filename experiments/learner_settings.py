@@ -57,15 +57,19 @@ def options(settings: LearnerSettings, preset: str) -> dict[str, Any]:
     return PRESETS[preset]() | changed | {name: getattr(settings, name) for name in _OTHERS}
 
 
-def choices(settings: LearnerSettings, *, num_envs: int, groups: int, threads: int | None) -> Choices:
-    """What `--tune` tries for an actor-critic."""
-    group = max(num_envs // max(groups, 1), 1)
-    batches = [n for n in range(1, group + 1) if group % n == 0 and n * settings.segment_length <= 512]
+def choices(settings: Any) -> Choices:
+    """What `--tune` tries for an actor-critic script with flags `num_envs`, `groups`, `threads` and `learner`."""
+    learner: LearnerSettings = settings.learner
+    group = max(settings.num_envs // max(settings.groups, 1), 1)
+    batches = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
     return Choices(
-        machine=machine_choices(num_envs, groups, threads) | {"micro_batch": first(settings.micro_batch, batches[-4:])},
+        machine=machine_choices(settings.num_envs, settings.groups, settings.threads)
+        | {"micro_batch": first(learner.micro_batch, batches[-4:])},
         others={
-            "num_envs": first(num_envs, (num_envs // 2, 2 * num_envs, 4 * num_envs)),
-            "segment_length": first(settings.segment_length, (5, 10, 20)),
+            "num_envs": first(
+                settings.num_envs, (settings.num_envs // 2, 2 * settings.num_envs, 4 * settings.num_envs)
+            ),
+            "segment_length": first(learner.segment_length, (5, 10, 20)),
         },
     )
 

@@ -102,4 +102,4 @@ def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wai
     ],
 )
 def test_bad_settings_are_refused(tmp_path, ga, flags, message):
-    ga.refuses(tmp_path / "run", flags, message)
+    assert message in ga.refusal(tmp_path / "run", *flags)
