@@ -1,9 +1,13 @@
 """Whether the actor-critic's memory grows: peak resident memory after many updates over that after a few.
 
-python benchmarks/actor_critic_memory.py --json
+MALLOC_ARENA_MAX=1 python benchmarks/actor_critic_memory.py --json
+
+Without that setting the C library keeps freed blocks apart for each thread, and the peak also counts how often a thread
+could not use what another had freed.
 """
 
 import dataclasses
+import os
 import resource
 from typing import Annotated
 
@@ -22,8 +26,9 @@ class Options:
 
     game: str = "Pong"
     num_envs: int = 16
-    few: Annotated[int, Flag(help="updates; a multiple of 100")] = 200
-    many: Annotated[int, Flag(help="updates; a multiple of 100")] = 2_000
+    updates_per_step: Annotated[int, Flag(help="updates between two looks at the memory")] = 20
+    few: Annotated[int, Flag(help="updates; a multiple of updates_per_step")] = 200
+    many: Annotated[int, Flag(help="updates; a multiple of updates_per_step")] = 2_000
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
@@ -34,12 +39,13 @@ def peak() -> float:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    if options.few < 100 or options.few % 100 or options.many % 100 or options.many < options.few:
-        raise SystemExit(f"few={options.few}, many={options.many}: give multiples of 100, few the smaller.")
+    each = options.updates_per_step
+    if each < 1 or options.few < each or options.few % each or options.many % each or options.many < options.few:
+        raise SystemExit(f"few={options.few}, many={options.many}: give multiples of {each}, few the smaller.")
     env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=2)
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     network = vx.networks.GA3C(env.spec.num_actions)
-    algorithm = vx.actor_critic.a3c(network, env, **vx.actor_critic.ga3c(), updates_per_step=100)
+    algorithm = vx.actor_critic.a3c(network, env, **vx.actor_critic.ga3c(), updates_per_step=each)
     state, peaks = algorithm.init(jax.random.key(0)), {}
     while int(state.learner.update) < options.many:
         state, _ = algorithm.step(state)
@@ -49,6 +55,7 @@ def main() -> None:
         "peak_mb_after_few": peaks[options.few],
         "peak_mb_after_many": peaks[options.many],
         "growth": peaks[options.many] / peaks[options.few],
+        "malloc_arena_max": os.environ.get("MALLOC_ARENA_MAX", "not set"),
     }
     show(figures | {"settings": dataclasses.asdict(options), **machine()}, options.json)
 
