@@ -60,10 +60,10 @@ class Settings:
 def read_settings(arguments: list[str] | None = None) -> Settings:
     """Reads the flags; those not given come from the preset."""
     preset_only, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
-    preset = PRESETS[preset_only.preset]()
-    names = {field.name for field in dataclasses.fields(Settings)}
-    given = {name: value for name, value in preset._asdict().items() if name in names}
-    return tyro.cli(Settings, args=arguments, default=Settings(preset=preset_only.preset, **given), description=__doc__)
+    given = PRESETS[preset_only.preset]()._asdict()
+    run = RunSettings(run_dir="runs/atari_ga", minutes=given.pop("minutes"))
+    default = Settings(preset=preset_only.preset, run=run, **given)
+    return tyro.cli(Settings, args=arguments, default=default, description=__doc__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,14 +27,28 @@ def documented():
     return [*calls, re.search(r"^TRAIN \?= (.*)$", makefile, re.MULTILINE).group(1).split()]
 
 
-@pytest.mark.parametrize("flags", documented(), ids=" ".join)
-def test_documented_commands_are_understood(flags, monkeypatch):
+@pytest.fixture
+def module(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("atari_ga", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["atari_ga"] = script  # dataclasses look their module up
-    spec.loader.exec_module(script)
-    settings = script.read_settings(flags)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "atari_ga", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["quick", "desktop", "paper"])
+def test_everything_in_a_preset_is_used(name, module):
+    settings = module.read_settings(["--preset", name])
+    preset = module.PRESETS[name]()._asdict()
+    used = {field: getattr(settings.run if field == "minutes" else settings, field) for field in preset}
+    assert used == preset
+    assert module.read_settings(["--preset", name, "--minutes", "7"]).run.minutes == 7
+
+
+@pytest.mark.parametrize("flags", documented(), ids=" ".join)
+def test_documented_commands_are_understood(flags, module):
+    settings = module.read_settings(flags)
     assert settings.population_size > 0
     read = {"--preset": settings.preset, "--game": settings.game, "--run-dir": settings.run.run_dir}
     for flag, value in read.items():
