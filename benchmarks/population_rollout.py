@@ -107,7 +107,7 @@ def generation(setting: Setting, played, state, key):
     candidates = validation.ask(keys[1], state, setting.code)
     shape = (validation.num_members, validation.num_episodes)
     scores = jax.random.normal(keys[1], shape)
-    result = vx.types.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool))
+    result = vx.types.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool), jnp.zeros((*shape, 0)))
     state, _ = jax.block_until_ready(validation.tell(state, candidates, result, setting.code))
     return state, figures, time.perf_counter() - began, offspring
 

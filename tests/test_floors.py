@@ -10,6 +10,7 @@ FLOOR = {
     "types": 0,
     "files": 0,
     "machine": 0,
+    "optimizers": 0,
     "validation": 0,
     "ops": 1,
     "networks": 2,

@@ -8,6 +8,7 @@ A run directory holds
     elite.json           the best individual's lineage, if the algorithm keeps lineages
     learning_curve.png   drawn anew at the end, and about once a minute
     tensorboard/         event files
+    log/                 with `log`, arrays of each step
 
 A row is on disk before the checkpoint that contains its step, so after a kill at any moment every step of a restored
 state has its row, and rows of later steps are dropped: no row is there twice, and none is missing.
@@ -30,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox import checkpoint, files, machine
+from volvox.report import log as log_files
 from volvox.report import metrics as metrics_file
 from volvox.report import plots
 from volvox.report.progress import Progress
@@ -40,6 +42,7 @@ from volvox.types import Algorithm, Array, ArrayTree, Interrupted
 __all__ = ["Run", "train"]
 
 _CONFIG, _METRICS, _CHECKPOINTS, _ELITE = "config.json", "metrics.jsonl", "checkpoints", "elite.json"
+_LOG = "log"
 _SECONDS_BETWEEN_PLOTS = 60.0
 
 
@@ -54,6 +57,7 @@ def train(
     keep_checkpoints: int = 3,
     progress: bool = True,
     tensorboard: bool = True,
+    log: bool = False,
     stop_after: float | None = None,
     step_name: str = "generation",
 ) -> Run:
@@ -74,6 +78,8 @@ def train(
         keep_checkpoints: how many of the newest checkpoints stay.
         progress: show a bar (terminal, notebook) or print one line a step (elsewhere) on the standard error stream.
         tensorboard: also write TensorBoard event files into `run_dir/tensorboard`.
+        log: also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.population`;
+            with evolution, some 20 bytes a member, and its behaviour.
         stop_after: seconds of this call after which no further step begins; None never stops early.
         step_name: what a step is called, in rows and in the progress display.
 
@@ -155,6 +161,8 @@ def train(
             done += 1
             rows.append(row)
             if directory is not None:
+                if log and algorithm.log is not None:
+                    log_files.write(directory / _LOG, done, algorithm.log(state))
                 metrics_file.append(directory / _METRICS, row)
             if events is not None:
                 events.write(done, row)
@@ -298,6 +306,7 @@ def _open(directory: Path, config: dict[str, Any], step_name: str) -> tuple[_Sav
             "checkpoint stands: it was changed by hand, or step_name differs"
         )
     metrics_file.rewrite(directory / _METRICS, kept)
+    log_files.drop_after(directory / _LOG, step)
     return _Saved(step, tree["seconds"], tree["state"]), kept
 
 

@@ -151,6 +151,8 @@ class Evaluation(NamedTuple):
     """int32 `[N, E]`: steps played."""
     valid: Array
     """bool `[N, E]`: the episode was asked for and played."""
+    behaviors: Array
+    """float32 `[N, E, D]`: what each episode was like; D is 0 where nothing was recorded."""
 
 
 class Algorithm(NamedTuple):
@@ -175,6 +177,8 @@ class Algorithm(NamedTuple):
     env: Env
     network: Policy
     config: Config
+    log: Callable[[Any], dict[str, np.ndarray]] | None = None
+    """state after a step -> arrays that say more of it than its metrics; None if there are none."""
 
 
 class Interrupted(Exception):

@@ -20,10 +20,15 @@ def ga(**changes):
     return evolution.ga(**settings | changes)
 
 
+def nothing(returns):
+    """Behaviours where none are recorded."""
+    return jnp.zeros((*returns.shape, 0))
+
+
 def played(scores, episodes=1):
     """An evaluation in which member i returned `scores[i]` in every episode."""
     returns = jnp.broadcast_to(jnp.asarray(scores, jnp.float32)[:, None], (len(scores), episodes))
-    return Evaluation(returns, jnp.full(returns.shape, 7), jnp.ones(returns.shape, bool))
+    return Evaluation(returns, jnp.full(returns.shape, 7), jnp.ones(returns.shape, bool), nothing(returns))
 
 
 def generation(strategy, state, scores, validation, key=0):
@@ -126,7 +131,7 @@ def test_fitness_is_the_mean_over_episodes():
     asked = strategy.rounds[0].ask(jax.random.key(0), strategy.init(jax.random.key(0), CODE), CODE)
     np.testing.assert_array_equal(asked.episodes, 2)
     returns = jnp.array([[0.0, 10.0], *[[4.0, 4.0]] * 7])
-    result = Evaluation(returns, jnp.ones((8, 2), jnp.int32), jnp.ones((8, 2), bool))
+    result = Evaluation(returns, jnp.ones((8, 2), jnp.int32), jnp.ones((8, 2), bool), nothing(returns))
     state, _ = strategy.rounds[0].tell(strategy.init(jax.random.key(0), CODE), asked, result, CODE)
     assert state.top.seed[0] == asked.seed[0]
 
@@ -152,7 +157,9 @@ def test_test_round_plays_the_elite():
     np.testing.assert_array_equal(asked.episodes, [4])
     jax.tree.map(np.testing.assert_array_equal, member(asked, 0), row(state.bases, 3))
     returns = jnp.array([[1.0, 2.0, 3.0, 6.0]])
-    _, metrics = strategy.rounds[2].tell(state, asked, Evaluation(returns, returns.astype(int), returns > 0), CODE)
+    _, metrics = strategy.rounds[2].tell(
+        state, asked, Evaluation(returns, returns.astype(int), returns > 0, nothing(returns)), CODE
+    )
     assert metrics["test_score"] == 3.0
     assert metrics["test_standard_error"] == pytest.approx(np.std([1, 2, 3, 6], ddof=1) / 2)
 

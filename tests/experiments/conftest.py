@@ -1,5 +1,6 @@
 """Experiment scripts as a user runs them: in processes of their own."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -44,6 +45,21 @@ class Script:
 @pytest.fixture(scope="session")
 def script():
     return Script
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Imports a script, which finds the files beside it."""
+
+    def script_module(name):
+        monkeypatch.syspath_prepend(EXPERIMENTS)
+        spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return script_module
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,8 @@
 """The actor-critic's script as a user runs it: real Atari, in processes of its own."""
 
-import importlib.util
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,14 +62,8 @@ def test_bad_settings_are_refused(tmp_path, a3c, flags, message):
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """The script as a module."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = importlib.util.spec_from_file_location("atari_a3c", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "atari_a3c", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def module(load):
+    return load("atari_a3c")
 
 
 @pytest.mark.parametrize("preset", ["modern", "ga3c"])

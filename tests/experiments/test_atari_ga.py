@@ -1,10 +1,8 @@
 """The experiment script as a user runs it: real Atari, in processes of its own."""
 
-import importlib.util
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,20 +26,23 @@ def documented():
 
 
 @pytest.fixture
-def module(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = importlib.util.spec_from_file_location("atari_ga", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "atari_ga", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def module(load):
+    return load("atari_ga")
 
 
-@pytest.mark.parametrize("name", ["quick", "desktop", "paper"])
-def test_everything_in_a_preset_is_used(name, module):
+@pytest.mark.parametrize(
+    ("script_name", "name"),
+    [
+        *(("atari_ga", name) for name in ("quick", "desktop", "paper")),
+        *(("atari_es", name) for name in ("desktop", "paper")),
+    ],
+)
+def test_everything_in_a_preset_is_used(script_name, name, load):
+    module = load(script_name)
     settings = module.read_settings(["--preset", name])
     preset = module.PRESETS[name]()._asdict()
-    used = {field: getattr(settings.run if field == "minutes" else settings, field) for field in preset}
+    places = (settings, settings.population, settings.run)
+    used = {field: next(getattr(place, field) for place in places if hasattr(place, field)) for field in preset}
     assert used == preset
     assert module.read_settings(["--preset", name, "--minutes", "7"]).run.minutes == 7
 
@@ -49,7 +50,7 @@ def test_everything_in_a_preset_is_used(name, module):
 @pytest.mark.parametrize("flags", documented(), ids=" ".join)
 def test_documented_commands_are_understood(flags, module):
     settings = module.read_settings(flags)
-    assert settings.population_size > 0
+    assert settings.population.population_size > 0
     read = {"--preset": settings.preset, "--game": settings.game, "--run-dir": settings.run.run_dir}
     for flag, value in read.items():
         if flag in flags:

@@ -9,7 +9,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.rollout import LoopState, SlotMemory, Stages, episodes, evaluator, traced
+from volvox.rollout import LoopState, SlotMemory, Stages, episodes, evaluator, traced, trajectory
 from volvox.types import Population
 
 ENVS_PER_GROUP = 5  # a number that occurs in no other shape
@@ -23,14 +23,16 @@ def hlo():
     code = population.encoding(net, population.table())
     memory = SlotMemory(net, code, 2, ENVS_PER_GROUP)
     groups = env.make(0)
-    played = evaluator(net, groups, memory, capacity=16)
-    bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
     n = 16
+    behavior = trajectory("ram", 128, every=1, length=1_000)
+    played = evaluator(net, groups, memory, capacity=n, behavior=behavior)
+    bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
     zeros = jnp.zeros(n, jnp.int32)
     everyone = Population(bases, zeros, zeros, jnp.ones(n), zeros > 0, zeros + 1, jnp.zeros(n))
     queue = episodes.queue(everyone, 1, n)
     envs = tuple(group.init() for group in groups)
-    state = LoopState(envs, episodes.start(net, groups, queue), memory.groups)
+    held = episodes.Memory(memory.groups, jnp.zeros((n, behavior.size)))
+    state = LoopState(envs, episodes.start(net, groups, queue, behavior), held)
     constants = episodes.Constants(queue, bases, code)
     text = played.chunk.jitted.lower(state, constants, jnp.int32(1), jnp.int32(0)).compile().as_text()
     for group, env_state in zip(groups, envs, strict=True):
@@ -91,7 +93,7 @@ def largest_copy(text):
 
 
 def test_no_copy_the_size_of_the_slots(hlo):
-    """Slot parameters, bases and the table stay where they are."""
+    """Slot parameters, bases, the table and the episodes' behaviours (2 million numbers) stay where they are."""
     assert largest_copy(hlo)[0] < 1_000_000, largest_copy(hlo)
 
 

@@ -17,11 +17,12 @@ from flax import linen as nn
 from volvox.actor_critic import schedule as schedules
 from volvox.actor_critic.distributions import distribution
 from volvox.actor_critic.learner import LearnerState, LossSettings, learner, no_sums
-from volvox.actor_critic.options import annealed, check_rates, gradient_transformation, micro_batch_size
+from volvox.actor_critic.options import annealed, check_rates, micro_batch_size
 from volvox.actor_critic.schedule import Episodes, Schedule, no_episodes
 from volvox.actor_critic.summary import summary
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
 from volvox.networks.policy import perturbed
+from volvox.optimizers import gradient_transformation
 from volvox.rollout import pipeline
 from volvox.rollout.balance import shares
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy

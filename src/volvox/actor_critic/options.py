@@ -1,11 +1,8 @@
-"""What the options of an actor-critic mean: checks, schedules and optimisers."""
+"""What the options of an actor-critic mean: checks and schedules."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
-import optax
 
 from volvox.types import Array
 from volvox.validation import integer
@@ -56,29 +53,3 @@ def annealed(value: float, updates: int | None) -> Callable[[Array], Array]:
     if updates is None:
         return lambda update: jnp.float32(value)
     return lambda update: value * jnp.maximum(0.0, 1.0 - update / updates)
-
-
-def gradient_transformation(
-    given: Any, learning_rate: Any, options: Mapping[str, Any], max_gradient_norm: float | None
-) -> optax.GradientTransformation:
-    """The optimiser, behind a clipped gradient if asked for; raises ValueError if it is none."""
-    named = f"optax.{given}" if isinstance(given, str) else repr(given)
-    if isinstance(given, str):
-        try:
-            given = getattr(optax, given)(learning_rate, **options)
-        except (AttributeError, TypeError) as error:
-            raise ValueError(
-                f"{named} is no optimiser, or does not take {dict(options)}; take e.g. 'rmsprop' or 'adam': {error}"
-            ) from error
-    elif options:
-        raise ValueError(f"optimizer_options={dict(options)} are for an optimiser given by name; this one is made.")
-    if not isinstance(given, optax.GradientTransformation):
-        raise ValueError(f"{named} makes no optax.GradientTransformation; take e.g. 'rmsprop' or 'adam'.")
-    state = jax.eval_shape(given.init, {"w": jnp.zeros(2)})
-    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
-        raise ValueError(f"{named} draws random numbers, and its key cannot be saved; take another optimiser.")
-    if max_gradient_norm is None:
-        return given
-    if not max_gradient_norm > 0:
-        raise ValueError(f"max_gradient_norm={max_gradient_norm}: give a positive number, or None.")
-    return optax.chain(optax.clip_by_global_norm(max_gradient_norm), given)

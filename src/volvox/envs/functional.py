@@ -40,14 +40,15 @@ def from_functions(
     action_shape: tuple[int, ...] | None = None,
     action_low: float = -1.0,
     action_high: float = 1.0,
+    extras: Callable[[ArrayTree], dict[str, Array]] | None = None,
     settings: Config | None = None,
 ) -> Env:
     """Makes a recipe for environments given by functions of a single environment (they are vmapped here).
 
     Autoreset is envpool's: the step after an end discards its action, gives reward 0 and reports `first`. An episode
     that has not terminated is truncated after `max_episode_steps` steps. `send` only stores the actions, `recv`
-    computes the step. Extras: `elapsed_steps` (int32 `[B]`). With a fixed seed everything is exactly repeatable,
-    restarts included, and the state of a group is all there is.
+    computes the step. Extras: `elapsed_steps` (int32 `[B]`), and what `extras` gives. With a fixed seed everything is
+    exactly repeatable, restarts included, and the state of a group is all there is.
 
     Args:
         reset: key -> state of a new episode.
@@ -62,6 +63,7 @@ def from_functions(
         action_shape: shape of a continuous action. Exactly one of the two must be given.
         action_low: Smallest allowed value of a continuous action (not enforced).
         action_high: Largest allowed value of a continuous action (not enforced).
+        extras: state -> what else `TimeStep.extras` holds, by name; None: nothing.
         settings: What else makes this environment what it is, for the recipe's `config`: JSON values.
 
     Raises:
@@ -82,7 +84,9 @@ def from_functions(
     shape, dtype = ((), jnp.int32) if discrete else (tuple(action_shape), jnp.float32)
     action = jax.ShapeDtypeStruct(shape, dtype)
     observation = _check(reset, step, observe, action)
-    compiled = _compile(reset, step, observe, action)
+    tell = extras or (lambda state: {})
+    compiled = _compile(reset, step, observe, tell, action)
+    told = jax.eval_shape(lambda key: tell(reset(key)), jax.eval_shape(lambda: jax.random.key(0)))
     spec = EnvSpec(
         name=name,
         observation_shape=tuple(observation.shape),
@@ -93,7 +97,7 @@ def from_functions(
         action_high=float(num_actions - 1) if num_actions is not None else float(action_high),
         max_episode_steps=int(max_episode_steps),
         frame_skip=1,
-        extras=("elapsed_steps",),
+        extras=("elapsed_steps", *told),
     )
 
     def make(
@@ -147,8 +151,8 @@ class _Compiled(NamedTuple):
     """(state, limit=) -> (state, TimeStep); `limit` is the number of steps that truncates an episode."""
 
 
-def _compile(reset: Any, step: Any, observe: Any, action: jax.ShapeDtypeStruct) -> _Compiled:
-    """Vmaps and jits the three functions of one environment."""
+def _compile(reset: Any, step: Any, observe: Any, extras: Any, action: jax.ShapeDtypeStruct) -> _Compiled:
+    """Vmaps and jits the functions of one environment."""
 
     @partial(jax.jit, static_argnames="num_envs")
     def init(key: Array, *, num_envs: int) -> FunctionalState:
@@ -176,7 +180,7 @@ def _compile(reset: Any, step: Any, observe: Any, action: jax.ShapeDtypeStruct) 
             first=first,
             terminated=terminated,
             truncated=truncated,
-            extras={"elapsed_steps": elapsed},
+            extras={**extras(inner), "elapsed_steps": elapsed},
         )
         return FunctionalState(key, inner, elapsed, terminated | truncated, state.action), time_step
 

@@ -9,13 +9,15 @@ import numpy as np
 
 from volvox import networks
 from volvox.evolution.cutoff import Cutoff, cutoff, grown
+from volvox.evolution.scores import fitness, mean_length
 from volvox.evolution.strategy import Strategy, compiled_rounds
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, encoding
 from volvox.population.noise import Noise, table
+from volvox.rollout import behavior as behaviors
 from volvox.rollout.balance import shares
 from volvox.rollout.evaluate import Evaluator, Figures, SlotMemory, evaluator
-from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Interrupted, Policy
+from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Interrupted, Policy, Population
 from volvox.validation import integer
 
 _TIMED_EVERY = 10
@@ -40,7 +42,8 @@ class EvolveState(NamedTuple):
     generation: int
     """Generations completed."""
     strategy: ArrayTree
-    lineage: lineages.Lineage
+    lineage: lineages.Lineage | None
+    """None where the strategy keeps none."""
     max_episode_steps: int
     """The current cutoff of training and validation."""
     counts: Counts
@@ -48,6 +51,8 @@ class EvolveState(NamedTuple):
     """The best mean validation return of any generation's elite."""
     best_generation: int
     """The generation whose elite it was, counted from 1; 0 before the first."""
+    members: dict[str, np.ndarray] | None = None
+    """What `log` gives of the last generation; None before the first, and after a resume."""
 
 
 class _Resources:
@@ -74,6 +79,7 @@ def evolve(
     env: Env,
     *,
     noise: Noise | None = None,
+    behavior: behaviors.Behavior | None = None,
     max_episode_steps: int | str | Cutoff | None = None,
     test_max_episode_steps: int | None = None,
     chunk_seconds: float = 1.0,
@@ -88,6 +94,7 @@ def evolve(
       network: any flax module, or a `Policy`.
       env: the environments; its `num_envs` is the number of slots.
       noise: where noise comes from; default: `table()`, sized to the network.
+      behavior: what is recorded of each episode, for `log`; default: what the strategy compares them by.
       max_episode_steps: cutoff of training and validation episodes in steps, or
         `"adaptive:start,fraction,ratio,max"`; default: the environment's own.
       test_max_episode_steps: cutoff of test episodes in steps; default: the environment's own.
@@ -98,10 +105,14 @@ def evolve(
       error, `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`, `occupancy`
       and `makespan_over_bound` of training, seconds of each round, and the cutoff; in the second generation and every
       tenth from there `share_emulators`, `share_inference`, `share_decoding` and `speed_over_turns`, of a few beats
-      played with a stopwatch (`rollout.balance`).
+      played with a stopwatch (`rollout.balance`). Its `log` gives, of each member of the last generation, `parent`
+      (index of the base it descends from), `seed`, `scale`, `initial`, `fitness`, `length` (steps) and `behavior` (of
+      its first episode); and, where there are lineages, `base_parent`, `base_seed`, `base_scale` and `base_initial`:
+      how each base came from those before, the elite last.
 
     Raises:
-      ValueError: a cutoff that is not positive, or a network that does not fit the environment's actions.
+      ValueError: a cutoff that is not positive, a network that does not fit the environment's actions, or a behaviour
+        that the environment does not tell.
     """
     rule = cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
@@ -110,6 +121,10 @@ def evolve(
         raise ValueError(f"strategy {strategy.config} has no training or validation round, so nothing would learn.")
     policy = network if isinstance(network, Policy) else networks.policy(network, env.spec)
     noise = table() if noise is None else noise
+    if behavior is not None and strategy.behavior.size:
+        raise ValueError(f"strategy {strategy.config['kind']} compares behaviours of its own; leave behavior out.")
+    recorded = strategy.behavior if behavior is None else behavior
+    behaviors.check(recorded, env.spec)
     rounds = compiled_rounds(strategy)
     capacity = {
         role: max(
@@ -151,7 +166,12 @@ def evolve(
         if resources.training is None:
             groups = env.make(seed, max_episode_steps=state.max_episode_steps)
             resources.training = evaluator(
-                policy, groups, memory(), capacity=capacity["training"], chunk_seconds=chunk_seconds
+                policy,
+                groups,
+                memory(),
+                capacity=capacity["training"],
+                behavior=recorded,
+                chunk_seconds=chunk_seconds,
             )
             resources.training_cutoff = state.max_episode_steps
         return resources.training
@@ -163,15 +183,15 @@ def evolve(
             key=key,
             generation=0,
             strategy=strategy.init(key, ready()),
-            lineage=lineages.empty(strategy.num_bases),
+            lineage=None if strategy.survivors is None else lineages.empty(strategy.num_bases),
             max_episode_steps=rule.start,
             counts=Counts(),
             best_score=-np.inf,
             best_generation=0,
         )
 
-    def play(state: EvolveState, i: int, inner: ArrayTree, monitor) -> tuple[ArrayTree, dict, Evaluation, Figures]:
-        """One round: ask, evaluate, tell."""
+    def play(state: EvolveState, i: int, inner: ArrayTree, monitor):
+        """One round: ask, evaluate, tell. Returns (strategy's state, metrics, population, evaluation, figures)."""
         round_, code = rounds[i], ready()
         role = "test" if round_.role == "test" else "training"
         fresh = _must_compile(resources, role, state.max_episode_steps)
@@ -203,20 +223,22 @@ def evolve(
             resources.close()  # donated buffers and pools in flight cannot be trusted any more
             raise
         inner, told = round_.tell(inner, population, evaluation, code)
-        return inner, {name: np.asarray(value).item() for name, value in told.items()}, evaluation, figures
+        told = {name: np.asarray(value).item() for name, value in told.items()}
+        return inner, told, population, evaluation, figures
 
     def step(state: EvolveState, *, monitor=None) -> tuple[EvolveState, dict[str, Any]]:
         began = time.perf_counter()
         inner, counts = state.strategy, state.counts
         metrics: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
-        stepped, fraction_cut = 0, 0.0
+        stepped, fraction_cut, members = 0, 0.0, None
         for i, round_ in enumerate(strategy.rounds):
             round_began = time.perf_counter()
-            inner, told, evaluation, figures = play(state, i, inner, monitor)
+            inner, told, population, evaluation, figures = play(state, i, inner, monitor)
             metrics |= told | {f"{round_.role}_seconds": time.perf_counter() - round_began}
             stepped += figures.stepped
             counts = _counted(counts, figures, round_.role == "training", env.spec.frame_skip)
             if round_.role == "training":
+                members = _members(population, evaluation)
                 fraction_cut = float((evaluation.lengths >= state.max_episode_steps).sum()) / figures.episodes
                 metrics |= {
                     "fraction_cut": fraction_cut,
@@ -229,34 +251,50 @@ def evolve(
         elapsed = time.perf_counter() - began
         metrics |= counts._asdict()
         metrics |= {"frames_per_second": stepped * env.spec.frame_skip / elapsed, "generation_seconds": elapsed}
+        if members is not None and strategy.survivors is not None:
+            members |= {f"base_{name}": np.asarray(x) for name, x in strategy.survivors(inner)._asdict().items()}
         generation, score = state.generation + 1, float(strategy.score(inner))
         improved = not state.best_generation or score > state.best_score
         new = EvolveState(
             key=state.key,
             generation=generation,
             strategy=inner,
-            lineage=lineages.extend(state.lineage, strategy.survivors(inner)),
+            lineage=(
+                None
+                if strategy.survivors is None or state.lineage is None
+                else lineages.extend(state.lineage, strategy.survivors(inner))
+            ),
             max_episode_steps=grown(rule, state.max_episode_steps, fraction_cut),
             counts=counts,
             best_score=score if improved else state.best_score,
             best_generation=generation if improved else state.best_generation,
+            members=members,
         )
         metrics["best_score"] = new.best_score
         return new, metrics
 
     def genome(state: EvolveState) -> lineages.Genome:
-        if not state.best_generation:
-            raise ValueError("no generation is complete yet, so there is no elite; take a step first.")
+        _completed(state)
+        assert state.lineage is not None
         log = lineages.Lineage(*(rows[: state.best_generation] for rows in state.lineage))
         return lineages.genome(log, strategy.elite)
 
+    def best(state: EvolveState) -> ArrayTree:
+        if state.lineage is not None:
+            return lineages.rebuild(ready(), genome(state))
+        _completed(state)
+        bases, _ = strategy.split(state.strategy)
+        return jax.tree.map(lambda x: x[strategy.elite], bases)
+
     def save(state: EvolveState) -> dict[str, Any]:
         _, rest = strategy.split(state.strategy)
+        # Where bases descend from members, lineages are all that is needed to make them again.
+        kept = state.strategy if state.lineage is None else rest
         return {
             "key": np.asarray(jax.random.key_data(state.key)),
             "key_impl": str(jax.random.key_impl(state.key)),
-            "strategy": [np.asarray(leaf) for leaf in jax.tree.leaves(rest)],
-            "lineage": state.lineage._asdict(),
+            "strategy": [np.asarray(leaf) for leaf in jax.tree.leaves(kept)],
+            "lineage": {} if state.lineage is None else state.lineage._asdict(),
             "counts": np.array(state.counts, np.int64),
             "progress": np.array([state.generation, state.max_episode_steps, state.best_generation], np.int64),
             "best_score": np.float64(state.best_score),
@@ -265,17 +303,22 @@ def evolve(
     def restore(saved: dict[str, Any]) -> EvolveState:
         code = ready()
         key = jax.random.wrap_key_data(jnp.asarray(saved["key"]), impl=saved["key_impl"])
-        _, like = strategy.split(jax.eval_shape(lambda: strategy.init(key, code)))
-        rest = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in saved["strategy"]])
         generation, max_steps, best_generation = (int(value) for value in saved["progress"])
         if generation == 0:
             return init(key)
-        log = lineages.Lineage(**saved["lineage"])
-        bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(strategy.num_bases)]
+        like = jax.eval_shape(lambda: strategy.init(key, code))
+        if strategy.survivors is not None:
+            _, like = strategy.split(like)
+        inner = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in saved["strategy"]])
+        log = None
+        if strategy.survivors is not None:
+            log = lineages.Lineage(**saved["lineage"])
+            bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(strategy.num_bases)]
+            inner = strategy.join(jax.tree.map(lambda *rows: jnp.stack(rows), *bases), inner)
         return EvolveState(
             key=key,
             generation=generation,
-            strategy=strategy.join(jax.tree.map(lambda *rows: jnp.stack(rows), *bases), rest),
+            strategy=inner,
             lineage=log,
             max_episode_steps=max_steps,
             counts=Counts(*(int(value) for value in saved["counts"])),
@@ -286,8 +329,8 @@ def evolve(
     return Algorithm(
         init=init,
         step=step,
-        policy=lambda state: lineages.rebuild(ready(), genome(state)),
-        genome=lambda state: lineages.to_json(genome(state)),
+        policy=best,
+        genome=None if strategy.survivors is None else lambda state: lineages.to_json(genome(state)),
         save=save,
         restore=restore,
         close=resources.close,
@@ -302,7 +345,19 @@ def evolve(
             "max_episode_steps": list(rule),
             "test_max_episode_steps": test_cutoff,
         },
+        log=lambda state: state.members or {},
     )
+
+
+def _members(population: Population, evaluation: Evaluation) -> dict[str, np.ndarray]:
+    found = {name: getattr(population, name) for name in ("parent", "seed", "scale", "initial")}
+    found |= {"fitness": fitness(evaluation), "length": mean_length(evaluation)}
+    return {name: np.asarray(x) for name, x in found.items()} | {"behavior": np.asarray(evaluation.behaviors[:, 0])}
+
+
+def _completed(state: EvolveState) -> None:
+    if not state.best_generation:
+        raise ValueError("no generation is complete yet, so there is no elite; take a step first.")
 
 
 def _must_compile(resources: _Resources, role: str, max_episode_steps: int) -> bool:

@@ -1,8 +1,8 @@
-"""The deep genetic algorithm, and random search (Such et al. 2017, arXiv 1712.06567).
+"""The deep genetic algorithm, the same with novelty, and random search (Such et al. 2017, arXiv 1712.06567).
 
 A generation is all new offspring: each copies a parent drawn uniformly and adds noise. The best of them play
 validation episodes against the elite so far; parents of the next generation are the best of training, the elite among
-them.
+them; or, with novelty, the most novel.
 """
 
 from typing import NamedTuple
@@ -10,10 +10,24 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from volvox.evolution import archive as archives
+from volvox.evolution.archive import Archive, check_archive, novelty
+from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
 from volvox.evolution.strategy import Round, Strategy
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
+from volvox.rollout.behavior import Behavior, nothing
 from volvox.types import Array, ArrayTree, Evaluation, Population
 from volvox.validation import integer
+
+
+class MostNovel(NamedTuple):
+    """What the genetic algorithm keeps for novelty; T parents."""
+
+    archive: Archive
+    parents: Member
+    """The most novel of training, most novel first, each field `[T]`."""
+    lengths: Array
+    """float32 `[T]`: their mean episode lengths, steps."""
 
 
 class GAState(NamedTuple):
@@ -33,6 +47,7 @@ class GAState(NamedTuple):
     """float32 `[K]`: their mean episode lengths, steps."""
     survivors: Member
     """How each base `[T + 1]` came from the bases before."""
+    novel: MostNovel | tuple[()]
 
 
 def ga(
@@ -65,10 +80,72 @@ def ga(
       ValueError: a setting out of range, or more parents or candidates than members.
     """
     integer("num_parents", num_parents, low=1)
-    if not 0 < mutation_std < float("inf"):
-        raise ValueError(f"mutation_std={mutation_std}: the mutation power must be positive and finite, e.g. 0.002.")
+    _check_std(mutation_std)
     return _make(
         kind="ga",
+        population_size=population_size,
+        num_parents=num_parents,
+        mutation_std=float(mutation_std),
+        num_elite_candidates=num_elite_candidates,
+        num_validation_episodes=num_validation_episodes,
+        num_test_episodes=num_test_episodes,
+        num_episodes=num_episodes,
+    )
+
+
+def novelty_ga(
+    *,
+    behavior: Behavior,
+    population_size: int,
+    num_parents: int,
+    mutation_std: float,
+    num_neighbors: int = 10,
+    archive_size: int = 10_000,
+    num_archived: int = 1,
+    num_elite_candidates: int = 10,
+    num_validation_episodes: int = 30,
+    num_test_episodes: int = 0,
+    num_episodes: int = 1,
+) -> Strategy:
+    """Novelty search with the deep genetic algorithm (GA-NS): parents are the most novel members, whatever they score.
+
+    Novelty is the mean distance to the nearest behaviours of the archive and of the generation itself. The elite, which
+    is the result, is chosen by returns as in `ga`, but it is no parent for that.
+
+    Args:
+      behavior: what episodes are compared by.
+      population_size: as in `ga`.
+      num_parents: T, the most novel of a generation, from which the next descends.
+      mutation_std: as in `ga`.
+      num_neighbors: k, of the nearest behaviours.
+      archive_size: behaviours the archive holds; then the oldest make way.
+      num_archived: members of each generation, drawn at random, whose behaviour is archived; about a hundredth of the
+        population where it was published.
+      num_elite_candidates: as in `ga`.
+      num_validation_episodes: as in `ga`.
+      num_test_episodes: as in `ga`.
+      num_episodes: as in `ga`; behaviours are those of the first.
+
+    Returns:
+      `Strategy`.
+
+    Raises:
+      ValueError: as `ga`; an archive that cannot hold k behaviours, fewer than k other members, a behaviour of size 0.
+    """
+    integer("num_parents", num_parents, low=1)
+    _check_std(mutation_std)
+    check_archive(behavior, archive_size, num_neighbors, at_least=integer("num_archived", num_archived, low=1))
+    if max(num_neighbors, num_archived) >= population_size:
+        raise ValueError(
+            f"num_neighbors={num_neighbors} and num_archived={num_archived} must be below population_size="
+            f"{population_size}: they are other members of a generation, and some of its members."
+        )
+    return _make(
+        kind="novelty_ga",
+        behavior=behavior,
+        num_neighbors=num_neighbors,
+        archive_size=archive_size,
+        num_archived=num_archived,
         population_size=population_size,
         num_parents=num_parents,
         mutation_std=float(mutation_std),
@@ -114,20 +191,9 @@ def random_search(
     )
 
 
-def fitness(evaluation: Evaluation) -> Array:
-    """Mean return over valid episodes, `[N]`; -inf, so last in any ranking, where it is NaN or nothing was played."""
-    played = evaluation.valid.sum(axis=1)
-    mean = jnp.where(evaluation.valid, evaluation.returns, 0.0).sum(axis=1) / jnp.maximum(played, 1)
-    return jnp.where((played > 0) & ~jnp.isnan(mean), mean, -jnp.inf)
-
-
-def _mean_length(evaluation: Evaluation) -> Array:
-    played = jnp.maximum(evaluation.valid.sum(axis=1), 1)
-    return jnp.where(evaluation.valid, evaluation.lengths, 0).sum(axis=1) / played
-
-
-def _num_nan(evaluation: Evaluation) -> Array:
-    return (evaluation.valid & jnp.isnan(evaluation.returns)).any(axis=1).sum()
+def _check_std(mutation_std: float) -> None:
+    if not 0 < mutation_std < float("inf"):
+        raise ValueError(f"mutation_std={mutation_std}: the mutation power must be positive and finite, e.g. 0.002.")
 
 
 def _take(tree, index):
@@ -138,12 +204,7 @@ def _append(tree, last):
     return jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.asarray(y, x.dtype)[None]]), tree, last)
 
 
-def _standard_error(returns: Array) -> Array:
-    """Of the mean of `[E]` returns; NaN for one episode, which says nothing of it."""
-    return jnp.std(returns, ddof=1) / jnp.sqrt(returns.shape[0]) if returns.shape[0] > 1 else jnp.float32(jnp.nan)
-
-
-def _make(*, kind: str, **settings) -> Strategy:
+def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strategy:
     lowest = {"num_parents": 0, "num_elite_candidates": 2, "num_test_episodes": 0}
     for name, value in settings.items():
         if name != "mutation_std":
@@ -173,6 +234,9 @@ def _make(*, kind: str, **settings) -> Strategy:
             top=no_member(k),
             top_length=jnp.zeros(k),
             survivors=no_member(t + 1),
+            novel=()
+            if behavior is None
+            else MostNovel(archives.empty(settings["archive_size"], behavior.size), no_member(t), jnp.zeros(t)),
         )
 
     def ask_offspring(key: Array, state: GAState, encoding: Encoding) -> Population:
@@ -191,23 +255,34 @@ def _make(*, kind: str, **settings) -> Strategy:
 
     def tell_offspring(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
         del encoding
-        scores, lengths = fitness(evaluation), _mean_length(evaluation)
+        scores, lengths = fitness(evaluation), mean_length(evaluation)
         best = jnp.argsort(-scores, stable=True)[:k]
         members = Member(population.parent, population.seed, population.scale, population.initial)
-        ranked = jnp.isfinite(scores)
-        mean = jnp.where(ranked, scores, 0.0).sum() / jnp.maximum(ranked.sum(), 1)
-        spread = jnp.where(ranked, (scores - mean) ** 2, 0.0).sum() / jnp.maximum(ranked.sum(), 1)
+        metrics = summary(evaluation) | {"parents_mean": scores[best[: max(t, 1)]].mean()}
+        state = state._replace(top=_take(members, best), top_length=lengths[best])
+        if not isinstance(state.novel, MostNovel):
+            return state, metrics
+        most_novel, told = tell_novelty(state.novel, members, lengths, evaluation)
+        return state._replace(novel=most_novel), metrics | told
+
+    def tell_novelty(state: MostNovel, members: Member, lengths: Array, evaluation: Evaluation):
+        archive, k, behaviors = state.archive, settings["num_neighbors"], evaluation.behaviors[:, 0]
+        others = jnp.concatenate([archive.behaviors, behaviors])
+        held = jnp.concatenate([archives.held(archive), evaluation.valid[:, 0]])
+        # Each is its own nearest neighbour, at distance 0.
+        values = novelty(behaviors, others, held, k + 1) * (k + 1) / k
+        values = jnp.where(evaluation.valid[:, 0] & ~jnp.isnan(values), values, -jnp.inf)
+        best = jnp.argsort(-values, stable=True)[:t]
+        # Seeds are drawn at random, so the lowest are a random choice.
+        archived = jnp.argsort(members.seed)[: settings["num_archived"]]
+        behaviors = behaviors[archived]
+        archive = archives.add(archive, behaviors, jnp.isfinite(behaviors).all(axis=1))
         metrics = {
-            "training_best": scores[best[0]],
-            "training_mean": mean,
-            "training_std": jnp.sqrt(spread),
-            "training_median": jnp.nanmedian(jnp.where(ranked, scores, jnp.nan)),
-            "parents_mean": scores[best[: max(t, 1)]].mean(),
-            "training_length_mean": lengths.mean(),
-            "training_length_max": lengths.max(),
-            "num_nan": _num_nan(evaluation),
+            "novelty_best": values[best[0]],
+            "novelty_mean": jnp.where(jnp.isfinite(values), values, 0.0).mean(),
+            "archive_size": archives.held(archive).sum(),
         }
-        return state._replace(top=_take(members, best), top_length=lengths[best]), metrics
+        return MostNovel(archive, _take(members, best), lengths[best]), metrics
 
     def candidates(state: GAState) -> tuple[Member, Array]:
         """`[C]`: the elite, once there is one, and the best of training behind it; and their expected lengths."""
@@ -235,7 +310,10 @@ def _make(*, kind: str, **settings) -> Strategy:
         rank = winner - had_elite  # the winner's place in training
         members, member_lengths = candidates(state)
         elite_member, elite_length = _take(members, winner), member_lengths[winner]
-        if t > 0:
+        if isinstance(state.novel, MostNovel):
+            survivors = _append(state.novel.parents, elite_member)
+            lengths = jnp.concatenate([state.novel.lengths, elite_length[None]])
+        elif t > 0:
             parents, lengths = _take(state.top, slice(0, t)), state.top_length[:t]
             # The elite takes the last parent's place unless it is one of the parents.
             outside = remains | (rank >= t)
@@ -249,10 +327,10 @@ def _make(*, kind: str, **settings) -> Strategy:
             lengths = elite_length[None]
         metrics = {
             "elite_score": scores[winner],
-            "elite_standard_error": _standard_error(evaluation.returns[winner]),
+            "elite_standard_error": standard_error(evaluation.returns[winner]),
             "elite_is_new": ~remains,
             "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
-            "validation_num_nan": _num_nan(evaluation),
+            "validation_num_nan": num_nan(evaluation),
         }
         state = state._replace(
             bases=decode_many(encoding, state.bases, survivors),
@@ -275,7 +353,7 @@ def _make(*, kind: str, **settings) -> Strategy:
         returns = evaluation.returns[0]
         return state, {
             "test_score": fitness(evaluation)[0],
-            "test_standard_error": _standard_error(returns),
+            "test_standard_error": standard_error(returns),
             "test_best": returns.max(),
         }
 
@@ -294,5 +372,6 @@ def _make(*, kind: str, **settings) -> Strategy:
         join=lambda bases, rest: rest._replace(bases=bases),
         elite=elite,
         score=lambda state: state.elite_score,
-        config={"kind": kind, **settings},
+        behavior=nothing() if behavior is None else behavior,
+        config={"kind": kind, **settings} | ({} if behavior is None else {"behavior": dict(behavior.config)}),
     )

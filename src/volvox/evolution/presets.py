@@ -1,4 +1,4 @@
-"""Settings of the deep genetic algorithm on Atari that belong together."""
+"""Settings of the strategies on Atari that belong together."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -79,4 +79,61 @@ def quick() -> GAPreset:
         test_max_episode_steps=27_000,
         generations=1_000,
         minutes=5.0,
+    )
+
+
+class ESPreset(NamedTuple):
+    """Everything about a run of evolution strategies but the game, the seed and the directory."""
+
+    population_size: int
+    noise_std: str
+    """A number or a schedule."""
+    learning_rate: str
+    """A number or a schedule."""
+    l2_coefficient: float
+    num_validation_episodes: int
+    num_test_episodes: int
+    network: Literal["vbn", "large", "small"]
+    num_envs: int
+    max_episode_steps: str
+    """A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`."""
+    test_max_episode_steps: int
+    generations: int
+    minutes: float | None
+    """No further generation begins after so many minutes; None: no such limit."""
+
+
+def es_paper() -> ESPreset:
+    """Salimans et al. 2017 (arXiv 1703.03864) as Such et al. ran it: 5 000 members, 250 million steps."""
+    return ESPreset(
+        population_size=5_000,
+        noise_std="0.02",
+        learning_rate="0.01",
+        l2_coefficient=0.005,
+        num_validation_episodes=30,
+        num_test_episodes=200,
+        network="vbn",
+        num_envs=128,
+        max_episode_steps="5000",
+        test_max_episode_steps=100_000,
+        generations=200,
+        minutes=None,
+    )
+
+
+def es_desktop() -> ESPreset:
+    """What two cores can do in an hour: fewer members, shorter episodes."""
+    return ESPreset(
+        population_size=128,
+        noise_std="0.02",
+        learning_rate="0.01",
+        l2_coefficient=0.005,
+        num_validation_episodes=8,
+        num_test_episodes=0,
+        network="vbn",
+        num_envs=32,
+        max_episode_steps="600",
+        test_max_episode_steps=27_000,
+        generations=200,
+        minutes=60.0,
     )

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from volvox.population.decoding import Encoding, Member
+from volvox.rollout.behavior import Behavior
 from volvox.types import Array, ArrayTree, Config, Evaluation, Population
 
 Role = Literal["training", "validation", "test"]
@@ -34,16 +35,19 @@ class Strategy(NamedTuple):
     rounds: tuple[Round, ...]
     num_bases: int
     """P."""
-    survivors: Callable[[ArrayTree], Member]
-    """state after a generation -> how each base `[P]` came from the bases before; the lineage's next row."""
+    survivors: Callable[[ArrayTree], Member] | None
+    """state after a generation -> how each base `[P]` came from the bases before; the lineage's next row. None: bases
+    do not descend from single members, and no lineage is kept."""
     split: Callable[[ArrayTree], tuple[ArrayTree, ArrayTree]]
-    """state -> (bases, the rest). Checkpoints hold the rest; bases are rebuilt from lineages."""
+    """state -> (bases, the rest). Where there are lineages, checkpoints hold the rest, and bases are rebuilt."""
     join: Callable[[ArrayTree, ArrayTree], ArrayTree]
     """(bases, the rest) -> state."""
     elite: int
     """Index of the base that is the elite."""
     score: Callable[[ArrayTree], Array]
     """state after a generation -> the elite's score, float32; the best of all generations is the reported solution."""
+    behavior: Behavior
+    """What is recorded of each episode."""
     config: Config
 
 

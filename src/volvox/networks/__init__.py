@@ -12,6 +12,7 @@ from volvox.networks.deep_ga import DeepGA
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
 from volvox.networks.policy import policy, policy_from_functions
+from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_policy
 
 __all__ = [
     "GA3C",
@@ -22,7 +23,10 @@ __all__ = [
     "NatureTorso",
     "RecurrentActorCritic",
     "SmallTorso",
+    "VirtualBatchNorm",
+    "VirtualBatchNormNet",
     "policy",
     "policy_from_functions",
+    "reference_policy",
     "use_kernels",
 ]

@@ -78,7 +78,7 @@ def policy(
         spec,
         name=type(module).__name__,
         prepare=prepare,
-        initial_std=initial_std or _own_initial_std(module),
+        initial_std=initial_std or own_initial_std(module),
         config=module_settings(module),
     )
 
@@ -153,7 +153,8 @@ def perturbed(key: Array, logits: Array) -> Array:
     return logits + jax.random.gumbel(key, logits.shape, logits.dtype)
 
 
-def _own_initial_std(module: nn.Module) -> InitialStd | None:
+def own_initial_std(module: nn.Module) -> InitialStd | None:
+    """The module's own method `initial_std(path)`, if it has one; see `policy_from_functions`."""
     method: Any = getattr(module, "initial_std", None)
     return method if callable(method) else None  # pyright: ignore[reportReturnType]
 

@@ -1,5 +1,6 @@
 """Populations as few bases and many seeds: noise, decoding, lineages."""
 
+from volvox.population.combination import weighted_noise as weighted_noise
 from volvox.population.decoding import Encoding as Encoding
 from volvox.population.decoding import Member as Member
 from volvox.population.decoding import decode as decode

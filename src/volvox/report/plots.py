@@ -84,6 +84,11 @@ def learning_curve(
             axes.text(0.5, 0.5, "no scores yet", transform=axes.transAxes, ha="center", va="center", color="0.4")
     if title:
         figure.suptitle(title)
+    return finished(figure, path)
+
+
+def finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+    """The figure, so that notebooks show it, and written to a PNG if there is a path."""
     # Without pyplot, nobody has told notebooks how to show a figure.
     figure._repr_png_ = lambda: _png(figure)  # pyright: ignore[reportAttributeAccessIssue]
     if path is not None:

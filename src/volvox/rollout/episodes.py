@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from volvox.population.decoding import Encoding, Member, decode
+from volvox.rollout import behavior as behaviors
+from volvox.rollout.behavior import Behavior
 from volvox.rollout.pipeline import Stages
 from volvox.types import Array, ArrayTree, EnvGroup, Evaluation, Policy, Population, TimeStep
 
@@ -44,6 +46,12 @@ class Slots(NamedTuple):
     """int32 `[B]`: steps so far."""
     recurrent: ArrayTree
     """The policy's state, leaves `[B, 1, ...]`."""
+    records: ArrayTree
+    """What the behaviour is made of, leaves `[B, ...]`."""
+    ended: Array
+    """int32 `[B]`: queue entry whose episode ended in this beat; out of range where none did."""
+    vectors: Array
+    """float32 `[B, D]`: its behaviour."""
 
 
 class Counters(NamedTuple):
@@ -104,13 +112,14 @@ def queue(population: Population, num_episodes: int, capacity: int) -> Queue:
     return Queue(members, member, episode, num_entries)
 
 
-def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue) -> EpisodesCarry:
+def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue, behavior: Behavior) -> EpisodesCarry:
     """Hands the first entries to the slots, round robin over the groups, so that each gets its share of long ones.
 
     Args:
       policy: gives the slots' recurrent state.
       groups: of environments, all of one size.
       queue: what to play.
+      behavior: what is recorded of each episode.
 
     Returns:
       The carry before the first beat; every occupied slot is due.
@@ -123,7 +132,17 @@ def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue) -> Episode
         entry = jnp.where(number < queue.num_entries, number, -1)
         recurrent = jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), policy.initial_state(1))
         nothing = jnp.zeros(b, jnp.int32)
-        return Slots(entry, jnp.zeros(b, bool), entry >= 0, jnp.zeros(b, jnp.float32), nothing, recurrent)
+        return Slots(
+            entry=entry,
+            started=jnp.zeros(b, bool),
+            due=entry >= 0,
+            episode_return=jnp.zeros(b, jnp.float32),
+            length=nothing,
+            recurrent=recurrent,
+            records=behaviors.start(behavior, b),
+            ended=nothing + capacity,
+            vectors=jnp.zeros((b, behavior.size)),
+        )
 
     zero = jnp.int32(0)
     return EpisodesCarry(
@@ -138,6 +157,15 @@ def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue) -> Episode
     )
 
 
+class Memory(NamedTuple):
+    """The large state of a rollout."""
+
+    variables: tuple[ArrayTree, ...]
+    """For each group the slots' prepared variables, leaves `[B, ...]`."""
+    behaviors: Array
+    """float32 `[C, D]`, by queue entry."""
+
+
 class Constants(NamedTuple):
     """What `work` reads and nobody changes."""
 
@@ -147,21 +175,21 @@ class Constants(NamedTuple):
     encoding: Encoding
 
 
-def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
+def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior) -> Stages:
     """The loop's two halves for a population: each slot's own network acts; members that are due are decoded.
 
-    `carry` is `EpisodesCarry`, `constants` is `Constants`, and `memory` holds for each group the slots' prepared
-    variables, leaves `[B, ...]`.
+    `carry` is `EpisodesCarry`, `memory` is `Memory`, `constants` is `Constants`.
 
     Args:
       policy: the network.
       greedy: network output `[B, ...]` -> action `[B, ...]`.
+      behavior: what is recorded of each episode.
 
     Returns:
       `Stages`.
     """
 
-    def act(carry: EpisodesCarry, memory: tuple[ArrayTree, ...], g: int, timestep: TimeStep):
+    def act(carry: EpisodesCarry, memory: Memory, g: int, timestep: TimeStep):
         slots = carry.slots[g]
         busy = slots.entry >= 0
         # A slot that took an entry waits for the reset step, which has no reward and no length.
@@ -181,7 +209,8 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
 
         recurrent = jax.tree.map(reset, policy.initial_state(1), slots.recurrent)
         apply = jax.vmap(lambda variables, observation, state: policy.apply(variables, observation, state, None))
-        output, recurrent = apply(memory[g], timestep.observation[:, None], recurrent)
+        output, recurrent = apply(memory.variables[g], timestep.observation[:, None], recurrent)
+        records, vectors = behaviors.advance(behavior, slots.records, timestep)
 
         new = Slots(
             entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
@@ -190,6 +219,9 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
             episode_return=jnp.where(ended, 0.0, episode_return),
             length=jnp.where(ended, 0, length),
             recurrent=recurrent,
+            records=records,
+            ended=booked,
+            vectors=vectors,
         )
         counters = Counters(
             carry.counters.stepped + busy.shape[0],
@@ -207,7 +239,7 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
         )
         return carry, greedy(output[:, 0])
 
-    def work(carry: EpisodesCarry, memory: tuple[ArrayTree, ...], constants: Constants, g: int):
+    def work(carry: EpisodesCarry, memory: Memory, constants: Constants, g: int):
         slots = carry.slots[g]
         due_first = jnp.argsort(~slots.due, stable=True)
 
@@ -217,9 +249,13 @@ def stages(policy: Policy, greedy: Callable[[Array], Array]) -> Stages:
             one = policy.prepare(decode(constants.encoding, constants.bases, member))
             return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
 
-        variables = jax.lax.fori_loop(0, carry.num_due, decode_into, memory[g])
-        carry = carry._replace(num_due=jnp.int32(0))
-        return carry, (*memory[:g], variables, *memory[g + 1 :])
+        variables = jax.lax.fori_loop(0, carry.num_due, decode_into, memory.variables[g])
+        ended = slots.ended + jnp.minimum(carry.num_due, 0)  # waits for `send`, as all that `work` does
+        memory = Memory(
+            (*memory.variables[:g], variables, *memory.variables[g + 1 :]),
+            memory.behaviors.at[ended].set(slots.vectors, mode="drop"),
+        )
+        return carry._replace(num_due=jnp.int32(0)), memory
 
     return Stages(act, work, active, remaining)
 
@@ -234,13 +270,13 @@ def remaining(carry: EpisodesCarry) -> Array:
     return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
 
 
-def fill(stages: Stages, carry: EpisodesCarry, memory: tuple[ArrayTree, ...], constants: Constants):
+def fill(stages: Stages, carry: EpisodesCarry, memory: Memory, constants: Constants):
     """Decodes the members of every slot that is due; before the first beat.
 
     Args:
       stages: from `stages`.
       carry: from `start`.
-      memory: the slots' variables.
+      memory: of the rollout.
       constants: of the rollout.
 
     Returns:
@@ -252,11 +288,12 @@ def fill(stages: Stages, carry: EpisodesCarry, memory: tuple[ArrayTree, ...], co
     return carry, memory
 
 
-def evaluation(carry: EpisodesCarry, queue: Queue, num_members: int, num_episodes: int) -> Evaluation:
+def evaluation(carry: EpisodesCarry, behaviors: Array, queue: Queue, num_members: int, num_episodes: int) -> Evaluation:
     """Sorts what the queue's entries brought by member and episode.
 
     Args:
       carry: after the last beat.
+      behaviors: float32 `[C, D]`.
       queue: what was played.
       num_members: N.
       num_episodes: E.
@@ -266,7 +303,7 @@ def evaluation(carry: EpisodesCarry, queue: Queue, num_members: int, num_episode
     """
 
     def scatter(values):
-        empty = jnp.zeros((num_members, num_episodes), values.dtype)
+        empty = jnp.zeros((num_members, num_episodes, *values.shape[1:]), values.dtype)
         return empty.at[queue.member, queue.episode].set(values, mode="drop")
 
-    return Evaluation(scatter(carry.returns), scatter(carry.lengths), scatter(carry.played))
+    return Evaluation(scatter(carry.returns), scatter(carry.lengths), scatter(carry.played), scatter(behaviors))

@@ -10,6 +10,7 @@ import numpy as np
 
 from volvox.population.decoding import Encoding
 from volvox.rollout import episodes, pipeline
+from volvox.rollout.behavior import Behavior, nothing
 from volvox.types import Array, ArrayTree, EnvGroup, EnvSpec, Evaluation, Interrupted, Policy, Population
 
 Monitor = Callable[[dict[str, Any]], bool | None]
@@ -84,6 +85,7 @@ def evaluator(
     memory: SlotMemory,
     *,
     capacity: int,
+    behavior: Behavior | None = None,
     chunk_seconds: float = 1.0,
 ) -> Evaluator:
     """Makes an evaluator over groups of environments.
@@ -95,6 +97,7 @@ def evaluator(
       groups: of one size; the evaluator closes them.
       memory: parameters of the slots, for as many groups of that size.
       capacity: the most episodes of one call. A shape: it is compiled in, the population's size is not.
+      behavior: what is recorded of each episode; None records nothing.
       chunk_seconds: about how long the compiled loop runs before Python looks at progress and interrupts.
 
     Returns:
@@ -109,7 +112,8 @@ def evaluator(
         raise ValueError(f"groups of {sorted(sizes)} environments; all groups of a pool have one size.")
     if capacity < 1:
         raise ValueError(f"capacity={capacity}: room for at least one episode is needed.")
-    stages = episodes.stages(policy, greedy_action(groups[0].spec))
+    behavior = nothing() if behavior is None else behavior
+    stages = episodes.stages(policy, greedy_action(groups[0].spec), behavior)
     traceable = all(group.traceable for group in groups)
     chunk = (pipeline.traced if traceable else pipeline.driven)(stages, groups)
     with_stopwatch = pipeline.timed(stages, groups)
@@ -120,12 +124,12 @@ def evaluator(
 
     @jax.jit
     def begin(queue):
-        return episodes.start(policy, groups, queue)
+        return episodes.start(policy, groups, queue, behavior)
 
     fill = jax.jit(lambda carry, memory, constants: episodes.fill(stages, carry, memory, constants), donate_argnums=1)
     remaining = jax.jit(lambda carry: episodes.remaining(carry))
     line_up = jax.jit(episodes.queue, static_argnums=(1, 2))
-    sort_out = jax.jit(episodes.evaluation, static_argnums=(2, 3))
+    sort_out = jax.jit(episodes.evaluation, static_argnums=(3, 4))
     drain = [
         jax.jit(lambda env, recv=group.recv: recv(env)[0]) if traceable else lambda env, recv=group.recv: recv(env)[0]
         for group in groups
@@ -160,7 +164,9 @@ def evaluator(
         queue = line_up(population._replace(bases=()), num_episodes, capacity)
         constants = episodes.Constants(queue, population.bases, encoding)
         state_envs = restart(seed)
-        carry, memory.groups = fill(begin(queue), memory.groups, constants)
+        held = episodes.Memory(memory.groups, jnp.zeros((capacity, behavior.size)))
+        carry, held = fill(begin(queue), held, constants)
+        memory.groups = held.variables
         done, times = False, None
         left_out = (0.0, 0)  # seconds and slot-steps with the stopwatch
         while not done:
@@ -168,18 +174,18 @@ def evaluator(
             compiles = not have_played
             if timed and times is None and (compiles or halfway):
                 timed_began, before = time.perf_counter(), int(carry.counters.stepped)
-                state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
+                state = pipeline.LoopState(tuple(state_envs), carry, held)
                 state, times = with_stopwatch(state, constants, 2 if compiles else _TIMED_BEATS)
-                state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
-                envs = state_envs
+                state_envs, carry, held = list(state.envs), state.carry, state.memory
+                envs, memory.groups = state_envs, held.variables
                 left_out = (time.perf_counter() - timed_began, int(carry.counters.stepped) - before)
                 timed = not compiles
                 times = None if compiles else times
             chunk_began = time.perf_counter()
-            state = pipeline.LoopState(tuple(state_envs), carry, memory.groups)
+            state = pipeline.LoopState(tuple(state_envs), carry, held)
             state, beats_done = chunk(state, constants, beats)
-            state_envs, carry, memory.groups = list(state.envs), state.carry, state.memory
-            envs = state_envs
+            state_envs, carry, held = list(state.envs), state.carry, state.memory
+            envs, memory.groups = state_envs, held.variables
             cut_short = int(beats_done) < beats
             done = cut_short or not bool(remaining(carry))
             now = time.perf_counter()
@@ -198,7 +204,7 @@ def evaluator(
                 }
                 if monitor(progress) and not done:
                     raise Interrupted(f"{progress['done']} of {total} episodes were played and are dropped")
-        result = sort_out(carry, queue, population.seed.shape[0], num_episodes)
+        result = sort_out(carry, held.behaviors, queue, population.seed.shape[0], num_episodes)
         if int(result.valid.sum()) != total:
             raise RuntimeError(f"{int(result.valid.sum())} of {total} episodes were played; this is a bug in the loop.")
         have_played = True

@@ -1,7 +1,7 @@
 """Fresh episodes of one network, or of no network at all: what a score is compared with."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import numpy as np
 
 from volvox.rollout.evaluate import greedy_action
 from volvox.types import Array, ArrayTree, Env, Policy
+from volvox.validation import integer
 
 
 class Score(NamedTuple):
@@ -87,16 +88,53 @@ def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | 
     Raises:
       ValueError: no episodes are asked for.
     """
+    return _episodes(env, _at_random(env, num_episodes, seed), num_episodes, max_episode_steps, seed)
+
+
+def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
+    """Observations of uniformly random play, for virtual batch normalisation.
+
+    Eight environments play side by side, and each of their observations is taken with a probability of 1%, so that the
+    batch is spread over some 1 600 steps. With the same seed it is the same batch, on envpool too.
+
+    Args:
+      env: the environment.
+      size: R, observations.
+      seed: of the environments, the actions and the choice.
+
+    Returns:
+      `[R, *observation_shape]`.
+
+    Raises:
+      ValueError: `size` is not positive.
+    """
+    integer("size", size, low=1)
+    num_envs, chance = 8, np.random.default_rng([seed, 1])
+    choose = _at_random(env, num_envs, seed)
+    (group,) = env.make(seed, num_envs=num_envs, num_groups=1, host=True)
+    taken: list[np.ndarray] = []
+    try:
+        state, step = group.recv(group.init())
+        while len(taken) < size:
+            taken += [np.array(seen) for seen in np.asarray(step.observation)[chance.random(num_envs) < 0.01]]
+            state, step = group.recv(group.send(state, choose(0, step.observation)))
+    finally:
+        group.close()
+    return np.stack(taken[:size])
+
+
+def _at_random(env: Env, num_envs: int, seed: int) -> Callable[[int, Any], np.ndarray]:
+    """(step, observation) -> uniformly random actions."""
     random = np.random.default_rng(seed)
 
-    def choose(step: int, observation: Array | np.ndarray) -> np.ndarray:
+    def choose(step: int, observation: Any) -> np.ndarray:
         del step, observation
         if env.spec.num_actions is not None:
-            return random.integers(env.spec.num_actions, size=num_episodes).astype(np.int32)
-        shape = (num_episodes, *(env.spec.action_shape or ()))
+            return random.integers(env.spec.num_actions, size=num_envs).astype(np.int32)
+        shape = (num_envs, *(env.spec.action_shape or ()))
         return random.uniform(env.spec.action_low, env.spec.action_high, shape).astype(np.float32)
 
-    return _episodes(env, choose, num_episodes, max_episode_steps, seed)
+    return choose
 
 
 def _episodes(

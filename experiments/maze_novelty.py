@@ -1,0 +1,146 @@
+"""Novelty against fitness in the hard maze, at equal evaluations, over several seeds.
+
+    python experiments/maze_novelty.py --seeds 10 --run-dir runs/maze
+
+Two genetic algorithms that differ in what makes a parent: the distance to the goal, or novelty of the final position.
+Writes `maze.json` (for each run: whether and when a member ended within 5 of the goal, and the least distance by
+generation), `maze.png`, and pictures of where the populations of the first seed ended.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+import volvox as vx
+
+Flag = tyro.conf.arg
+REACHED = 5.0
+"""Distance to the goal that counts as reached."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Novelty against fitness in the hard maze."""
+
+    seeds: Annotated[int, Flag(help="runs of each strategy")] = 10
+    generations: Annotated[int, Flag(help="generations of a run")] = 400
+    population_size: Annotated[int, Flag(help="members of a generation")] = 250
+    num_parents: Annotated[int, Flag(help="parents of a generation")] = 20
+    mutation_std: Annotated[float, Flag(help="power of the noise added to every parameter")] = 0.1
+    hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers")] = (16, 16)
+    num_neighbors: Annotated[int, Flag(help="nearest behaviours whose mean distance is novelty")] = 15
+    num_archived: Annotated[int, Flag(help="members archived each generation")] = 3
+    num_envs: Annotated[int, Flag(help="robots at once, in two groups")] = 250
+    run_dir: Annotated[str, Flag(help="where the results go")] = "runs/maze"
+
+
+def make_algorithm(settings: Settings, strategy: str) -> vx.types.Algorithm:
+    """The genetic algorithm that selects by `strategy`: fitness or novelty."""
+    common = {
+        "population_size": settings.population_size,
+        "num_parents": settings.num_parents,
+        "mutation_std": settings.mutation_std,
+        "num_elite_candidates": 2,
+        "num_validation_episodes": 1,  # nothing is random in the maze
+    }
+    behavior = vx.rollout.last("position", 2)
+    recorded = None
+    if strategy == "novelty":
+        made = vx.evolution.novelty_ga(
+            **common, behavior=behavior, num_neighbors=settings.num_neighbors, num_archived=settings.num_archived
+        )
+    else:
+        made, recorded = vx.evolution.ga(**common), behavior
+    env = vx.envs.hard_maze(num_envs=settings.num_envs, groups=2)
+    return vx.evolution.evolve(made, vx.networks.MLP(2, hidden=settings.hidden), env, behavior=recorded)
+
+
+def run(settings: Settings, strategy: str, algorithm: vx.types.Algorithm, seed: int) -> dict[str, Any]:
+    """One run of all its generations."""
+    began = time.perf_counter()
+    result = vx.train(
+        algorithm,
+        jax.random.key(seed),
+        steps=settings.generations,
+        run_dir=Path(settings.run_dir) / f"{strategy}-{seed}" if seed == 0 else None,
+        checkpoint_every=settings.generations,
+        log=seed == 0,
+        tensorboard=False,
+        progress=False,
+    )
+    if result.interrupted:
+        sys.exit(result.exit_code)
+    least = np.minimum.accumulate([-row["training_best"] for row in result.metrics])
+    reached = np.flatnonzero(least < REACHED)
+    frames = result.metrics[-1]["total_frames"]
+    return {
+        "seed": seed,
+        "reached": bool(reached.size),
+        "generation": int(reached[0]) + 1 if reached.size else None,
+        "least_distance": float(least[-1]),
+        "least_distance_by_generation": [round(float(x), 2) for x in least],
+        "evaluations": settings.generations * settings.population_size,
+        "seconds": round(time.perf_counter() - began, 1),
+        "steps_per_second": round(frames / (time.perf_counter() - began)),
+    }
+
+
+def draw(settings: Settings, results: dict[str, list[dict[str, Any]]]) -> Figure:
+    """The least distance to the goal so far, of every run."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for (name, runs), color in zip(results.items(), ("#0072B2", "#D55E00"), strict=True):
+        solved = sum(one["reached"] for one in runs)
+        for i, one in enumerate(runs):
+            label = f"{name}: {solved} of {len(runs)} reach the goal" if i == 0 else None
+            distance = one["least_distance_by_generation"]
+            axes.plot(np.arange(1, len(distance) + 1), distance, color=color, lw=1, alpha=0.7, label=label)
+    axes.axhline(REACHED, color="0.6", ls="--", lw=1)
+    axes.set_xlabel(f"generation ({settings.population_size} evaluations each)")
+    axes.set_ylabel("least distance to the goal so far")
+    axes.legend()
+    return figure
+
+
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    folder = Path(settings.run_dir)
+    if folder.exists():
+        print(f"error: {folder} exists; give another --run-dir.", file=sys.stderr)
+        return 2
+    try:
+        algorithms = {name: make_algorithm(settings, name) for name in ("novelty", "fitness")}
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    folder.mkdir(parents=True)
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in algorithms}
+    for seed in range(settings.seeds):
+        for name, algorithm in algorithms.items():
+            results[name].append(run(settings, name, algorithm, seed))
+            one = results[name][-1]
+            print(
+                f"{name}, seed {seed}: least distance {one['least_distance']:.1f}, "
+                f"reached in generation {one['generation']}, {one['seconds']:.0f} s",
+                flush=True,
+            )
+            written = {"settings": dataclasses.asdict(settings), "runs": results}
+            (folder / "maze.json").write_text(json.dumps(written) + "\n")
+    draw(settings, results).savefig(folder / "maze.png", dpi=100)
+    for name in results:
+        vx.report.population.cloud(
+            folder / f"{name}-0", folder / f"{name}.png", background=vx.report.population.maze, title=name
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

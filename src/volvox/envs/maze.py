@@ -1,0 +1,149 @@
+"""The hard maze of novelty search: a deceptive task, in pure JAX, thousands at once.
+
+Lehman & Stanley 2011, with the velocities of Conti et al. 2018 and Such et al. 2017: outputs set the speeds a robot
+tends to. Lengths are in the maze's units, about 200 by 200.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from volvox.envs.functional import from_functions
+from volvox.types import Array, Env
+
+WALLS = np.array(
+    [
+        [41, 5, 3, 8],
+        [3, 8, 4, 49],
+        [4, 49, 57, 53],
+        [4, 49, 7, 202],
+        [7, 202, 195, 198],
+        [195, 198, 186, 8],
+        [186, 8, 39, 5],
+        [56, 54, 56, 157],
+        [57, 106, 158, 162],
+        [77, 201, 108, 164],
+        [6, 80, 33, 121],
+        [192, 146, 87, 91],
+        [56, 55, 133, 30],
+    ],
+    np.float32,
+)
+"""`[13, 4]`: x and y of both ends of each wall."""
+START = np.array([36, 184], np.float32)
+GOAL = np.array([31, 20], np.float32)
+STEPS = 400
+"""Length of every episode."""
+
+_RADIUS = 8.0
+_RANGE = 100.0
+_RANGE_FINDERS = np.deg2rad(np.array([-90, -45, 0, 45, 90, 180])).astype(np.float32)
+_MOST_SPEED = 3.0
+_MOST_CHANGE = 0.2
+
+
+class MazeState(NamedTuple):
+    """A robot in the maze."""
+
+    position: Array
+    """float32 `[2]`."""
+    heading: Array
+    """float32, degrees."""
+    speed: Array
+    """float32, a step."""
+    turn: Array
+    """float32, degrees a step."""
+    steps: Array
+    """int32: steps so far."""
+
+
+def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
+    """The hard maze: whoever follows the reward is led into a dead end; whoever looks for new places gets out of it.
+
+    Observation, float32 `[11]`: 1; the distances to walls at -90, -45, 0, 45, 90 and 180 degrees from the heading, at
+    most 100, over 100; and which of the sectors 315-45, 45-135, 135-225 and 225-315 degrees the goal lies in. Action,
+    float32 `[2]` in [-0.5, 0.5]: six times it are the turn (degrees a step) and the speed that the robot tends to, by
+    at most 0.2 a step. A step that would come closer than 8 to a wall is not made. Every episode lasts 400 steps, and
+    only the last is rewarded: minus the distance to the goal, so a shorter cutoff never sees a reward. The goal counts
+    as reached at a distance below 5. Extras: `position` (float32 `[B, 2]`) and `elapsed_steps`. Nothing is random.
+
+    Args:
+      num_envs: environments in all groups together.
+      groups: groups that take turns.
+
+    Returns:
+      The recipe.
+
+    Raises:
+      ValueError: a number out of range.
+    """
+    return from_functions(
+        lambda key: start(),
+        lambda state, action, key: step(state, action),
+        observe,
+        name="hard-maze",
+        num_envs=num_envs,
+        groups=groups,
+        action_shape=(2,),
+        action_low=-0.5,
+        action_high=0.5,
+        max_episode_steps=STEPS,
+        extras=lambda state: {"position": state.position},
+    )
+
+
+def start() -> MazeState:
+    """The robot at rest, where every episode begins."""
+    return MazeState(jnp.asarray(START), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0))
+
+
+def step(state: MazeState, action: Array) -> tuple[MazeState, Array, Array]:
+    """One step: (state, reward, terminated), scalars."""
+    wanted_turn, wanted_speed = jnp.clip(action, -0.5, 0.5) * (2 * _MOST_SPEED)
+    turn = state.turn + jnp.clip(wanted_turn - state.turn, -_MOST_CHANGE, _MOST_CHANGE)
+    speed = state.speed + jnp.clip(wanted_speed - state.speed, -_MOST_CHANGE, _MOST_CHANGE)
+    ahead = jnp.deg2rad(state.heading)  # the old heading: a turn shows in the next step
+    moved = state.position + speed * jnp.stack([jnp.cos(ahead), jnp.sin(ahead)])
+    position = jnp.where(distance_to_walls(moved) < _RADIUS, state.position, moved)
+    heading = (state.heading + turn) % 360
+    steps = state.steps + 1
+    ended = steps >= STEPS
+    reward = jnp.where(ended, -jnp.linalg.norm(position - GOAL), 0.0)
+    return MazeState(position, heading, speed, turn, steps), reward, ended
+
+
+def observe(state: MazeState) -> Array:
+    """What the robot senses, float32 `[11]`; see `hard_maze`."""
+    ahead = jnp.deg2rad(state.heading)
+    ranges = distance_along(state.position, ahead + _RANGE_FINDERS) / _RANGE
+    x, y = GOAL - state.position
+    along = jnp.cos(ahead) * x + jnp.sin(ahead) * y
+    across = jnp.cos(ahead) * y - jnp.sin(ahead) * x
+    # Sectors of 90 degrees: signs of the two diagonals.
+    left, right = across >= along, across >= -along
+    sectors = jnp.stack([~left & right, left & right, left & ~right, ~left & ~right])
+    return jnp.concatenate([jnp.ones(1), ranges, sectors.astype(jnp.float32)])
+
+
+def distance_to_walls(position: Array) -> Array:
+    """Distance from a position `[2]` to the nearest point of any wall, float32 scalar."""
+    a, b = WALLS[:, :2], WALLS[:, 2:]
+    along = b - a
+    share = jnp.clip(((position - a) * along).sum(1) / (along * along).sum(1), 0.0, 1.0)
+    nearest = a + share[:, None] * along
+    return jnp.sqrt(((position - nearest) ** 2).sum(1).min())
+
+
+def distance_along(position: Array, angles: Array) -> Array:
+    """Distance from a position `[2]` to the first wall in each direction, radians `[n]`; at most 100. float32 `[n]`."""
+    a, along = WALLS[:, :2], WALLS[:, 2:] - WALLS[:, :2]
+    dx, dy = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    from_x, from_y = position[0] - a[:, 0], position[1] - a[:, 1]
+    determinant = along[:, 0] * dy - along[:, 1] * dx
+    parallel = determinant == 0
+    safe = jnp.where(parallel, 1.0, determinant)
+    distance = (along[:, 1] * from_x - along[:, 0] * from_y) / safe
+    share = (dy * from_x - dx * from_y) / safe
+    hit = ~parallel & (distance > 0) & (share > 0) & (share < 1)
+    return jnp.where(hit, distance, _RANGE).min(axis=1).clip(max=_RANGE)

@@ -1,0 +1,108 @@
+"""The hard maze against the published dynamics, written out one number at a time."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.envs import hard_maze, maze
+
+
+class Robot:
+    """The maze of Lehman & Stanley in scalar Python, double precision; what `maze` computes must follow it."""
+
+    def __init__(self):
+        self.x, self.y = (float(value) for value in maze.START)
+        self.heading = self.speed = self.turn = 0.0
+
+    def step(self, action):
+        turn, speed = (6 * min(max(float(a), -0.5), 0.5) for a in action)
+        self.turn += min(max(turn - self.turn, -0.2), 0.2)
+        self.speed += min(max(speed - self.speed, -0.2), 0.2)
+        x = self.x + self.speed * math.cos(math.radians(self.heading))
+        y = self.y + self.speed * math.sin(math.radians(self.heading))
+        self.heading += self.turn
+        if min(self.distance(wall, x, y) for wall in maze.WALLS.tolist()) >= 8:
+            self.x, self.y = x, y
+
+    @staticmethod
+    def distance(wall, x, y):
+        ax, ay, bx, by = wall
+        share = ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / ((bx - ax) ** 2 + (by - ay) ** 2)
+        share = min(max(share, 0.0), 1.0)
+        return math.hypot(x - ax - share * (bx - ax), y - ay - share * (by - ay))
+
+    def range(self, angle):
+        """By Cramer's rule on (position + t * direction) on the wall."""
+        direction = math.radians(self.heading + angle)
+        dx, dy = math.cos(direction), math.sin(direction)
+        nearest = 100.0
+        for ax, ay, bx, by in maze.WALLS.tolist():
+            matrix = np.array([[dx, ax - bx], [dy, ay - by]])
+            if abs(np.linalg.det(matrix)) > 1e-12:
+                t, share = np.linalg.solve(matrix, [ax - self.x, ay - self.y])
+                if 0 < share < 1 and 0 < t < nearest:
+                    nearest = t
+        return nearest / 100
+
+    def sector(self):
+        angle = math.degrees(math.atan2(maze.GOAL[1] - self.y, maze.GOAL[0] - self.x)) - self.heading
+        return int(((angle + 45) % 360) // 90)
+
+    def senses(self):
+        sectors = np.zeros(4)
+        sectors[self.sector()] = 1
+        return np.concatenate([[1.0], [self.range(a) for a in (-90, -45, 0, 45, 90, 180)], sectors])
+
+
+def drifting(seed):
+    """Actions that keep a direction for a while, so that walls are met and corners turned."""
+    random = np.random.RandomState(seed)
+    return np.repeat(random.uniform(-0.7, 0.7, (20, 2)), 20, axis=0).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drive_is_the_published_one(seed):
+    robot, state = Robot(), maze.start()
+    step, observe = jax.jit(maze.step), jax.jit(maze.observe)
+    rejected = 0
+    for number, action in enumerate(drifting(seed)):
+        before = robot.x, robot.y
+        robot.step(action)
+        rejected += before == (robot.x, robot.y)
+        state, reward, ended = step(state, action)
+        np.testing.assert_allclose(state.position, [robot.x, robot.y], atol=0.02)
+        if number % 10 == 0:
+            np.testing.assert_allclose(observe(state), robot.senses(), atol=2e-3)
+        assert bool(ended) == (number == maze.STEPS - 1)
+        if not ended:
+            assert reward == 0
+    distance = math.hypot(robot.x - maze.GOAL[0], robot.y - maze.GOAL[1])
+    assert float(reward) == pytest.approx(-distance, abs=0.05)
+    assert rejected > 5, "the drive must meet walls"
+
+
+def test_every_sector_and_direction():
+    for heading in (0.0, 50.0, 140.0, 230.0, 320.0):
+        robot = Robot()
+        robot.x, robot.y, robot.heading = 120.0, 60.0, heading
+        state = maze.start()._replace(position=jnp.array([120.0, 60.0]), heading=jnp.float32(heading))
+        np.testing.assert_allclose(maze.observe(state), robot.senses(), atol=1e-4)
+
+
+def test_an_episode_ends_with_the_only_reward_and_tells_its_position(drive):
+    env = hard_maze(num_envs=2, groups=1)
+    (group,) = env.make(0)
+    actions = np.broadcast_to(drifting(0)[:, None], (400, 2, 2))
+    seen = drive(group, np.concatenate([actions, actions[:2]]))
+    assert env.spec.extras == ("elapsed_steps", "position")
+    assert seen.terminated[400].all()
+    assert not seen.truncated.any()
+    assert (seen.reward[400] < 0).all()
+    assert np.count_nonzero(seen.reward) == 2
+    np.testing.assert_allclose(
+        seen.reward[400], -np.linalg.norm(seen.extras["position"][400] - maze.GOAL, axis=1), rtol=1e-5
+    )
+    np.testing.assert_array_equal(seen.extras["position"][401], np.broadcast_to(maze.START, (2, 2)))

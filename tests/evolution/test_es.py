@@ -1,0 +1,172 @@
+"""Evolution strategies against the formulas."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import evolution, networks, population
+from volvox.envs import probe
+from volvox.types import Evaluation
+
+ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+NET = networks.policy(networks.MLP(2, hidden=(3,)), ENV.spec)
+CODE = population.encoding(NET, population.table(size=5_000))
+N = 10
+
+
+def es(**changes):
+    return evolution.es(**{"population_size": N, "num_validation_episodes": 2, **changes})
+
+
+def played(returns, episodes=1):
+    returns = jnp.broadcast_to(jnp.asarray(returns, jnp.float32)[:, None], (len(returns), episodes))
+    return Evaluation(returns, returns.astype(int), jnp.ones(returns.shape, bool), jnp.zeros((*returns.shape, 0)))
+
+
+def flat(tree):
+    return np.asarray(jax.flatten_util.ravel_pytree(tree)[0])
+
+
+def noise(seed):
+    return CODE.sample(CODE.data, seed, CODE.like)
+
+
+def current(state):
+    return jax.tree.map(lambda x: x[0], state.bases)
+
+
+def moved(strategy, state, returns, key=0):
+    """One generation; (asked pairs, state, metrics)."""
+    current_, pairs = strategy.rounds[:2]
+    asked = current_.ask(jax.random.key(key), state, CODE)
+    state, _ = current_.tell(state, asked, played([1.0], 2), CODE)
+    asked = pairs.ask(jax.random.key(key), state, CODE)
+    state, metrics = pairs.tell(state, asked, played(returns), CODE)
+    return asked, state, metrics
+
+
+def test_members_are_antithetic_pairs_around_the_current_parameters():
+    strategy = es(noise_std=0.5)
+    state = strategy.init(jax.random.key(0), CODE)
+    asked = strategy.rounds[1].ask(jax.random.key(1), state, CODE)
+    np.testing.assert_array_equal(asked.scale, np.tile([0.5, -0.5], N // 2).astype(np.float32))
+    np.testing.assert_array_equal(asked.seed[::2], asked.seed[1::2])
+    assert len(np.unique(asked.seed)) == N // 2
+    assert not asked.initial.any()
+    pair = [population.decode(CODE, asked.bases, population.Member(*(x[i] for x in asked[1:5]))) for i in (0, 1)]
+    np.testing.assert_allclose(flat(pair[0]) + flat(pair[1]), 2 * flat(current(state)), atol=1e-6)
+
+
+def test_the_update_is_the_papers():
+    """Adam on L2 minus the sum of rank differences times noise, over the population; in NumPy from the formulas."""
+    rate, l2, std = 0.03, 0.1, 0.2
+    strategy = es(learning_rate=rate, l2_coefficient=l2, noise_std=std)
+    state = strategy.init(jax.random.key(0), CODE)
+    theta = flat(current(state)).astype(np.float64)
+    first = second = np.zeros_like(theta)
+    random = np.random.RandomState(0)
+    for step in range(1, 4):
+        returns = random.randn(N)
+        asked, state, metrics = moved(strategy, state, returns, key=step)
+        ranks = returns.argsort().argsort() / (N - 1) - 0.5
+        ascent = sum((ranks[i] - ranks[i + 1]) * flat(noise(asked.seed[i])).astype(np.float64) for i in range(0, N, 2))
+        ascent = ascent / N
+        gradient = l2 * theta - ascent
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        theta = theta - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+        np.testing.assert_allclose(flat(current(state)), theta, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(ascent), rtol=1e-4)
+
+
+def test_the_best_is_kept_behind_the_current():
+    strategy = es()
+    state = strategy.init(jax.random.key(0), CODE)
+    validation, pairs = strategy.rounds[:2]
+    kept = []
+    for score in (3.0, 5.0, 4.0):
+        asked = validation.ask(jax.random.key(1), state, CODE)
+        np.testing.assert_array_equal(asked.scale, 0)
+        before = current(state)
+        state, metrics = validation.tell(state, asked, played([score], 2), CODE)
+        kept.append((before, bool(metrics["elite_is_new"])))
+        asked = pairs.ask(jax.random.key(2), state, CODE)
+        state, _ = pairs.tell(state, asked, played(np.arange(N)), CODE)
+    assert [new for _, new in kept] == [True, True, False]
+    assert state.best_score == 5.0
+    assert strategy.score(state) == 4.0
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x: x[strategy.elite], state.bases), kept[1][0])
+
+
+def test_weighted_noise_is_the_sum_written_out():
+    seeds = jnp.array([5, 900, 31, 77, 5, 1_234, 8, 9, 10, 11, 12], jnp.int32)
+    weights = jax.random.normal(jax.random.key(0), seeds.shape)
+    expected = sum(float(w) * flat(noise(s)).astype(np.float64) for w, s in zip(weights, seeds, strict=True))
+    got = population.weighted_noise(CODE, seeds, weights)
+    assert jax.tree.structure(got) == jax.tree.structure(CODE.like)
+    np.testing.assert_allclose(flat(got), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_quadratic_in_ten_dimensions():
+    """Returns are minus the squared distance to a point; the point must be found."""
+    net = networks.policy_from_functions(
+        lambda key: {"x": jnp.zeros(10)},
+        lambda params, seen: jnp.broadcast_to(params["x"][:2], (seen.shape[0], 2)),
+        ENV.spec,
+        name="point",
+    )
+    code = population.encoding(net, population.table(size=100_000))
+    goal = jnp.linspace(-1.0, 1.0, 10)
+    strategy = evolution.es(
+        population_size=40, noise_std=0.1, learning_rate=0.05, l2_coefficient=0.0, num_validation_episodes=1
+    )
+
+    @jax.jit
+    def generation(state, key):
+        for round_ in strategy.rounds:
+            asked = round_.ask(key, state, code)
+            points = population.decode_many(code, asked.bases, population.Member(*asked[1:5]))
+            returns = -((points["x"] - goal) ** 2).sum(1)[:, None]
+            valid = asked.episodes[:, None] > 0
+            result = Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))
+            state, _ = round_.tell(state, asked, result, code)
+        return state
+
+    state = strategy.init(jax.random.key(0), code)
+    for number in range(150):
+        state = generation(state, jax.random.key(number))
+    assert state.best_score > -1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"population_size": 7}, "population_size=7 is odd"),
+        ({"population_size": 0}, "population_size"),
+        ({"noise_std": 0.0}, "noise_std=0.0"),
+        ({"noise_std": "linear:1,2"}, "noise_std='linear:1,2'"),
+        ({"learning_rate": "often:1,2,3"}, "learning_rate='often:1,2,3'"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"optimizer": "adamm"}, "optax.adamm"),
+        ({"l2_coefficient": -0.1}, "l2_coefficient=-0.1"),
+        ({"fitness_shaping": "centred_ranks"}, "'centered_ranks'"),
+        ({"num_episodes": 0}, "num_episodes"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        es(**changes)
+
+
+def test_schedules():
+    from volvox.evolution.schedules import at
+
+    linear = evolution.schedule("x", "linear:1,3,4")
+    np.testing.assert_allclose([at(linear, g) for g in range(6)], [1, 1.5, 2, 2.5, 3, 3])
+    exponential = evolution.schedule("x", "exponential:1,16,4")
+    np.testing.assert_allclose([at(exponential, g) for g in range(6)], [1, 2, 4, 8, 16, 16], rtol=1e-6)
+    assert [float(at(evolution.schedule("x", 0.5), g)) for g in (0, 9)] == [0.5, 0.5]
+    assert evolution.schedule("x", linear) == linear

@@ -1,0 +1,198 @@
+"""Novelty: the archive against brute force, and what each strategy follows."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import evolution, networks, population, rollout
+from volvox.envs import hard_maze, probe
+from volvox.evolution import archive as archives
+from volvox.types import Evaluation
+
+
+def brute_force(behaviors, others, k):
+    distances = np.sqrt(((behaviors[:, None].astype(float) - others[None]) ** 2).sum(-1))
+    nearest = np.sort(distances, axis=1)[:, :k]
+    return nearest.mean(1) if nearest.shape[1] else np.zeros(len(behaviors))
+
+
+@pytest.mark.parametrize("held", [0, 1, 3, 40, 64])
+def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
+    random = np.random.RandomState(0)
+    # Far from the origin, where |a|^2 + |b|^2 - 2ab alone would lose all digits.
+    behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, 64))
+    others[:2] = behaviors[:2]
+    archive = archives.add(archives.empty(64, 3), others, jnp.arange(64) < held)
+    got = archives.novelty_in(archive, behaviors, 5)
+    np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
+
+
+def test_a_full_archive_forgets_the_oldest():
+    archive = archives.empty(4, 1)
+    for first in (0, 3, 6):
+        rows = first + jnp.arange(3.0)[:, None]
+        archive = archives.add(archive, rows, jnp.array([True, False, True]))
+    assert archive.added == 6
+    np.testing.assert_array_equal(np.sort(np.asarray(archive.behaviors)[:, 0]), [3, 5, 6, 8])
+    assert archives.held(archive).all()
+
+
+ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+CODE = population.encoding(networks.policy(networks.MLP(2, hidden=()), ENV.spec), population.table(size=5_000))
+BEHAVIOR = rollout.last("elapsed_steps", 1)
+SMALL = {"behavior": BEHAVIOR, "population_size": 8, "num_neighbors": 2, "archive_size": 20}
+
+
+def novelty_es(kind, **changes):
+    return evolution.novelty_es(**SMALL | {"kind": kind, "num_validation_episodes": 1} | changes)
+
+
+def played(returns, behaviors, valid=None):
+    returns = jnp.asarray(returns, jnp.float32)[:, None]
+    valid = jnp.ones(returns.shape, bool) if valid is None else jnp.asarray(valid)[:, None]
+    return Evaluation(returns, returns.astype(int), valid, jnp.asarray(behaviors, jnp.float32)[:, None, None])
+
+
+def first_pairs(strategy, base_behaviors):
+    """State after the first validation, and the pairs then asked for."""
+    validation, pairs = strategy.rounds[:2]
+    state = strategy.init(jax.random.key(0), CODE)
+    asked = validation.ask(jax.random.key(0), state, CODE)
+    assert (asked.episodes == 1).all()  # every member, the first time
+    state, _ = validation.tell(state, asked, played(np.zeros(len(base_behaviors)), base_behaviors), CODE)
+    return state, pairs.ask(jax.random.key(1), state, CODE)
+
+
+def test_the_archive_begins_with_every_member_and_gains_the_moved_one():
+    strategy = novelty_es("ns_es", num_bases=3)
+    state, asked = first_pairs(strategy, [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(state.guide.archive.behaviors[:3, 0], [1, 2, 3])
+    state, _ = strategy.rounds[1].tell(state, asked, played(np.zeros(8), np.arange(8)), CODE)
+    moved = int(state.moved)
+    assert moved == asked.parent[0]
+    again = strategy.rounds[0].ask(jax.random.key(2), state, CODE)
+    np.testing.assert_array_equal(again.episodes, np.arange(3) == moved)
+    behaviors = np.where(np.arange(3) == moved, 9.0, -5.0)  # those that did not play must not count
+    state, _ = strategy.rounds[0].tell(state, again, played(np.zeros(3), behaviors, np.arange(3) == moved), CODE)
+    assert state.guide.archive.added == 4
+    assert state.guide.archive.behaviors[3, 0] == 9.0
+    assert state.guide.behaviors[moved, 0] == 9.0
+
+
+def test_novel_members_are_moved_more_often():
+    strategy = novelty_es("ns_es", num_bases=3, num_neighbors=3)
+    state, _ = first_pairs(strategy, [0.0, 1.0, 10.0])
+    # Means of the distances to all three of the archive: 11/3, 10/3, 19/3.
+    ask = jax.jit(jax.vmap(lambda key: strategy.rounds[1].ask(key, state, CODE).parent[0]))
+    counts = np.bincount(np.asarray(ask(jax.random.split(jax.random.key(0), 4_000))), minlength=3)
+    np.testing.assert_allclose(counts / 4_000, np.array([11, 10, 19]) / 40, atol=0.03)
+
+
+@pytest.mark.parametrize(("kind", "reward_share"), [("ns_es", 0.0), ("nsr_es", 0.5), ("nsra_es", 1.0)])
+def test_what_is_followed(kind, reward_share):
+    strategy = novelty_es(kind, num_bases=1, optimizer="sgd", learning_rate=1.0, l2_coefficient=0.0)
+    state, asked = first_pairs(strategy, [0.0])
+    returns, behaviors = np.random.RandomState(0).randn(2, 8)
+    new, _ = strategy.rounds[1].tell(state, asked, played(returns, behaviors), CODE)
+
+    def ranks(values):
+        return values.argsort().argsort() / 7 - 0.5
+
+    followed = reward_share * ranks(returns) + (1 - reward_share) * ranks(abs(behaviors))
+    step = population.weighted_noise(CODE, asked.seed[::2], jnp.asarray((followed[::2] - followed[1::2]) / 8))
+    for base, change, old in zip(*map(jax.tree.leaves, (new.bases, step, state.bases)), strict=True):
+        np.testing.assert_allclose(base[0], old[0] + change, rtol=1e-4, atol=1e-5)
+
+
+def test_nsra_lowers_the_weight_of_returns_where_they_stagnate():
+    strategy = novelty_es("nsra_es", num_bases=1, patience=2, reward_weight_step=0.25)
+    validation, pairs = strategy.rounds[:2]
+    state = strategy.init(jax.random.key(0), CODE)
+    weights = []
+    for score in (1.0, 0.0, 0.5, 1.0, 0.0, 2.0, 0.0):
+        asked = validation.ask(jax.random.key(0), state, CODE)
+        state, metrics = validation.tell(state, asked, played([score], [score]), CODE)
+        weights.append(float(metrics["reward_weight"]))
+        asked = pairs.ask(jax.random.key(1), state, CODE)
+        state, _ = pairs.tell(state, asked, played(np.zeros(8), np.zeros(8)), CODE)
+    assert weights == [1.0, 1.0, 0.75, 0.75, 0.5, 0.75, 0.75]
+
+
+def test_the_most_novel_are_parents_and_the_best_is_the_elite():
+    strategy = evolution.novelty_ga(
+        behavior=BEHAVIOR,
+        population_size=6,
+        num_parents=2,
+        mutation_std=0.1,
+        num_neighbors=2,
+        archive_size=10,
+        num_archived=2,
+        num_elite_candidates=2,
+        num_validation_episodes=1,
+    )
+    state = strategy.init(jax.random.key(0), CODE)
+    training, validation = strategy.rounds
+    asked = training.ask(jax.random.key(1), state, CODE)
+    behaviors = np.array([0.0, 0.1, 0.2, 5.0, 9.0, 0.3])
+    state, metrics = training.tell(state, asked, played([1, 2, 9, 3, 4, 5], behaviors), CODE)
+    # Of the others: the two nearest.
+    assert metrics["novelty_best"] == pytest.approx((4.0 + 8.7) / 2)
+    np.testing.assert_array_equal(state.novel.parents.seed, asked.seed[jnp.array([4, 3])])
+    archived = np.sort(behaviors[np.argsort(asked.seed)[:2]])
+    np.testing.assert_allclose(np.sort(state.novel.archive.behaviors[:2, 0]), archived)
+    candidates = validation.ask(jax.random.key(2), state, CODE)
+    assert candidates.seed[0] == asked.seed[2]
+    state, _ = validation.tell(state, candidates, played([7.0, 1.0], [0.0, 0.0]), CODE)
+    np.testing.assert_array_equal(state.survivors.seed, asked.seed[jnp.array([4, 3, 2])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"archive_size": 1}, "archive_size=1 is smaller than num_neighbors=2"),
+        ({"num_neighbors": 0}, "num_neighbors"),
+        ({"num_bases": 30}, "must hold the 30"),
+        ({"behavior": rollout.last("ram", 128)._replace(size=0)}, "nothing could be novel"),
+        ({"reward_weight_step": 0.0}, "reward_weight_step=0.0"),
+        ({"kind": "nses"}, "kind='nses'"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        evolution.novelty_es(**SMALL | {"kind": "ns_es"} | changes)
+
+
+def test_a_behavior_that_the_environment_does_not_tell_is_refused():
+    strategy = novelty_es("ns_es", behavior=rollout.last("ram", 128))
+    with pytest.raises(ValueError, match=r"'ram'.*elapsed_steps"):
+        evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV)
+
+
+def test_novelty_spreads_over_the_maze():
+    """A few generations in the hard maze: the archive covers more of it than the first generation did."""
+    env = hard_maze(num_envs=64, groups=2)
+    strategy = evolution.novelty_ga(
+        behavior=rollout.last("position", 2),
+        population_size=64,
+        num_parents=8,
+        mutation_std=0.3,
+        num_archived=8,
+        num_elite_candidates=2,
+        num_validation_episodes=1,
+    )
+    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=(8,)), env, noise=population.table())
+    state = algorithm.init(jax.random.key(0))
+    rows = []
+    for _ in range(6):
+        state, metrics = algorithm.step(state)
+        rows.append(metrics)
+    held = np.asarray(state.strategy.novel.archive.behaviors)[:48]
+    assert rows[-1]["archive_size"] == 48
+    assert len({tuple(cell) for cell in (held[24:] // 20).astype(int)}) > len(
+        {tuple(cell) for cell in (held[:24] // 20).astype(int)}
+    )
+    restored = algorithm.restore(algorithm.save(state))
+    np.testing.assert_array_equal(restored.strategy.novel.archive.behaviors[:48], held)

@@ -1,0 +1,37 @@
+"""The evolution strategies' script as a user runs it: real Atari, in processes of its own."""
+
+import pytest
+
+TINY = [
+    *("--game", "Pong", "--population-size", "4", "--num-envs", "4", "--num-validation-episodes", "2"),
+    *("--max-episode-steps", "10"),
+]
+
+
+@pytest.fixture(scope="module")
+def es(script):
+    return script("atari_es.py", TINY)
+
+
+def test_a_run_is_resumed(tmp_path, es, rows):
+    run_dir = tmp_path / "run"
+    for generations, resume in ((1, ()), (2, ("--resume",))):
+        code, _, err = es.run("--run-dir", run_dir, "--generations", generations, "--no-video", *resume)
+        assert code == 0, err
+    table = rows(run_dir)
+    assert [row["generation"] for row in table] == [1, 2]
+    assert [row["frames"] for row in table] == [4 * 10 * 4, 8 * 10 * 4]
+    assert all(row["gradient_norm"] >= 0 for row in table)
+    assert not (run_dir / "elite.json").exists()  # nobody descends from single members
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--population-size", "5"), "population_size=5 is odd"),
+        (("--noise-std", "linear:1"), "noise_std='linear:1'"),
+        (("--optimizer", "adamm"), "optax.adamm"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path, es, flags, message):
+    assert message in es.refusal(tmp_path / "run", *flags)
