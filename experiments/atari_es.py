@@ -10,9 +10,10 @@ import dataclasses
 import sys
 from typing import Annotated, Literal
 
+import population_settings
 import tyro
 from launch import RunSettings, launch
-from population_settings import PopulationSettings, choices, counts, evolve, make_env, split
+from population_settings import PopulationSettings, choices, counts, evolve, make_env
 
 import volvox as vx
 
@@ -45,18 +46,9 @@ class Settings:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Preset:
-    preset: Literal["desktop", "paper"] = "desktop"
-
-
 def read_settings(arguments: list[str] | None = None) -> Settings:
     """Reads the flags; those not given come from the preset."""
-    preset_only, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
-    population, minutes, given = split(PRESETS[preset_only.preset]())
-    run = RunSettings(run_dir="runs/atari_es", minutes=minutes)
-    default = Settings(preset=preset_only.preset, population=population, run=run, **given)
-    return tyro.cli(Settings, args=arguments, default=default, description=__doc__)
+    return population_settings.read_settings(Settings, PRESETS, "runs/atari_es", arguments, __doc__)
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
@@ -64,7 +56,6 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
     env = make_env(settings.game, settings.population)
     strategy = vx.evolution.es(
         **counts(settings.population),
-        optimizer_options=None,
         noise_std=settings.noise_std,
         learning_rate=settings.learning_rate,
         optimizer=settings.optimizer,

@@ -10,9 +10,10 @@ import dataclasses
 import sys
 from typing import Annotated, Literal
 
+import population_settings
 import tyro
 from launch import RunSettings, launch
-from population_settings import PopulationSettings, choices, counts, evolve, make_env, split
+from population_settings import PopulationSettings, choices, counts, evolve, make_env
 
 import volvox as vx
 
@@ -31,7 +32,10 @@ class Settings:
         Literal["ga", "random_search"], Flag(help="random_search is the same loop without selection")
     ] = "ga"
     num_parents: Annotated[int, Flag(help="best members of a generation, from which the next descends")] = 0
-    mutation_std: Annotated[float, Flag(help="power of the noise added to every parameter")] = 0.0
+    mutation_std: Annotated[
+        float | str,
+        Flag(help="power of the noise added to every parameter, or linear: or exponential:start,end,generations"),
+    ] = 0.0
     num_elite_candidates: Annotated[int, Flag(help="best members that play validation episodes for elite")] = 0
     network: Annotated[Literal["large", "small"], Flag(help="4 052 658 or 1 008 450 parameters with 18 actions")] = (
         "large"
@@ -44,16 +48,7 @@ class Settings:
 
 def read_settings(arguments: list[str] | None = None) -> Settings:
     """Reads the flags; those not given come from the preset."""
-    preset_only, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
-    population, minutes, given = split(PRESETS[preset_only.preset]())
-    run = RunSettings(run_dir="runs/atari_ga", minutes=minutes)
-    default = Settings(preset=preset_only.preset, population=population, run=run, **given)
-    return tyro.cli(Settings, args=arguments, default=default, description=__doc__)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Preset:
-    preset: Literal["quick", "desktop", "paper"] = "desktop"
+    return population_settings.read_settings(Settings, PRESETS, "runs/atari_ga", arguments, __doc__)
 
 
 PRESETS = {"quick": vx.evolution.quick, "desktop": vx.evolution.desktop, "paper": vx.evolution.paper}

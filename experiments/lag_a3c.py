@@ -8,6 +8,7 @@ Writes `lag.json` and `lag.png`: the mean return of the last 100 training episod
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,39 +43,49 @@ class Settings:
     run_dir: Annotated[str, Flag(help="where the result goes")] = "runs/lag"
 
 
-def final_return(settings: Settings, lag: int, vtrace: bool, seed: int) -> float:
-    """Mean return of the last 100 training episodes."""
+def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.types.Algorithm:
+    """The actor-critic of one lag; its one step is the whole run. Raises ValueError for bad settings."""
     env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=2)
     (components,) = env.spec.action_shape or (0,)
     beats = settings.segment_length + (lag == 0)
-    updates = max(settings.frames // (env.spec.frame_skip * settings.num_envs * beats), 1)
+    frames_per_beat = env.spec.frame_skip * settings.num_envs
+    if settings.frames < 2 * frames_per_beat * max(env.spec.max_episode_steps, beats * lag):
+        raise ValueError(f"frames={settings.frames}: episodes must end, and updates be more than the lag; give more.")
     options = vx.actor_critic.mujoco() | {
         "lag": lag,
         "vtrace": vtrace,
         "segment_length": settings.segment_length,
         "learning_rate": settings.learning_rate,
+        "updates_per_step": settings.frames // (frames_per_beat * beats),
     }
-    algorithm = vx.actor_critic.a3c(vx.networks.GaussianMLP(components), env, **options, updates_per_step=updates)
-    run = vx.train(algorithm, jax.random.key(seed), steps=1, progress=False, step_name="iteration")
-    algorithm.close()
-    row = run.metrics[-1]
-    if "training_mean" not in row:
-        raise SystemExit(f"frames={settings.frames}: no episode ended; give more.")
-    assert row["lag_max"] == lag
-    return row["training_mean"]
+    return vx.actor_critic.a3c(vx.networks.GaussianMLP(components), env, **options)
 
 
-def draw(settings: Settings, results: dict[str, dict[str, list[float]]]) -> Figure:
-    """Mean over seeds with its range, against lag."""
+def final_return(algorithm: vx.types.Algorithm, lag: int, seed: int) -> float | None:
+    """Mean return of the last 100 training episodes; None if learning diverged."""
+    try:
+        run = vx.train(algorithm, jax.random.key(seed), steps=1, progress=False, step_name="iteration")
+    except FloatingPointError:
+        return None
+    finally:
+        algorithm.close()
+    if run.interrupted:
+        raise SystemExit(run.exit_code)
+    assert run.metrics[-1]["lag_max"] == lag
+    return run.metrics[-1]["training_mean"]
+
+
+def draw(settings: Settings, results: dict[str, dict[str, list[float | None]]]) -> Figure:
+    """Mean over seeds with its range, against lag; seeds that diverged are left out."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, by_lag in results.items():
         if not by_lag:
             continue
         places = [settings.lags.index(int(lag)) for lag in by_lag]
-        values = np.array(list(by_lag.values()))
-        mean = values.mean(axis=1)
-        spread = [mean - values.min(axis=1), values.max(axis=1) - mean]
+        values = np.array(list(by_lag.values()), float)
+        mean = np.nanmean(values, axis=1)
+        spread = [mean - np.nanmin(values, axis=1), np.nanmax(values, axis=1) - mean]
         axes.errorbar(places, mean, yerr=spread, marker="o", capsize=3, label=name)
     axes.set_xticks(range(len(settings.lags)), [str(lag) for lag in settings.lags])
     axes.set_xlabel("lag (updates between acting and learning)")
@@ -84,24 +95,32 @@ def draw(settings: Settings, results: dict[str, dict[str, list[float]]]) -> Figu
     return figure
 
 
-def main() -> None:
+def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
+    try:
+        for lag in settings.lags:
+            make_algorithm(settings, lag, False)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     folder = Path(settings.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    results: dict[str, dict[str, list[float]]] = {"V-trace": {}, "plain returns": {}}
+    results: dict[str, dict[str, list[float | None]]] = {"V-trace": {}, "plain returns": {}}
     for lag in settings.lags:
         for name in results:
             if name == "V-trace" and lag == 0:
                 continue  # nothing to correct
-            returns: list[float] = []
-            for seed in range(settings.seeds):
-                returns.append(final_return(settings, lag, name == "V-trace", seed))
-                print(f"lag {lag}, {name}, seed {seed}: {returns[-1]:.1f}", flush=True)
+            returns: list[float | None] = []
             results[name][str(lag)] = returns
-            written: dict[str, Any] = {"settings": dataclasses.asdict(settings), "returns": results}
-            (folder / "lag.json").write_text(json.dumps(written, indent=1) + "\n")
+            for seed in range(settings.seeds):
+                returns.append(final_return(make_algorithm(settings, lag, name == "V-trace"), lag, seed))
+                said = "diverged" if returns[-1] is None else f"{returns[-1]:.1f}"
+                print(f"lag {lag}, {name}, seed {seed}: {said}", flush=True)
+                written: dict[str, Any] = {"settings": dataclasses.asdict(settings), "returns": results}
+                (folder / "lag.json").write_text(json.dumps(written, indent=1) + "\n")
     draw(settings, results).savefig(folder / "lag.png", dpi=100)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

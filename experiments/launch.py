@@ -26,6 +26,10 @@ class RunSettings:
     resume: Annotated[bool, Flag(help="go on with the run in --run-dir")] = False
     minutes: Annotated[float | None, Flag(help="begin no further step after so many minutes")] = None
     checkpoint_every: Annotated[int, Flag(help="steps (rows of metrics) between checkpoints")] = 1
+    log: Annotated[
+        bool,
+        Flag(help="keep each generation's members in --run-dir/log, for volvox.report.population; populations only"),
+    ] = False
     video: Annotated[bool, Flag(help="film what was learned, where observations are images")] = True
     score_episodes: Annotated[
         int, Flag(help="at the end, play so many fresh episodes with what was learned and at random; 0: none")
@@ -73,6 +77,8 @@ def launch(
             raise ValueError(f"score_episodes={run_settings.score_episodes}: give their number, or 0 for none.")
         if run_settings.minutes is not None and not run_settings.minutes > 0:
             raise ValueError(f"minutes={run_settings.minutes}: give a positive number of minutes, or leave it out.")
+        if run_settings.checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every={run_settings.checkpoint_every}: give a positive number of steps.")
         tuned = _tuned(make_algorithm, settings, choices)
         algorithm, steps = make_algorithm(changed(settings, tuned))
         if tuned:
@@ -86,6 +92,7 @@ def launch(
             run_dir=run_settings.run_dir,
             resume=run_settings.resume,
             checkpoint_every=run_settings.checkpoint_every,
+            log=run_settings.log,
             stop_after=None if run_settings.minutes is None else 60 * run_settings.minutes,
             step_name=step_name,
         )
@@ -113,9 +120,16 @@ def _tuned(
         saved = json.loads(config.read_text())["algorithm"]
         given = _flags(settings, saved.get("tuned", {}))
         # A flag that is not what it was is not overridden, so that `train` refuses it by name.
-        return {name: value for name, value in saved.get("tuned", {}).items() if given[name] == saved["given"][name]}
+        return {
+            name: value for name, value in saved.get("tuned", {}).items() if given.get(name) == saved["given"][name]
+        }
     if settings.run.tune == "off":
         return {}
+    algorithm, _ = make_algorithm(settings)  # refuses bad settings before minutes of trials
+    if settings.run.log and algorithm.log is None:
+        raise ValueError("--log: this algorithm has nothing to log.")
+    if any(config.with_name(name).exists() for name in ("metrics.jsonl", "checkpoints")):
+        raise ValueError(f"{settings.run.run_dir} holds a run without its config.json; give another --run-dir.")
     values = choices.machine | (choices.others if settings.run.tune == "all" else {})
     tuned = vx.tune(partial(_make_changed, make_algorithm, settings), values)
     print(f"tuned: {tuned.settings}: {tuned.steps_per_second:,.0f} steps/s")

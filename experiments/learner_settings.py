@@ -8,6 +8,7 @@ import tyro
 from launch import Choices, first, machine_choices
 
 import volvox as vx
+from volvox.actor_critic.options import micro_batch_size
 
 Flag = tyro.conf.arg
 
@@ -62,6 +63,8 @@ def choices(settings: Any) -> Choices:
     learner: LearnerSettings = settings.learner
     group = max(settings.num_envs // max(settings.groups, 1), 1)
     batches = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
+    if learner.micro_batch is None:  # what is tried first anyway
+        batches.remove(micro_batch_size(None, group, learner.segment_length))
     return Choices(
         machine=machine_choices(settings.num_envs, settings.groups, settings.threads)
         | {"micro_batch": first(learner.micro_batch, batches[-4:])},

@@ -117,6 +117,9 @@ def main() -> int:
         print(f"error: {folder} exists; give another --run-dir.", file=sys.stderr)
         return 2
     try:
+        for name in ("seeds", "generations"):
+            if getattr(settings, name) < 1:
+                raise ValueError(f"{name}={getattr(settings, name)}: at least one is needed.")
         algorithms = {name: make_algorithm(settings, name) for name in ("novelty", "fitness")}
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

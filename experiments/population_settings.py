@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import tyro
-from launch import Choices, machine_choices
+from launch import Choices, RunSettings, machine_choices
 
 import volvox as vx
 
@@ -41,15 +41,34 @@ class PopulationSettings:
     generations: Annotated[int, Flag(help="generations in all, those before a resume included")] = 0
 
 
-def split(preset: Any) -> tuple[PopulationSettings, float | None, dict[str, Any]]:
-    """A preset as (the flags above, its time limit in minutes, what is left for the strategy's own flags)."""
-    given = preset._asdict()
-    minutes = given.pop("minutes")
+@dataclasses.dataclass(frozen=True)
+class _Preset:
+    preset: str = "desktop"
+
+
+def read_settings(
+    settings: Any, presets: dict[str, Callable[[], Any]], run_dir: str, arguments: list[str] | None, about: str | None
+) -> Any:
+    """Reads a script's flags; those not given come from the preset, and `desktop` is the one that is not given.
+
+    Args:
+      settings: the script's dataclass, with fields `preset`, `population` and `run`.
+      presets: by name.
+      run_dir: where runs go that say nothing else.
+      arguments: of the command line; None: those of this process.
+      about: what `--help` begins with.
+    """
+    chosen, _ = tyro.cli(_Preset, args=arguments, return_unknown_args=True, add_help=False)
+    # Another name is refused below, with the choices.
+    given = presets.get(chosen.preset, presets["desktop"])()._asdict()
+    run = RunSettings(run_dir=run_dir, minutes=given.pop("minutes"))
     names = [field.name for field in dataclasses.fields(PopulationSettings) if field.name in given]
-    return PopulationSettings(**{name: given.pop(name) for name in names}), minutes, given
+    population = PopulationSettings(**{name: given.pop(name) for name in names})
+    default = settings(preset=chosen.preset, population=population, run=run, **given)
+    return tyro.cli(settings, args=arguments, default=default, description=about)
 
 
-def counts(settings: PopulationSettings) -> dict[str, int]:
+def counts(settings: PopulationSettings) -> dict[str, Any]:
     """What every strategy takes."""
     names = ("population_size", "num_episodes", "num_validation_episodes", "num_test_episodes")
     return {name: getattr(settings, name) for name in names}
@@ -57,6 +76,7 @@ def counts(settings: PopulationSettings) -> dict[str, int]:
 
 def make_env(game: str, settings: PopulationSettings) -> vx.types.Env:
     """The game's environments."""
+    vx.evolution.cutoff(settings.max_episode_steps)  # before anything is played
     return vx.envs.atari(
         game,
         num_envs=settings.num_envs,

@@ -96,6 +96,10 @@ def train(
         FloatingPointError: the algorithm's numbers are no longer finite; a note names the last good checkpoint.
     """
     _check(steps, run_dir, resume, checkpoint_every, keep_checkpoints, stop_after, step_name)
+    if log and (run_dir is None or algorithm.log is None):
+        raise ValueError(
+            "log=True needs a run_dir to write to" if run_dir is None else "log=True: this algorithm has nothing to log"
+        )
     config = _config(algorithm, key)
     directory = None if run_dir is None else Path(run_dir)
     with ExitStack() as stack:
@@ -161,7 +165,8 @@ def train(
             done += 1
             rows.append(row)
             if directory is not None:
-                if log and algorithm.log is not None:
+                if log:
+                    assert algorithm.log is not None
                     log_files.write(directory / _LOG, done, algorithm.log(state))
                 metrics_file.append(directory / _METRICS, row)
             if events is not None:

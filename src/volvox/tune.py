@@ -1,6 +1,7 @@
 """Finding the settings that run fastest on this machine: short measured trials, each in a process of its own.
 
-Emulator pools do not go away inside a process, and a new pool is a new compilation; so every trial starts afresh.
+The threads of a pool live as long as a compiled loop refers to it, and a new pool is a new compilation; so every trial
+starts afresh.
 """
 
 import hashlib
@@ -75,8 +76,10 @@ def tune(
     """
     if not choices or any(len(values) == 0 for values in choices.values()):
         raise ValueError(f"choices={dict(choices)!r}: give at least one value for at least one setting.")
-    if not seconds > 0 or min_gain < 0:
-        raise ValueError(f"seconds={seconds} must be positive, and min_gain={min_gain} must not be negative.")
+    if not 0 < seconds <= _PATIENCE / 3 or not 0 <= min_gain < math.inf:
+        raise ValueError(
+            f"seconds={seconds} must be positive and at most {_PATIENCE / 3:.0f}, and min_gain={min_gain} not negative."
+        )
     best = {setting: values[0] for setting, values in choices.items()}
     described = _in_a_process(_describe, make, best)
     if "error" in described:

@@ -116,6 +116,10 @@ def test_ga3c_has_the_published_constants():
     assert preset["optimizer_options"] == {"decay": 0.99, "eps": 0.1, "initial_scale": 1.0}
     # Half the squared error, once.
     assert preset["value_coefficient"] == 1.0
+    settings = {name: parameter.default for name, parameter in inspect.signature(a3c).parameters.items()} | preset
+    # n-step returns of uncorrected, once-delayed segments, one round an update.
+    assert (settings["trace_decay"], settings["vtrace"]) == (1.0, False)
+    assert (settings["lag"], settings["rounds_per_update"]) == (1, 1)
 
 
 def test_the_defaults_are_modern():
@@ -294,6 +298,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         ({"lag": -1}, "lag"),
         ({"lag": 0, "vtrace": True}, "lag=0"),
         ({"vtrace": True, "c_clip": 2.0}, "rho_clip >= c_clip"),
+        ({"c_clip": 0.5}, "c_clip=0.5: these are V-trace's"),
+        ({"chunk_seconds": float("nan")}, "chunk_seconds=nan"),
         ({"vtrace": True, "rho_clip": -1.0}, "rho_clip >= c_clip"),
         ({"loss_reduction": "max"}, "'sum' or 'mean'"),
         ({"vtrace": True, "log_epsilon": 1e-6}, "take one of them"),
@@ -325,8 +331,9 @@ def test_bad_settings_are_refused(options, message):
         (net(2), probe.target(size=2)),
         (Torso(), probe.corridor()),
         (GaussianMLP(2), probe.corridor()),
+        (GaussianMLP(1), probe.corridor()),  # a mean and a deviation would pass as two logits
     ],
-    ids=["width", "categorical head for continuous actions", "one output", "gaussian head for discrete actions"],
+    ids=["width", "categorical, continuous actions", "one output", "gaussian, discrete actions", "of equal width"],
 )
 def test_networks_that_do_not_fit_are_refused(module, env):
     with pytest.raises(ValueError, match=env.spec.name):

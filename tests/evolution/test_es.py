@@ -79,7 +79,7 @@ def test_the_update_is_the_papers():
         second = 0.999 * second + 0.001 * gradient**2
         theta = theta - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
         np.testing.assert_allclose(flat(current(state)), theta, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(ascent), rtol=1e-4)
+        np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(gradient), rtol=1e-4)
 
 
 def test_the_best_is_kept_behind_the_current():
@@ -99,6 +99,23 @@ def test_the_best_is_kept_behind_the_current():
     assert state.best_score == 5.0
     assert strategy.score(state) == 4.0
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x: x[strategy.elite], state.bases), kept[1][0])
+
+
+def test_the_test_round_plays_what_was_validated():
+    strategy = es(num_test_episodes=4)
+    validation, test, training = strategy.rounds
+    assert [round_.role for round_ in strategy.rounds] == ["validation", "test", "training"]
+    state = strategy.init(jax.random.key(0), CODE)
+    for score in (3.0, 1.0):
+        asked = validation.ask(jax.random.key(1), state, CODE)
+        state, _ = validation.tell(state, asked, played([score], 2), CODE)
+        asked = test.ask(jax.random.key(2), state, CODE)
+        np.testing.assert_array_equal(asked.parent, [0])  # not the best so far, which is base 1
+        np.testing.assert_array_equal(asked.episodes, [4])
+        state, metrics = test.tell(state, asked, played([7.0], 4), CODE)
+        assert metrics["test_score"] == 7.0
+        asked = training.ask(jax.random.key(3), state, CODE)
+        state, _ = training.tell(state, asked, played(np.arange(N)), CODE)
 
 
 def test_weighted_noise_is_the_sum_written_out():

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import evolution, networks, population, rollout
+from volvox import evolution, networks, population, report, rollout
 from volvox.envs import hard_maze, probe
 from volvox.evolution import archive as archives
+from volvox.report import log
+from volvox.train import train
 from volvox.types import Evaluation
 
 
@@ -28,6 +30,13 @@ def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
     archive = archives.add(archives.empty(64, 3), others, jnp.arange(64) < held)
     got = archives.novelty_in(archive, behaviors, 5)
     np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_not_finite_is_nobodys_neighbour_and_has_no_novelty():
+    behaviors = np.array([[0.0], [np.nan], [3.0], [np.inf]])
+    others = np.array([[1.0], [np.nan], [7.0]])
+    got = archives.novelty(jnp.asarray(behaviors), jnp.asarray(others), jnp.ones(3, bool), 2)
+    np.testing.assert_allclose(got, [(1 + 7) / 2, -np.inf, (2 + 4) / 2, -np.inf])
 
 
 def test_a_full_archive_forgets_the_oldest():
@@ -136,10 +145,11 @@ def test_the_most_novel_are_parents_and_the_best_is_the_elite():
     state = strategy.init(jax.random.key(0), CODE)
     training, validation = strategy.rounds
     asked = training.ask(jax.random.key(1), state, CODE)
-    behaviors = np.array([0.0, 0.1, 0.2, 5.0, 9.0, 0.3])
+    behaviors = np.array([0.0, np.nan, 0.2, 5.0, 9.0, 0.3])
     state, metrics = training.tell(state, asked, played([1, 2, 9, 3, 4, 5], behaviors), CODE)
     # Of the others: the two nearest.
     assert metrics["novelty_best"] == pytest.approx((4.0 + 8.7) / 2)
+    assert metrics["parents_mean"] == (4 + 3) / 2
     np.testing.assert_array_equal(state.novel.parents.seed, asked.seed[jnp.array([4, 3])])
     archived = np.sort(behaviors[np.argsort(asked.seed)[:2]])
     np.testing.assert_allclose(np.sort(state.novel.archive.behaviors[:2, 0]), archived)
@@ -152,6 +162,7 @@ def test_the_most_novel_are_parents_and_the_best_is_the_elite():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"archive_size": 10**9}, "would take 4.0 GB"),
         ({"archive_size": 1}, "archive_size=1 is smaller than num_neighbors=2"),
         ({"num_neighbors": 0}, "num_neighbors"),
         ({"num_bases": 30}, "must hold the 30"),
@@ -169,6 +180,36 @@ def test_a_behavior_that_the_environment_does_not_tell_is_refused():
     strategy = novelty_es("ns_es", behavior=rollout.last("ram", 128))
     with pytest.raises(ValueError, match=r"'ram'.*elapsed_steps"):
         evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV)
+
+
+def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
+    strategy = evolution.novelty_ga(
+        behavior=BEHAVIOR,
+        population_size=6,
+        num_parents=2,
+        mutation_std="linear:0.5,0.1,3",
+        num_neighbors=2,
+        archive_size=10,
+        num_elite_candidates=2,
+        num_validation_episodes=1,
+    )
+    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, noise=population.table(size=5_000))
+    for steps in (2, 4):
+        run = train(
+            algorithm, jax.random.key(0), steps=steps, run_dir=tmp_path / "run", log=True, resume=True, progress=False
+        )
+    logged = log.read(tmp_path / "run" / "log")
+    assert list(logged) == [1, 2, 3, 4]
+    for number, row in enumerate(run.metrics, start=1):
+        assert logged[number]["fitness"].max() == pytest.approx(row["training_best"])
+        np.testing.assert_array_equal(logged[number]["behavior"], np.full((6, 1), 3.0))
+    np.testing.assert_allclose(
+        [logged[number]["scale"][0] for number in logged], [0.5, 0.1 + 0.8 / 3, 0.1 + 0.4 / 3, 0.1]
+    )
+    report.population.cloud(tmp_path / "run", tmp_path / "cloud.png")
+    report.population.descent(tmp_path / "run", tmp_path / "descent.png")
+    with pytest.raises(ValueError, match="needs a run_dir"):
+        train(algorithm, jax.random.key(0), steps=1, log=True)
 
 
 def test_novelty_spreads_over_the_maze():

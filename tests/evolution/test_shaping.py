@@ -27,6 +27,7 @@ def test_z_scores():
 def test_raw_puts_what_is_missing_last():
     np.testing.assert_array_equal(raw(jnp.array([2.0, -jnp.inf, -3.0])), [2.0, -3.0, -3.0])
     np.testing.assert_array_equal(raw(jnp.full(3, -jnp.inf)), np.zeros(3))
+    np.testing.assert_array_equal(raw(jnp.array([2.0, jnp.inf, -3.0])), [2.0, 2.0, -3.0])
 
 
 @pytest.mark.parametrize("name", SHAPINGS)

@@ -86,6 +86,8 @@ def test_asked_populations_fit_the_round(strategy):
             assert (asked.parent >= 0).all()
             assert (asked.parent < strategy.num_bases).all()
             assert (asked.seed >= 0).all()
+            # A weak type here and a strong one there would compile the loop twice.
+            assert not any(jnp.asarray(x).weak_type for x in asked[1:])
             state, _ = round_.tell(state, asked, play(round_, asked), CODE)
 
 

@@ -21,8 +21,8 @@ def timestep(first, values):
 def stream(behavior, steps):
     records = behaviors.start(behavior, steps[0][1].shape[0])
     for first, values in steps:
-        records, vectors = behaviors.advance(behavior, records, timestep(first, values))
-    return np.asarray(vectors)
+        records = behaviors.advance(behavior, records, timestep(first, values))
+    return np.asarray(jax.vmap(lambda record: behaviors.vector(behavior, record))(records))
 
 
 def walk(length, seed=0):

@@ -157,6 +157,10 @@ def a3c(
         )
     if vtrace and lag == 0:
         raise ValueError("vtrace=True corrects for a lag, and lag=0 leaves none; take lag=1 or vtrace=False.")
+    if not vtrace and (rho_clip, c_clip) != (1.0, 1.0):
+        raise ValueError(f"rho_clip={rho_clip}, c_clip={c_clip}: these are V-trace's; leave them out, or vtrace=True.")
+    if not 0 < chunk_seconds < float("inf"):
+        raise ValueError(f"chunk_seconds={chunk_seconds}: give a positive number of seconds.")
     if vtrace and not 0 < c_clip <= rho_clip < float("inf"):
         raise ValueError(f"rho_clip={rho_clip}, c_clip={c_clip}: V-trace needs finite rho_clip >= c_clip > 0.")
     if vtrace and log_epsilon:
@@ -289,7 +293,7 @@ def a3c(
             "frames_per_second": steps_per_second * env.spec.frame_skip,
         }
         if times is not None:
-            rates |= shares(times, steps_per_second, working="learning")
+            rates |= shares(times, rates["predictions_per_second"], working="learning")
         return new, summary(new.learner, new.episodes, frames=new.frames, updates=updates_per_step) | rates
 
     def save(state: A3CState) -> dict[str, Any]:

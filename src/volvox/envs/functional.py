@@ -87,6 +87,8 @@ def from_functions(
     tell = extras or (lambda state: {})
     compiled = _compile(reset, step, observe, tell, action)
     told = jax.eval_shape(lambda key: tell(reset(key)), jax.eval_shape(lambda: jax.random.key(0)))
+    if not isinstance(told, dict) or "elapsed_steps" in told:
+        raise ValueError(f"extras must give a dict without 'elapsed_steps', which is there anyway; it gives {told}")
     spec = EnvSpec(
         name=name,
         observation_shape=tuple(observation.shape),

@@ -9,6 +9,8 @@ from volvox.rollout.behavior import Behavior
 from volvox.types import Array
 from volvox.validation import integer
 
+_MOST_GIGABYTES = 1.0
+
 
 class Archive(NamedTuple):
     """Behaviours of fixed room; when it is full, the oldest make way."""
@@ -50,24 +52,36 @@ def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
     """Mean Euclidean distance to the `k` nearest of some others; to all if there are fewer, 0 if there are none.
 
     The nearest are found by `|a|^2 + |b|^2 - 2ab`, one matmul; the distances to them are then computed from their
-    differences, without cancellation.
+    differences, without cancellation. Behaviours that are not finite are nobody's neighbours, and have no novelty.
 
     Args:
       behaviors: `[M, D]`.
       others: `[C, D]`, C at least k.
-      held: bool `[C]`: which of the others count.
+      held: bool `[C]` or `[M, C]`: which of the others count.
       k: neighbours.
 
     Returns:
-      float32 `[M]`.
+      float32 `[M]`; -inf where the behaviour is not finite.
     """
-    center = jnp.where(held[:, None], others, 0.0).sum(0) / jnp.maximum(held.sum(), 1)
+    known, usable = (jnp.isfinite(x).all(axis=1) for x in (behaviors, others))
+    behaviors, others = jnp.where(known[:, None], behaviors, 0.0), jnp.where(usable[:, None], others, 0.0)
+    held = jnp.broadcast_to(held & usable, (behaviors.shape[0], others.shape[0]))
+    count = jnp.maximum(held.any(axis=0).sum(), 1)
+    center = jnp.where(held.any(axis=0)[:, None], others, 0.0).sum(axis=0) / count
     a, b = behaviors - center, others - center
-    squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * a @ b.T
+    # At full precision: an accelerator's default would confuse neighbours.
+    squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * jnp.matmul(a, b.T, precision="highest")
     near, index = jax.lax.top_k(jnp.where(held, -squared, -jnp.inf), k)
     counts = near > -jnp.inf
-    distance = jnp.sqrt(((behaviors[:, None] - others[index]) ** 2).sum(-1))
-    return jnp.where(counts, distance, 0.0).sum(1) / jnp.maximum(counts.sum(1), 1)
+
+    def to_nearest(one):
+        behavior, index = one
+        return jnp.sqrt(((behavior - others[index]) ** 2).sum(-1))
+
+    # A few at a time: all neighbours of all of them together may be gigabytes.
+    distance = jax.lax.map(to_nearest, (behaviors, index), batch_size=64)
+    mean = jnp.where(counts, distance, 0.0).sum(1) / jnp.maximum(counts.sum(1), 1)
+    return jnp.where(known, mean, -jnp.inf)
 
 
 def novelty_in(archive: Archive, behaviors: Array, k: int) -> Array:
@@ -81,6 +95,12 @@ def check_archive(behavior: Behavior, archive_size: int, num_neighbors: int, *, 
     integer("archive_size", archive_size, low=1)
     if behavior.size < 1:
         raise ValueError(f"the behaviour {dict(behavior.config)} has size {behavior.size}: nothing could be novel.")
+    gigabytes = archive_size * behavior.size * 4 / 1e9
+    if gigabytes > _MOST_GIGABYTES:
+        raise ValueError(
+            f"archive_size={archive_size} of behaviours of {behavior.size} numbers would take {gigabytes:.1f} GB, here "
+            f"and in each checkpoint; {_MOST_GIGABYTES} GB are allowed: take a smaller archive or shorter behaviours."
+        )
     if archive_size < num_neighbors:
         raise ValueError(
             f"archive_size={archive_size} is smaller than num_neighbors={num_neighbors}: novelty is the distance to so "

@@ -15,7 +15,7 @@ import optax
 from volvox.evolution.schedules import Schedule, at, schedule
 from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
 from volvox.evolution.shaping import Shaping, shaping
-from volvox.evolution.strategy import Round, Strategy
+from volvox.evolution.strategy import Round, Strategy, play_test, unchanged
 from volvox.optimizers import gradient_transformation
 from volvox.population.combination import weighted_noise
 from volvox.population.decoding import Encoding, Member, decode, draw_seeds
@@ -55,8 +55,10 @@ class ESState(NamedTuple):
     """int32: generations completed."""
     moved: Array
     """int32: the one that was moved last."""
+    elite: Array
+    """int32: the one with the best mean validation return of this generation."""
     score: Array
-    """float32: the best mean validation return of this generation."""
+    """float32: that return."""
     best_score: Array
     """float32: the best of all generations; -inf before there is one."""
     guide: ArrayTree
@@ -82,7 +84,7 @@ def es(
     Args:
       population_size: N, members of a generation: N/2 pairs.
       noise_std: standard deviation of the noise, or a schedule of it (`volvox.evolution.schedule`).
-      learning_rate: of an optimiser given by name, or a schedule of it.
+      learning_rate: of an optimiser given by name, or a schedule of it, which counts updates.
       optimizer: name of an optimiser in `optax`, or one.
       optimizer_options: further arguments of an optimiser given by name.
       l2_coefficient: parameters times this are added to the gradient.
@@ -90,7 +92,7 @@ def es(
       num_episodes: training episodes of each member; fitness is their mean.
       num_validation_episodes: episodes the parameters play before each update; their mean return is the score, and the
         parameters with the best score are the result.
-      num_test_episodes: episodes the best then plays in the test environments; 0 for no test.
+      num_test_episodes: episodes the same parameters then play in the test environments; 0 for no test.
 
     Returns:
       `Strategy`.
@@ -178,14 +180,11 @@ def guided(
             expected_length=jnp.zeros(m + 1),
             generation=jnp.int32(0),
             moved=jnp.int32(0),
+            elite=jnp.int32(0),
             score=jnp.float32(-jnp.inf),
             best_score=jnp.float32(-jnp.inf),
             guide=guide.init(),
         )
-
-    def unchanged(bases: ArrayTree, parent: Array, episodes: Array, length: Array) -> Population:
-        nothing_ = jnp.zeros(parent.shape, jnp.int32)
-        return Population(bases, parent, nothing_, nothing_ * 0.0, nothing_ > 0, episodes, length)
 
     def validated(state: ESState) -> Array:
         """Which are played, bool `[M]`: all at first, then the one that was moved."""
@@ -193,8 +192,8 @@ def guided(
 
     def ask_current(key: Array, state: ESState, encoding: Encoding) -> Population:
         del key, encoding
-        episodes = jnp.where(validated(state), num_validation, 0)
-        return unchanged(state.bases, jnp.arange(m, dtype=jnp.int32), episodes, state.expected_length[:m])
+        episodes = jnp.where(validated(state), jnp.int32(num_validation), 0)
+        return unchanged(state.bases, jnp.arange(m, dtype=jnp.int32), episodes, state.expected_length)
 
     def tell_current(state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
         del population, encoding
@@ -216,6 +215,7 @@ def guided(
         state = state._replace(
             bases=bases,
             expected_length=jnp.append(lengths, best_length),
+            elite=winner.astype(jnp.int32),
             score=scores[winner],
             best_score=jnp.maximum(scores[winner], state.best_score),
             guide=guide_state,
@@ -245,7 +245,7 @@ def guided(
         updates, optimizer_state = made.update(gradient, row(state.optimizer, base), params)
         moved = optax.apply_updates(params, updates)
         metrics = summary(evaluation) | {
-            "gradient_norm": optax.tree.norm(ascent),
+            "gradient_norm": optax.tree.norm(gradient),
             "update_norm": optax.tree.norm(updates),
             "parameter_norm": optax.tree.norm(moved),
             "noise_std": at(std, state.generation),
@@ -258,27 +258,13 @@ def guided(
         )
         return state, metrics
 
-    def ask_test(key: Array, state: ESState, encoding: Encoding) -> Population:
-        del key, encoding
-        here = jnp.array([best], jnp.int32)
-        return unchanged(state.bases, here, here * 0 + num_test, state.expected_length[best:])
-
-    def tell_test(state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
-        del population, encoding
-        returns = evaluation.returns[0]
-        metrics = {
-            "test_score": fitness(evaluation)[0],
-            "test_standard_error": standard_error(returns),
-            "test_best": returns.max(),
-        }
-        return state, metrics
-
     rounds = (
         Round("validation", m, num_validation, ask_current, tell_current),
+        # Before what was validated is moved.
+        *((play_test(num_test, lambda state: state.elite),) if num_test else ()),
         Round("training", n, e, ask_pairs, tell_pairs),
-        *((Round("test", 1, num_test, ask_test, tell_test),) if num_test else ()),
     )
-    named = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
+    named = isinstance(optimizer, str)
     return Strategy(
         init=init,
         rounds=rounds,
@@ -293,9 +279,9 @@ def guided(
             **guide.config,
             "population_size": n,
             "noise_std": list(std),
-            "optimizer": named,
+            "optimizer": optimizer if named else "given",
             "optimizer_options": dict(optimizer_options or {}),
-            "learning_rate": list(rate),
+            "learning_rate": list(rate) if named else None,
             "l2_coefficient": float(l2_coefficient),
             "fitness_shaping": fitness_shaping,
             "num_episodes": e,

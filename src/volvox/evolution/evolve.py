@@ -51,7 +51,7 @@ class EvolveState(NamedTuple):
     """The best mean validation return of any generation's elite."""
     best_generation: int
     """The generation whose elite it was, counted from 1; 0 before the first."""
-    members: dict[str, np.ndarray] | None = None
+    members: dict[str, Array] | None = None
     """What `log` gives of the last generation; None before the first, and after a resume."""
 
 
@@ -214,7 +214,7 @@ def evolve(
                 code,
                 seed=seed_of(state, i),
                 # At once where all is compiled, for later.
-                timed=round_.role == "training" and (fresh or state.generation % _TIMED_EVERY == 1),
+                timed=fresh or (round_.role == "training" and state.generation % _TIMED_EVERY == 1),
                 monitor=None if monitor is None else watch,
             )
         except Interrupted:
@@ -238,7 +238,7 @@ def evolve(
             stepped += figures.stepped
             counts = _counted(counts, figures, round_.role == "training", env.spec.frame_skip)
             if round_.role == "training":
-                members = _members(population, evaluation)
+                members = _members(population._replace(bases=()), evaluation)
                 fraction_cut = float((evaluation.lengths >= state.max_episode_steps).sum()) / figures.episodes
                 metrics |= {
                     "fraction_cut": fraction_cut,
@@ -252,7 +252,7 @@ def evolve(
         metrics |= counts._asdict()
         metrics |= {"frames_per_second": stepped * env.spec.frame_skip / elapsed, "generation_seconds": elapsed}
         if members is not None and strategy.survivors is not None:
-            members |= {f"base_{name}": np.asarray(x) for name, x in strategy.survivors(inner)._asdict().items()}
+            members |= {f"base_{name}": x for name, x in strategy.survivors(inner)._asdict().items()}
         generation, score = state.generation + 1, float(strategy.score(inner))
         improved = not state.best_generation or score > state.best_score
         new = EvolveState(
@@ -309,6 +309,12 @@ def evolve(
         like = jax.eval_shape(lambda: strategy.init(key, code))
         if strategy.survivors is not None:
             _, like = strategy.split(like)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(like)]
+        if shapes != [np.shape(leaf) for leaf in saved["strategy"]]:
+            raise ValueError(
+                f"the checkpoint holds a state of {len(saved['strategy'])} arrays that is not one of this strategy, "
+                f"which has {len(shapes)}; was it saved with another optimiser or network?"
+            )
         inner = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in saved["strategy"]])
         log = None
         if strategy.survivors is not None:
@@ -345,14 +351,18 @@ def evolve(
             "max_episode_steps": list(rule),
             "test_max_episode_steps": test_cutoff,
         },
-        log=lambda state: state.members or {},
+        log=lambda state: {name: np.asarray(x) for name, x in (state.members or {}).items()},
     )
 
 
-def _members(population: Population, evaluation: Evaluation) -> dict[str, np.ndarray]:
-    found = {name: getattr(population, name) for name in ("parent", "seed", "scale", "initial")}
-    found |= {"fitness": fitness(evaluation), "length": mean_length(evaluation)}
-    return {name: np.asarray(x) for name, x in found.items()} | {"behavior": np.asarray(evaluation.behaviors[:, 0])}
+@jax.jit
+def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]:
+    return {
+        **{name: getattr(population, name) for name in ("parent", "seed", "scale", "initial")},
+        "fitness": fitness(evaluation),
+        "length": mean_length(evaluation),
+        "behavior": evaluation.behaviors[:, 0],
+    }
 
 
 def _completed(state: EvolveState) -> None:

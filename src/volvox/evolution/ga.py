@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from volvox.evolution import archive as archives
 from volvox.evolution.archive import Archive, check_archive, novelty
+from volvox.evolution.schedules import Schedule, at, schedule
 from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
-from volvox.evolution.strategy import Round, Strategy
+from volvox.evolution.strategy import Round, Strategy, play_test
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
 from volvox.rollout.behavior import Behavior, nothing
 from volvox.types import Array, ArrayTree, Evaluation, Population
@@ -54,7 +55,7 @@ def ga(
     *,
     population_size: int,
     num_parents: int,
-    mutation_std: float,
+    mutation_std: float | str | Schedule,
     num_elite_candidates: int = 10,
     num_validation_episodes: int = 30,
     num_test_episodes: int = 0,
@@ -67,7 +68,7 @@ def ga(
     Args:
       population_size: N, offspring in each generation.
       num_parents: T, the best of a generation, from which the next descends.
-      mutation_std: power of the noise added to every parameter.
+      mutation_std: power of the noise added to every parameter, or a schedule of it (`volvox.evolution.schedule`).
       num_elite_candidates: how many play for elite: the elite so far, and the best of training; at least 2.
       num_validation_episodes: episodes of each candidate; the best mean return is the elite.
       num_test_episodes: episodes the elite then plays in the test environments; 0 for no test.
@@ -80,12 +81,11 @@ def ga(
       ValueError: a setting out of range, or more parents or candidates than members.
     """
     integer("num_parents", num_parents, low=1)
-    _check_std(mutation_std)
     return _make(
         kind="ga",
         population_size=population_size,
         num_parents=num_parents,
-        mutation_std=float(mutation_std),
+        mutation_std=schedule("mutation_std", mutation_std),
         num_elite_candidates=num_elite_candidates,
         num_validation_episodes=num_validation_episodes,
         num_test_episodes=num_test_episodes,
@@ -98,7 +98,7 @@ def novelty_ga(
     behavior: Behavior,
     population_size: int,
     num_parents: int,
-    mutation_std: float,
+    mutation_std: float | str | Schedule,
     num_neighbors: int = 10,
     archive_size: int = 10_000,
     num_archived: int = 1,
@@ -133,7 +133,6 @@ def novelty_ga(
       ValueError: as `ga`; an archive that cannot hold k behaviours, fewer than k other members, a behaviour of size 0.
     """
     integer("num_parents", num_parents, low=1)
-    _check_std(mutation_std)
     check_archive(behavior, archive_size, num_neighbors, at_least=integer("num_archived", num_archived, low=1))
     if max(num_neighbors, num_archived) >= population_size:
         raise ValueError(
@@ -148,7 +147,7 @@ def novelty_ga(
         num_archived=num_archived,
         population_size=population_size,
         num_parents=num_parents,
-        mutation_std=float(mutation_std),
+        mutation_std=schedule("mutation_std", mutation_std),
         num_elite_candidates=num_elite_candidates,
         num_validation_episodes=num_validation_episodes,
         num_test_episodes=num_test_episodes,
@@ -183,17 +182,12 @@ def random_search(
         kind="random_search",
         population_size=population_size,
         num_parents=0,
-        mutation_std=0.0,
+        mutation_std=None,
         num_elite_candidates=num_elite_candidates,
         num_validation_episodes=num_validation_episodes,
         num_test_episodes=num_test_episodes,
         num_episodes=num_episodes,
     )
-
-
-def _check_std(mutation_std: float) -> None:
-    if not 0 < mutation_std < float("inf"):
-        raise ValueError(f"mutation_std={mutation_std}: the mutation power must be positive and finite, e.g. 0.002.")
 
 
 def _take(tree, index):
@@ -247,7 +241,7 @@ def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strateg
             bases=state.bases,
             parent=parent,
             seed=draw_seeds(encoding, key_seed, (n,)),
-            scale=jnp.full(n, std, jnp.float32),
+            scale=jnp.full(n, 0.0 if std is None else at(std, state.generation), jnp.float32),
             initial=initial,
             episodes=jnp.full(n, e, jnp.int32),
             priority=jnp.where(initial, 0.0, state.expected_length[parent]),
@@ -266,18 +260,17 @@ def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strateg
         return state._replace(novel=most_novel), metrics | told
 
     def tell_novelty(state: MostNovel, members: Member, lengths: Array, evaluation: Evaluation):
-        archive, k, behaviors = state.archive, settings["num_neighbors"], evaluation.behaviors[:, 0]
+        archive, behaviors, played = state.archive, evaluation.behaviors[:, 0], evaluation.valid[:, 0]
         others = jnp.concatenate([archive.behaviors, behaviors])
-        held = jnp.concatenate([archives.held(archive), evaluation.valid[:, 0]])
-        # Each is its own nearest neighbour, at distance 0.
-        values = novelty(behaviors, others, held, k + 1) * (k + 1) / k
-        values = jnp.where(evaluation.valid[:, 0] & ~jnp.isnan(values), values, -jnp.inf)
+        in_archive = jnp.broadcast_to(archives.held(archive), (n, settings["archive_size"]))
+        held = jnp.concatenate([in_archive, played & ~jnp.eye(n, dtype=bool)], axis=1)
+        values = jnp.where(played, novelty(behaviors, others, held, settings["num_neighbors"]), -jnp.inf)
         best = jnp.argsort(-values, stable=True)[:t]
         # Seeds are drawn at random, so the lowest are a random choice.
         archived = jnp.argsort(members.seed)[: settings["num_archived"]]
-        behaviors = behaviors[archived]
-        archive = archives.add(archive, behaviors, jnp.isfinite(behaviors).all(axis=1))
+        archive = archives.add(archive, behaviors[archived], played[archived])
         metrics = {
+            "parents_mean": fitness(evaluation)[best].mean(),
             "novelty_best": values[best[0]],
             "novelty_mean": jnp.where(jnp.isfinite(values), values, 0.0).mean(),
             "archive_size": archives.held(archive).sum(),
@@ -341,28 +334,12 @@ def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strateg
         )
         return state, metrics
 
-    def ask_test(key: Array, state: GAState, encoding: Encoding) -> Population:
-        del key, encoding
-        one = jax.tree.map(lambda x: x[None], carried)
-        return Population(
-            state.bases, *one, episodes=jnp.array([num_test], jnp.int32), priority=state.expected_length[elite:]
-        )
-
-    def tell_test(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
-        del population, encoding
-        returns = evaluation.returns[0]
-        return state, {
-            "test_score": fitness(evaluation)[0],
-            "test_standard_error": standard_error(returns),
-            "test_best": returns.max(),
-        }
-
     rounds = [
         Round("training", n, e, ask_offspring, tell_offspring),
         Round("validation", c, num_validation, ask_candidates, tell_candidates),
     ]
     if num_test:
-        rounds.append(Round("test", 1, num_test, ask_test, tell_test))
+        rounds.append(play_test(num_test, lambda state: jnp.int32(elite)))
     return Strategy(
         init=init,
         rounds=tuple(rounds),
@@ -373,5 +350,10 @@ def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strateg
         elite=elite,
         score=lambda state: state.elite_score,
         behavior=nothing() if behavior is None else behavior,
-        config={"kind": kind, **settings} | ({} if behavior is None else {"behavior": dict(behavior.config)}),
+        config={
+            "kind": kind,
+            **settings,
+            "mutation_std": None if std is None else list(std),
+            **({} if behavior is None else {"behavior": dict(behavior.config)}),
+        },
     )

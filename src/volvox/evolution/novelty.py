@@ -71,7 +71,7 @@ def novelty_es(
       reward_weight_step: how much `nsra_es` changes the weight of fitness at once.
       patience: generations without a better score after which `nsra_es` lowers that weight.
       noise_std: as in `es`.
-      learning_rate: as in `es`.
+      learning_rate: as in `es`; a schedule counts the updates of each member of the meta-population apart.
       optimizer: as in `es`.
       optimizer_options: as in `es`.
       l2_coefficient: as in `es`.
@@ -130,7 +130,7 @@ def _novelty(
         )
 
     def select(key: Array, state: Novelty) -> Array:
-        novelty = novelty_in(state.archive, state.behaviors, num_neighbors)
+        novelty = jnp.maximum(novelty_in(state.archive, state.behaviors, num_neighbors), 0.0)
         # Evenly where nothing is novel.
         return jax.random.categorical(key, jnp.where(novelty.sum() > 0, jnp.log(novelty), 0.0)).astype(jnp.int32)
 
@@ -149,15 +149,15 @@ def _novelty(
             weight = jnp.clip(weight, 0.0, 1.0)
             stagnant = jnp.where(lower, 0, stagnant)
         state = Novelty(
-            archive=archives.add(state.archive, behaviors, played & jnp.isfinite(behaviors).all(axis=1)),
+            archive=archives.add(state.archive, behaviors, played),
             behaviors=behaviors,
             reward_weight=weight,
             best_score=jnp.maximum(scores.max(), state.best_score),
             stagnant=stagnant,
         )
         return state, {
-            "novelty_mean": novelty_in(state.archive, behaviors, num_neighbors).mean(),
-            "archive_size": jnp.minimum(state.archive.added, archive_size),
+            "novelty_mean": jnp.maximum(novelty_in(state.archive, behaviors, num_neighbors), 0.0).mean(),
+            "archive_size": archives.held(state.archive).sum(),
             "reward_weight": weight,
         }
 

@@ -1,4 +1,4 @@
-"""Numbers that change over the generations: noise, mutation power, learning rate."""
+"""Numbers that change over the generations: noise, mutation power; and over the updates: learning rate."""
 
 from typing import NamedTuple
 

@@ -8,7 +8,7 @@ from volvox.types import Array
 from volvox.validation import nearest
 
 Shaping = Callable[[Array], Array]
-"""fitness `[N]`, -inf where there is none -> finite float32 `[N]`, order kept."""
+"""fitness `[N]`, -inf where there is none -> finite float32 `[N]`, order kept (infinite counts as the extreme)."""
 
 
 def centered_ranks(fitness: Array) -> Array:
@@ -34,7 +34,7 @@ def z_scores(fitness: Array) -> Array:
     """Fitness minus its mean, over its standard deviation; all 0 where all are equal.
 
     Args:
-      fitness: `[N]`; -inf counts as the lowest finite one.
+      fitness: `[N]`; -inf and inf count as the lowest and highest finite ones.
 
     Returns:
       float32 `[N]`.
@@ -48,14 +48,14 @@ def raw(fitness: Array) -> Array:
     """Fitness as it is.
 
     Args:
-      fitness: `[N]`; -inf counts as the lowest finite one, or 0 where there is none.
+      fitness: `[N]`; -inf and inf count as the lowest and highest finite ones, or 0 where there are none.
 
     Returns:
       float32 `[N]`.
     """
     finite = jnp.isfinite(fitness)
-    lowest = jnp.where(finite, fitness, jnp.inf).min()
-    return jnp.where(finite, fitness, jnp.where(jnp.isfinite(lowest), lowest, 0.0)).astype(jnp.float32)
+    lowest, highest = jnp.where(finite, fitness, jnp.inf).min(), jnp.where(finite, fitness, -jnp.inf).max()
+    return jnp.where(finite.any(), jnp.clip(fitness, lowest, highest), 0.0).astype(jnp.float32)
 
 
 SHAPINGS: dict[str, Shaping] = {"centered_ranks": centered_ranks, "z_scores": z_scores, "raw": raw}

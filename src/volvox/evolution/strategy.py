@@ -1,10 +1,12 @@
 """What an evolutionary strategy is: rounds of ask, evaluate, tell."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from volvox.evolution.scores import fitness, standard_error
 from volvox.population.decoding import Encoding, Member
 from volvox.rollout.behavior import Behavior
 from volvox.types import Array, ArrayTree, Config, Evaluation, Population
@@ -49,6 +51,47 @@ class Strategy(NamedTuple):
     behavior: Behavior
     """What is recorded of each episode."""
     config: Config
+
+
+def unchanged(bases: ArrayTree, index: Array, episodes: Array, expected_length: Array) -> Population:
+    """A population of the bases themselves.
+
+    Args:
+      bases: parameters, leaves `[P, ...]`.
+      index: int32 `[N]`, of the bases.
+      episodes: int32 `[N]`.
+      expected_length: float32 `[P]`, steps.
+    """
+    seed, scale = jnp.zeros(index.shape, jnp.int32), jnp.zeros(index.shape, jnp.float32)
+    return Population(bases, index, seed, scale, scale > 0, episodes, expected_length[index])
+
+
+def play_test(num_episodes: int, base: Callable[[ArrayTree], Array]) -> Round:
+    """The round in which one base plays test episodes.
+
+    Args:
+      num_episodes: E.
+      base: state -> int32: which. The state has fields `bases` and `expected_length`.
+
+    Returns:
+      A `Round` whose metrics are `test_score`, `test_standard_error` and `test_best`.
+    """
+
+    def ask(key: Array, state: Any, encoding: Encoding) -> Population:
+        del key, encoding
+        episodes = jnp.array([num_episodes], jnp.int32)
+        return unchanged(state.bases, base(state)[None], episodes, state.expected_length)
+
+    def tell(state: Any, population: Population, evaluation: Evaluation, encoding: Encoding):
+        del population, encoding
+        returns = evaluation.returns[0]
+        return state, {
+            "test_score": fitness(evaluation)[0],
+            "test_standard_error": standard_error(returns),
+            "test_best": returns.max(),
+        }
+
+    return Round("test", 1, num_episodes, ask, tell)
 
 
 def compiled_rounds(strategy: Strategy) -> tuple[Round, ...]:

@@ -31,6 +31,8 @@ class GA3C(nn.Module):
     Input: uint8 `[B, 84, 84, 4]`, scaled to [-1, 1).
     """
 
+    distribution = "categorical"  # not a field: what the output describes
+
     num_outputs: int
     """Numbers that describe the policy: the number of actions."""
     size: Literal["small", "large"] = "small"
@@ -136,6 +138,8 @@ class GaussianMLP(nn.Module):
     Input: `[B, n]`. For continuous actions.
     """
 
+    distribution = "gaussian"  # not a field: what the output describes
+
     num_components: int
     """Length of an action."""
     hidden: tuple[int, ...] = (64, 64)
@@ -211,6 +215,13 @@ def actor_critic(module: nn.Module, spec: EnvSpec, *, output_size: int) -> Actor
         return output, value, state
 
     name = type(module).__name__
+    has, needs = getattr(module, "distribution", None), "gaussian" if spec.num_actions is None else "categorical"
+    if has not in (None, needs):
+        kind, instead = ("continuous", "GaussianMLP") if needs == "gaussian" else ("discrete", "ActorCritic or GA3C")
+        raise ValueError(
+            f"{name} has a {has} head, and the actions of {spec.name} are {kind}; take a network with a {needs} one, "
+            f"e.g. {instead}."
+        )
     batch = 2
     needed = f"(output [B, {output_size}], value [B]) for the actions of {spec.name}"
     try:

@@ -59,6 +59,11 @@ def policy(
             f"[B, {', '.join(map(str, spec.observation_shape))}]: {error}"
         ) from error
     others = sorted(set(variables) - {"params"})
+    if others == ["reference"]:
+        raise ValueError(
+            f"{type(module).__name__} has VirtualBatchNorm layers: make the policy by "
+            "volvox.networks.reference_policy, which takes their reference batch."
+        )
     if others:
         raise ValueError(
             f"{type(module).__name__} keeps variables besides params: {', '.join(others)}. A policy has parameters "

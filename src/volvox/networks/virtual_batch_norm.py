@@ -85,9 +85,14 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
             f"{np.dtype(spec.observation_dtype)} [R, {', '.join(map(str, spec.observation_shape))}]."
         )
     one = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
-    if REFERENCE not in jax.eval_shape(module.init, jax.random.key(0), one):
+    collections = set(jax.eval_shape(module.init, jax.random.key(0), one))
+    if REFERENCE not in collections:
         raise ValueError(
             f"{type(module).__name__} has no VirtualBatchNorm layer; make a policy of it by volvox.networks.policy."
+        )
+    if others := sorted(collections - {"params", REFERENCE}):
+        raise ValueError(
+            f"{type(module).__name__} keeps variables besides params and {REFERENCE}: {', '.join(others)}."
         )
 
     def init(key: Array) -> ArrayTree:
@@ -95,7 +100,7 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
 
     def prepare(params: ArrayTree) -> ArrayTree:
         with use_kernels():
-            _, statistics = module.apply({"params": params}, frames, mutable=REFERENCE)  # pyright: ignore
+            _, statistics = module.apply({"params": params}, jnp.asarray(frames), mutable=REFERENCE)  # pyright: ignore
         return {"params": params, **statistics}
 
     def apply(variables: ArrayTree, observation: Array) -> Any:

@@ -49,7 +49,7 @@ def _window(image: Sequence[int], size: Sequence[int], strides: Sequence[int], p
         raise ValueError(f"conv needs two positive strides; got {tuple(strides)}.")
     pads = lax.padtype_to_pads(image, size, strides, padding) if isinstance(padding, str) else padding
     pads = tuple((int(low), int(high)) for low, high in pads)
-    if len(pads) != 2 or min(min(pads)) < 0:
+    if len(pads) != 2 or min(map(min, pads)) < 0:
         raise ValueError(f"conv needs a non-negative (before, after) padding of rows and columns; got {padding}.")
     return Window((size[0], size[1]), (int(strides[0]), int(strides[1])), pads)
 

@@ -32,7 +32,9 @@ def read(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as arrays:
             steps[int(path.stem)] = dict(arrays)
     if not steps:
-        raise FileNotFoundError(f"nothing is logged in {os.fspath(directory)}; train with log=True (--log).")
+        raise FileNotFoundError(
+            f"nothing is logged in {os.fspath(directory)}; train with log=True (in the scripts: --log)."
+        )
     return steps
 
 

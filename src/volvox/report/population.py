@@ -98,7 +98,7 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
 
     Raises:
         FileNotFoundError: nothing was logged.
-        ValueError: the strategy keeps no lineages.
+        ValueError: the strategy keeps no lineages, or the elite is older than the log.
     """
     logged = log.read(Path(run_dir) / "log")
     if "base_seed" not in next(iter(logged.values())):
@@ -113,6 +113,10 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
     segments = [segment for base in range(elite) for segment in _segments(ancestors(logged, base))]
     axes.add_collection(LineCollection(list(dict.fromkeys(segments)), colors=_GREY, linewidths=0.8))
     line = ancestors(logged, elite)
+    if not line:
+        raise ValueError(
+            f"{os.fspath(run_dir)}: the elite was born before generation {min(logged)}, where the log begins."
+        )
     axes.plot(*zip(*line, strict=True), "o-", color=_VERMILLION, ms=4, lw=1.6, label="the elite and its ancestors")
     axes.set_xlabel("generation")
     axes.set_ylabel("training fitness")
@@ -122,7 +126,7 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
 
 
 def ancestors(logged: Logged, base: int) -> list[tuple[int, float]]:
-    """A base of the last logged generation and those it descends from, newest first, back to the first ancestor.
+    """A base of the last logged generation and those it descends from, newest first, as far back as the log goes.
 
     Args:
         logged: arrays by generation.
@@ -132,7 +136,10 @@ def ancestors(logged: Logged, base: int) -> list[tuple[int, float]]:
         (generation in which it was born, training fitness) of each.
     """
     found: list[tuple[int, float]] = []
-    for number in sorted(logged, reverse=True):
+    # Bases are numbered anew in every generation: a gap in the log ends what is known.
+    for number in range(max(logged), 0, -1):
+        if number not in logged:
+            break
         arrays = logged[number]
         seed, parent = arrays["base_seed"][base], arrays["base_parent"][base]
         initial = bool(arrays["base_initial"][base])

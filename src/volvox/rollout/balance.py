@@ -8,7 +8,7 @@ def shares(times: Times, steps_per_second: float, *, working: str) -> dict[str, 
 
     Args:
       times: seconds of each part for a step, nothing overlapping; see `pipeline.timed`.
-      steps_per_second: of the loop that overlaps them.
+      steps_per_second: of the loop that overlaps them, reset steps included as in `times`.
       working: what `work` does, e.g. "learning".
 
     Returns:

@@ -110,7 +110,7 @@ def start(behavior: Behavior, num_envs: int) -> ArrayTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *jnp.shape(x))), behavior.init())
 
 
-def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> tuple[ArrayTree, Array]:
+def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> ArrayTree:
     """One time step of `B` environments.
 
     Args:
@@ -119,10 +119,10 @@ def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> tuple
       timestep: fields `[B, ...]`; where it is `first`, the record begins anew.
 
     Returns:
-      (records, the vectors `[B, D]` if the episodes ended here).
+      Records.
 
     Raises:
-      ValueError: `update` changes the record's shapes or dtypes, or `final` gives another size than it says.
+      ValueError: `update` changes the record's shapes or dtypes.
     """
 
     def reset(initial, x):
@@ -136,13 +136,22 @@ def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> tuple
             f"update of the behaviour {dict(behavior.config)} must keep the record's shapes and dtypes: "
             f"got {described[1]} from {described[0]}."
         )
-    vectors = jax.vmap(behavior.final, axis_size=timestep.first.shape[0])(updated)
-    if vectors.shape[1:] != (behavior.size,):
+    return updated
+
+
+def vector(behavior: Behavior, record: ArrayTree) -> Array:
+    """The behaviour of an episode that ended with this record: float32 `[D]`.
+
+    Raises:
+      ValueError: `final` gives another size than the behaviour says.
+    """
+    found = behavior.final(record)
+    if found.shape != (behavior.size,):
         raise ValueError(
-            f"final of the behaviour {dict(behavior.config)} gives shape {vectors.shape[1:]}; it says it has "
+            f"final of the behaviour {dict(behavior.config)} gives shape {found.shape}; it says it has "
             f"size={behavior.size}."
         )
-    return updated, vectors.astype(jnp.float32)
+    return found.astype(jnp.float32)
 
 
 def _described(tree: ArrayTree) -> Any:

@@ -50,8 +50,6 @@ class Slots(NamedTuple):
     """What the behaviour is made of, leaves `[B, ...]`."""
     ended: Array
     """int32 `[B]`: queue entry whose episode ended in this beat; out of range where none did."""
-    vectors: Array
-    """float32 `[B, D]`: its behaviour."""
 
 
 class Counters(NamedTuple):
@@ -82,6 +80,8 @@ class EpisodesCarry(NamedTuple):
     counters: Counters
     num_due: Array
     """int32 scalar: slots to decode in the next `work`, which waits for `send` through it."""
+    num_ended: Array
+    """int32 scalar: slots whose behaviour the next `work` keeps, likewise."""
 
 
 def queue(population: Population, num_episodes: int, capacity: int) -> Queue:
@@ -141,7 +141,6 @@ def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue, behavior: 
             recurrent=recurrent,
             records=behaviors.start(behavior, b),
             ended=nothing + capacity,
-            vectors=jnp.zeros((b, behavior.size)),
         )
 
     zero = jnp.int32(0)
@@ -154,6 +153,7 @@ def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue, behavior: 
         played=jnp.zeros(capacity, bool),
         counters=Counters(zero, zero, jnp.zeros(len(groups), jnp.int32)),
         num_due=zero,
+        num_ended=zero,
     )
 
 
@@ -210,7 +210,6 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
         recurrent = jax.tree.map(reset, policy.initial_state(1), slots.recurrent)
         apply = jax.vmap(lambda variables, observation, state: policy.apply(variables, observation, state, None))
         output, recurrent = apply(memory.variables[g], timestep.observation[:, None], recurrent)
-        records, vectors = behaviors.advance(behavior, slots.records, timestep)
 
         new = Slots(
             entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
@@ -219,9 +218,8 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
             episode_return=jnp.where(ended, 0.0, episode_return),
             length=jnp.where(ended, 0, length),
             recurrent=recurrent,
-            records=records,
+            records=behaviors.advance(behavior, slots.records, timestep),
             ended=booked,
-            vectors=vectors,
         )
         counters = Counters(
             carry.counters.stepped + busy.shape[0],
@@ -236,6 +234,7 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
             played=carry.played.at[booked].set(True, mode="drop"),
             counters=counters,
             num_due=num_refilled,
+            num_ended=ended.sum(dtype=jnp.int32),
         )
         return carry, greedy(output[:, 0])
 
@@ -250,12 +249,16 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
             return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
 
         variables = jax.lax.fori_loop(0, carry.num_due, decode_into, memory.variables[g])
-        ended = slots.ended + jnp.minimum(carry.num_due, 0)  # waits for `send`, as all that `work` does
-        memory = Memory(
-            (*memory.variables[:g], variables, *memory.variables[g + 1 :]),
-            memory.behaviors.at[ended].set(slots.vectors, mode="drop"),
-        )
-        return carry._replace(num_due=jnp.int32(0)), memory
+        ended_first = jnp.argsort(slots.ended >= memory.behaviors.shape[0], stable=True)
+
+        def keep(i, kept):
+            slot = ended_first[i]
+            vector = behaviors.vector(behavior, jax.tree.map(lambda x: x[slot], slots.records))
+            return kept.at[slots.ended[slot]].set(vector)
+
+        kept = jax.lax.fori_loop(0, carry.num_ended, keep, memory.behaviors) if behavior.size else memory.behaviors
+        memory = Memory((*memory.variables[:g], variables, *memory.variables[g + 1 :]), kept)
+        return carry._replace(num_due=jnp.int32(0), num_ended=jnp.int32(0)), memory
 
     return Stages(act, work, active, remaining)
 
