@@ -63,8 +63,9 @@ def choices(settings: Any) -> Choices:
     learner: LearnerSettings = settings.learner
     group = max(settings.num_envs // max(settings.groups, 1), 1)
     batches = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
-    if learner.micro_batch is None:  # what is tried first anyway
-        batches.remove(micro_batch_size(None, group, learner.segment_length))
+    if learner.micro_batch is None and learner.segment_length > 0:  # what is tried first anyway
+        own = micro_batch_size(None, group, learner.segment_length)
+        batches = [n for n in batches if n != own]
     return Choices(
         machine=machine_choices(settings.num_envs, settings.groups, settings.threads)
         | {"micro_batch": first(learner.micro_batch, batches[-4:])},

@@ -186,7 +186,11 @@ def train(
             save()
         interrupted = abandoned or stop.signal is not None
         if interrupted:
-            where = f"; train(..., run_dir={str(directory)!r}, resume=True) goes on" if directory is not None else ""
+            where = (
+                f"; train(..., run_dir={str(directory)!r}, resume=True) goes on (scripts: --resume)"
+                if directory is not None
+                else ""
+            )
             display.note(f"interrupted after {step_name} {done}/{steps}{where}")
         run = Run(
             algorithm=algorithm,
@@ -256,8 +260,8 @@ def _check_directory(directory: Path, config: dict[str, Any], resume: bool) -> N
         return
     if not resume:
         raise FileExistsError(
-            f"{directory} already holds a run ({', '.join(holds)}): pass resume=True to go on with it, "
-            "or give another run_dir, or remove the directory"
+            f"{directory} already holds a run ({', '.join(holds)}): pass resume=True (scripts: --resume) to go on with "
+            "it, or give another run_dir, or remove the directory"
         )
     if _CONFIG not in holds:
         raise ValueError(f"{directory} holds {', '.join(holds)} but no {_CONFIG}: it cannot be resumed")

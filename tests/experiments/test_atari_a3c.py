@@ -86,7 +86,9 @@ def test_tuning_changes_flags_wherever_they_are(module):
     tried = module.choices(settings)
     assert tried.machine["groups"] == (2, 1, 4)
     assert tried.machine["threads"][0] == 3
-    assert tried.machine["micro_batch"] == (None, 2, 4, 8, 16)
+    assert tried.machine["micro_batch"] == (None, 1, 2, 8, 16)  # by default it is 4
+    long = module.read_settings(["--segment-length", "2000"])
+    assert module.choices(long).machine["micro_batch"] == (None,)
     assert set(tried.others) == {"num_envs", "segment_length"}
     assert [values[0] for values in tried.others.values()] == [32, 10]
 

@@ -99,8 +99,10 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
         return module.init(key, one)["params"]
 
     def prepare(params: ArrayTree) -> ArrayTree:
+        # Kept from being folded into larger constants when a program is compiled.
+        batch = jax.lax.optimization_barrier(jnp.asarray(frames))
         with use_kernels():
-            _, statistics = module.apply({"params": params}, jnp.asarray(frames), mutable=REFERENCE)  # pyright: ignore
+            _, statistics = module.apply({"params": params}, batch, mutable=REFERENCE)  # pyright: ignore
         return {"params": params, **statistics}
 
     def apply(variables: ArrayTree, observation: Array) -> Any:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from volvox.envs import maze as hard_maze
 from volvox.report import log
@@ -78,6 +79,8 @@ def cloud(
         axes.set_title(f"generation {number}", fontsize=10)
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_visible(False)
+    figure.supxlabel("behaviour")
+    figure.supylabel("behaviour")
     figure.colorbar(points, ax=grid, label="fitness")
     figure.suptitle(title)
     return finished(figure, path)
@@ -119,6 +122,7 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
         )
     axes.plot(*zip(*line, strict=True), "o-", color=_VERMILLION, ms=4, lw=1.6, label="the elite and its ancestors")
     axes.set_xlabel("generation")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("training fitness")
     axes.legend(loc="best", frameon=False)
     axes.set_title(title)
