@@ -21,13 +21,14 @@ def brute_force(behaviors, others, k):
     return nearest.mean(1) if nearest.shape[1] else np.zeros(len(behaviors))
 
 
-@pytest.mark.parametrize("held", [0, 1, 3, 40, 64])
+@pytest.mark.parametrize("held", [0, 1, 3, 40, 64, 700])  # of 700, the nearest are looked for block by block
 def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
     random = np.random.RandomState(0)
     # Far from the origin, where |a|^2 + |b|^2 - 2ab alone would lose all digits.
-    behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, 64))
+    room = 700 if held != 64 else 64
+    behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, room))
     others[:2] = behaviors[:2]
-    archive = archives.add(archives.empty(64, 3), others, jnp.arange(64) < held)
+    archive = archives.add(archives.empty(room, 3), others, jnp.arange(room) < held)
     got = archives.novelty_in(archive, behaviors, 5)
     np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
 

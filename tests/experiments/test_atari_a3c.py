@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -57,8 +58,14 @@ def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, a3c, rows, wait_for_
         (("--lag", "0"), "lag=0"),
     ],
 )
-def test_bad_settings_are_refused(tmp_path, a3c, flags, message):
-    assert message in a3c.refusal(tmp_path / "run", *flags)
+def test_bad_settings_are_refused(load, flags, message):
+    module = load("atari_a3c")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module.make_algorithm(module.read_settings([*TINY, *flags]))
+
+
+def test_a_refusal_is_one_line(tmp_path, a3c):
+    assert "Pong" in a3c.refusal(tmp_path / "run", "--game", "Pongg")
 
 
 @pytest.fixture
