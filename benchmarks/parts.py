@@ -19,8 +19,8 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
     actions = groups[0].spec.num_actions
     assert actions is not None
 
-    def act(carry, memory, g, timestep):
-        del memory, timestep
+    def act(carry, memory, constants, g, timestep):
+        del memory, constants, timestep
         # A cheap spread of actions; the emulators' speed depends on what they are made to do.
         return carry + 1, (jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5) % actions
 

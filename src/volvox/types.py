@@ -118,6 +118,8 @@ class Policy(NamedTuple):
     from_noise: Callable[[ArrayTree], ArrayTree]
     """Standard normal noise shaped as params -> params of the first generation."""
     config: Config
+    low_rank: frozenset[tuple[str, ...]] = frozenset()
+    """Paths of the kernels in whose place `prepare` and `apply` take a `volvox.ops.low_rank.LowRank` as well."""
 
 
 class Population(NamedTuple):

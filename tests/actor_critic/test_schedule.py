@@ -99,7 +99,7 @@ def test_a_lost_life_is_an_end_to_the_learner_alone(episodic_life):
         reward=jnp.full(b, 7.0),
         extras={"lives": jnp.asarray(now)},
     )
-    carry, _ = stages.act(carry, memory({}), 0, step)
+    carry, _ = stages.act(carry, memory({}), (), 0, step)
     got = carry.collectors[0].ring
     lost = np.array([1, 1, 0, 1, 0, 0], bool) if episodic_life else np.zeros(b, bool)
     np.testing.assert_array_equal(got.terminated[0, 2], terminated | lost)

@@ -103,7 +103,7 @@ def test_order_holds_without_conditionals():
     env = atari("Pong", num_envs=4, groups=2)
     groups = env.make(0)
 
-    def act(carry, memory, g, timestep):
+    def act(carry, memory, constants, g, timestep):
         return carry + 1, jnp.zeros(2, jnp.int32) + (timestep.observation.astype(jnp.int32).sum() + carry) % 2
 
     def work(carry, memory, constants, g):

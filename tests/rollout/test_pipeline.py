@@ -33,7 +33,7 @@ def loop(clock):
     def spend(seconds, beat):
         jax.experimental.io_callback(clock.spend, None, seconds, beat, ordered=True)
 
-    def act(carry, memory, g, timestep):
+    def act(carry, memory, constants, g, timestep):
         spend(1.0, carry)
         return carry, jnp.zeros(B, jnp.int32)
 

@@ -162,7 +162,8 @@ def stages(
     """
     per_group = group_size // schedule.micro_batch
 
-    def act(carry: Carry, memory: LearnerState, g: int, timestep: TimeStep):
+    def act(carry: Carry, memory: LearnerState, constants: ArrayTree, g: int, timestep: TimeStep):
+        del constants
         me = carry.collectors[g]
         live = ~timestep.first
         episodes, episode_return, episode_length = _book(carry.episodes, me, timestep)

@@ -179,11 +179,16 @@ def evolve(
     def init(key: Array) -> EvolveState:
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = jax.random.wrap_key_data(key)
+        inner, log = strategy.init(key, ready()), None
+        if strategy.survivors is not None:
+            log = lineages.empty(strategy.num_bases)
+            if ready().rank is not None:  # bases before the first generation
+                log = lineages.extend(log, strategy.survivors(inner))
         return EvolveState(
             key=key,
             generation=0,
-            strategy=strategy.init(key, ready()),
-            lineage=None if strategy.survivors is None else lineages.empty(strategy.num_bases),
+            strategy=inner,
+            lineage=log,
             max_episode_steps=rule.start,
             counts=Counts(),
             best_score=-np.inf,

@@ -218,8 +218,16 @@ def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strateg
         return Member(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.ones(shape, bool))
 
     def init(key: Array, encoding: Encoding) -> GAState:
-        del key  # the first generation is drawn by ask
         bases = jax.tree.map(lambda x: jnp.zeros((t + 1, *x.shape), x.dtype), encoding.like)
+        survivors = no_member(t + 1)
+        if encoding.rank is not None:
+            if t == 0:
+                raise ValueError(
+                    f"{kind} knows first ancestors only, which share no base: low-rank noise has no use for it."
+                )
+            # Children share bases from the first generation on.
+            survivors = survivors._replace(seed=draw_seeds(encoding, key, (t + 1,)))
+            bases = decode_many(encoding, bases, survivors)
         return GAState(
             bases=bases,
             expected_length=jnp.zeros(t + 1),
@@ -227,7 +235,7 @@ def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strateg
             elite_score=jnp.float32(-jnp.inf),
             top=no_member(k),
             top_length=jnp.zeros(k),
-            survivors=no_member(t + 1),
+            survivors=survivors,
             novel=()
             if behavior is None
             else MostNovel(archives.empty(settings["archive_size"], behavior.size), no_member(t), jnp.zeros(t)),
@@ -235,7 +243,7 @@ def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strateg
 
     def ask_offspring(key: Array, state: GAState, encoding: Encoding) -> Population:
         key_parent, key_seed = jax.random.split(key)
-        initial = jnp.full(n, True) if t == 0 else jnp.full(n, state.generation == 0)
+        initial = jnp.full(n, t == 0) | ((state.generation == 0) & (encoding.rank is None))
         parent = jax.random.randint(key_parent, (n,), 0, max(t, 1), jnp.int32)
         return Population(
             bases=state.bases,

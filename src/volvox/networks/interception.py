@@ -1,5 +1,7 @@
 """The one place where unmodified flax modules reach the kernels of `volvox.ops`."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox.ops.conv import conv
+from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense
 from volvox.ops.matmul import dense
 
 Array = jax.Array
@@ -16,8 +19,11 @@ def use_kernels() -> Any:
     """Context in which plain `nn.Dense` and 2-D `nn.Conv` modules compute with `volvox.ops`.
 
     Values, dtypes and gradients are flax's; under `vmap` over parameters the work becomes a heterogeneous matmul
-    instead of a grouped convolution. Subclasses, modules with other options than features, kernel size, strides,
-    padding, bias and dtypes, and modules that are being initialised run as flax wrote them.
+    instead of a grouped convolution. A kernel may be a `volvox.ops.low_rank.LowRank` in place of an array; for these
+    `nn.OptimizedLSTMCell` computes as `nn.LSTMCell`, whose layers are dense.
+
+    Subclasses, modules with other options than features, kernel size, strides, padding, bias and dtypes, and modules
+    that are being initialised run as flax wrote them.
 
     Returns:
       A context manager, for use around `module.apply`.
@@ -25,32 +31,96 @@ def use_kernels() -> Any:
     return nn.intercept_methods(_intercept)
 
 
+def low_rank_kernels(apply: Callable[..., Any], *args: Any) -> frozenset[tuple[str, ...]]:
+    """Paths of the kernels that may be a `LowRank` in a module's call: those of the layers `use_kernels` computes.
+
+    Args:
+      apply: calls `module.apply` on `args`; it is only traced.
+      *args: arrays, or their shapes.
+
+    Returns:
+      Paths such as `("Dense_0", "kernel")`.
+    """
+    found = set()
+
+    def look(next_fun, args, kwargs, context):
+        module = context.module
+        if _layer(context, args, kwargs) is not None:
+            found.add((*module.path, "kernel"))
+        elif _is_lstm(context, args, kwargs):
+            found.update((*module.path, layer, "kernel") for layer in module.variables["params"])
+        return next_fun(*args, **kwargs)
+
+    with nn.intercept_methods(look):
+        jax.eval_shape(apply, *args)
+    return frozenset(found)
+
+
 def _intercept(next_fun, args, kwargs, context) -> Any:
+    layer = _layer(context, args, kwargs)
+    if layer is not None:
+        return layer(context.module, args[0])
+    if _is_lstm(context, args, kwargs) and _has_low_rank(context.module.variables):
+        return _lstm(context.module, *args)
+    return next_fun(*args, **kwargs)
+
+
+def _layer(context, args, kwargs) -> Callable[[Any, Array], Array] | None:
+    """What computes this call, if it is one of a layer that `volvox.ops` can compute."""
     module = context.module
     if context.method_name == "__call__" and len(args) == 1 and not kwargs and not module.is_initializing():
-        inputs = args[0]
-        if type(module) is nn.Dense and _plain_dense(module, inputs):
-            return _dense(module, inputs)
-        if type(module) is nn.Conv and _plain_conv(module, inputs):
-            return _conv(module, inputs)
-    return next_fun(*args, **kwargs)
+        if type(module) is nn.Dense and _plain_dense(module, args[0]):
+            return _dense
+        if type(module) is nn.Conv and _plain_conv(module, args[0]):
+            return _conv
+    return None
+
+
+def _is_lstm(context, args, kwargs) -> bool:
+    module = context.module
+    called = context.method_name == "__call__" and len(args) == 2 and not kwargs and not module.is_initializing()
+    return called and type(module) is nn.OptimizedLSTMCell
+
+
+def _has_low_rank(variables: Any) -> bool:
+    leaves = jax.tree.leaves(variables, is_leaf=lambda x: isinstance(x, LowRank))
+    return any(isinstance(leaf, LowRank) for leaf in leaves)
+
+
+def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
+    # The same parameters and values; it joins kernels, which cannot be done without forming them.
+    same = nn.LSTMCell(
+        module.features,
+        gate_fn=module.gate_fn,
+        activation_fn=module.activation_fn,
+        dtype=module.dtype,
+        param_dtype=module.param_dtype,
+        parent=None,
+    )
+    return same.apply({"params": module.variables["params"]}, carry, inputs)
 
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
-    return _add_bias(dense(inputs, kernel), bias)
+    return _add_bias((low_rank_dense if isinstance(kernel, LowRank) else dense)(inputs, kernel), bias)
 
 
 def _conv(module: nn.Conv, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
     images = inputs.reshape(-1, *inputs.shape[-3:])
-    out = _add_bias(conv(images, kernel, strides=_pair(module.strides), padding=_padding(module.padding)), bias)
-    return out.reshape(*inputs.shape[:-3], *out.shape[1:])
+    convolve = low_rank_conv if isinstance(kernel, LowRank) else conv
+    out = convolve(images, kernel, strides=_pair(module.strides), padding=_padding(module.padding))
+    return _add_bias(out, bias).reshape(*inputs.shape[:-3], *out.shape[1:])
 
 
-def _promoted(module: Any, inputs: Array) -> tuple[Array, Array, Array | None]:
+def _promoted(module: Any, inputs: Array) -> tuple[Array, Any, Array | None]:
     bias = _parameter(module, "bias") if module.use_bias else None
-    return module.promote_dtype(inputs, _parameter(module, "kernel"), bias, dtype=module.dtype)
+    kernel = _parameter(module, "kernel")
+    if not isinstance(kernel, LowRank):
+        return module.promote_dtype(inputs, kernel, bias, dtype=module.dtype)
+    parts = (kernel.bases, kernel.a, kernel.b)
+    inputs, bias, *parts = module.promote_dtype(inputs, bias, *parts, dtype=module.dtype)
+    return inputs, replace(kernel, bases=parts[0], a=parts[1], b=parts[2]), bias
 
 
 def _add_bias(out: Array, bias: Array | None) -> Array:
@@ -58,16 +128,21 @@ def _add_bias(out: Array, bias: Array | None) -> Array:
 
 
 def _parameter(module: nn.Module, name: str) -> Any:
-    return nn.meta.unbox(module.get_variable("params", name))
+    value = module.get_variable("params", name)
+    return value if isinstance(value, LowRank) else nn.meta.unbox(value)
 
 
 def _has_parameters(module: Any, kernel_shape: tuple[int, ...]) -> bool:
     """Whether the parameters are as flax would demand them; if not, flax itself explains it best."""
     expected = {"kernel": kernel_shape} | ({"bias": (module.features,)} if module.use_bias else {})
     return all(
-        module.has_variable("params", name) and jnp.shape(_parameter(module, name)) == shape
+        module.has_variable("params", name) and _shape(_parameter(module, name)) == shape
         for name, shape in expected.items()
     )
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    return parameter.shape if isinstance(parameter, LowRank) else jnp.shape(parameter)
 
 
 def _plain_dense(module: nn.Dense, inputs: Any) -> bool:

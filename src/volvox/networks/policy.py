@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from volvox.networks.interception import use_kernels
+from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.flat import leaf_path, num_parameters
 from volvox.types import Array, ArrayTree, Config, EnvSpec, Policy
 
@@ -84,6 +84,7 @@ def policy(
         name=type(module).__name__,
         prepare=prepare,
         initial_std=initial_std or own_initial_std(module),
+        low_rank=low_rank_kernels(module.apply, variables, observation),
         config=module_settings(module),
     )
 
@@ -96,6 +97,7 @@ def policy_from_functions(
     name: str | None = None,
     prepare: Callable[[ArrayTree], ArrayTree] | None = None,
     initial_std: InitialStd | None = None,
+    low_rank: Collection[tuple[str, ...]] = (),
     config: Config | None = None,
 ) -> Policy:
     """Make a policy of any network that is given as functions.
@@ -111,6 +113,7 @@ def policy_from_functions(
       name: of the network, in messages and in the config; None takes the name of `apply`.
       prepare: params -> variables, computed once per genome; None is the identity.
       initial_std: see above; None is 1 everywhere.
+      low_rank: paths of the kernels for which `prepare` and `apply` take a `volvox.ops.low_rank.LowRank` as well.
       config: JSON values, the network's settings.
 
     Returns:
@@ -150,6 +153,7 @@ def policy_from_functions(
         apply=apply_with_state,
         from_noise=from_noise,
         config={"network": network, "num_parameters": num_parameters(shapes), **(config or {})},
+        low_rank=frozenset(low_rank),
     )
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from volvox.networks.interception import use_kernels
+from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.networks.policy import module_settings, own_initial_std, policy_from_functions
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
@@ -117,5 +117,6 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
         name=type(module).__name__,
         prepare=prepare,
         initial_std=own_initial_std(module),
+        low_rank=low_rank_kernels(prepare, jax.eval_shape(init, jax.random.key(0))),
         config={**module_settings(module), "reference": [len(frames), digest]},
     )

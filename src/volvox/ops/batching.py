@@ -63,6 +63,36 @@ def over_weights(one: Operation, many: Operation) -> Operation:
     return one_op
 
 
+def per_index(many: Callable[..., Array]) -> Callable[..., Array]:
+    """Let `many`, whose rows name their weights by index, be vmapped any number of times and remain one call.
+
+    More rows, or rows with indices of their own, lengthen the leading axis; batched weights lie one behind the other.
+
+    Reverse mode through the result raises: wrap it in `jax.custom_vjp`.
+
+    Args:
+      many: (x `[B, M, ...]`, w `[P, ...]`, index `[B]`, *rest, each `[B, ...]`) -> `[B, M, ...]`.
+
+    Returns:
+      `many`, with that batching rule.
+    """
+    op = custom_vmap(lambda x, w, index, *rest: many(x, w, index, *rest))
+
+    @op.def_vmap
+    def _rule(axis_size, in_batched, x, w, index, *rest):
+        x_batched, w_batched, index_batched, *rest_batched = in_batched
+        if not (w_batched or index_batched or any(rest_batched)):
+            return more_rows(op, x, w, index, *rest), True
+        x, index = repeat(x, x_batched, axis_size), repeat(index, index_batched, axis_size)
+        rest = [repeat(y, batched, axis_size) for y, batched in zip(rest, rest_batched, strict=True)]
+        if w_batched:  # Element v finds its weights behind those of the elements before it.
+            index = index + jnp.arange(axis_size, dtype=index.dtype)[:, None] * w.shape[1]
+            w = fold(w)
+        return unfold(op(fold(x), w, fold(index), *map(fold, rest)), axis_size), True
+
+    return op
+
+
 def fold(x: Array) -> Array:
     """Merge the two leading axes."""
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

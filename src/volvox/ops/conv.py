@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from volvox.ops.batching import over_weights
+from volvox.ops.batching import over_weights, per_index
 from volvox.ops.conv_gradients import Window, conv_gradients
+from volvox.ops.matmul_xla import matmul_xla
 
 Array = jax.Array
 Padding = str | Sequence[tuple[int, int]]
@@ -76,6 +77,73 @@ def _conv_backward(window, residuals, g):
 _conv.defvjp(_conv_forward, _conv_backward)
 
 
+def conv_low_rank(
+    x: Array,
+    kernels: Array,
+    index: Array,
+    a: Array,
+    b: Array,
+    *,
+    strides: Sequence[int] = (1, 1),
+    padding: Padding = "SAME",
+) -> Array:
+    """Convolution of each block of images with one of a few kernels plus a matrix of low rank, never forming the sum.
+
+    The kernel of block i is `kernels[index[i]] + a[i] @ b[i].T`, its first three axes read as one. Any nesting of
+    `vmap` works, and remains one call; gradients do not.
+
+    Args:
+      x: images `[B, M, H, W, C]`.
+      kernels: `[P, kh, kw, C, F]`.
+      index: int32 `[B]`, each in `[0, P)`.
+      a: `[B, kh * kw * C, r]`.
+      b: `[B, F, r]`.
+      strides: of rows and columns.
+      padding: "SAME", "VALID", or zeros (before, after) rows and columns.
+
+    Returns:
+      `[B, M, H', W', F]` of the promoted dtype.
+    """
+    window = _window(x.shape[2:4], kernels.shape[1:3], strides, padding)
+    dtype = jnp.result_type(x, kernels, a, b)
+
+    def many(x, kernels, index, a, b):
+        return lax.platform_dependent(
+            x,
+            kernels,
+            index,
+            a,
+            b,
+            cpu=partial(_low_rank_mapped, window=window),
+            default=partial(_low_rank_patches, window=window),
+        )
+
+    return per_index(many)(x.astype(dtype), kernels.astype(dtype), index, a.astype(dtype), b.astype(dtype))
+
+
+def _low_rank_mapped(x: Array, kernels: Array, index: Array, a: Array, b: Array, window: Window) -> Array:
+    features = kernels.shape[-1]
+
+    def one(block):
+        x, index, a, b = block
+        # The few columns stand beside the kernel's own: 1.2 times the time of the kernel alone in a large DeepGA
+        # network; a convolution of their own makes it 1.36 times.
+        both = jnp.concatenate([kernels[index], a.reshape(*kernels.shape[1:-1], -1)], axis=-1)
+        out = conv_shared(x, both, window)
+        return out[..., :features] + out[..., features:] @ b.T
+
+    return lax.map(one, (x, index, a, b))
+
+
+def _low_rank_patches(x: Array, kernels: Array, index: Array, a: Array, b: Array, window: Window) -> Array:
+    blocks, images = x.shape[:2]
+    patches = _patches(x.reshape(blocks * images, *x.shape[2:]), window)
+    rows = patches.reshape(blocks, -1, patches.shape[-1])
+    shared = matmul_xla(rows, kernels.reshape(kernels.shape[0], -1, kernels.shape[-1]), index)
+    out = shared + (rows @ a) @ jnp.swapaxes(b, 1, 2)
+    return out.reshape(blocks, images, *patches.shape[1:3], -1)
+
+
 def conv_shared(x: Array, kernel: Array, window: Window) -> Array:
     """Images `[B, H, W, C]` through one kernel `[kh, kw, C, F]`: XLA's convolution."""
     return lax.conv_general_dilated(
@@ -102,17 +170,21 @@ def _conv_mapped(x: Array, kernel: Array, window: Window) -> Array:
 
 def _conv_patches(x: Array, kernel: Array, window: Window) -> Array:
     p, b = x.shape[:2]
+    patches = _patches(x.reshape(p * b, *x.shape[2:]), window)
+    out = jnp.einsum("pmk,pkn->pmn", patches.reshape(p, -1, patches.shape[-1]), kernel.reshape(p, -1, kernel.shape[-1]))
+    return out.reshape(p, b, *patches.shape[1:3], -1)
+
+
+def _patches(x: Array, window: Window) -> Array:
+    """Images `[B, H, W, C]` -> what the window sees, `[B, H', W', kh * kw * C]`."""
     (kh, kw), (sh, sw) = window.size, window.strides
-    oh, ow = window.output_size(*x.shape[2:4])
-    padded = jnp.pad(x, ((0, 0), (0, 0), *window.padding, (0, 0)))
-    patches = jnp.concatenate(
+    oh, ow = window.output_size(*x.shape[1:3])
+    padded = jnp.pad(x, ((0, 0), *window.padding, (0, 0)))
+    return jnp.concatenate(
         [
-            padded[:, :, i : i + sh * (oh - 1) + 1 : sh, j : j + sw * (ow - 1) + 1 : sw]
+            padded[:, i : i + sh * (oh - 1) + 1 : sh, j : j + sw * (ow - 1) + 1 : sw]
             for i in range(kh)
             for j in range(kw)
         ],
         axis=-1,
     )
-    rows = patches.reshape(p, b * oh * ow, -1)
-    out = jnp.einsum("pmk,pkn->pmn", rows, kernel.reshape(p, -1, kernel.shape[-1]))
-    return out.reshape(p, b, oh, ow, -1)

@@ -7,9 +7,8 @@ heterogeneous matmul under `vmap` over kernels. Reverse mode and any nesting of 
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 
-from volvox.ops.batching import fold, more_rows, over_weights, per_weights, repeat, unfold
+from volvox.ops.batching import over_weights, per_index, per_weights
 from volvox.ops.matmul_xla import matmul_xla
 
 Array = jax.Array
@@ -103,7 +102,7 @@ _dense.defvjp(_dense_forward, _dense_backward)
 
 @jax.custom_vjp
 def _matmul(x: Array, w: Array, index: Array | None) -> Array:
-    return per_weights(matmul_xla)(x, w) if index is None else _matmul_indexed(x, w, index)
+    return per_weights(matmul_xla)(x, w) if index is None else per_index(matmul_xla)(x, w, index)
 
 
 def _matmul_forward(x, w, index):
@@ -121,20 +120,3 @@ def _matmul_backward(residuals, g):
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)
-
-
-@custom_vmap
-def _matmul_indexed(x: Array, w: Array, index: Array) -> Array:
-    return matmul_xla(x, w, index)
-
-
-@_matmul_indexed.def_vmap
-def _matmul_indexed_rule(axis_size, in_batched, x, w, index):
-    x_batched, w_batched, index_batched = in_batched
-    if not (w_batched or index_batched):
-        return more_rows(_matmul_indexed, x, w, index), True
-    x, index = repeat(x, x_batched, axis_size), repeat(index, index_batched, axis_size)
-    if w_batched:  # Element v finds its kernels behind those of the elements before it.
-        index = index + jnp.arange(axis_size, dtype=index.dtype)[:, None] * w.shape[1]
-        w = fold(w)
-    return unfold(_matmul_indexed(fold(x), w, fold(index)), axis_size), True

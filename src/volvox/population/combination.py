@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from volvox.population.decoding import Encoding
+from volvox.population.decoding import Encoding, Factors, mutation_noise
 from volvox.types import Array, ArrayTree
 
 _AT_ONCE = 8
 """Noise vectors in one pass over the sum: it is read and written once for all of them."""
+_FACTORS_AT_ONCE = 64
+"""The same for factors, which are small."""
 
 
 def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTree:
@@ -21,17 +23,41 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     Returns:
       The sum, in the structure of `encoding.like`.
     """
-    count = seeds.shape[0]
-    chunks = -(-count // _AT_ONCE)
-    pad = chunks * _AT_ONCE - count
-    seeds = jnp.pad(seeds, (0, pad)).reshape(chunks, _AT_ONCE)
-    weights = jnp.pad(weights, (0, pad)).reshape(chunks, _AT_ONCE)
+    if encoding.rank is not None:
+        return _weighted_factors(encoding, seeds, weights)
+    seeds, weights = _chunks(seeds, _AT_ONCE), _chunks(weights, _AT_ONCE)
 
     def add(i: Array, total: ArrayTree) -> ArrayTree:
-        vectors = [encoding.sample(encoding.data, seeds[i, j], encoding.like) for j in range(_AT_ONCE)]
+        vectors = [mutation_noise(encoding, seeds[i, j]) for j in range(_AT_ONCE)]
         return jax.tree.map(
             lambda sum_, *noise: sum_ + sum(weights[i, j] * x for j, x in enumerate(noise)), total, *vectors
         )
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), encoding.like)
-    return jax.lax.fori_loop(0, chunks, add, zeros)
+    return jax.lax.fori_loop(0, seeds.shape[0], add, _zeros(encoding))
+
+
+def _weighted_factors(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTree:
+    """The same of low-rank noise: many outer products are one matrix product."""
+    seeds, weights = _chunks(seeds, _FACTORS_AT_ONCE), _chunks(weights, _FACTORS_AT_ONCE)
+
+    def add(i: Array, total: ArrayTree) -> ArrayTree:
+        noise = jax.lax.map(lambda seed: mutation_noise(encoding, seed), seeds[i])
+
+        def one(sum_, noise):
+            if not isinstance(noise, Factors):
+                return sum_ + jnp.tensordot(weights[i], noise, 1)
+            product = jnp.einsum("jkr,jnr->kn", noise.a, weights[i, :, None, None] * noise.b)
+            return sum_ + product.reshape(sum_.shape)
+
+        return jax.tree.map(one, total, noise)
+
+    return jax.lax.fori_loop(0, seeds.shape[0], add, _zeros(encoding))
+
+
+def _chunks(x: Array, size: int) -> Array:
+    """`[K]` -> `[chunks, size]`, filled up with zeros."""
+    return jnp.pad(x, (0, -x.shape[0] % size)).reshape(-1, size)
+
+
+def _zeros(encoding: Encoding) -> ArrayTree:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), encoding.like)

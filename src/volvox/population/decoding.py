@@ -1,5 +1,6 @@
 """From seeds to parameters: the one place where a member's weights are computed."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox.ops import flat
+from volvox.ops.low_rank import LowRank
 from volvox.ops.order import rounded
 from volvox.population.noise import Noise
 from volvox.types import Array, ArrayTree, Policy
@@ -47,6 +49,10 @@ class Encoding:
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = flax.struct.field(pytree_node=False)
     """(path, shape) of every parameter."""
     treedef: Any = flax.struct.field(pytree_node=False)
+    rank: int | None = flax.struct.field(pytree_node=False)
+    """`Noise.rank`."""
+    factored: tuple[bool, ...] = flax.struct.field(pytree_node=False)
+    """Whether mutations change each parameter by a matrix of that rank, in the order of `shapes`."""
 
     @property
     def like(self) -> ArrayTree:
@@ -71,7 +77,8 @@ def encoding(policy: Policy, noise: Noise) -> Encoding:
       `Encoding`.
 
     Raises:
-      ValueError: a parameter is not float32, or the noise's table is too small.
+      ValueError: a parameter is not float32, the noise's table is too small, or its rank does not fit the network
+        (see `volvox.population.low_rank`).
     """
     params = jax.eval_shape(policy.init, jax.random.key(0))
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
@@ -82,8 +89,47 @@ def encoding(policy: Policy, noise: Noise) -> Encoding:
                 "set the module's param_dtype."
             )
     shapes = tuple((jax.tree_util.keystr(path), tuple(leaf.shape)) for path, leaf in paths)
+    factored = _factored({flat.leaf_path(path): leaf.shape for path, leaf in paths}, policy, noise)
     data = noise.make(flat.num_parameters(params))
-    return Encoding(data, jnp.int32(0), noise.draw, noise.sample, policy.from_noise, shapes, treedef)
+    return Encoding(
+        data=data,
+        zero=jnp.int32(0),
+        draw=noise.draw,
+        sample=noise.sample,
+        from_noise=policy.from_noise,
+        shapes=shapes,
+        treedef=treedef,
+        rank=noise.rank,
+        factored=factored,
+    )
+
+
+def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], policy: Policy, noise: Noise) -> tuple[bool, ...]:
+    if noise.rank is None:
+        return (False,) * len(shapes)
+    names = {"/".join(path) for path in shapes}
+    if unknown := sorted(noise.full - names):
+        raise ValueError(
+            f"low-rank noise: full names no parameter of this network: {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(names))}."
+        )
+    factored = []
+    for path, shape in shapes.items():
+        name = "/".join(path)
+        factored.append(path in policy.low_rank and name not in noise.full)
+        if factored[-1]:
+            most = min(math.prod(shape[:-1]), shape[-1])
+            if noise.rank > most:
+                raise ValueError(
+                    f"rank={noise.rank}: kernel {name} {list(shape)} is a matrix of rank {most} at most; choose a rank "
+                    f"up to that, or full=({name!r},)."
+                )
+        elif len(shape) > 1 and name not in noise.full:
+            raise ValueError(
+                f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, nn.Conv "
+                f"and LSTM layers do); full=({name!r},) gives it full noise, with a copy in every slot."
+            )
+    return tuple(factored)
 
 
 def draw_seeds(encoding: Encoding, key: Array, shape: tuple[int, ...]) -> Array:
@@ -91,8 +137,57 @@ def draw_seeds(encoding: Encoding, key: Array, shape: tuple[int, ...]) -> Array:
     return encoding.draw(key, shape, encoding.data, encoding.num_parameters)
 
 
+class Factors(NamedTuple):
+    """Noise of low rank for one kernel, read as a matrix `[K, N]`: `a @ b.T`."""
+
+    a: Array
+    """float32 `[K, r]`."""
+    b: Array
+    """float32 `[N, r]`."""
+
+
+def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
+    """Draws the noise of one mutation.
+
+    Args:
+      encoding: of the network.
+      seed: int32 scalar.
+
+    Returns:
+      In the structure of `encoding.like`: float32 noise, or `Factors` of it.
+    """
+    if encoding.rank is None:
+        return encoding.sample(encoding.data, seed, encoding.like)
+    rank = encoding.rank
+
+    def shape(leaf, factored):
+        if not factored:
+            return leaf
+        sides = math.prod(leaf.shape[:-1]), leaf.shape[-1]
+        return Factors(*(jax.ShapeDtypeStruct((side, rank), leaf.dtype) for side in sides))
+
+    factored = jax.tree.unflatten(encoding.treedef, encoding.factored)
+    noise = encoding.sample(encoding.data, seed, jax.tree.map(shape, encoding.like, factored))
+    unit = jnp.float32(1 / math.sqrt(rank))
+    return jax.tree.map(lambda x: Factors(x.a, x.b * unit) if _is_factors(x) else x, noise, is_leaf=_is_factors)
+
+
+def _is_factors(x: Any) -> bool:
+    return isinstance(x, Factors)
+
+
+def _formed(noise: Any, like: Any, zero: Array) -> Array:
+    if not _is_factors(noise):
+        return noise
+    # One column after the other, each product rounded: a matrix product would be summed in an order of its own.
+    columns = [rounded(noise.a[:, j, None] * noise.b[None, :, j], zero) for j in range(noise.a.shape[1])]
+    return sum(columns[1:], columns[0]).reshape(like.shape)
+
+
 def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """Computes the parameters of one member: `bases[parent] + scale * noise(seed)`, or the initialiser's noise.
+
+    Low-rank noise is formed for it.
 
     The product is rounded before the sum wherever this runs (in or out of a fusion), so that an individual rebuilt
     from its lineage is, bit for bit, the one that played.
@@ -105,15 +200,42 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     Returns:
       Parameters, in the structure of `encoding.like`.
     """
-    noise = encoding.sample(encoding.data, member.seed, encoding.like)
-    # noise * std is rounded too: a later sum must not be contracted with it.
-    first = jax.tree.map(lambda x: rounded(x, encoding.zero), encoding.from_noise(noise))
+    # noise * std is rounded: a later sum must not be contracted with it.
+    initial = encoding.from_noise(encoding.sample(encoding.data, member.seed, encoding.like))
 
-    def one(base, first, noise):
-        mutated = base[member.parent] + rounded(member.scale * noise, encoding.zero)
-        return jnp.where(member.initial, first, mutated)
+    def one(like, base, initial, noise):
+        change = member.scale * _formed(noise, like, encoding.zero)
+        mutated = base[member.parent] + rounded(change, encoding.zero)
+        return jnp.where(member.initial, rounded(initial, encoding.zero), mutated)
 
-    return jax.tree.map(one, bases, first, noise)
+    return jax.tree.map(one, encoding.like, bases, initial, mutation_noise(encoding, member.seed))
+
+
+def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
+    """The parameters of one member as its network takes them: as `decode` computes them, or kernels as `LowRank`.
+
+    With low-rank noise no kernel is formed, and `member.initial` is not asked: first ancestors are bases there.
+
+    Args:
+      encoding: of the network.
+      bases: parameters, leaves `[P, ...]`.
+      member: scalars.
+
+    Returns:
+      Parameters; the bases are part of every `LowRank` in them.
+    """
+    if encoding.rank is None:
+        return decode(encoding, bases, member)
+    leaves, noise = jax.tree.leaves(bases), mutation_noise(encoding, member.seed)
+
+    def one(number, noise):
+        base = leaves[number]
+        if _is_factors(noise):
+            return LowRank(base, member.parent, noise.a, member.scale * noise.b, number)
+        return base[member.parent] + rounded(member.scale * noise, encoding.zero)
+
+    numbers = jax.tree.unflatten(encoding.treedef, range(len(leaves)))
+    return jax.tree.map(one, numbers, noise)
 
 
 def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayTree:

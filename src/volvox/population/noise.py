@@ -3,7 +3,7 @@
 A seed names a noise vector of any network: the start of a slice of the table, or the seed of a generator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from volvox.ops import flat
 from volvox.types import Array, ArrayTree, Config
+from volvox.validation import integer
 
 PUBLISHED_SIZE = 250_000_000
 """Length of the table behind published genomes: `numpy.random.RandomState(123).randn(250_000_000)`."""
@@ -27,6 +28,10 @@ class Noise(NamedTuple):
     sample: Callable[[Array, Array, ArrayTree], ArrayTree]
     """(data, seed, like) -> float32 noise in the structure and shapes of `like`."""
     config: Config
+    rank: int | None = None
+    """Rank of the noise that mutations add to kernels; None if it is as free as any."""
+    full: frozenset[str] = frozenset()
+    """With a rank: parameters that get full noise all the same, by path."""
 
 
 def table(*, size: int | None = None, seed: int = 123) -> Noise:
@@ -108,3 +113,31 @@ def generator(*, seed: int = 0) -> Noise:
         return jax.tree.map(lambda leaf, k: jax.random.normal(jax.random.fold_in(key, k), leaf.shape), like, offsets)
 
     return Noise(make, draw, sample, {"kind": "generator", "seed": seed})
+
+
+def low_rank(*, rank: int = 1, noise: Noise | None = None, full: Collection[str] = ()) -> Noise:
+    """Noise of low rank for kernels: `a @ b.T / sqrt(rank)`, of standard normal `a` and `b` (arXiv 2511.16652).
+
+    Members that descend from one base then share its matrix products, and only a few columns are a member's own: many
+    members cost little more than as many observations of one network. Kernels of convolutions are read as matrices
+    `[kh * kw * C, F]`; biases, and whatever has one dimension, get full noise. First ancestors are drawn in full.
+
+    Args:
+      rank: r; no larger than any kernel's smaller side.
+      noise: where the numbers come from; default: `table()`.
+      full: parameters of more dimensions that no layer takes in factors (anything but plain `nn.Dense`, `nn.Conv` and
+        LSTM layers), by path, for example `"Embed_0/embedding"`: they get full noise, one copy a slot.
+
+    Returns:
+      `Noise`. Joining it with a network (`encoding`) raises ValueError for a parameter that no layer takes in factors
+      and that is not in `full`, and for a rank beyond a kernel's.
+
+    Raises:
+      ValueError: a rank below 1, or noise that has a rank already.
+    """
+    integer("rank", rank, low=1)
+    noise = table() if noise is None else noise
+    if noise.rank is not None:
+        raise ValueError(f"the given noise is of rank {noise.rank} already; give table() or generator().")
+    config = {"kind": "low_rank", "rank": rank, "full": sorted(full), "source": dict(noise.config)}
+    return noise._replace(config=config, rank=rank, full=frozenset(full))

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from volvox.population.decoding import Encoding, Member, decode
+from volvox.ops.low_rank import with_bases, without_bases
+from volvox.population.decoding import Encoding, Member, member_params
 from volvox.rollout import behavior as behaviors
 from volvox.rollout.behavior import Behavior
 from volvox.rollout.pipeline import Stages
@@ -161,18 +162,33 @@ class Memory(NamedTuple):
     """The large state of a rollout."""
 
     variables: tuple[ArrayTree, ...]
-    """For each group the slots' prepared variables, leaves `[B, ...]`."""
+    """For each group what its slots hold (`slot_variables`), leaves `[B, ...]`."""
     behaviors: Array
     """float32 `[C, D]`, by queue entry."""
 
 
 class Constants(NamedTuple):
-    """What `work` reads and nobody changes."""
+    """What a rollout reads and nobody changes."""
 
     queue: Queue
     bases: ArrayTree
     """Parameters, leaves `[P, ...]`."""
     encoding: Encoding
+
+
+def slot_variables(policy: Policy, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
+    """What a slot holds of the member it plays: prepared variables, less what it shares with others.
+
+    Args:
+      policy: the network.
+      encoding: of the network.
+      bases: parameters, leaves `[P, ...]`.
+      member: scalars.
+
+    Returns:
+      Variables; `with_bases` completes them.
+    """
+    return without_bases(policy.prepare(member_params(encoding, bases, member)))
 
 
 def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior) -> Stages:
@@ -189,7 +205,7 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
       `Stages`.
     """
 
-    def act(carry: EpisodesCarry, memory: Memory, g: int, timestep: TimeStep):
+    def act(carry: EpisodesCarry, memory: Memory, constants: Constants, g: int, timestep: TimeStep):
         slots = carry.slots[g]
         busy = slots.entry >= 0
         # A slot that took an entry waits for the reset step, which has no reward and no length.
@@ -208,8 +224,11 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
             return jnp.where(timestep.first.reshape(-1, *[1] * (x.ndim - 1)), initial, x)
 
         recurrent = jax.tree.map(reset, policy.initial_state(1), slots.recurrent)
-        apply = jax.vmap(lambda variables, observation, state: policy.apply(variables, observation, state, None))
-        output, recurrent = apply(memory.variables[g], timestep.observation[:, None], recurrent)
+
+        def apply(variables, observation, state):
+            return policy.apply(with_bases(variables, constants.bases), observation, state, None)
+
+        output, recurrent = jax.vmap(apply)(memory.variables[g], timestep.observation[:, None], recurrent)
 
         new = Slots(
             entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
@@ -245,7 +264,7 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
         def decode_into(i, variables):
             slot = due_first[i]
             member = jax.tree.map(lambda x: x[slots.entry[slot]], constants.queue.members)
-            one = policy.prepare(decode(constants.encoding, constants.bases, member))
+            one = slot_variables(policy, constants.encoding, constants.bases, member)
             return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
 
         variables = jax.lax.fori_loop(0, carry.num_due, decode_into, memory.variables[g])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.population.decoding import Encoding
+from volvox.population.decoding import Encoding, Member
 from volvox.rollout import episodes, pipeline
 from volvox.rollout.behavior import Behavior, nothing
 from volvox.types import Array, ArrayTree, EnvGroup, EnvSpec, Evaluation, Interrupted, Policy, Population
@@ -50,8 +50,10 @@ class SlotMemory:
     """
 
     def __init__(self, policy: Policy, encoding: Encoding, num_groups: int, group_size: int):
-        """Allocates zeros: `num_groups` × `group_size` × the prepared variables of one network."""
-        one = jax.eval_shape(policy.prepare, encoding.like)
+        """Allocates zeros: `num_groups` × `group_size` × what a slot holds of a member."""
+        bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), encoding.like)
+        member = Member(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+        one = jax.eval_shape(lambda *of: episodes.slot_variables(policy, *of), encoding, bases, member)
         self.groups: tuple[ArrayTree, ...] = tuple(
             jax.tree.map(lambda x: jnp.zeros((group_size, *x.shape), x.dtype), one) for _ in range(num_groups)
         )
@@ -160,6 +162,8 @@ def evaluator(
             raise ValueError(f"{total} episodes asked for; this evaluator holds 1 to {capacity}.")
         if most > num_episodes:
             raise ValueError(f"a member asks for {most} episodes, but num_episodes={num_episodes}.")
+        if encoding.rank is not None and bool(population.initial.any()):
+            raise ValueError("with low-rank noise first ancestors are bases (decode them), never members.")
         began = time.perf_counter()
         queue = line_up(population._replace(bases=()), num_episodes, capacity)
         constants = episodes.Constants(queue, population.bases, encoding)

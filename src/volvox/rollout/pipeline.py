@@ -30,11 +30,11 @@ class Stages(NamedTuple):
     """What an algorithm does in the loop. `g` is the group's index, a Python int.
 
     State is split by who may change it: `act` changes `carry` (small) and only reads `memory` (large); `work` changes
-    both. `constants` are read by `work` and changed by nobody. The large stays in place only so.
+    both. `constants` are read by all and changed by nobody. The large stays in place only so.
     """
 
-    act: Callable[[ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
-    """(carry, memory, g, timestep) -> (carry, action `[B, ...]`)."""
+    act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
+    """(carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`)."""
     work: Callable[[ArrayTree, ArrayTree, ArrayTree, int], tuple[ArrayTree, ArrayTree]]
     """(carry, memory, constants, g) -> (carry, memory). Everything it does must depend on an integer scalar of
     `carry` (a count, a counter): that is what makes it wait for `send`."""
@@ -88,7 +88,7 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
 
             def step(env, carry, g=g, group=group, memory=memory):
                 env, timestep = group.recv(env)
-                carry, action = stages.act(carry, memory, g, timestep)
+                carry, action = stages.act(carry, memory, constants, g, timestep)
                 return group.send(env, action), carry
 
             if stages.active is None:
@@ -159,7 +159,7 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
             for g in list(range(len(groups))) * beats_per_round:
                 if calls.active[g](carry):
                     envs[g], timestep = calls.recv[g](envs[g])
-                    carry, action = calls.act[g](carry, memory, timestep)
+                    carry, action = calls.act[g](carry, memory, constants, timestep)
                     envs[g] = calls.send[g](envs[g], action)
                 carry, memory = calls.work[g](carry, memory, constants)
             carry, memory = calls.finish(carry, memory, constants)
@@ -225,7 +225,7 @@ def timed(
                         envs[g], seen[g] = calls.recv[g](envs[g])
                     jax.block_until_ready(seen[g])
                     began = time.perf_counter()
-                    carry, actions[g] = calls.act[g](carry, memory, seen[g])
+                    carry, actions[g] = calls.act[g](carry, memory, constants, seen[g])
                     acting.append(since(began, carry, actions[g]))
                     began = time.perf_counter()
                     envs[g], seen[g] = calls.send[g](envs[g], actions[g]), None
@@ -289,8 +289,8 @@ def _check(groups: Sequence[EnvGroup], beats_per_round: int) -> None:
         raise ValueError("the loop needs at least one group of environments; two let emulators and device overlap.")
 
 
-def _act(stages: Stages, g: int, carry, memory, timestep):
-    return stages.act(carry, memory, g, timestep)
+def _act(stages: Stages, g: int, carry, memory, constants, timestep):
+    return stages.act(carry, memory, constants, g, timestep)
 
 
 def _work(stages: Stages, g: int, carry, memory, constants):

@@ -1,0 +1,179 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.networks.interception import low_rank_kernels, use_kernels
+from volvox.ops.conv import conv, conv_low_rank
+from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense, with_bases, without_bases
+from volvox.ops.matmul import matmul
+from volvox.ops.shapes import CONVS, MATMULS
+
+INDICES = {
+    "all one": lambda p, n: np.full(n, p - 1),
+    "sorted": lambda p, n: np.sort(np.arange(n) % p),
+    "unsorted": lambda p, n: np.random.default_rng(1).integers(0, p, n),
+    "few of many": lambda p, n: np.where(np.arange(n) % 3, 0, p - 1),
+}
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def formed(kernel: LowRank):
+    base = np.asarray(kernel.bases, np.float64)[int(kernel.index)]
+    return base + (np.asarray(kernel.a, np.float64) @ np.asarray(kernel.b, np.float64).T).reshape(base.shape)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("num_bases", [1, 2, 7, 20])
+@pytest.mark.parametrize("kind", INDICES)
+def test_shared_kernels(kind, num_bases, rows):
+    """However rows fall on kernels, the grouped product is the product with each row's own kernel."""
+    x, w = normal(21, rows, 4000), normal(num_bases, 4000, 5, seed=2)
+    index = INDICES[kind](num_bases, 21)
+    expected = np.einsum("bmk,bkn->bmn", x.astype(np.float64), w[index].astype(np.float64))
+    got = jax.jit(matmul)(x, w, jnp.asarray(index, jnp.int32))
+    np.testing.assert_allclose(got, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("num_bases", [1, 4])
+@pytest.mark.parametrize("name", ["deep_ga_small_hidden", "prime", "rows", "mlp_hidden"])
+def test_dense(name, num_bases, rank):
+    """A population of low-rank kernels gives what the formed kernels give."""
+    shape, n = MATMULS[name], 6
+    index = np.arange(n) % num_bases
+    x, bases = normal(n, shape.rows, shape.k), normal(num_bases, shape.k, shape.n, seed=1)
+    a, b = normal(n, shape.k, rank, seed=2), normal(n, shape.n, rank, seed=3)
+
+    def one(x, index, a, b):
+        return low_rank_dense(x, LowRank(bases, index, a, b, 0))
+
+    got = jax.jit(jax.vmap(one))(x, jnp.asarray(index, jnp.int32), a, b)
+    for i in range(n):
+        expected = x[i].astype(np.float64) @ formed(LowRank(bases, index[i], a[i], b[i], 0))
+        np.testing.assert_allclose(got[i], expected, rtol=1e-4, atol=1e-4 * np.sqrt(shape.k))
+
+
+@pytest.mark.parametrize("name", ["deep_ga_small_1", "stride_beyond_size", "pixels_left_over", "pointwise"])
+def test_conv(name):
+    """The same for convolutions, whose kernel is read as a matrix."""
+    shape, n, rank = CONVS[name], 5, 2
+    size = (shape.size, shape.size, shape.channels)
+    index = np.array([0, 2, 2, 1, 0])
+    x, bases = normal(n, 2, shape.image, shape.image, shape.channels), normal(3, *size, shape.features, seed=1)
+    a, b = normal(n, int(np.prod(size)), rank, seed=2), normal(n, shape.features, rank, seed=3)
+    window = {"strides": (shape.stride,) * 2, "padding": shape.padding}
+
+    def one(x, index, a, b):
+        return low_rank_conv(x, LowRank(bases, index, a, b, 0), **window)
+
+    got = jax.jit(jax.vmap(one))(x, jnp.asarray(index, jnp.int32), a, b)
+    for i in range(n):
+        kernel = formed(LowRank(bases, index[i], a[i], b[i], 0)).astype(np.float32)
+        np.testing.assert_allclose(got[i], conv(x[i], kernel, **window), rtol=1e-3, atol=1e-3)
+
+
+def test_conv_elsewhere_is_the_same():
+    """The form for other platforms, which nothing chooses on a CPU."""
+    from volvox.ops.conv import _low_rank_mapped, _low_rank_patches, _window
+
+    shape = CONVS["deep_ga_small_1"]
+    window = _window((shape.image,) * 2, (shape.size,) * 2, (shape.stride,) * 2, shape.padding)
+    kernels = normal(3, shape.size, shape.size, shape.channels, shape.features)
+    x, a = normal(4, 2, shape.image, shape.image, shape.channels), normal(4, kernels[0, ..., 0].size, 1)
+    operands = jax.tree.map(jnp.asarray, (x, kernels, np.array([2, 0, 2, 1]), a, normal(4, shape.features, 1)))
+    np.testing.assert_allclose(
+        _low_rank_patches(*operands, window), _low_rank_mapped(*operands, window), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_ragged_is_grouped():
+    """Likewise for the product of matrices."""
+    from volvox.ops.matmul_xla import _grouped, _ragged
+
+    x, w, index = map(jnp.asarray, (normal(9, 2, 12), normal(4, 12, 3), [3, 0, 0, 1, 3, 3, 0, 1, 3]))
+    np.testing.assert_allclose(_ragged(x, w, index), _grouped(x, w, index), atol=1e-5)
+
+
+def test_vmaps_nest_over_conv():
+    """Members of two populations, each with bases of its own."""
+    kernels, x = normal(2, 3, 3, 3, 2, 4), normal(2, 5, 1, 6, 6, 2)
+    index, a, b = jnp.array([[0, 1, 2, 1, 0], [2, 2, 0, 1, 1]]), normal(2, 5, 18, 1), normal(2, 5, 4, 1)
+    got = jax.vmap(conv_low_rank)(x, kernels, index, a, b)
+    for i in range(2):
+        np.testing.assert_allclose(got[i], conv_low_rank(x[i], kernels[i], index[i], a[i], b[i]), atol=1e-5)
+
+
+class Mixed(nn.Module):
+    """Every kind of layer and parameter there is a rule for, and two for which there is none."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(4, (3, 3), strides=2)(x)).reshape(x.shape[0], -1)
+        x = nn.LayerNorm()(nn.Dense(6)(x))
+        carry = (jnp.ones((x.shape[0], 5)), jnp.ones((x.shape[0], 5)))
+        carry, x = nn.OptimizedLSTMCell(5)(carry, x)
+        _, x = nn.LSTMCell(5, name="lstm")(carry, x)
+        _, x = nn.GRUCell(5)(x, x)
+        x = x * self.param("raw", nn.initializers.ones, (5,))
+        return nn.Dense(3, use_bias=False)(x @ self.param("matrix", nn.initializers.ones, (5, 5)))
+
+
+def test_kernels_of_a_mixed_module_are_found():
+    module, x = Mixed(), normal(2, 6, 6, 1)
+    params = module.init(jax.random.key(0), x)
+    found = low_rank_kernels(module.apply, params, x)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params["params"])
+    names = {tuple(key.key for key in path) for path, leaf in leaves if leaf.ndim > 1}
+    assert found == names - {("matrix",)}
+
+
+def test_a_mixed_module_takes_low_rank_kernels():
+    """Unmodified modules, members vmapped: against explicitly formed weights."""
+    module, n, num_bases = Mixed(), 4, 2
+    x = normal(n, 1, 6, 6, 1)
+    inits = [module.init(jax.random.key(i), x[0])["params"] for i in range(num_bases)]
+    bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *inits)
+    found = low_rank_kernels(module.apply, {"params": inits[0]}, x[0])
+    paths, treedef = jax.tree_util.tree_flatten_with_path(bases)
+    members, dense = [], []
+    for i in range(n):
+        leaves, whole = [], []
+        for number, (path, leaf) in enumerate(paths):
+            base = leaf[i % num_bases]
+            if tuple(key.key for key in path) in found:
+                a, b = normal(base[..., 0].size, 2, seed=10 * i + number), normal(base.shape[-1], 2, seed=number)
+                leaves.append(LowRank(leaf, jnp.int32(i % num_bases), 0.3 * a, b, number))
+                whole.append(formed(leaves[-1]).astype(np.float32))
+            else:
+                leaves.append(base + 0.1 * i)
+                whole.append(leaves[-1])
+        members.append(without_bases(jax.tree.unflatten(treedef, leaves)))
+        dense.append(jax.tree.unflatten(treedef, whole))
+
+    def act(params, x):
+        with use_kernels():
+            return module.apply({"params": with_bases(params, bases)}, x)
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    got = jax.jit(jax.vmap(act))(stacked, x)
+    for i in range(n):
+        np.testing.assert_allclose(got[i], module.apply({"params": dense[i]}, x[i]), rtol=1e-4, atol=1e-5)
+
+
+def test_no_member_is_formed():
+    """Compiled for many members of few bases, no array has a member's kernel for each of them."""
+    n, k, features = 16, 1000, 30
+    bases = normal(2, k, features)
+
+    def one(x, index, a, b):
+        return low_rank_dense(x, LowRank(bases, index, a, b, 0))
+
+    operands = normal(n, 1, k), jnp.zeros(n, jnp.int32), normal(n, k, 1), normal(n, features, 1)
+    text = jax.jit(jax.vmap(one)).lower(*operands).compile().as_text()
+    assert f"{k},{features}]" in text
+    assert f"[{n},{k},{features}]" not in text

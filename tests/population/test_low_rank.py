@@ -1,0 +1,217 @@
+"""Low-rank noise: decoding, updates and play against weights formed in NumPy."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import networks, population
+from volvox.envs import probe
+from volvox.population import Genome, Member, lineage
+from volvox.rollout import SlotMemory, evaluator
+from volvox.types import Population
+
+SIZE = 5_000
+HIDDEN = 5
+ENV = probe.target(size=3, num_envs=8, groups=2, max_episode_steps=4)
+
+
+class Network(nn.Module):
+    """A convolution, two dense layers, and a matrix that no layer takes in factors."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], 3, 1, 1)
+        x = nn.tanh(nn.Conv(4, (3, 1))(x)).reshape(x.shape[0], -1)
+        x = nn.tanh(nn.LayerNorm()(nn.Dense(HIDDEN)(x)))
+        return nn.Dense(3)(x @ self.param("matrix", nn.initializers.normal(0.5), (HIDDEN, HIDDEN)))
+
+
+NET = networks.policy(Network(), ENV.spec)
+
+
+def encoded(rank):
+    noise = population.low_rank(rank=rank, noise=population.table(size=SIZE), full=("matrix",))
+    return population.encoding(NET, noise)
+
+
+def numpy_noise(seed, rank):
+    """The slice of the table, cut by hand: vectors and the raw matrix in full, kernels as a and b."""
+    table = np.random.RandomState(123).randn(SIZE).astype(np.float32)
+    place = seed
+
+    def take(*shape):
+        nonlocal place
+        place += int(np.prod(shape))
+        return table[place - int(np.prod(shape)) : place].reshape(shape)
+
+    def kernel(*shape):
+        a, b = take(int(np.prod(shape[:-1])), rank), take(shape[-1], rank) * np.float32(1 / np.sqrt(rank))
+        total = np.zeros((len(a), len(b)), np.float32)
+        for j in range(rank):
+            total = total + a[:, j, None] * b[None, :, j]
+        return total.reshape(shape)
+
+    # A layer's own parameters lie before those under them: first the raw matrix, then bias, a, b of each layer.
+    noise = {"matrix": take(HIDDEN, HIDDEN)}
+    conv_bias = take(4)
+    noise["Conv_0"] = {"bias": conv_bias, "kernel": kernel(3, 1, 1, 4)}
+    for name, shape in (("Dense_0", (12, HIDDEN)), ("Dense_1", (HIDDEN, 3))):
+        bias = take(shape[1])
+        noise[name] = {"bias": bias, "kernel": kernel(*shape)}
+    noise["LayerNorm_0"] = {"bias": take(HIDDEN), "scale": take(HIDDEN)}
+    return noise
+
+
+def random_bases(code, n=2):
+    def leaf(like):
+        return jnp.asarray(np.random.default_rng(like.size).standard_normal((n, *like.shape), np.float32))
+
+    return jax.tree.map(leaf, code.like)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_decoding_equals_numpy_to_the_bit(rank):
+    """A base with folded factors is the same wherever it is computed; so is an individual rebuilt from its lineage."""
+    code = encoded(rank)
+    bases = random_bases(code)
+    member = Member(jnp.int32(1), jnp.int32(77), jnp.float32(0.3), jnp.bool_(False))
+    expected = jax.tree.map(lambda base, noise: base[1] + np.float32(0.3) * noise, bases, numpy_noise(77, rank))
+    jax.tree.map(np.testing.assert_array_equal, population.decode(code, bases, member), expected)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(population.decode)(code, bases, member), expected)
+
+    first = population.rebuild(code, Genome(9, ()))
+    dense = population.encoding(NET, population.table(size=SIZE))
+    jax.tree.map(np.testing.assert_array_equal, first, population.rebuild(dense, Genome(9, ())))
+    expected = jax.tree.map(lambda base, noise: base + np.float32(0.3) * noise, first, numpy_noise(77, rank))
+    jax.tree.map(np.testing.assert_array_equal, population.rebuild(code, Genome(9, ((77, 0.3),))), expected)
+
+
+def test_noise_has_its_rank_and_unit_variance():
+    net = networks.policy(networks.MLP(3, hidden=(40, 40)), ENV.spec)
+    code = population.encoding(net, population.low_rank(rank=2, noise=population.generator()))
+    bases = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), code.like)
+    members = Member(jnp.zeros(400, jnp.int32), jnp.arange(400), jnp.ones(400), jnp.zeros(400, bool))
+    noise = population.decode_many(code, bases, members)
+    kernels = np.asarray(noise["Dense_1"]["kernel"])
+    assert np.linalg.matrix_rank(kernels[0]) == 2
+    assert abs(kernels.mean()) < 0.02
+    assert abs(kernels.var() - 1) < 0.05
+    assert abs(np.asarray(noise["Dense_1"]["bias"]).var() - 1) < 0.05
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_updates_are_sums_of_outer_products(rank):
+    code = encoded(rank)
+    seeds = np.arange(70) * 13  # more than are taken at once
+    weights = np.random.default_rng(0).standard_normal(70).astype(np.float32)
+    total = jax.jit(population.weighted_noise)(code, jnp.asarray(seeds, jnp.int32), weights)
+    parts = [
+        jax.tree.map(lambda x, w=w: w * x, numpy_noise(seed, rank)) for seed, w in zip(seeds, weights, strict=True)
+    ]
+    expected = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0, dtype=np.float64), *parts)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), total, expected)
+
+
+def members_of(code, n, scale):
+    return Population(
+        bases=random_bases(code),
+        parent=jnp.arange(n, dtype=jnp.int32) % 2,
+        seed=jnp.arange(n, dtype=jnp.int32) * 31,
+        scale=jnp.full(n, scale),
+        initial=jnp.zeros(n, bool),
+        episodes=jnp.ones(n, jnp.int32),
+        priority=jnp.zeros(n),
+    )
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
+def test_members_play_as_their_formed_weights_do(host):
+    code, n = encoded(2), 20
+    members = members_of(code, n, 0.5)
+    size = ENV.num_envs // ENV.num_groups
+
+    def play(code, members):
+        slots = SlotMemory(NET, code, ENV.num_groups, size)
+        played = evaluator(NET, ENV.make(0, host=host), slots, capacity=n)
+        result, _ = played.evaluate(members, 1, code, seed=3)
+        played.close()
+        return result, slots
+
+    result, slots = play(code, members)
+    formed = population.decode_many(code, members.bases, Member(*members[1:5]))
+    free = population.encoding(NET, population.table(size=SIZE))
+    each = members._replace(bases=formed, parent=jnp.arange(n, dtype=jnp.int32), scale=jnp.zeros(n))
+    expected, free_slots = play(free, each)
+    np.testing.assert_allclose(result.returns, expected.returns, rtol=1e-4, atol=1e-4)
+    assert len(np.unique(result.returns)) == n  # they differ, or nothing was shown
+
+    # A slot holds factors and vectors, and no kernel.
+    held, formed = ({leaf.shape for leaf in jax.tree.leaves(memory.groups)} for memory in (slots, free_slots))
+    assert (size, 12, HIDDEN) in formed - held
+    assert (size, 12, 2) in held
+
+
+def test_statistics_of_a_reference_batch_are_the_members_own():
+    spec = ENV.spec._replace(
+        observation_shape=(84, 84, 4), observation_dtype=np.uint8, num_actions=3, action_shape=None
+    )
+    batch = np.random.default_rng(0).integers(0, 256, (4, 84, 84, 4), np.uint8)
+    net = networks.reference_policy(networks.VirtualBatchNormNet(3), spec, batch)
+    code = population.encoding(net, population.low_rank(noise=population.table(size=2_000_000)))
+    bases = jax.tree.map(
+        lambda x: 0.05 * np.random.default_rng(1).standard_normal((2, *x.shape), np.float32), code.like
+    )
+    member = Member(jnp.int32(1), jnp.int32(5), jnp.float32(0.1), jnp.bool_(False))
+
+    @jax.jit
+    def outputs(params):
+        return net.apply(net.prepare(params), batch[:2], (), None)[0]
+
+    expected = outputs(population.decode(code, bases, member))
+    np.testing.assert_allclose(outputs(population.member_params(code, bases, member)), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_bad_ranks_and_parameters_are_refused():
+    with pytest.raises(ValueError, match="rank must be an integer of at least 1"):
+        population.low_rank(rank=0)
+    with pytest.raises(ValueError, match="is of rank 1 already"):
+        population.low_rank(noise=population.low_rank())
+    with pytest.raises(ValueError, match=r"rank=4: kernel Conv_0/kernel \[3, 1, 1, 4\] is a matrix of rank 3 at most"):
+        encoded(4)
+    with pytest.raises(ValueError, match=r"no layer takes parameter matrix \[5, 5\] in factors"):
+        population.encoding(NET, population.low_rank())
+    with pytest.raises(ValueError, match="full names no parameter of this network: matrices"):
+        population.encoding(NET, population.low_rank(full=("matrices",)))
+    code = encoded(1)
+    played = evaluator(NET, ENV.make(0), SlotMemory(NET, code, 2, 4), capacity=4)
+    with pytest.raises(ValueError, match="first ancestors are bases"):
+        played.evaluate(members_of(code, 4, 0.1)._replace(initial=jnp.ones(4, bool)), 1, code)
+    played.close()
+
+
+def test_the_lineage_begins_with_the_bases_before_the_first_generation():
+    from volvox import evolution
+
+    def make():
+        strategy = evolution.ga(
+            population_size=24, num_parents=4, mutation_std=0.1, num_elite_candidates=3, num_validation_episodes=4
+        )
+        noise = population.low_rank(rank=1, noise=population.table(size=20_000), full=("matrix",))
+        return evolution.evolve(strategy, Network(), ENV, noise=noise)
+
+    algorithm = make()
+    state = algorithm.init(jax.random.key(0))
+    scores = []
+    for _ in range(6):
+        state, metrics = algorithm.step(state)
+        scores.append(metrics["elite_score"])
+    assert scores[-1] > scores[0]
+    assert len(state.lineage.seed) == 7
+    restored = make().restore(algorithm.save(state))
+    jax.tree.map(np.testing.assert_array_equal, restored.strategy, state.strategy)
+    for base in range(5):
+        genome = lineage.genome(state.lineage, base)
+        assert genome.initial_seed in np.asarray(state.lineage.seed[0])
+        assert len(genome.mutations) <= 6
