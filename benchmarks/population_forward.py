@@ -1,9 +1,10 @@
 """Forward pass of a population: many different networks, one observation each.
 
-Four variants on the same rows, measured in turns so that drift cancels:
+Variants on the same rows, measured in turns so that drift cancels:
 
 - naive_vmap: `jax.vmap` over the plain flax network, what everybody writes;
 - volvox: `jax.vmap` over the policy's `apply`;
+- low_rank and low_rank_20: as many members whose kernels differ from one base, or from one of 20, by rank-1 noise;
 - shared: all rows through ONE plain flax network, the floor for anything with the same arithmetic;
 - read: the sum of all weights of all networks, which is how fast this machine reads them once, and no more than that.
 
@@ -26,6 +27,9 @@ from parts import machine
 
 from volvox.networks import DeepGA, policy
 from volvox.ops.flat import num_parameters, unflatten
+from volvox.ops.low_rank import with_bases
+from volvox.population import Member, decode, encoding, generator, low_rank
+from volvox.rollout.episodes import slot_variables
 from volvox.types import EnvSpec
 
 NUM_ACTIONS = 18
@@ -40,6 +44,10 @@ SPEC = EnvSpec(
     max_episode_steps=1,
     frame_skip=1,
 )
+
+
+LOW_RANK = {"low_rank": 1, "low_rank_20": 20}
+"""Numbers of bases."""
 
 
 def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]:
@@ -68,13 +76,42 @@ def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]
         del observation
         return jnp.stack([leaf.sum() for leaf in jax.tree.leaves(params)])
 
+    code = encoding(net, low_rank(noise=generator()))
+
+    def low_rank_call(num_bases: int) -> tuple[Any, ...]:
+        bases = jax.tree.map(lambda leaf: leaf[:num_bases], many)
+        parent = jnp.asarray(np.arange(num_networks) % num_bases, jnp.int32)[rng.permutation(num_networks)]
+        members = Member(parent, jnp.arange(num_networks), jnp.full(num_networks, 0.02), jnp.zeros(num_networks, bool))
+        slots = jax.jit(lambda members: jax.lax.map(lambda one: slot_variables(net, code, bases, one), members))(
+            members
+        )
+
+        def act(params: Any, observation: jax.Array) -> jax.Array:
+            slots, bases = params
+            return jax.vmap(lambda slot, row: ours(with_bases(slot, bases), row))(slots, observation)
+
+        formed = jax.jit(lambda one: decode(code, bases, one))(jax.tree.map(lambda x: x[-1], members))
+        check(act((slots, bases), rows[:, None])[-1], plain(formed, rows[-1:]))
+        return jax.jit(act), (slots, bases), rows[:, None]
+
     calls = {
         "naive_vmap": (jax.jit(jax.vmap(plain)), many, rows[:, None]),
         "volvox": (jax.jit(jax.vmap(ours)), many, rows[:, None]),
         "shared": (jax.jit(plain), one, rows),
         "read": (jax.jit(read), many, rows),
+        **{name: low_rank_call(num_bases) for name, num_bases in LOW_RANK.items() if num_bases <= num_networks},
     }
     return {name: lambda call=call: call[0](call[1], call[2]) for name, call in calls.items()}
+
+
+def check(ours: jax.Array, plain: jax.Array) -> float:
+    """The largest difference; ends the program if it is more than rounding."""
+    difference, scale = float(jnp.abs(ours - plain).max()), float(jnp.abs(plain).max())
+    if not difference <= 1e-4 * scale:
+        raise SystemExit(
+            f"volvox and plain flax differ by {difference} where outputs reach {scale}; no speed is reported"
+        )
+    return difference
 
 
 def measure(calls: dict[str, Callable[[], jax.Array]], repeats: int) -> dict[str, list[float]]:
@@ -93,12 +130,7 @@ def measure(calls: dict[str, Callable[[], jax.Array]], repeats: int) -> dict[str
 def benchmark(num_networks: int, size: str, repeats: int) -> dict[str, Any]:
     """Run everything; JSON values."""
     calls = variants(num_networks, size)
-    difference = float(jnp.abs(calls["naive_vmap"]() - calls["volvox"]()).max())
-    scale = float(jnp.abs(calls["naive_vmap"]()).max())
-    if not difference <= 1e-4 * scale:
-        raise SystemExit(
-            f"volvox and plain flax differ by {difference} where outputs reach {scale}; no speed is reported"
-        )
+    difference = check(calls["volvox"](), calls["naive_vmap"]())
     times = measure(calls, repeats)
     median = {name: statistics.median(values) for name, values in times.items()}
     return {
@@ -108,6 +140,7 @@ def benchmark(num_networks: int, size: str, repeats: int) -> dict[str, Any]:
         **{f"{name}_ms": round(value, 3) for name, value in median.items()},
         "speedup": round(median["naive_vmap"] / median["volvox"], 3),
         "volvox_over_shared": round(median["volvox"] / median["shared"], 3),
+        **{f"{name}_over_shared": round(median[name] / median["shared"], 3) for name in LOW_RANK if name in median},
         "floor_over_shared": round((median["read"] + median["shared"]) / median["shared"], 3),
         "volvox_over_floor": round(median["volvox"] / (median["read"] + median["shared"]), 3),
         "spread_ms": {
@@ -139,6 +172,9 @@ def main() -> None:
     for name, spread in result["spread_ms"].items():
         print(f"{name:12}{spread['median']:12.2f}{spread['min']:10.2f}{spread['max']:10.2f}")
     print(f"speedup over naive vmap {result['speedup']:.2f}; volvox over shared {result['volvox_over_shared']:.2f}")
+    for name, num_bases in LOW_RANK.items():
+        if f"{name}_over_shared" in result:
+            print(f"rank-1 members of {num_bases} bases over shared {result[f'{name}_over_shared']:.2f}")
     print(
         f"read and shared in turn: {result['floor_over_shared']:.2f} of shared; "
         f"volvox {result['volvox_over_floor']:.2f} of that"

@@ -22,6 +22,7 @@ import tyro
 from parts import env_steps_per_s, machine, show
 
 import volvox as vx
+from volvox.ops.low_rank import with_bases
 from volvox.population import Member, decode_many
 from volvox.rollout import Figures, SlotMemory, evaluator
 from volvox.types import Population
@@ -39,6 +40,7 @@ class Options:
     groups: int = 2
     cutoff: Annotated[int, Flag(help="steps after which an episode is cut")] = 400
     network: Literal["large", "small"] = "large"
+    noise: Annotated[Literal["table", "low-rank"], Flag(help="low-rank: of rank 1")] = "table"
     seed: int = 0
     naive_batches: Annotated[int, Flag(help="batches of num_envs members that the usual way plays; 0: skip it")] = 1
     memory: Annotated[bool, Flag(help="also measure a population of 1 000 in a process of its own")] = True
@@ -55,33 +57,38 @@ class Setting:
         self.module = vx.networks.DeepGA(self.env.spec.num_actions, size=options.network)
         self.net = vx.networks.policy(self.module, self.env.spec)
         self.strategy = vx.evolution.ga(population_size=population, num_parents=20, mutation_std=0.002)
-        self.code = vx.population.encoding(self.net, vx.population.table())
+        noise = vx.population.low_rank() if options.noise == "low-rank" else vx.population.table()
+        self.code = vx.population.encoding(self.net, noise)
         self.memory = SlotMemory(self.net, self.code, options.groups, options.num_envs // options.groups)
         self.rounds = vx.evolution.compiled_rounds(self.strategy)
 
 
-def inference_steps_per_s(setting: Setting, seconds: float = 5.0) -> float:
-    """The networks alone: every slot's own network acts, group by group, inside one compiled loop."""
+def inference_steps_per_s(setting: Setting, bases, seconds: float = 5.0) -> float:
+    """The networks alone: every slot's own network acts, group by group, inside one compiled loop.
+
+    The slots are as a rollout left them. Low-rank members share what their parents share, as they did there.
+    """
     spec = setting.env.spec
     b = setting.env.num_envs // setting.env.num_groups
     observation = jnp.zeros((b, 1, *spec.observation_shape), spec.observation_dtype)
 
     @jax.jit
-    def forward(memory, observation, times):
+    def forward(memory, bases, observation, times):
         def body(i, actions):
             for variables in memory:
                 # The observation depends on the last action, as it does in the loop.
                 seen = observation + (actions[0] + i).astype(observation.dtype)
-                output, _ = jax.vmap(lambda v, o: setting.net.apply(v, o, (), None))(variables, seen)
+                act = lambda v, o: setting.net.apply(with_bases(v, bases), o, (), None)  # noqa: E731
+                output, _ = jax.vmap(act)(variables, seen)
                 actions = jnp.argmax(output[:, 0], axis=-1).astype(jnp.int32)
             return actions
 
         return jax.lax.fori_loop(0, times, body, jnp.zeros(b, jnp.int32))
 
-    jax.block_until_ready(forward(setting.memory.groups, observation, 1))
+    jax.block_until_ready(forward(setting.memory.groups, bases, observation, 1))
     began, times = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        jax.block_until_ready(forward(setting.memory.groups, observation, 5))
+        jax.block_until_ready(forward(setting.memory.groups, bases, observation, 5))
         times += 5
     return times * setting.env.num_envs / (time.perf_counter() - began)
 
@@ -173,6 +180,7 @@ def measure(options: Options) -> dict:
         # First, and in a process of its own: nothing of ours is in its memory, and nothing runs beside it.
         command = [sys.executable, __file__, "--peak-of", "1000", "--num-envs", str(options.num_envs), "--json"]
         command += ["--game", options.game, "--network", options.network, "--groups", str(options.groups)]
+        command += ["--noise", options.noise]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         figures["peak_rss_gb"] = json.loads(printed.strip().splitlines()[-1])["peak_rss_gb"]
     setting = Setting(options, options.population)
@@ -181,7 +189,7 @@ def measure(options: Options) -> dict:
     rollout, seconds, offspring = second_generation(setting, played, options)
     played.close()
     env_rate = env_steps_per_s(setting.env.make(options.seed, max_episode_steps=options.cutoff))
-    inference_rate = inference_steps_per_s(setting)
+    inference_rate = inference_steps_per_s(setting, offspring.bases)
     bound = 1 / (1 / env_rate + 1 / inference_rate)
     figures |= {
         "env_steps_per_s": env_rate,

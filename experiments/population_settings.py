@@ -27,9 +27,13 @@ class PopulationSettings:
     num_validation_episodes: Annotated[int, Flag(help="validation episodes of each candidate for elite")] = 0
     num_test_episodes: Annotated[int, Flag(help="test episodes of each generation's elite; 0: none")] = 0
     noise: Annotated[
-        Literal["table", "published", "generator"],
-        Flag(help="table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB; generator: no table"),
+        Literal["table", "published", "generator", "low-rank"],
+        Flag(
+            help="table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB; generator: no table; "
+            "low-rank: the table, but mutations change each kernel by a matrix of --rank, and members share the rest"
+        ),
     ] = "table"
+    rank: Annotated[int, Flag(help="of low-rank noise")] = 1
     num_envs: Annotated[int, Flag(help="environments, which are also the slots that hold networks")] = 0
     groups: Annotated[int, Flag(help="groups of environments that take turns")] = 2
     threads: Annotated[int | None, Flag(help="emulator threads; default: all CPUs")] = None
@@ -90,11 +94,13 @@ def evolve(
     strategy: vx.evolution.Strategy, network: Any, env: vx.types.Env, settings: PopulationSettings
 ) -> tuple[vx.types.Algorithm, int]:
     """The algorithm, and its steps in all."""
+    if settings.noise != "low-rank" and settings.rank != 1:
+        raise ValueError(f"rank={settings.rank} belongs to noise='low-rank'; the noise is {settings.noise!r}.")
     algorithm = vx.evolution.evolve(
         strategy,
         network,
         env,
-        noise=NOISE[settings.noise](),
+        noise=vx.population.low_rank(rank=settings.rank) if settings.noise == "low-rank" else NOISE[settings.noise](),
         max_episode_steps=settings.max_episode_steps,
         test_max_episode_steps=settings.test_max_episode_steps,
     )

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from volvox import evolution, networks, population
@@ -80,6 +81,38 @@ def test_the_update_is_the_papers():
         theta = theta - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
         np.testing.assert_allclose(flat(current(state)), theta, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(gradient), rtol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_update_is_that_of_an_independent_library(optimizer):
+    """The same noise and the same returns, some of them equal: evosax's Open_ES moves to the same parameters."""
+    from evosax.algorithms import Open_ES
+
+    std, rate = 0.2, 0.03
+    strategy = es(noise_std=std, learning_rate=rate, l2_coefficient=0.0, optimizer=optimizer)
+    state = strategy.init(jax.random.key(0), CODE)
+    made = {"sgd": optax.sgd, "adam": optax.adam}[optimizer]
+    # Its gradient is divided by the noise's standard deviation once more.
+    scaled = optax.chain(optax.scale(std), made(rate))
+    theirs = Open_ES(
+        N,
+        current(state),
+        optimizer=scaled,
+        std_schedule=optax.constant_schedule(std),
+        metrics_fn=lambda *_: {},
+    )
+    their_state = theirs.init(jax.random.key(0), current(state), theirs.default_params)
+    random = np.random.RandomState(1)
+    for generation in range(3):
+        before = current(state)
+        returns = random.randint(0, 5, N).astype(np.float32)
+        asked, state, _ = moved(strategy, state, returns, key=generation)
+        signs = asked.scale / std
+        members = jax.vmap(
+            lambda seed, sign, before=before: jax.tree.map(lambda x, e: x + std * sign * e, before, noise(seed))
+        )(asked.seed, signs)
+        their_state, _ = theirs.tell(jax.random.key(0), members, -returns, their_state, theirs.default_params)
+        np.testing.assert_allclose(flat(current(state)), flat(theirs.get_mean(their_state)), rtol=1e-4, atol=1e-5)
 
 
 def test_the_best_is_kept_behind_the_current():

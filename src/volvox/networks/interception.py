@@ -102,13 +102,14 @@ def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
-    return _add_bias((low_rank_dense if isinstance(kernel, LowRank) else dense)(inputs, kernel), bias)
+    multiply: Callable[..., Array] = low_rank_dense if isinstance(kernel, LowRank) else dense
+    return _add_bias(multiply(inputs, kernel), bias)
 
 
 def _conv(module: nn.Conv, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
     images = inputs.reshape(-1, *inputs.shape[-3:])
-    convolve = low_rank_conv if isinstance(kernel, LowRank) else conv
+    convolve: Callable[..., Array] = low_rank_conv if isinstance(kernel, LowRank) else conv
     out = convolve(images, kernel, strides=_pair(module.strides), padding=_padding(module.padding))
     return _add_bias(out, bias).reshape(*inputs.shape[:-3], *out.shape[1:])
 

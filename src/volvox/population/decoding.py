@@ -163,8 +163,8 @@ def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
     def shape(leaf, factored):
         if not factored:
             return leaf
-        sides = math.prod(leaf.shape[:-1]), leaf.shape[-1]
-        return Factors(*(jax.ShapeDtypeStruct((side, rank), leaf.dtype) for side in sides))
+        sides = Factors(math.prod(leaf.shape[:-1]), leaf.shape[-1])  # pyright: ignore[reportArgumentType]
+        return jax.tree.map(lambda side: jax.ShapeDtypeStruct((side, rank), leaf.dtype), sides)
 
     factored = jax.tree.unflatten(encoding.treedef, encoding.factored)
     noise = encoding.sample(encoding.data, seed, jax.tree.map(shape, encoding.like, factored))
