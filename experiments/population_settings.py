@@ -42,6 +42,10 @@ class PopulationSettings:
     ] = ""
     test_max_episode_steps: Annotated[int, Flag(help="cutoff of test episodes in steps")] = 0
     sticky_actions: Annotated[float, Flag(help="probability that the emulator repeats the last action")] = 0.0
+    preprocessing: Annotated[
+        Literal["envpool", "uber"],
+        Flag(help="of screens and of how episodes begin; uber: the published GPU code's"),
+    ] = "envpool"
     generations: Annotated[int, Flag(help="generations in all, those before a resume included")] = 0
 
 
@@ -87,6 +91,7 @@ def make_env(game: str, settings: PopulationSettings) -> vx.types.Env:
         groups=settings.groups,
         threads=settings.threads,
         sticky_actions=settings.sticky_actions,
+        preprocessing=settings.preprocessing,
     )
 
 

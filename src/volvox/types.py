@@ -48,7 +48,8 @@ class TimeStep(NamedTuple):
     """What `B` environments report after one step.
 
     Where `first` holds, the observation begins an episode: the action sent before was discarded, the reward is 0,
-    and nothing of this step may be scored or trained on.
+    and nothing of this step may be scored or trained on. It may hold several times in a row; then the last of them
+    begins the episode.
     """
 
     observation: Array

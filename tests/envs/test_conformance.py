@@ -12,6 +12,7 @@ from volvox import envs
 ENVS = {
     "atari": lambda: envs.atari("pong", num_envs=3, groups=1, max_episode_steps=7),
     "atari-ends": lambda: envs.atari("assault", num_envs=3, groups=1, episodic_life=True, frame_skip=16),
+    "atari-uber": lambda: envs.atari("Boxing", num_envs=3, groups=1, max_episode_steps=7, preprocessing="uber"),
     "mujoco": lambda: envs.mujoco("HalfCheetah", num_envs=3, max_episode_steps=9),
     "mujoco-ends": lambda: envs.mujoco("Hopper", num_envs=3, max_episode_steps=50),
     "cartpole": lambda: envs.pool("CartPole-v1", num_envs=3),
@@ -65,11 +66,14 @@ def test_shapes_and_dtypes_are_the_specs(env, recorded):
     assert (spec.num_actions is None) != (spec.action_shape is None)
 
 
-def test_first_follows_ends_and_restarts_and_nothing_else(recorded):
+def test_first_follows_ends_and_restarts_and_nothing_else(env, recorded):
     step = recorded[0]
     done = step.terminated | step.truncated
-    expected = np.concatenate([np.ones_like(done[:1]), done[:-1]])
-    expected[RESTART_AT + 1] = True
+    begun = np.concatenate([np.ones_like(done[:1]), done[:-1]])
+    begun[RESTART_AT + 1] = True
+    expected = begun.copy()
+    for steps in range(len(env.config.get("opening", ()))):
+        expected[1 + steps :] |= begun[: -1 - steps]
     np.testing.assert_array_equal(step.first, expected)
     assert not (step.first & done).any()
     assert done.any(), "the case must see an end"
@@ -148,8 +152,10 @@ def test_the_cutoff_can_be_another(env, drive, actions_for):
     step = drive(group, actions_for(env, 5))
     group.close()
     assert group.spec.max_episode_steps == 1
-    np.testing.assert_array_equal(step.first[:, 0], [True, False] * 3)
-    assert (step.terminated | step.truncated)[1::2].all()
+    opening = len(env.config.get("opening", ()))
+    expected = ([True] * (1 + opening) + [False]) * 3
+    np.testing.assert_array_equal(step.first[:, 0], expected[: len(step.first)])
+    np.testing.assert_array_equal((step.terminated | step.truncated)[:, 0], ~step.first[:, 0])
 
 
 def test_config_is_json_and_names_the_recipe(env):

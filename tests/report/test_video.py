@@ -131,14 +131,14 @@ def _linear(spec):
     ), weights
 
 
-@pytest.mark.parametrize("sticky_actions", [0.0, 0.25])
-def test_an_atari_game_in_colour(tmp_path, sticky_actions):
-    env = atari("Frostbite", num_envs=4, groups=2, sticky_actions=sticky_actions)
+@pytest.mark.parametrize("settings", [{}, {"sticky_actions": 0.25}, {"preprocessing": "uber"}])
+def test_an_atari_game_in_colour(tmp_path, settings):
+    env = atari("Frostbite", num_envs=4, groups=2, **settings)
     network, weights = _linear(env.spec)
     recorded = record_video(env, network, weights, tmp_path / "a.mp4", seed=3, max_steps=50)
     pictures = decode(recorded.path, 630, 480)
     assert recorded.length <= 50
-    assert len(pictures) == recorded.length + 1
+    assert len(pictures) == recorded.length + 1 + len(env.config.get("opening", ()))
     assert pictures[0].std() > 10
 
 

@@ -11,6 +11,7 @@ from volvox.actor_critic.distributions import Distribution
 from volvox.actor_critic.returns import lambda_returns
 from volvox.actor_critic.vtrace import vtrace
 from volvox.networks.actor_critic import ActorCriticNetwork
+from volvox.ops.batching import where_rows
 from volvox.rollout.segments import Segment
 from volvox.types import Array, ArrayTree
 
@@ -138,21 +139,12 @@ def unrolled(params: ArrayTree, segment: Segment, network: ActorCriticNetwork) -
 
     def step(state: ArrayTree, seen: tuple[Array, Array]):
         observation, first = seen
-        output, value, state = network.apply(params, observation, reset(state, first, network))
+        state = where_rows(first, network.initial_state(num_envs), state)
+        output, value, state = network.apply(params, observation, state)
         return state, (output, value)
 
     _, outputs = jax.lax.scan(step, segment.recurrent, (segment.observation, segment.first))
     return outputs
-
-
-def reset(state: ArrayTree, first: Array, network: ActorCriticNetwork) -> ArrayTree:
-    """The recurrent state `[B, ...]`, begun anew where an episode begins."""
-    num_envs = first.shape[0]
-
-    def choose(initial: Array, x: Array) -> Array:
-        return jnp.where(first.reshape(num_envs, *[1] * (x.ndim - 1)), initial, x)
-
-    return jax.tree.map(choose, network.initial_state(num_envs), state)
 
 
 class Learner(NamedTuple):

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from volvox.actor_critic.distributions import Distribution
-from volvox.actor_critic.learner import Learner, LearnerState, reset
+from volvox.actor_critic.learner import Learner, LearnerState
 from volvox.networks.actor_critic import ActorCriticNetwork
+from volvox.ops.batching import where_rows
 from volvox.rollout import segments
 from volvox.rollout.pipeline import Stages
 from volvox.rollout.segments import Segment
@@ -168,7 +169,7 @@ def stages(
         live = ~timestep.first
         episodes, episode_return, episode_length = _book(carry.episodes, me, timestep)
 
-        recurrent = reset(me.recurrent, timestep.first, network)
+        recurrent = where_rows(timestep.first, network.initial_state(timestep.first.shape[0]), me.recurrent)
         output, value, next_recurrent = network.apply(memory.params, timestep.observation, recurrent)
         action = actions.sample(jax.random.fold_in(carry.key, carry.draws), output)
 

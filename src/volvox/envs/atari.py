@@ -1,10 +1,22 @@
-"""Atari games: a preset of `pool`."""
+"""Atari games: presets of `pool`."""
+
+from typing import Literal, get_args
 
 from envpool.atari.registration import atari_game_list
 
-from volvox.envs.pool import pool
+from volvox.envs.pool import SCREEN, pool
+from volvox.envs.preprocessing import bilinear_frames, opening
 from volvox.types import Env
 from volvox.validation import integer, nearest
+
+Preprocessing = Literal["envpool", "uber"]
+_FIRE_IS_NOT_SECOND = frozenset(
+    (
+        *("Asterix", "Backgammon", "CrazyClimber", "Freeway", "Frogger", "JourneyEscape", "Koolaid", "KungFuMaster"),
+        *("LostLuggage", "MsPacman", "Pacman", "Skiing", "Surround", "Tutankham", "VideoCheckers"),
+    )
+)
+"""Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place."""
 
 
 def atari_games() -> tuple[str, ...]:
@@ -27,6 +39,7 @@ def atari(
     episodic_life: bool = False,
     fire_reset: bool = True,
     image_size: int = 84,
+    preprocessing: Preprocessing = "envpool",
 ) -> Env:
     """Makes a recipe for groups of one Atari game.
 
@@ -34,6 +47,12 @@ def atari(
     of the last two emulator frames of a step. The first observation of an episode repeats one frame. Extras are `ram`
     (uint8 `[B, 128]`), `lives` (int32 `[B]`) and `elapsed_steps` (int32 `[B]`, steps since the game began). Rewards are
     the game's, unclipped.
+
+    With `preprocessing="uber"` it is that of the GPU code of Such et al. (2017, arXiv 1712.06567) as far as the
+    emulators allow: observations are float32 in [0, 1], resized by linear interpolation with aligned corners; an
+    episode's first observation has black before its one frame; there are always 1 to `noop_max` idle frames; and where
+    FIRE is the second of a game's actions, that and the third are played for a step each before the episode begins.
+    What remains different is in `docs/architecture.md`.
 
     Args:
         game: Name of a game in any of the usual spellings: "Frostbite", "frostbite", "Frostbite-v5"; "UpNDown",
@@ -50,6 +69,7 @@ def atari(
         episodic_life: A lost life ends the episode (as a termination); the game goes on in the next one.
         fire_reset: Press FIRE when an episode begins, in games that have it.
         image_size: Height and width of an observation in pixels.
+        preprocessing: How screens become observations and how episodes begin.
 
     Raises:
         ValueError: An unknown game or a number out of range; the message says what is allowed.
@@ -63,7 +83,11 @@ def atari(
         )
     if not 0.0 <= sticky_actions < 1.0:
         raise ValueError(f"sticky_actions must be a probability of at least 0 and below 1, got {sticky_actions!r}")
-    return pool(
+    if preprocessing not in get_args(Preprocessing):
+        raise ValueError(f"preprocessing must be one of {', '.join(get_args(Preprocessing))}, got {preprocessing!r}")
+    uber = preprocessing == "uber"
+    stack, image_size = integer("stack", stack, low=1), integer("image_size", image_size, low=max(2, stack + 1))
+    env = pool(
         f"{names[key]}-v5",
         name=names[key],
         num_envs=num_envs,
@@ -71,12 +95,17 @@ def atari(
         threads=threads,
         max_episode_steps=max_episode_steps,
         frame_skip=frame_skip,
-        stack_num=integer("stack", stack, low=1),
+        stack_num=1 if uber else stack,
         noop_max=integer("noop_max", noop_max, low=1),
         full_action_space=bool(full_action_space),
         repeat_action_probability=float(sticky_actions),
         episodic_life=bool(episodic_life),
-        use_fire_reset=bool(fire_reset),
-        img_height=integer("image_size", image_size, low=stack + 1),
-        img_width=int(image_size),
+        use_fire_reset=bool(fire_reset) and not uber,
+        img_height=SCREEN[0] if uber else image_size,
+        img_width=SCREEN[1] if uber else image_size,
     )
+    if not uber:
+        return env
+    if fire_reset and names[key] not in _FIRE_IS_NOT_SECOND:
+        env = opening(env, (1, 2))
+    return bilinear_frames(env, image_size=image_size, stack=stack)

@@ -33,6 +33,8 @@ _MACHINERY = frozenset(
     }
 )
 """Settings of envpool that this adapter sets itself, or that say nothing about results."""
+SCREEN = (210, 160)
+"""Rows and columns of an Atari screen; of the few games with more rows envpool shows so many."""
 _NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
 _EXTRAS = {"ram": "ram", "lives": "lives", "elapsed_step": "elapsed_steps"}
 

@@ -1,6 +1,7 @@
 """Batching rules for operations that apply weights to rows: what `vmap` should make of them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,3 +119,17 @@ def more_rows(op: Callable[..., Array], x: Array, *rest: Array) -> Array:
 def _fold_rows(x: Array) -> Array:
     v, p, m = x.shape[:3]
     return jnp.moveaxis(x, 0, 1).reshape(p, v * m, *x.shape[3:])
+
+
+def where_rows(mask: Array, x: Any, y: Any) -> Any:
+    """Rows of `x` where `mask` holds, of `y` elsewhere.
+
+    Args:
+      mask: bool `[B]`.
+      x: pytree like `y`; its leaves may lack rows or have one for all.
+      y: pytree with leaves `[B, ...]`.
+
+    Returns:
+      A pytree like `y`.
+    """
+    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *[1] * (b.ndim - 1)), a, b), x, y)

@@ -14,6 +14,8 @@ import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from volvox.envs import pool
+from volvox.envs.pool import SCREEN
+from volvox.envs.preprocessing import opening
 from volvox.report.progress import in_notebook
 from volvox.rollout.evaluate import greedy_action
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
@@ -27,7 +29,7 @@ class Recording(NamedTuple):
     episode_return: float
     """Undiscounted sum of unclipped rewards."""
     length: int
-    """Steps played; the video has one picture more: the episode's first."""
+    """Steps played; the video has one picture more, or as many as begin the episode."""
 
 
 def record_video(
@@ -47,8 +49,8 @@ def record_video(
     filmed, in grey and four times enlarged.
 
     Args:
-        env: recipe of the environment; one copy of it is made, driven from Python, and closed again. Its observations
-            are uint8 images `[height, width, stack]`, the newest last.
+        env: recipe of the environment; one copy of it is made, driven from Python, and closed again. But for Atari its
+            observations are uint8 images `[height, width, stack]`, the newest last.
         network: the policy; its output is logits `[1, num_actions]`, or one continuous action, flat.
         params: the network's parameters, as `Policy.prepare` takes them.
         path: where to write, ending in `.mp4`; its folder is made if missing.
@@ -64,7 +66,8 @@ def record_video(
         RuntimeError: the camera's emulator lost step with the one that is played (it never should), or ffmpeg failed.
     """
     path, spec = Path(path), env.spec
-    if len(spec.observation_shape) != 3 or np.dtype(spec.observation_dtype) != np.uint8:
+    camera = _colour(env)
+    if camera is None and (len(spec.observation_shape) != 3 or np.dtype(spec.observation_dtype) != np.uint8):
         raise ValueError(
             f"{spec.name} cannot be filmed: a video needs uint8 images [height, width, stack] as observations, "
             f"got {np.dtype(spec.observation_dtype)} {list(spec.observation_shape)}"
@@ -77,21 +80,20 @@ def record_video(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".unfinished-{path.name}")
-    camera = _colour(env)
     groups: list[EnvGroup] = []
     with ExitStack() as stack:
         for recipe in (env,) if camera is None else (env, camera):
             groups += recipe.make(seed, max_episode_steps=limit, num_envs=1, num_groups=1, host=True)
             stack.callback(groups[-1].close)
         write = stack.enter_context(_mp4(unfinished, fps or 60 / spec.frame_skip))
-        episode_return, length = 0.0, -1
+        episode_return, length = 0.0, 0
         for timesteps in _episode(groups, network, params, limit):
             played, filmed = timesteps[0], timesteps[-1]
             if camera is not None and not _in_step(played, filmed):
-                raise RuntimeError(f"{spec.name}: the camera's emulator shows another game at step {length + 1}")
+                raise RuntimeError(f"{spec.name}: the camera's emulator shows another game after step {length}")
             write(_picture(filmed.observation, colour=camera is not None))
             episode_return += float(played.reward[0])
-            length += 1
+            length += int(not played.first[0])
     os.replace(unfinished, path)
     return Recording(path, episode_return, length)
 
@@ -142,16 +144,18 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _episode(groups: list[EnvGroup], network: Policy, params: ArrayTree, limit: int) -> Iterator[list[TimeStep]]:
-    """Plays one episode by what the first group shows; yields all groups' time steps, the first included."""
+    """Plays one episode by what the first group shows; yields all groups' time steps, those that begin it included."""
     spec = groups[0].spec
     variables, apply = network.prepare(params), jax.jit(network.apply)
     memory = network.initial_state(1)
     states = [group.init() for group in groups]
-    for step in range(limit + 1):
+    length = 0
+    while True:
         replies = [group.recv(state) for group, state in zip(groups, states, strict=True)]
         yield [timestep for _, timestep in replies]
         played = replies[0][1]
-        if step == limit or played.terminated[0] or played.truncated[0]:
+        length += int(not played.first[0])
+        if length == limit or played.terminated[0] or played.truncated[0]:
             return
         output, memory = apply(variables, jnp.asarray(played.observation), memory, None)
         action = greedy_action(spec)(output)
@@ -163,9 +167,9 @@ def _colour(env: Env) -> Env | None:
     settings = dict(env.config.get("settings", {}))
     if env.config.get("environment") != "envpool" or "gray_scale" not in settings:
         return None
-    settings |= {"gray_scale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+    settings |= {"gray_scale": False, "img_height": SCREEN[0], "img_width": SCREEN[1], "stack_num": 1}
     settings.pop("task", None)  # envpool's own name of the game, which goes with the task
-    return pool(env.config["task"], num_envs=1, **settings)
+    return opening(pool(env.config["task"], num_envs=1, **settings), env.config.get("opening", ()))
 
 
 def _in_step(played: TimeStep, filmed: TimeStep) -> bool:

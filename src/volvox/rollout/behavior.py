@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Config, EnvSpec, TimeStep
 from volvox.validation import integer
 
@@ -124,11 +125,7 @@ def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> Array
     Raises:
       ValueError: `update` changes the record's shapes or dtypes.
     """
-
-    def reset(initial, x):
-        return jnp.where(timestep.first.reshape(-1, *[1] * (x.ndim - 1)), initial, x)
-
-    begun = jax.tree.map(reset, start(behavior, timestep.first.shape[0]), records)
+    begun = where_rows(timestep.first, start(behavior, timestep.first.shape[0]), records)
     updated = jax.vmap(behavior.update)(begun, timestep)
     described = [_described(tree) for tree in (begun, updated)]
     if described[0] != described[1]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from volvox.ops.batching import where_rows
 from volvox.ops.low_rank import with_bases, without_bases
 from volvox.population.decoding import Encoding, Member, member_params
 from volvox.rollout import behavior as behaviors
@@ -220,10 +221,7 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
         refilled = ended & (candidate < carry.num_entries)
         num_refilled = refilled.sum(dtype=jnp.int32)
 
-        def reset(initial, x):
-            return jnp.where(timestep.first.reshape(-1, *[1] * (x.ndim - 1)), initial, x)
-
-        recurrent = jax.tree.map(reset, policy.initial_state(1), slots.recurrent)
+        recurrent = where_rows(timestep.first, policy.initial_state(1), slots.recurrent)
 
         def apply(variables, observation, state):
             return policy.apply(with_bases(variables, constants.bases), observation, state, None)

@@ -1,14 +1,15 @@
 """Fresh episodes of one network, or of no network at all: what a score is compared with."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox.ops.batching import where_rows
 from volvox.rollout.evaluate import greedy_action
-from volvox.types import Array, ArrayTree, Env, Policy
+from volvox.types import Array, ArrayTree, Env, Policy, TimeStep
 from volvox.validation import integer
 
 
@@ -57,17 +58,18 @@ def play(
     greedy = greedy_action(env.spec)
 
     @jax.jit
-    def act(variables: ArrayTree, observation: Array, state: ArrayTree, key: Array | None):
-        output, state = policy.apply(variables, observation, state, key)
+    def act(variables: ArrayTree, step: TimeStep, state: ArrayTree, key: Array | None):
+        state = where_rows(step.first, policy.initial_state(num_episodes), state)
+        output, state = policy.apply(variables, step.observation, state, key)
         return greedy(output), state
 
     state = policy.initial_state(num_episodes)
     key = jax.random.key(seed)
 
-    def choose(step: int, observation: Array | np.ndarray) -> np.ndarray:
+    def choose(number: int, step: TimeStep) -> np.ndarray:
         nonlocal state
-        draw = jax.random.fold_in(key, step) if sampled else None
-        action, state = act(variables, jnp.asarray(observation), state, draw)
+        draw = jax.random.fold_in(key, number) if sampled else None
+        action, state = act(variables, jax.tree.map(jnp.asarray, step), state, draw)
         return np.asarray(action)
 
     return _episodes(env, choose, num_episodes, max_episode_steps, seed)
@@ -117,18 +119,18 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
         state, step = group.recv(group.init())
         while len(taken) < size:
             taken += [np.array(seen) for seen in np.asarray(step.observation)[chance.random(num_envs) < 0.01]]
-            state, step = group.recv(group.send(state, choose(0, step.observation)))
+            state, step = group.recv(group.send(state, choose(0, step)))
     finally:
         group.close()
     return np.stack(taken[:size])
 
 
-def _at_random(env: Env, num_envs: int, seed: int) -> Callable[[int, Any], np.ndarray]:
-    """(step, observation) -> uniformly random actions."""
+def _at_random(env: Env, num_envs: int, seed: int) -> Callable[[int, TimeStep], np.ndarray]:
+    """(number, time step) -> uniformly random actions."""
     random = np.random.default_rng(seed)
 
-    def choose(step: int, observation: Any) -> np.ndarray:
-        del step, observation
+    def choose(number: int, step: TimeStep) -> np.ndarray:
+        del number, step
         if env.spec.num_actions is not None:
             return random.integers(env.spec.num_actions, size=num_envs).astype(np.int32)
         shape = (num_envs, *(env.spec.action_shape or ()))
@@ -139,12 +141,12 @@ def _at_random(env: Env, num_envs: int, seed: int) -> Callable[[int, Any], np.nd
 
 def _episodes(
     env: Env,
-    choose: Callable[[int, Array | np.ndarray], np.ndarray],
+    choose: Callable[[int, TimeStep], np.ndarray],
     num_episodes: int,
     max_episode_steps: int | None,
     seed: int,
 ) -> Score:
-    """Plays until the first episode of every environment has ended; `choose`: (step, observation) -> action."""
+    """Plays until the first episode of every environment has ended; `choose`: (number, time step) -> action."""
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes}: at least one episode is needed.")
     (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)
@@ -154,9 +156,9 @@ def _episodes(
         state, step = group.recv(group.init())
         number = 0
         while playing.any():
-            state, step = group.recv(group.send(state, choose(number, step.observation)))
+            state, step = group.recv(group.send(state, choose(number, step)))
             returns += np.where(playing, step.reward, 0)
-            lengths += playing
+            lengths += playing & ~np.asarray(step.first)
             playing &= ~np.asarray(step.terminated | step.truncated)
             number += 1
     finally:

@@ -1,0 +1,113 @@
+"""Openings and frames, against emulators that are driven without them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from volvox import envs
+from volvox.envs.pool import SCREEN, pool
+from volvox.envs.preprocessing import bilinear_frames, opening, resize_bilinear
+
+STEPS = 6
+
+
+def numpy_resize(image, size):
+    """Pixel by pixel from the definition, in doubles."""
+    height, width = image.shape
+    out = np.zeros((size, size))
+    for i in range(size):
+        for j in range(size):
+            y, x = i * (height - 1) / (size - 1), j * (width - 1) / (size - 1)
+            i0, j0 = min(int(y), height - 1), min(int(x), width - 1)
+            i1, j1 = min(i0 + 1, height - 1), min(j0 + 1, width - 1)
+            upper = image[i0, j0] * (1 - (x - j0)) + image[i0, j1] * (x - j0)
+            lower = image[i1, j0] * (1 - (x - j0)) + image[i1, j1] * (x - j0)
+            out[i, j] = upper * (1 - (y - i0)) + lower * (y - i0)
+    return out
+
+
+@settings(max_examples=8, deadline=None)
+@given(height=st.integers(1, 40), width=st.integers(1, 40), size=st.integers(2, 20))
+def test_resizing_is_the_definition(height, width, size):
+    images = np.random.default_rng(0).integers(0, 256, (2, height, width)).astype(np.float32)
+    resized = resize_bilinear(jnp.asarray(images), size, jnp.int32(0))
+    assert resized.shape == (2, size, size)
+    for image, ours in zip(images, resized, strict=True):
+        np.testing.assert_allclose(ours, numpy_resize(image.astype(float), size), rtol=0, atol=2e-2)
+        np.testing.assert_array_equal(ours[0, 0], image[0, 0])
+        np.testing.assert_allclose(ours[-1, -1], image[-1, -1], atol=2e-2)
+
+
+@pytest.mark.parametrize(("game", "begins_with"), [("Frostbite", [1, 2]), ("Freeway", [])])
+def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
+    actions = np.random.default_rng(0).integers(0, 3, (STEPS, 2)).astype(np.int32)
+    raw = pool(
+        f"{game}-v5",
+        num_envs=2,
+        stack_num=1,
+        use_fire_reset=False,
+        img_height=SCREEN[0],
+        img_width=SCREEN[1],
+    )
+    (group,) = raw.make(3, host=True)
+    begun = np.repeat(np.array(begins_with, np.int32)[:, None], 2, axis=1)
+    expected = drive(group, np.concatenate([begun, actions]))
+    group.close()
+
+    env = envs.atari(game, num_envs=2, groups=1, preprocessing="uber")
+    assert env.spec.observation_dtype == np.float32
+    (group,) = env.make(3)
+    # Whatever is sent during the opening is not played.
+    ours = drive(group, np.concatenate([np.full_like(begun, 5), actions]))
+    group.close()
+
+    start = len(begins_with)
+    assert ours.first[: start + 1].all()
+    assert not ours.first[start + 1 :].any()
+    np.testing.assert_array_equal(ours.extras["ram"], expected.extras["ram"])
+    np.testing.assert_array_equal(ours.extras["elapsed_steps"][start:, 0], np.arange(STEPS + 1))
+    np.testing.assert_array_equal(ours.reward[start + 1 :], expected.reward[start + 1 :])
+    frames = [numpy_resize(screen[0, ..., 0] / 255, 84) for screen in expected.observation]
+    black = np.zeros((84, 84))
+    for step in range(STEPS + 1):
+        stack = [frames[start + step - back] if step >= back else black for back in (3, 2, 1, 0)]
+        np.testing.assert_allclose(ours.observation[start + step, 0], np.stack(stack, -1), rtol=0, atol=1e-4)
+
+
+def test_the_cutoff_counts_no_opening(drive):
+    env = opening(envs.probe.countdown(num_envs=2, max_episode_steps=3), (1, 0))
+    (group,) = env.make(0, max_episode_steps=2, host=True)
+    assert group.spec.max_episode_steps == 2
+    step = drive(group, np.zeros((9, 2), np.int32))
+    group.close()
+    np.testing.assert_array_equal(step.first[:, 0], [True, True, True, False, False] * 2)
+
+
+def test_an_end_inside_the_opening_begins_anew(drive):
+    corridor = envs.probe.countdown(num_envs=1, max_episode_steps=1)
+    # The pool of an opening lives as much longer; what ends it early is the game.
+    env = opening(
+        corridor._replace(make=lambda seed, **given: corridor.make(seed, **{**given, "max_episode_steps": 1})), (1, 1)
+    )
+    (group,) = env.make(0, host=True)
+    step = drive(group, np.zeros((9, 1), np.int32))
+    group.close()
+    assert step.first.all()
+    assert not (step.terminated | step.truncated).any()
+    assert not step.reward.any()
+
+
+def test_mistakes_are_told():
+    countdown = envs.probe.countdown(num_envs=2)
+    with pytest.raises(ValueError, match="action 7 of the opening is none of"):
+        opening(countdown, (1, 7))
+    with pytest.raises(ValueError, match="continuous actions"):
+        opening(envs.probe.target(num_envs=2), (1,))
+    with pytest.raises(ValueError, match="frames are made of uint8"):
+        bilinear_frames(countdown, image_size=84, stack=4)
+    with pytest.raises(ValueError, match="preprocessing must be one of envpool, uber, got 'ubr'"):
+        envs.atari("Pong", preprocessing="ubr")  # pyright: ignore[reportArgumentType]
+    assert jax.eval_shape(lambda x: resize_bilinear(x, 5, jnp.int32(0)), jnp.zeros((3, 9, 7))).shape == (3, 5, 5)
