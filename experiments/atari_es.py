@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import population_settings
 import tyro
 from launch import RunSettings, launch
-from population_settings import PopulationSettings, choices, counts, evolve, make_env
+from population_settings import PopulationSettings, choices, counts, evolve, make_env, make_network
 
 import volvox as vx
 
@@ -62,14 +62,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
         l2_coefficient=settings.l2_coefficient,
         fitness_shaping=settings.fitness_shaping,
     )
-    assert env.spec.num_actions is not None  # Atari's actions are discrete
-    if settings.network == "vbn":
-        network = vx.networks.reference_policy(
-            vx.networks.VirtualBatchNormNet(env.spec.num_actions), env.spec, vx.rollout.reference_batch(env)
-        )
-    else:
-        network = vx.networks.DeepGA(env.spec.num_actions, size=settings.network)
-    return evolve(strategy, network, env, settings.population)
+    return evolve(strategy, make_network(settings.network, env), env, settings.population)
 
 
 def main() -> int:

@@ -95,6 +95,15 @@ def make_env(game: str, settings: PopulationSettings) -> vx.types.Env:
     )
 
 
+def make_network(name: Literal["vbn", "large", "small"], env: vx.types.Env) -> Any:
+    """The network of that name for the game."""
+    assert env.spec.num_actions is not None  # Atari's actions are discrete
+    if name == "vbn":
+        module = vx.networks.VirtualBatchNormNet(env.spec.num_actions)
+        return vx.networks.reference_policy(module, env.spec, vx.rollout.reference_batch(env))
+    return vx.networks.DeepGA(env.spec.num_actions, size=name)
+
+
 def evolve(
     strategy: vx.evolution.Strategy, network: Any, env: vx.types.Env, settings: PopulationSettings
 ) -> tuple[vx.types.Algorithm, int]:

@@ -13,9 +13,12 @@ from volvox.evolution.novelty import Novelty as Novelty
 from volvox.evolution.novelty import novelty_es as novelty_es
 from volvox.evolution.presets import ESPreset as ESPreset
 from volvox.evolution.presets import GAPreset as GAPreset
+from volvox.evolution.presets import NoveltyPreset as NoveltyPreset
 from volvox.evolution.presets import desktop as desktop
 from volvox.evolution.presets import es_desktop as es_desktop
 from volvox.evolution.presets import es_paper as es_paper
+from volvox.evolution.presets import novelty_desktop as novelty_desktop
+from volvox.evolution.presets import novelty_paper as novelty_paper
 from volvox.evolution.presets import paper as paper
 from volvox.evolution.presets import quick as quick
 from volvox.evolution.schedules import Schedule as Schedule

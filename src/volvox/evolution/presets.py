@@ -137,3 +137,83 @@ def es_desktop() -> ESPreset:
         generations=200,
         minutes=60.0,
     )
+
+
+class NoveltyPreset(NamedTuple):
+    """Everything about a run of novelty search but the game, the strategy, the seed and the directory.
+
+    `noise_std`, `learning_rate`, `l2_coefficient` and `num_bases` are those of `novelty_es`; `mutation_std`,
+    `num_parents`, `num_elite_candidates` and `num_archived` those of `novelty_ga`.
+    """
+
+    population_size: int
+    noise_std: str
+    learning_rate: str
+    l2_coefficient: float
+    num_bases: int
+    mutation_std: str
+    num_parents: int
+    num_elite_candidates: int
+    num_archived: int
+    num_neighbors: int
+    archive_size: int
+    num_validation_episodes: int
+    num_test_episodes: int
+    num_envs: int
+    max_episode_steps: str
+    """A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`."""
+    test_max_episode_steps: int
+    generations: int
+    minutes: float | None
+    """No further generation begins after so many minutes; None: no such limit."""
+
+
+def novelty_paper() -> NoveltyPreset:
+    """A meta-population of 3 and ten neighbours, as Conti et al. 2018 (arXiv 1712.06560) on Atari.
+
+    The rest is that of `es_paper` and `paper`; a hundredth of each generation is archived.
+    """
+    return NoveltyPreset(
+        population_size=5_000,
+        noise_std="0.02",
+        learning_rate="0.01",
+        l2_coefficient=0.005,
+        num_bases=3,
+        mutation_std="0.002",
+        num_parents=20,
+        num_elite_candidates=10,
+        num_archived=50,
+        num_neighbors=10,
+        archive_size=10_000,
+        num_validation_episodes=30,
+        num_test_episodes=200,
+        num_envs=128,
+        max_episode_steps="5000",
+        test_max_episode_steps=100_000,
+        generations=200,
+        minutes=None,
+    )
+
+
+def novelty_desktop() -> NoveltyPreset:
+    """What two cores can do in an hour: fewer members, shorter episodes."""
+    return NoveltyPreset(
+        population_size=128,
+        noise_std="0.02",
+        learning_rate="0.01",
+        l2_coefficient=0.005,
+        num_bases=3,
+        mutation_std="0.005",
+        num_parents=10,
+        num_elite_candidates=4,
+        num_archived=2,
+        num_neighbors=10,
+        archive_size=10_000,
+        num_validation_episodes=8,
+        num_test_episodes=0,
+        num_envs=32,
+        max_episode_steps="600",
+        test_max_episode_steps=27_000,
+        generations=200,
+        minutes=60.0,
+    )
