@@ -148,6 +148,7 @@ def test_half_precision_sums_in_single():
 
 def test_chunks_lie_in_the_measured_range():
     assert chunk_length(1, 7744) == 352
+    assert chunk_length(4, 7744) == 176
     assert chunk_length(1, 769) is None
     assert chunk_length(64, 7744) is None
     for k in range(1, 4000):

@@ -15,6 +15,7 @@ Array = jax.Array
 # (7744 x 512, 64 kernels, float32, 2 cores). So on CPU K is cut, unless nothing in that range divides it.
 _MIN_CHUNK, _BEST_CHUNK, _MAX_CHUNK = 88, 352, 968
 # With 1, 2, 4, 8, 16 rows a kernel the cut product takes 0.5, 0.7, 0.8, 0.7, 0.7 of the time; more were not measured.
+# With 4 to 8 rows pieces half as long take 0.93 of the time of the best of one row (a processor with 1 MB of L2).
 _MAX_CHUNKED_ROWS = 16
 
 
@@ -32,7 +33,8 @@ def chunk_length(rows: int, k: int) -> int | None:
     if rows > _MAX_CHUNKED_ROWS:
         return None
     candidates = [c for c in range(_MIN_CHUNK, min(_MAX_CHUNK, k // 2) + 1) if k % c == 0]
-    return min(candidates, key=lambda c: abs(math.log(c / _BEST_CHUNK)), default=None)
+    best = _BEST_CHUNK if rows == 1 else _BEST_CHUNK // 2
+    return min(candidates, key=lambda c: abs(math.log(c / best)), default=None)
 
 
 # Elements of a kernel that is gathered for each row block without a thought: sorting would cost as much.
@@ -116,9 +118,8 @@ def _ragged(x: Array, w: Array, index: Array) -> Array:
 # On CPU a kernel that a loop takes out of `w` is copied first, at three times the cost of reading it; one product over
 # all kernels reads each once, wanted or not. So: one product over all kernels with a few blocks of each, if most are in
 # use (7744 x 512, 64 blocks, 20 kernels: 10.8 ms against 15 in a loop), and a loop over what is left (one kernel for
-# all: 2.5 ms, against 1.8 without an index).
+# all: 2.5 ms, against 1.8 without an index). How many blocks: the mean, or twice that if some kernel has more.
 _MOST = 0.75
-_ROOM = 2.5
 
 
 def _grouped(x: Array, w: Array, index: Array) -> Array:
@@ -127,16 +128,24 @@ def _grouped(x: Array, w: Array, index: Array) -> Array:
     groups = _groups(index, p)
     x = x[groups.order]
     place = jnp.arange(b) - groups.start[groups.kernel]  # within its group
-    room = min(b, 1 << (math.ceil(_ROOM * b / p) - 1).bit_length())
+    mean = 1 << (math.ceil(b / p) - 1).bit_length()
+    rooms = (0, mean, min(2 * mean, b))
 
-    def over_all() -> Array:
-        blocks = x[jnp.minimum(groups.start[:, None] + jnp.arange(room), b - 1)]
-        products = _paired(blocks.reshape(p, room * m, k), w).reshape(p, room, m, n)
-        return products[groups.kernel, jnp.minimum(place, room - 1)].astype(dtype)
+    def over_all(room: int):
+        if room == 0:
+            return lambda: jnp.zeros((b, m, n), dtype)
+
+        def multiply() -> Array:
+            blocks = x[jnp.minimum(groups.start[:, None] + jnp.arange(room), b - 1)]
+            products = _paired(blocks.reshape(p, room * m, k), w).reshape(p, room, m, n)
+            return products[groups.kernel, jnp.minimum(place, room - 1)].astype(dtype)
+
+        return multiply
 
     most = (groups.size > 0).sum() > _MOST * p
-    out = lax.cond(most, over_all, lambda: jnp.zeros((b, m, n), dtype))
-    done = jnp.where(most, room, 0)
+    chosen = jnp.where(most, 1 + (groups.size.max() > mean), 0)
+    out = lax.switch(chosen, [over_all(room) for room in rooms])
+    done = jnp.array(rooms)[chosen]
     sizes = [1 << i for i in range((b - 1).bit_length())] + [b]
 
     def rest_of(g: Array, out: Array) -> Array:
