@@ -26,6 +26,7 @@ from parts import machine, show
 
 Flag = tyro.conf.arg
 STD, RATE = 0.02, 0.01
+NO_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "bad_alloc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +142,15 @@ def measure(options: Options) -> dict[str, Any]:
         if done.returncode == 0:
             printed = json.loads(done.stdout.strip().splitlines()[-1])
             figures |= {f"{side}_s": printed["s"], f"{side}_peak_gb": printed["peak_gb"]}
-        elif side == "peer" and ("RESOURCE_EXHAUSTED" in done.stderr or "bad_alloc" in done.stderr):
+        elif side == "peer" and any(words in done.stderr for words in NO_MEMORY):
             figures |= {"peer_s": None, "peer_peak_gb": None, "peer_failed": f"needs more than {options.limit_gb} GB"}
         else:
             raise SystemExit(f"{side} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     if figures["peer_s"] is not None:
         figures["speedup"] = figures["peer_s"] / figures["volvox_s"]
         figures["memory_ratio"] = figures["peer_peak_gb"] / figures["volvox_peak_gb"]
+    else:
+        figures["memory_ratio_at_least"] = options.limit_gb / figures["volvox_peak_gb"]
     return figures
 
 
