@@ -242,8 +242,8 @@ def test_novelty_spreads_over_the_maze():
 
 def test_the_nearest_are_not_found_by_sorting():
     """XLA makes a sort of all distances of `top_k` unless it is kept from it; that takes thirty times as long."""
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((50, 8), (400, 8))]
-    held = jax.ShapeDtypeStruct((400,), bool)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1_000, 128), (10_000, 128))]
+    held = jax.ShapeDtypeStruct((10_000,), bool)
     compiled = jax.jit(archives.novelty, static_argnums=3).lower(*shapes, held, 10).compile().as_text()
     assert " sort(" not in compiled
     assert "TopK" in compiled
