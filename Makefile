@@ -42,6 +42,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/population_rollout.py
 	$(BIN)/python benchmarks/actor_critic.py
 	$(BIN)/python benchmarks/strategies.py --members 256
+	$(BIN)/python benchmarks/novelty.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache
