@@ -1,6 +1,7 @@
 """A peer: advantage actor-critic in PyTorch on envpool, as one would write it there, for speed.
 
     python benchmarks/peers/torch_a2c.py --game Pong --num-envs 64
+    python benchmarks/peers/torch_a2c.py --gradients 320
 
 One synchronous pool, GA3C's network in channels-last memory, observations kept as bytes until they are used, one
 optimiser step a segment; the size of the micro-batches is tuned before anything is timed.
@@ -9,6 +10,7 @@ optimiser step a segment; the size of the micro-batches is tuned before anything
 import argparse
 import json
 import os
+import statistics
 import time
 
 import envpool
@@ -60,22 +62,22 @@ def gradient(net, observation, action, returns, valid, micro_batch: int) -> None
         (each * valid[part]).sum().backward()
 
 
-def tuned(net, num_transitions: int) -> int:
-    """The micro-batch with which a gradient takes the least time."""
+def tuned(net, num_transitions: int) -> tuple[float, int]:
+    """Seconds of a gradient, and the micro-batch with which it takes the least time."""
     shape = (num_transitions, 4, 84, 84)
     observation = torch.randint(0, 256, shape, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
     action, returns = torch.zeros(num_transitions, dtype=torch.long), torch.zeros(num_transitions)
     best: tuple[float, int] | None = None
     for micro_batch in (16, 32, 64, 128, num_transitions):
         times = []
-        for _ in range(4):
+        for _ in range(8):
             began = time.perf_counter()
             gradient(net, observation, action, returns, returns + 1, micro_batch)
             times.append(time.perf_counter() - began)
         net.zero_grad()
-        best = min(filter(None, (best, (min(times), micro_batch))))
+        best = min(filter(None, (best, (statistics.median(times[1:]), micro_batch))))
     assert best is not None
-    return best[1]
+    return best
 
 
 def main() -> None:
@@ -86,14 +88,21 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--segment-length", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--gradients", type=int, help="only measure gradients of so many transitions")
     options = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
+    if options.gradients:
+        net = Net(6, options.size, options.first_stride).to(memory_format=torch.channels_last)
+        seconds, micro_batch = tuned(net, options.gradients)
+        rate = options.gradients / seconds
+        print(json.dumps({"gradients_per_s": rate, "micro_batch": micro_batch, "torch": torch.__version__}))
+        return
     n, length = options.num_envs, options.segment_length
     pool = envpool.make(f"{options.game}-v5", env_type="gymnasium", num_envs=n, num_threads=threads, seed=0)
     net = Net(int(pool.action_space.n), options.size, options.first_stride).to(memory_format=torch.channels_last)
     optimizer = torch.optim.RMSprop(net.parameters(), lr=3e-4, alpha=0.99, eps=0.1)
-    micro_batch = tuned(net, n * length)
+    _, micro_batch = tuned(net, n * length)
 
     observations = torch.empty((length, n, 4, 84, 84), dtype=torch.uint8)
     actions = torch.empty((length, n), dtype=torch.long)
