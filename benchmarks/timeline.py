@@ -1,0 +1,179 @@
+"""Who works when: emulators and device, with one group of environments and with two, as a picture.
+
+    python benchmarks/timeline.py --json --picture timeline.png
+
+A population plays in the compiled loop while another process reads, every two milliseconds, how long each thread of
+this one has run (Linux: `/proc/<pid>/task/*/schedstat`). Threads that begin with the pools are the emulators'; all
+others are the device, so the device must be a CPU. With one group the two take turns; with two they overlap.
+"""
+
+import dataclasses
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+from parts import machine, show
+from population_rollout import Options as RolloutOptions
+from population_rollout import Setting
+
+from volvox.population import Member
+from volvox.rollout import evaluator
+from volvox.types import Interrupted, Population
+
+Flag = tyro.conf.arg
+BUSY = 0.5
+"""Threads that have to run, on the average over an interval, for their side to count as busy in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """A population in the loop, and a stopwatch beside it."""
+
+    game: str = "Frostbite"
+    num_envs: int = 64
+    seconds: Annotated[float, Flag(help="of the loop that are looked at")] = 5.0
+    window: Annotated[float, Flag(help="seconds of it that are drawn")] = 0.4
+    interval: Annotated[float, Flag(help="seconds from one look to the next")] = 0.002
+    picture: Annotated[Path | None, Flag(help="where to draw it, ending in .png")] = None
+    json: Annotated[bool, Flag(help="print one JSON object")] = False
+
+
+def sample(pid: int, interval: float, path: str) -> None:
+    """Writes how long each thread of another process had run at which time, until standard input ends."""
+    folder, rows = f"/proc/{pid}/task", []
+    while not select.select([sys.stdin], [], [], interval)[0]:
+        now = time.monotonic()
+        ran = {}
+        for thread in os.listdir(folder):
+            try:
+                with open(f"{folder}/{thread}/schedstat") as file:
+                    ran[int(thread)] = int(file.read().split()[0])
+            except OSError:  # a thread that has ended meanwhile
+                continue
+        rows.append((now, ran))
+    threads = sorted({thread for _, ran in rows for thread in ran})
+    nanoseconds = np.array([[ran.get(thread, 0) for thread in threads] for _, ran in rows], np.int64)
+    np.savez(path, times=np.array([now for now, _ in rows]), threads=threads, nanoseconds=nanoseconds)
+
+
+@contextmanager
+def sampled(interval: float, path: str) -> Iterator[None]:
+    """Samples this process during the block."""
+    code = f"import timeline; timeline.sample({os.getpid()}, {interval}, {path!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=Path(__file__).parent)
+    time.sleep(3.0)  # it imports
+    try:
+        yield
+    finally:
+        process.communicate()
+
+
+def threads_of_this_process() -> set[int]:
+    return {int(thread) for thread in os.listdir("/proc/self/task")}
+
+
+def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
+    """Runs the loop; per interval: its begin in seconds, and how many threads of each side ran on the average."""
+    rollout = RolloutOptions(game=options.game, num_envs=options.num_envs, groups=num_groups)
+    setting = Setting(rollout, 20)
+    before = threads_of_this_process()
+    groups = setting.env.make(0)
+    emulators = threads_of_this_process() - before
+    n = 4 * options.num_envs
+    played = evaluator(setting.net, groups, setting.memory, capacity=n, chunk_seconds=0.5)
+    state = setting.strategy.init(jax.random.key(0), setting.code)
+    asked = setting.rounds[0].ask(jax.random.key(0), state, setting.code)
+    member = Member(*(jnp.resize(x, n) for x in asked[1:5]))
+    population = Population(asked.bases, *member, jnp.ones(n, jnp.int32), jnp.zeros(n))
+    began, ended = [], []
+
+    def monitor(progress: dict[str, Any]) -> bool:
+        # The first chunks compile; then the clock starts, and the rollout is abandoned when it has run down.
+        now = time.monotonic()
+        if len(began) < 4:
+            began.append(now)
+            return False
+        ended.append(now)
+        return now - began[-1] > options.seconds
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/samples.npz"
+        with sampled(options.interval, path):
+            try:
+                played.evaluate(population, 1, setting.code, seed=0, monitor=monitor)
+            except Interrupted:
+                pass  # by our monitor
+        played.close()
+        with np.load(path) as samples:
+            times, ids, ran = samples["times"], samples["threads"], samples["nanoseconds"]
+    inside = (times >= began[-1]) & (times <= ended[-1])
+    times, ran = times[inside], ran[inside]
+    rate = np.diff(ran, axis=0) / 1e9 / np.diff(times)[:, None]
+    is_emulator = np.isin(ids, list(emulators))
+    return {
+        "begin": times[:-1] - times[0],
+        "emulators": rate[:, is_emulator].sum(1),
+        "device": rate[:, ~is_emulator].sum(1),
+    }
+
+
+def figures_of(seen: dict[str, np.ndarray]) -> dict[str, float]:
+    """Shares of the time."""
+    emulators, device = seen["emulators"] > BUSY, seen["device"] > BUSY
+    return {
+        "emulators_busy": float(emulators.mean()),
+        "device_busy": float(device.mean()),
+        "both_busy": float((emulators & device).mean()),
+        "device_idle": float((~device).mean()),
+    }
+
+
+def draw(options: Options, seen: dict[int, dict[str, np.ndarray]]) -> Figure:
+    """One row of panels a number of groups."""
+    figure = Figure(figsize=(9, 2.2 * len(seen)), layout="constrained")
+    panels = figure.subplots(len(seen), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (num_groups, one) in zip(panels, seen.items(), strict=True):
+        drawn = one["begin"] <= options.window
+        for name, color in (("emulators", "#D55E00"), ("device", "#0072B2")):
+            sign = 1 if name == "emulators" else -1
+            axes.fill_between(
+                1e3 * one["begin"][drawn], sign * one[name][drawn], step="post", color=color, lw=0, label=name
+            )
+        axes.axhline(0, color="0.3", lw=0.8)
+        axes.set_ylabel("running threads")
+        axes.set_title(f"{num_groups} group{'s' if num_groups > 1 else ''} of environments", loc="left")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+    panels[0].legend(loc="upper right", ncols=2)
+    panels[-1].set_xlabel("milliseconds")
+    return figure
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    if jax.default_backend() != "cpu":
+        raise SystemExit("threads of this process are watched: the device must be a CPU (JAX_PLATFORMS=cpu)")
+    if options.picture is not None and options.picture.suffix != ".png":
+        raise SystemExit(f"--picture {options.picture}: give a name ending in .png")
+    seen = {num_groups: look(options, num_groups) for num_groups in (1, 2)}
+    if options.picture is not None:
+        draw(options, seen).savefig(options.picture, dpi=100)
+    figures = {"one_group": figures_of(seen[1]), "two_groups": figures_of(seen[2])}
+    settings = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    show(figures | {"settings": settings, **machine()}, options.json)
+
+
+if __name__ == "__main__":
+    main()
