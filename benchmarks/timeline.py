@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +96,7 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     played = evaluator(setting.net, groups, setting.memory, capacity=n, chunk_seconds=0.5)
     state = setting.strategy.init(jax.random.key(0), setting.code)
     asked = setting.rounds[0].ask(jax.random.key(0), state, setting.code)
-    member = Member(*(jnp.resize(x, n) for x in asked[1:5]))
+    member = Member(*(jnp.resize(x, (n,)) for x in asked[1:5]))
     population = Population(asked.bases, *member, jnp.ones(n, jnp.int32), jnp.zeros(n))
     began, ended = [], []
 
@@ -111,11 +111,8 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/samples.npz"
-        with sampled(options.interval, path):
-            try:
-                played.evaluate(population, 1, setting.code, seed=0, monitor=monitor)
-            except Interrupted:
-                pass  # by our monitor
+        with sampled(options.interval, path), suppress(Interrupted):
+            played.evaluate(population, 1, setting.code, seed=0, monitor=monitor)
         played.close()
         with np.load(path) as samples:
             times, ids, ran = samples["times"], samples["threads"], samples["nanoseconds"]
