@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import population_settings
 import tyro
 from launch import RunSettings, launch
-from population_settings import PopulationSettings, choices, counts, evolve, make_env, make_network
+from population_settings import PopulationSettings, choices, counts, evolve, make_env
 
 import volvox as vx
 
@@ -62,7 +62,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
         strategy = vx.evolution.ga(num_parents=settings.num_parents, mutation_std=settings.mutation_std, **common)
     else:
         strategy = vx.evolution.random_search(**common)
-    return evolve(strategy, make_network(settings.network, env), env, settings.population)
+    return evolve(strategy, settings.network, env, settings.population)
 
 
 def main() -> int:

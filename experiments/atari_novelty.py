@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import population_settings
 import tyro
 from launch import RunSettings, launch
-from population_settings import PopulationSettings, choices, counts, evolve, make_env, make_network
+from population_settings import PopulationSettings, choices, counts, evolve, make_env
 
 import volvox as vx
 
@@ -102,7 +102,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
     """The algorithm, and its steps in all; every bad setting is refused here, before any long work."""
     env = make_env(settings.game, settings.population)
     network = settings.network or ("large" if settings.strategy == "ga" else "vbn")
-    return evolve(make_strategy(settings), make_network(network, env), env, settings.population)
+    return evolve(make_strategy(settings), network, env, settings.population)
 
 
 def main() -> int:

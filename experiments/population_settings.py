@@ -95,8 +95,15 @@ def make_env(game: str, settings: PopulationSettings) -> vx.types.Env:
     )
 
 
-def make_network(name: Literal["vbn", "large", "small"], env: vx.types.Env) -> Any:
-    """The network of that name for the game."""
+def _make_noise(settings: PopulationSettings) -> vx.population.Noise:
+    if settings.noise == "low-rank":
+        return vx.population.low_rank(rank=settings.rank)
+    if settings.rank != 1:
+        raise ValueError(f"rank={settings.rank} belongs to noise='low-rank'; the noise is {settings.noise!r}.")
+    return NOISE[settings.noise]()
+
+
+def _make_network(name: Literal["vbn", "large", "small"], env: vx.types.Env) -> Any:
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     if name == "vbn":
         module = vx.networks.VirtualBatchNormNet(env.spec.num_actions)
@@ -105,16 +112,18 @@ def make_network(name: Literal["vbn", "large", "small"], env: vx.types.Env) -> A
 
 
 def evolve(
-    strategy: vx.evolution.Strategy, network: Any, env: vx.types.Env, settings: PopulationSettings
+    strategy: vx.evolution.Strategy,
+    network: Literal["vbn", "large", "small"],
+    env: vx.types.Env,
+    settings: PopulationSettings,
 ) -> tuple[vx.types.Algorithm, int]:
-    """The algorithm, and its steps in all."""
-    if settings.noise != "low-rank" and settings.rank != 1:
-        raise ValueError(f"rank={settings.rank} belongs to noise='low-rank'; the noise is {settings.noise!r}.")
+    """The algorithm with the network of that name, and its steps in all."""
+    noise = _make_noise(settings)  # first: the network's reference batch is played
     algorithm = vx.evolution.evolve(
         strategy,
-        network,
+        _make_network(network, env),
         env,
-        noise=vx.population.low_rank(rank=settings.rank) if settings.noise == "low-rank" else NOISE[settings.noise](),
+        noise=noise,
         max_episode_steps=settings.max_episode_steps,
         test_max_episode_steps=settings.test_max_episode_steps,
     )

@@ -9,6 +9,7 @@ import pytest
 from volvox import networks, population
 from volvox.envs import probe
 from volvox.population import Genome, Member, lineage
+from volvox.population.decoding import mutation_noise
 from volvox.rollout import SlotMemory, evaluator
 from volvox.types import Population
 
@@ -173,6 +174,37 @@ def test_statistics_of_a_reference_batch_are_the_members_own():
     np.testing.assert_allclose(outputs(population.member_params(code, bases, member)), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_the_last_seed_reads_no_number_twice():
+    """Factors of high rank have more numbers than the network has parameters; the table must have room for them."""
+    net = networks.policy(networks.MLP(3, hidden=(3,)), ENV.spec)
+    code = population.encoding(net, population.low_rank(rank=3, noise=population.table(size=1_000)))
+    assert code.num_drawn > code.num_parameters
+    last = population.draw_seeds(code, jax.random.key(0), (10_000,)).max()
+    assert last == 1_000 - code.num_drawn
+    drawn = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(mutation_noise(code, last))])
+    assert len(np.unique(drawn)) == len(drawn) == code.num_drawn
+    with pytest.raises(ValueError, match=rf"allow 0 to {last}"):
+        population.rebuild(code, Genome(int(last) + 1, ()))
+
+
+def test_what_prepare_changes_is_not_shared():
+    doubled = lambda params: jax.tree.map(lambda x: 2 * x, params)  # noqa: E731
+    net = networks.policy(networks.MLP(3, hidden=(3,)), ENV.spec, prepare=doubled)
+    with pytest.raises(ValueError, match=r"no layer takes parameter Dense_0/kernel"):
+        population.encoding(net, population.low_rank())
+
+
+def test_bad_noise_is_refused_when_an_algorithm_is_made():
+    from volvox import evolution
+
+    strategy = evolution.ga(population_size=24, num_parents=4, mutation_std=0.1)
+    with pytest.raises(ValueError, match="matrix of rank 3 at most"):
+        evolution.evolve(strategy, Network(), ENV, noise=population.low_rank(rank=4, full=("matrix",)))
+    search = evolution.random_search(population_size=24)
+    with pytest.raises(ValueError, match="low-rank noise has no use"):
+        evolution.evolve(search, networks.MLP(3), ENV, noise=population.low_rank())
+
+
 def test_bad_ranks_and_parameters_are_refused():
     with pytest.raises(ValueError, match="rank must be an integer of at least 1"):
         population.low_rank(rank=0)
@@ -184,6 +216,8 @@ def test_bad_ranks_and_parameters_are_refused():
         population.encoding(NET, population.low_rank())
     with pytest.raises(ValueError, match="full names no parameter of this network: matrices"):
         population.encoding(NET, population.low_rank(full=("matrices",)))
+    with pytest.raises(ValueError, match=r"full='matrix' is one name"):
+        population.low_rank(full="matrix")
     code = encoded(1)
     played = evaluator(NET, ENV.make(0), SlotMemory(NET, code, 2, 4), capacity=4)
     with pytest.raises(ValueError, match="first ancestors are bases"):
@@ -207,6 +241,9 @@ def test_the_lineage_begins_with_the_bases_before_the_first_generation():
     for _ in range(6):
         state, metrics = algorithm.step(state)
         scores.append(metrics["elite_score"])
+        if state.best_generation == state.generation:  # the elite is the best so far
+            elite = jax.tree.map(lambda x: x[-1], state.strategy.bases)
+            jax.tree.map(np.testing.assert_array_equal, algorithm.policy(state), elite)
     assert scores[-1] > scores[0]
     assert len(state.lineage.seed) == 7
     restored = make().restore(algorithm.save(state))

@@ -72,7 +72,8 @@ def atari(
         preprocessing: How screens become observations and how episodes begin.
 
     Raises:
-        ValueError: An unknown game or a number out of range; the message says what is allowed.
+        ValueError: An unknown game, a number out of range, or options that contradict; the message says what is
+            allowed.
     """
     names = {name.lower(): name for name in atari_games()}
     key = str(game).removesuffix("-v5").replace("_", "").replace(" ", "").lower()
@@ -86,6 +87,8 @@ def atari(
     if preprocessing not in get_args(Preprocessing):
         raise ValueError(f"preprocessing must be one of {', '.join(get_args(Preprocessing))}, got {preprocessing!r}")
     uber = preprocessing == "uber"
+    if uber and episodic_life:
+        raise ValueError('preprocessing="uber" plays whole games: its opening would be played for every life')
     stack, image_size = integer("stack", stack, low=1), integer("image_size", image_size, low=max(2, stack + 1))
     env = pool(
         f"{names[key]}-v5",
@@ -106,6 +109,6 @@ def atari(
     )
     if not uber:
         return env
-    if fire_reset and names[key] not in _FIRE_IS_NOT_SECOND:
+    if fire_reset and (full_action_space or names[key] not in _FIRE_IS_NOT_SECOND):
         env = opening(env, (1, 2))
     return bilinear_frames(env, image_size=image_size, stack=stack)

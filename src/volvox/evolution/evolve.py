@@ -12,7 +12,7 @@ from volvox.evolution.cutoff import Cutoff, cutoff, grown
 from volvox.evolution.scores import fitness, mean_length
 from volvox.evolution.strategy import Strategy, compiled_rounds
 from volvox.population import lineage as lineages
-from volvox.population.decoding import Encoding, encoding
+from volvox.population.decoding import Encoding, encoding, outline
 from volvox.population.noise import Noise, table
 from volvox.rollout import behavior as behaviors
 from volvox.rollout.balance import shares
@@ -111,8 +111,8 @@ def evolve(
       how each base came from those before, the elite last.
 
     Raises:
-      ValueError: a cutoff that is not positive, a network that does not fit the environment's actions, or a behaviour
-        that the environment does not tell.
+      ValueError: a cutoff that is not positive, a network that does not fit the environment's actions, noise that does
+        not fit the network or the strategy, or a behaviour that the environment does not tell.
     """
     rule = cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
@@ -121,6 +121,7 @@ def evolve(
         raise ValueError(f"strategy {strategy.config} has no training or validation round, so nothing would learn.")
     policy = network if isinstance(network, Policy) else networks.policy(network, env.spec)
     noise = table() if noise is None else noise
+    jax.eval_shape(strategy.init, jax.random.key(0), outline(policy, noise))  # which refuses what does not fit
     if behavior is not None and strategy.behavior.size:
         raise ValueError(f"strategy {strategy.config['kind']} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
@@ -281,7 +282,9 @@ def evolve(
     def genome(state: EvolveState) -> lineages.Genome:
         _completed(state)
         assert state.lineage is not None
-        log = lineages.Lineage(*(rows[: state.best_generation] for rows in state.lineage))
+        # With low-rank noise the log begins with the bases before the first generation.
+        before = len(state.lineage.seed) - state.generation
+        log = lineages.Lineage(*(rows[: before + state.best_generation] for rows in state.lineage))
         return lineages.genome(log, strategy.elite)
 
     def best(state: EvolveState) -> ArrayTree:

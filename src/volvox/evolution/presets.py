@@ -171,7 +171,8 @@ class NoveltyPreset(NamedTuple):
 def novelty_paper() -> NoveltyPreset:
     """A meta-population of 3 and ten neighbours, as Conti et al. 2018 (arXiv 1712.06560) on Atari.
 
-    The rest is that of `es_paper` and `paper`; a hundredth of each generation is archived.
+    Population, episodes and generations are those of `es_paper` for all strategies; the genetic algorithm's power and
+    parents those of `paper`; a hundredth of each of its generations is archived.
     """
     return NoveltyPreset(
         population_size=5_000,

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from volvox.networks.images import scaled
 from volvox.networks.interception import use_kernels
 from volvox.networks.policy import module_settings
 from volvox.ops.flat import num_parameters
@@ -45,6 +46,8 @@ class GA3C(nn.Module):
         """(logits `[B, num_outputs]`, value `[B]`) of observations `[B, 84, 84, 4]`."""
         if self.size not in _SIZES:
             raise ValueError(f"GA3C has sizes {', '.join(_SIZES)}; got {self.size!r}.")
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ValueError(f"GA3C takes bytes, which it scales to [-1, 1); got {x.dtype}.")
         x = x.astype(jnp.float32) / 128 - 1
         for i, (features, window) in enumerate(_SIZES[self.size]):
             stride = self.first_stride if i == 0 else 2
@@ -66,14 +69,14 @@ def _ga3c_layer(layer: Callable[..., Any], *args: Any, fan_in: int) -> Any:
 class NatureTorso(nn.Module):
     """The convolutional network of DQN (Mnih et al. 2015): 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512; VALID padding.
 
-    Input: uint8 `[B, 84, 84, 4]`, scaled to [0, 1]. Output: `[B, 512]`. Orthogonal initialisation.
+    Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 512]`. Orthogonal initialisation.
     """
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
         init = nn.initializers.orthogonal(2**0.5)
-        x = x.astype(jnp.float32) * jnp.float32(1 / 255)
+        x = scaled(x)
         for features, window, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = nn.Conv(features, (window, window), (stride, stride), padding="VALID", kernel_init=init)(x)
             x = nn.relu(x)
@@ -83,14 +86,14 @@ class NatureTorso(nn.Module):
 class SmallTorso(nn.Module):
     """16@8x8/4, 32@4x4/2, dense 256, SAME padding, orthogonal initialisation: GA3C's small size for any learner.
 
-    Input: uint8 `[B, 84, 84, 4]`, scaled to [0, 1]. Output: `[B, 256]`.
+    Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 256]`.
     """
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
         init = nn.initializers.orthogonal(2**0.5)
-        x = x.astype(jnp.float32) * jnp.float32(1 / 255)
+        x = scaled(x)
         for features, window, stride in ((16, 8, 4), (32, 4, 2)):
             x = nn.relu(nn.Conv(features, (window, window), (stride, stride), kernel_init=init)(x))
         return nn.relu(nn.Dense(256, kernel_init=init)(x.reshape(x.shape[0], -1)))

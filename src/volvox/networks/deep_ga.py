@@ -3,8 +3,9 @@
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
+
+from volvox.networks.images import scaled
 
 Array = jax.Array
 
@@ -44,8 +45,7 @@ class DeepGA(nn.Module):
         if self.size not in _SIZES:
             raise ValueError(f"DeepGA has sizes {', '.join(_SIZES)}; got {self.size!r}.")
         sizes = _SIZES[self.size]
-        if jnp.issubdtype(x.dtype, jnp.integer):
-            x = x.astype(jnp.float32) * jnp.float32(1 / 255)
+        x = scaled(x)
         hidden = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
         output = nn.initializers.variance_scaling(_OUTPUT_STD**2, "fan_in", "normal")
         for features, kernel, stride in sizes.convolutions:

@@ -84,7 +84,8 @@ def policy(
         name=type(module).__name__,
         prepare=prepare,
         initial_std=initial_std or own_initial_std(module),
-        low_rank=low_rank_kernels(module.apply, variables, observation),
+        # What `prepare` makes of a kernel, members of low rank would not share.
+        low_rank=low_rank_kernels(module.apply, variables, observation) if prepare is None else (),
         config=module_settings(module),
     )
 

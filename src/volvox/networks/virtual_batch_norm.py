@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from volvox.networks.images import scaled
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.networks.policy import module_settings, own_initial_std, policy_from_functions
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
@@ -53,8 +54,7 @@ class VirtualBatchNormNet(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Logits `[B, num_actions]` of observations `[B, 84, 84, 4]`."""
-        if jnp.issubdtype(x.dtype, jnp.integer):
-            x = x.astype(jnp.float32) * jnp.float32(1 / 255)
+        x = scaled(x)
         normal = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
         for features, kernel, stride in ((16, 8, 4), (32, 4, 2)):
             x = nn.Conv(features, (kernel, kernel), (stride, stride), use_bias=False, kernel_init=normal)(x)

@@ -4,6 +4,7 @@ With one kernel it is `lax.conv_general_dilated`. Under `vmap` over kernels XLA 
 it, which is slow on CPU: `conv_many` has what is done instead.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -36,13 +37,19 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
     Raises:
       ValueError: if shapes, strides or padding do not fit.
     """
-    if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2]:
-        raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {x.shape} and {kernel.shape}.")
-    window = _window(x.shape[1:3], kernel.shape[:2], strides, padding)
-    if min(window.output_size(*x.shape[1:3])) < 1:
-        raise ValueError(f"The window {kernel.shape[:2]} does not fit into images of {x.shape[1:3]} with {padding=}.")
+    window = _fitting(x.shape, kernel.shape, strides, padding)
     dtype = jnp.result_type(x, kernel)
     return _conv(x.astype(dtype), kernel.astype(dtype), window)
+
+
+def _fitting(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
+    """Geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
+    if len(x) != 4 or len(kernel) != 4 or x[3] != kernel[2]:
+        raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}.")
+    window = _window(x[1:3], kernel[:2], strides, padding)
+    if min(window.output_size(*x[1:3])) < 1:
+        raise ValueError(f"The window {tuple(kernel[:2])} does not fit into images of {tuple(x[1:3])} with {padding=}.")
+    return window
 
 
 def _window(image: Sequence[int], size: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
@@ -103,8 +110,17 @@ def conv_low_rank(
 
     Returns:
       `[B, M, H', W', F]` of the promoted dtype.
+
+    Raises:
+      ValueError: if shapes, strides or padding do not fit.
     """
-    window = _window(x.shape[2:4], kernels.shape[1:3], strides, padding)
+    window = _fitting(x.shape[1:], kernels.shape[1:], strides, padding)
+    k = math.prod(kernels.shape[1:4])
+    if a.shape[1:-1] != (k,) or b.shape[1:] != (kernels.shape[4], a.shape[-1]):
+        raise ValueError(
+            f"conv_low_rank needs a [B, {k}, r] and b [B, {kernels.shape[4]}, r] beside kernels {kernels.shape}; got "
+            f"{a.shape} and {b.shape}."
+        )
     dtype = jnp.result_type(x, kernels, a, b)
 
     def many(x, kernels, index, a, b):

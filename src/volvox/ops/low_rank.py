@@ -69,6 +69,9 @@ def low_rank_conv(x: Array, kernel: LowRank, *, strides: Sequence[int] = (1, 1),
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
+
+    Raises:
+      ValueError: as `conv`, or if the kernel's sides do not fit it.
     """
     assert kernel.bases is not None
     row = jax.tree.map(lambda leaf: leaf[None], (kernel.index, kernel.a, kernel.b))

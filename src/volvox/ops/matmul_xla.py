@@ -44,8 +44,8 @@ _SMALL = 2**14
 def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
     """`out[b] = x[b] @ w[index[b]]` as batched products.
 
-    With `index`, and fewer kernels than row blocks, no kernel is gathered and none is read for each of its rows: blocks
-    are sorted by kernel. With as many kernels or more, or small ones, the chosen ones are gathered first.
+    With `index` no kernel is gathered and none is read for each of its rows: blocks are sorted by kernel. But small
+    kernels, and that of a single block, are gathered first.
 
     Args:
       x: `[B, M, K]`.
@@ -59,7 +59,7 @@ def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
         return _paired(x, w)
     if w.shape[0] == 1:
         return _paired(x.reshape(1, -1, x.shape[2]), w).reshape(*x.shape[:2], w.shape[2])
-    if w.shape[0] >= x.shape[0] or w.shape[1] * w.shape[2] <= _SMALL:
+    if x.shape[0] == 1 or w.shape[1] * w.shape[2] <= _SMALL:
         return _paired(x, w[index])
     return lax.platform_dependent(x, w, index, cpu=_grouped, default=_ragged)
 

@@ -38,7 +38,13 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
 
 def _weighted_factors(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTree:
     """The same of low-rank noise: many outer products are one matrix product."""
-    seeds, weights = _chunks(seeds, _FACTORS_AT_ONCE), _chunks(weights, _FACTORS_AT_ONCE)
+    # Parameters that are not factored but have several dimensions may be as large as factored ones are small.
+    large = any(
+        len(shape) > 1 and not is_factored
+        for (_, shape), is_factored in zip(encoding.shapes, encoding.factored, strict=True)
+    )
+    at_once = _AT_ONCE if large else _FACTORS_AT_ONCE
+    seeds, weights = _chunks(seeds, at_once), _chunks(weights, at_once)
 
     def add(i: Array, total: ArrayTree) -> ArrayTree:
         noise = jax.lax.map(lambda seed: mutation_noise(encoding, seed), seeds[i])

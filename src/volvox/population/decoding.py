@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -65,6 +66,11 @@ class Encoding:
         """Parameters in one genome."""
         return flat.num_parameters(self.like)
 
+    @property
+    def num_drawn(self) -> int:
+        """Numbers that the noise of one member may take: a genome's, or more where factors of high rank have more."""
+        return max(self.num_parameters, flat.num_parameters(_noise_like(self)))
+
 
 def encoding(policy: Policy, noise: Noise) -> Encoding:
     """Joins a network and a source of noise; makes the noise's data (the table).
@@ -80,6 +86,23 @@ def encoding(policy: Policy, noise: Noise) -> Encoding:
       ValueError: a parameter is not float32, the noise's table is too small, or its rank does not fit the network
         (see `volvox.population.low_rank`).
     """
+    without_data = outline(policy, noise)
+    return replace(without_data, data=noise.make(without_data.num_drawn), zero=jnp.int32(0))
+
+
+def outline(policy: Policy, noise: Noise) -> Encoding:
+    """The encoding as shapes: all but the noise's data, which may take seconds and gigabytes to make.
+
+    Args:
+      policy: the network.
+      noise: where noise comes from.
+
+    Returns:
+      `Encoding` whose arrays are `jax.ShapeDtypeStruct`, the data as short as it can be.
+
+    Raises:
+      ValueError: as `encoding`, but for the table.
+    """
     params = jax.eval_shape(policy.init, jax.random.key(0))
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
     for path, leaf in paths:
@@ -90,10 +113,9 @@ def encoding(policy: Policy, noise: Noise) -> Encoding:
             )
     shapes = tuple((jax.tree_util.keystr(path), tuple(leaf.shape)) for path, leaf in paths)
     factored = _factored({flat.leaf_path(path): leaf.shape for path, leaf in paths}, policy, noise)
-    data = noise.make(flat.num_parameters(params))
-    return Encoding(
-        data=data,
-        zero=jnp.int32(0),
+    one = Encoding(
+        data=jax.ShapeDtypeStruct((0,), jnp.float32),  # pyright: ignore[reportArgumentType]
+        zero=jax.ShapeDtypeStruct((), jnp.int32),  # pyright: ignore[reportArgumentType]
         draw=noise.draw,
         sample=noise.sample,
         from_noise=policy.from_noise,
@@ -102,6 +124,7 @@ def encoding(policy: Policy, noise: Noise) -> Encoding:
         rank=noise.rank,
         factored=factored,
     )
+    return replace(one, data=jax.ShapeDtypeStruct((one.num_drawn,), jnp.float32))
 
 
 def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], policy: Policy, noise: Noise) -> tuple[bool, ...]:
@@ -134,7 +157,7 @@ def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], policy: Policy, no
 
 def draw_seeds(encoding: Encoding, key: Array, shape: tuple[int, ...]) -> Array:
     """Draws int32 seeds of the given shape, uniformly from all that name a noise vector."""
-    return encoding.draw(key, shape, encoding.data, encoding.num_parameters)
+    return encoding.draw(key, shape, encoding.data, encoding.num_drawn)
 
 
 class Factors(NamedTuple):
@@ -156,20 +179,23 @@ def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
     Returns:
       In the structure of `encoding.like`: float32 noise, or `Factors` of it.
     """
+    noise = encoding.sample(encoding.data, seed, _noise_like(encoding))
     if encoding.rank is None:
-        return encoding.sample(encoding.data, seed, encoding.like)
-    rank = encoding.rank
+        return noise
+    unit = jnp.float32(1 / math.sqrt(encoding.rank))
+    return jax.tree.map(lambda x: Factors(x.a, x.b * unit) if _is_factors(x) else x, noise, is_leaf=_is_factors)
+
+
+def _noise_like(encoding: Encoding) -> ArrayTree:
+    """Shapes of the numbers drawn for one mutation."""
 
     def shape(leaf, factored):
         if not factored:
             return leaf
         sides = Factors(math.prod(leaf.shape[:-1]), leaf.shape[-1])  # pyright: ignore[reportArgumentType]
-        return jax.tree.map(lambda side: jax.ShapeDtypeStruct((side, rank), leaf.dtype), sides)
+        return jax.tree.map(lambda side: jax.ShapeDtypeStruct((side, encoding.rank), leaf.dtype), sides)
 
-    factored = jax.tree.unflatten(encoding.treedef, encoding.factored)
-    noise = encoding.sample(encoding.data, seed, jax.tree.map(shape, encoding.like, factored))
-    unit = jnp.float32(1 / math.sqrt(rank))
-    return jax.tree.map(lambda x: Factors(x.a, x.b * unit) if _is_factors(x) else x, noise, is_leaf=_is_factors)
+    return jax.tree.map(shape, encoding.like, jax.tree.unflatten(encoding.treedef, encoding.factored))
 
 
 def _is_factors(x: Any) -> bool:

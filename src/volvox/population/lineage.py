@@ -29,7 +29,10 @@ class Genome(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """How the bases of each generation came from those before it; `G` generations of `P` bases, NumPy arrays."""
+    """How the bases of each generation came from those before it; `G` generations of `P` bases, NumPy arrays.
+
+    With low-rank noise there is one more: the bases before the first generation.
+    """
 
     parent: np.ndarray
     """int32 `[G, P]`: index of the base of the generation before."""
@@ -160,7 +163,7 @@ def rebuild(encoding: Encoding, genome: Genome) -> ArrayTree:
     """
     seeds = [genome.initial_seed, *(seed for seed, _ in genome.mutations)]
     if encoding.data.size:
-        last = encoding.data.size - encoding.num_parameters
+        last = encoding.data.size - encoding.num_drawn
         for i, seed in enumerate(seeds):
             if seed > last:
                 raise ValueError(

@@ -133,9 +133,11 @@ def low_rank(*, rank: int = 1, noise: Noise | None = None, full: Collection[str]
       and that is not in `full`, and for a rank beyond a kernel's.
 
     Raises:
-      ValueError: a rank below 1, or noise that has a rank already.
+      ValueError: a rank below 1, noise that has a rank already, or a name in place of names.
     """
     integer("rank", rank, low=1)
+    if isinstance(full, str):
+        raise ValueError(f"full={full!r} is one name; give a collection of them: full=({full!r},).")
     noise = table() if noise is None else noise
     if noise.rank is not None:
         raise ValueError(f"the given noise is of rank {noise.rank} already; give table() or generator().")

@@ -16,6 +16,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from volvox.envs import pool
 from volvox.envs.pool import SCREEN
 from volvox.envs.preprocessing import opening
+from volvox.ops.batching import where_rows
 from volvox.report.progress import in_notebook
 from volvox.rollout.evaluate import greedy_action
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
@@ -157,6 +158,7 @@ def _episode(groups: list[EnvGroup], network: Policy, params: ArrayTree, limit: 
         length += int(not played.first[0])
         if length == limit or played.terminated[0] or played.truncated[0]:
             return
+        memory = where_rows(jnp.asarray(played.first), network.initial_state(1), memory)
         output, memory = apply(variables, jnp.asarray(played.observation), memory, None)
         action = greedy_action(spec)(output)
         states = [group.send(state, action) for group, (state, _) in zip(groups, replies, strict=True)]
