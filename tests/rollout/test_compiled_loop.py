@@ -15,12 +15,12 @@ from volvox.types import Population
 ENVS_PER_GROUP = 5  # a number that occurs in no other shape
 
 
-@pytest.fixture(scope="module")
-def hlo():
+@pytest.fixture(scope="module", params=[population.table, population.low_rank], ids=["full", "low-rank"])
+def hlo(request):
     """The optimised program of a population's chunk, on real Atari pools."""
     env = atari("Pong", num_envs=2 * ENVS_PER_GROUP, groups=2)
     net = networks.policy(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
-    code = population.encoding(net, population.table())
+    code = population.encoding(net, request.param())
     memory = SlotMemory(net, code, 2, ENVS_PER_GROUP)
     groups = env.make(0)
     n = 16
