@@ -79,7 +79,8 @@ def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]
     code = encoding(net, low_rank(noise=generator()))
 
     def low_rank_call(num_bases: int) -> tuple[Any, ...]:
-        bases = jax.tree.map(lambda leaf: leaf[:num_bases], many)
+        # One base more, which nobody descends from: strategies keep their best among the bases.
+        bases = jax.tree.map(lambda leaf: leaf[: num_bases + 1], many)
         parent = jnp.asarray(np.arange(num_networks) % num_bases, jnp.int32)[rng.permutation(num_networks)]
         members = Member(parent, jnp.arange(num_networks), jnp.full(num_networks, 0.02), jnp.zeros(num_networks, bool))
         slots = jax.jit(lambda members: jax.lax.map(lambda one: slot_variables(net, code, bases, one), members))(
@@ -99,7 +100,7 @@ def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]
         "volvox": (jax.jit(jax.vmap(ours)), many, rows[:, None]),
         "shared": (jax.jit(plain), one, rows),
         "read": (jax.jit(read), many, rows),
-        **{name: low_rank_call(num_bases) for name, num_bases in LOW_RANK.items() if num_bases <= num_networks},
+        **{name: low_rank_call(num_bases) for name, num_bases in LOW_RANK.items() if num_bases < num_networks},
     }
     return {name: lambda call=call: call[0](call[1], call[2]) for name, call in calls.items()}
 
