@@ -16,6 +16,7 @@ from volvox.envs import atari
 from volvox.networks import ActorCritic
 from volvox.networks.actor_critic import actor_critic
 from volvox.rollout.pipeline import LoopState, traced
+from volvox.rollout.recent import no_episodes
 
 B, T, WIDTH = 6, 5, 37  # numbers that occur in no other shape
 
@@ -53,7 +54,7 @@ def scheduled(lag, micro_batch):
     )
     groups = env.make(0)
     envs = tuple(group.init() for group in groups)
-    carry = schedule.start(groups, net, when, jax.random.key(0), jnp.int32(0), schedule.no_episodes())
+    carry = schedule.start(groups, net, when, jax.random.key(0), jnp.int32(0), no_episodes())
     chunk = traced(stages, groups, beats_per_round=when.beats)
     state = LoopState(envs, carry, learn.init(jax.random.key(1)))
     text = chunk.jitted.lower(state, (), jnp.int32(1), jnp.int32(0)).compile().as_text()

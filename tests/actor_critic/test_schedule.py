@@ -9,12 +9,13 @@ from flax import linen as nn
 from volvox.actor_critic import schedule
 from volvox.actor_critic.distributions import categorical
 from volvox.actor_critic.learner import Learner, LearnerState, no_sums, unrolled
-from volvox.actor_critic.schedule import RECENT, Collector, Schedule
+from volvox.actor_critic.schedule import Collector, Schedule
 from volvox.envs import probe
 from volvox.networks import RecurrentActorCritic
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
 from volvox.rollout import segments
 from volvox.rollout.pipeline import LoopState, driven
+from volvox.rollout.recent import begun, no_episodes
 from volvox.types import TimeStep
 
 NOTHING = Learner(lambda key: None, lambda state, segment: state, lambda state: state._replace(update=state.update + 1))
@@ -29,31 +30,6 @@ def timestep(b, **fields):
     flags = {name: jnp.zeros(b, bool) for name in ("first", "terminated", "truncated")}
     plain = TimeStep(jnp.zeros((b, 1)), jnp.zeros(b), **flags, extras={})
     return plain._replace(**fields)
-
-
-def test_the_latest_episodes_are_remembered():
-    """Of 120 that end at once the last 100, then three more in place of the oldest."""
-    b = RECENT + 20
-    me = Collector(None, (), jnp.arange(b, dtype=jnp.float32), jnp.full(b, 7), jnp.zeros(b, jnp.int32))
-    step = timestep(b, terminated=jnp.ones(b, bool), reward=jnp.full(b, 0.5))
-    episodes, _, _ = schedule._book(schedule.no_episodes(), me, step)
-    assert episodes.total == b
-    np.testing.assert_array_equal(np.sort(episodes.returns), np.arange(20, b) + 0.5)
-    np.testing.assert_array_equal(episodes.lengths, np.full(RECENT, 8))
-    step = timestep(b, truncated=jnp.arange(b) < 3, reward=jnp.full(b, 1_000.0))
-    episodes, _, _ = schedule._book(episodes, me, step)
-    assert episodes.total == b + 3
-    np.testing.assert_array_equal(
-        np.sort(episodes.returns), np.concatenate([np.arange(23, b) + 0.5, [1_000, 1_001, 1_002]])
-    )
-
-
-def test_scores_begin_anew_with_an_episode():
-    me = Collector(None, (), jnp.array([5.0, 5.0]), jnp.array([3, 3]), jnp.zeros(2, jnp.int32))
-    step = timestep(2, first=jnp.array([True, False]), reward=jnp.array([0.0, 2.0]))
-    _, episode_return, episode_length = schedule._book(schedule.no_episodes(), me, step)
-    np.testing.assert_array_equal(episode_return, [0.0, 7.0])
-    np.testing.assert_array_equal(episode_length, [0, 4])
 
 
 CONSTANT = ActorCriticNetwork(
@@ -87,9 +63,9 @@ def test_a_lost_life_is_an_end_to_the_learner_alone(episodic_life):
         episodic_life=episodic_life,
     )
     ring = segments.empty(2, when.beats, b, probe.constant().spec, ())
-    me = Collector(ring, (), jnp.zeros(b), jnp.zeros(b, jnp.int32), jnp.asarray(before, jnp.int32))
+    me = Collector(ring, (), begun(b), jnp.asarray(before, jnp.int32))
     carry = schedule.Carry(
-        *(jnp.int32(2), jnp.int32(3), jax.random.key(0), jnp.int32(0), jnp.int32(0)), schedule.no_episodes(), (me,)
+        *(jnp.int32(2), jnp.int32(3), jax.random.key(0), jnp.int32(0), jnp.int32(0)), no_episodes(), (me,)
     )
     step = timestep(
         b,
@@ -137,7 +113,7 @@ def test_a_recurrent_policy_is_unrolled_as_it_acted():
     params = jax.tree.map(lambda x: 3 * x, net.init(jax.random.key(0)))
     params["Dense_0"]["kernel"] *= 100
     groups = env.make(0)
-    carry = schedule.start(groups, net, when, jax.random.key(1), jnp.int32(0), schedule.no_episodes())
+    carry = schedule.start(groups, net, when, jax.random.key(1), jnp.int32(0), no_episodes())
     state = LoopState(tuple(group.init() for group in groups), carry, memory(jax.tree.map(jnp.copy, params)))
     state, _ = driven(stages, groups, beats_per_round=when.beats)(state, (), 4)
     ring = state.carry.collectors[0].ring

@@ -4,7 +4,6 @@ Mnih et al. 2016 (arXiv 1602.01783) in the form of GA3C (Babaeizadeh et al. 2017
 schedule in place of its queues (`schedule`).
 """
 
-import time
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -18,18 +17,16 @@ from volvox.actor_critic import schedule as schedules
 from volvox.actor_critic.distributions import distribution
 from volvox.actor_critic.learner import LearnerState, LossSettings, learner, no_sums
 from volvox.actor_critic.options import annealed, check_rates, micro_batch_size
-from volvox.actor_critic.schedule import Episodes, Schedule, no_episodes
+from volvox.actor_critic.schedule import Carry, Schedule
 from volvox.actor_critic.summary import summary
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
 from volvox.networks.policy import perturbed
 from volvox.optimizers import gradient_transformation
-from volvox.rollout import pipeline
 from volvox.rollout.balance import shares
-from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy
+from volvox.rollout.recent import Episodes, no_episodes
+from volvox.rollout.runner import Counts, Plan, runner
+from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
 from volvox.validation import group_size, integer
-
-_TIMED_EVERY = 10
-"""Steps of the algorithm."""
 
 
 class A3CState(NamedTuple):
@@ -42,29 +39,6 @@ class A3CState(NamedTuple):
     episodes: Episodes
     frames: int
     """Emulator frames played, resets not counted."""
-
-
-class _Live:
-    """Pools, the compiled loop, and what is in flight: never part of the state."""
-
-    def __init__(self):
-        self.groups: tuple[EnvGroup, ...] = ()
-        self.chunk: pipeline.Chunk | None = None
-        self.loop: tuple[ArrayTree, Any] | None = None
-        """(environment states, carry) where the last step ended."""
-        self.follows: LearnerState | None = None
-        """The state that goes on from there."""
-        self.rounds = 4
-        """In a chunk, so that it lasts about as long as asked."""
-        self.timed: Any = None
-        """The same loop with a stopwatch."""
-        self.steps = 0
-        """Steps of the algorithm begun on these pools."""
-
-    def close(self):
-        for group in self.groups:
-            group.close()
-        self.__init__()
 
 
 def a3c(
@@ -159,8 +133,6 @@ def a3c(
         raise ValueError("vtrace=True corrects for a lag, and lag=0 leaves none; take lag=1 or vtrace=False.")
     if not vtrace and (rho_clip, c_clip) != (1.0, 1.0):
         raise ValueError(f"rho_clip={rho_clip}, c_clip={c_clip}: these are V-trace's; leave them out, or vtrace=True.")
-    if not 0 < chunk_seconds < float("inf"):
-        raise ValueError(f"chunk_seconds={chunk_seconds}: give a positive number of seconds.")
     if vtrace and not 0 < c_clip <= rho_clip < float("inf"):
         raise ValueError(f"rho_clip={rho_clip}, c_clip={c_clip}: V-trace needs finite rho_clip >= c_clip > 0.")
     if vtrace and log_epsilon:
@@ -202,7 +174,14 @@ def a3c(
         reward_bound=reward_bound,
         episodic_life=episodic_life,
     )
-    live = _Live()
+    loop = runner(
+        stages,
+        env,
+        beats_per_round=when.beats,
+        timed_rounds=1 + rounds_per_update,
+        chunk_seconds=chunk_seconds,
+        host=host,
+    )
 
     def seed_of(state: A3CState) -> int:
         # Depends on the updates made, so that a resumed run does not repeat its no-op starts.
@@ -215,85 +194,49 @@ def a3c(
         init_key, run_key = jax.random.split(key)
         return A3CState(run_key, jax.jit(learn.init)(init_key), jnp.int32(0), no_episodes(), 0)
 
-    def start(state: A3CState) -> tuple[list[ArrayTree], Any]:
-        """Environments and carry to go on with: where the last step ended, or new episodes."""
-        if live.loop is not None and live.follows is state.learner:
-            envs, carry = live.loop
-            return list(envs), carry._replace(steps=jnp.int32(0))
-        live.close()  # envpool's emulators cannot be seeded anew, and may have actions in flight
-        live.groups = env.make(seed_of(state), host=host)
-        form = pipeline.driven if host else pipeline.traced
-        live.chunk = form(stages, live.groups, beats_per_round=when.beats)
-        live.timed = pipeline.timed(stages, live.groups, beats_per_round=when.beats)
-        carry = schedules.start(live.groups, net, when, state.key, state.draws, state.episodes)
-        return [group.init() for group in live.groups], carry
+    def prepare(carry: Carry, memory: LearnerState) -> tuple[Carry, LearnerState]:
+        memory = memory._replace(sums=no_sums(), gradient_norm=jnp.float32(0))
+        return carry._replace(steps=jnp.int32(0)), memory
+
+    def num_rounds(carry: Carry) -> int:
+        # Updates end whole rounds, counted since the environments were started; the first ones have nothing to learn.
+        updates_before = max(int(carry.round) - lag, 0) // rounds_per_update
+        return lag + (updates_before + updates_per_step) * rounds_per_update - int(carry.round)
 
     def step(state: A3CState, *, monitor=None) -> tuple[A3CState, dict[str, Any]]:
-        if monitor is not None and live.chunk is None and monitor({"phase": "compiling"}):
-            raise Interrupted("before the loop was compiled")
-        try:
-            return advance(state, monitor)
-        except BaseException:
-            live.close()  # donated buffers and pools in flight cannot be trusted any more
-            raise
+        first_update = int(state.learner.update)
 
-    def advance(state: A3CState, monitor) -> tuple[A3CState, dict[str, Any]]:
-        envs, carry = start(state)
-        assert live.chunk is not None
-        live.loop = None
-        # The loop donates what it is given; the state must outlive it. So must what `start` passed on from it.
-        memory, carry = jax.tree.map(jnp.copy, (state.learner, carry))
-        memory = memory._replace(sums=no_sums(), gradient_norm=jnp.float32(0))
-        first_update, first_round = int(memory.update), int(carry.round)
-        # Updates end whole rounds, counted since the environments were started; the first ones have nothing to learn.
-        updates_before = max(first_round - lag, 0) // rounds_per_update
-        last_round = lag + (updates_before + updates_per_step) * rounds_per_update
-        rounds, times = first_round, None
-        timed_rounds = 1 + rounds_per_update
-        # Not in the first step after a start, whose time is compilation anyway; tests and short runs end there.
-        if live.steps % _TIMED_EVERY == 1 and first_round + timed_rounds < last_round:
-            if monitor is not None and live.steps == 1 and monitor({"phase": "compiling"}):
-                raise Interrupted("before the stopwatch was compiled")
-            loop, times = live.timed(pipeline.LoopState(tuple(envs), carry, memory), (), timed_rounds)
-            envs, carry, memory = list(loop.envs), loop.carry, loop.memory
-            rounds += timed_rounds
-        live.steps += 1
-        began, rounds_before = time.perf_counter(), rounds
-        steps_before, updates_before_loop = int(carry.steps), int(memory.update)
-        while rounds < last_round:
-            chunk_began = time.perf_counter()
-            count = min(live.rounds, last_round - rounds)
-            loop, _ = live.chunk(pipeline.LoopState(tuple(envs), carry, memory), (), count)
-            envs, carry, memory = list(loop.envs), loop.carry, loop.memory
-            _check_finite((memory.sums, memory.gradient_norm), memory, first_update)
-            now = time.perf_counter()
-            rounds += count
-            if count == live.rounds:
-                factor = chunk_seconds / max(now - chunk_began, 1e-6)
-                live.rounds = max(1, int(live.rounds * min(max(factor, 0.5), 2.0)))
-            if monitor is not None:
-                progress = {
-                    "phase": "training",
-                    "done": int(memory.update) - first_update,
-                    "total": updates_per_step,
-                    "stepped": int(carry.steps),
-                    "frames_per_second": (int(carry.steps) - steps_before) * env.spec.frame_skip / (now - began),
-                }
-                if monitor(progress) and rounds < last_round:
-                    raise Interrupted(f"{progress['done']} of {updates_per_step} updates were made and are dropped")
-        _check_finite(memory.params, memory, first_update)
-        seconds = time.perf_counter() - began
-        frames = int(carry.steps) * env.spec.frame_skip
+        def progress(before: Counts, now: Counts, seconds: float) -> dict[str, Any]:
+            return {
+                "phase": "training",
+                "done": now["updates"] - first_update,
+                "total": updates_per_step,
+                "stepped": now["steps"],
+                "frames_per_second": (now["steps"] - before["steps"]) * env.spec.frame_skip / seconds,
+            }
+
+        plan = Plan(
+            seed=lambda: seed_of(state),
+            begin=lambda groups: schedules.start(groups, net, when, state.key, state.draws, state.episodes),
+            prepare=prepare,
+            num_rounds=num_rounds,
+            counts=lambda carry, memory: {"steps": int(carry.steps), "updates": int(memory.update)},
+            progress=progress,
+            unit="updates",
+            check=lambda memory: _check_finite(memory, first_update),
+        )
+        ran = loop.run(state.learner, plan, monitor)
+        carry, memory = ran.carry, ran.memory
+        frames = ran.after["steps"] * env.spec.frame_skip
         new = A3CState(state.key, memory, carry.draws, carry.episodes, state.frames + frames)
-        live.loop, live.follows = (tuple(envs), carry), memory
-        steps_per_second = (int(carry.steps) - steps_before) / seconds
+        steps, updates = (ran.after[name] - ran.before[name] for name in ("steps", "updates"))
         rates = {
-            "predictions_per_second": (rounds - rounds_before) * when.beats * env.num_envs / seconds,
-            "trainings_per_second": (int(memory.update) - updates_before_loop) / seconds,
-            "frames_per_second": steps_per_second * env.spec.frame_skip,
+            "predictions_per_second": ran.rounds * when.beats * env.num_envs / ran.seconds,
+            "trainings_per_second": updates / ran.seconds,
+            "frames_per_second": steps * env.spec.frame_skip / ran.seconds,
         }
-        if times is not None:
-            rates |= shares(times, rates["predictions_per_second"], working="learning")
+        if ran.times is not None:
+            rates |= shares(ran.times, rates["predictions_per_second"], working="learning")
         return new, summary(new.learner, new.episodes, frames=new.frames, updates=updates_per_step) | rates
 
     def save(state: A3CState) -> dict[str, Any]:
@@ -329,7 +272,7 @@ def a3c(
         genome=None,
         save=save,
         restore=restore,
-        close=live.close,
+        close=loop.close,
         env=env,
         network=_acting(net, env),
         config={
@@ -388,7 +331,8 @@ def _check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
             )
 
 
-def _check_finite(looked_at: ArrayTree, memory: LearnerState, first_update: int) -> None:
+def _check_finite(memory: LearnerState, first_update: int) -> None:
+    looked_at = (memory.sums, memory.gradient_norm, memory.params)
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(looked_at)):
         raise FloatingPointError(
             f"the loss, its gradient or the parameters are no longer finite, between updates {first_update} and "

@@ -18,11 +18,9 @@ from volvox.networks.actor_critic import ActorCriticNetwork
 from volvox.ops.batching import where_rows
 from volvox.rollout import segments
 from volvox.rollout.pipeline import Stages
+from volvox.rollout.recent import Episodes, Running, begun, book
 from volvox.rollout.segments import Segment
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
-
-RECENT = 100
-"""Episodes over which scores are averaged."""
 
 
 class Schedule(NamedTuple):
@@ -49,23 +47,9 @@ class Collector(NamedTuple):
     ring: Segment
     recurrent: ArrayTree
     """The policy's state, leaves `[B, ...]`."""
-    episode_return: Array
-    """float32 `[B]`: unclipped rewards so far."""
-    episode_length: Array
-    """int32 `[B]`."""
+    running: Running
     lives: Array
     """int32 `[B]`: lives left at the last step; 0 unless their loss is taken for an end."""
-
-
-class Episodes(NamedTuple):
-    """Episodes that ended."""
-
-    total: Array
-    """int32: how many."""
-    returns: Array
-    """float32 `[RECENT]`: of the latest, in a ring."""
-    lengths: Array
-    """int32 `[RECENT]`."""
 
 
 class Carry(NamedTuple):
@@ -112,8 +96,7 @@ def start(
         return Collector(
             ring=segments.empty(schedule.lag + 1, schedule.beats, b, group.spec, recurrent),
             recurrent=recurrent,
-            episode_return=jnp.zeros(b, jnp.float32),
-            episode_length=jnp.zeros(b, jnp.int32),
+            running=begun(b),
             lives=jnp.zeros(b, jnp.int32),
         )
 
@@ -126,11 +109,6 @@ def start(
         episodes=episodes,
         collectors=tuple(collector(group) for group in groups),
     )
-
-
-def no_episodes() -> Episodes:
-    """None ended yet."""
-    return Episodes(jnp.int32(0), jnp.zeros(RECENT, jnp.float32), jnp.zeros(RECENT, jnp.int32))
 
 
 def stages(
@@ -167,7 +145,7 @@ def stages(
         del constants
         me = carry.collectors[g]
         live = ~timestep.first
-        episodes, episode_return, episode_length = _book(carry.episodes, me, timestep)
+        episodes, running = book(carry.episodes, me.running, timestep)
 
         recurrent = where_rows(timestep.first, network.initial_state(timestep.first.shape[0]), me.recurrent)
         output, value, next_recurrent = network.apply(memory.params, timestep.observation, recurrent)
@@ -191,7 +169,7 @@ def stages(
             memory.update,
             recurrent,
         )
-        mine = Collector(ring, next_recurrent, episode_return, episode_length, lives)
+        mine = Collector(ring, next_recurrent, running, lives)
         carry = carry._replace(
             draws=carry.draws + 1,
             steps=carry.steps + live.sum(dtype=jnp.int32),
@@ -236,21 +214,3 @@ def stages(
         return carry._replace(round=carry.round + 1, beat=jnp.int32(0)), memory
 
     return Stages(act, work, None, None, finish)
-
-
-def _book(episodes: Episodes, me: Collector, timestep: TimeStep) -> tuple[Episodes, Array, Array]:
-    """Scores by the game's own rules, whatever the learner is told."""
-    live = ~timestep.first
-    episode_return = jnp.where(live, me.episode_return + timestep.reward, 0.0)
-    episode_length = jnp.where(live, me.episode_length + 1, 0)
-    ended = live & (timestep.terminated | timestep.truncated)
-    number = jnp.cumsum(ended, dtype=jnp.int32)
-    # Of more than RECENT ends in one beat the last ones stay.
-    place = (episodes.total + number - 1) % RECENT
-    place = jnp.where(ended & (number > number[-1] - RECENT), place, RECENT)
-    episodes = Episodes(
-        total=episodes.total + number[-1],
-        returns=episodes.returns.at[place].set(episode_return, mode="drop"),
-        lengths=episodes.lengths.at[place].set(episode_length, mode="drop"),
-    )
-    return episodes, episode_return, episode_length

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from volvox.actor_critic.learner import LearnerState
-from volvox.actor_critic.schedule import RECENT, Episodes
+from volvox.rollout.recent import Episodes, scores
 
 
 def summary(learner: LearnerState, episodes: Episodes, *, frames: int, updates: int) -> dict[str, Any]:
@@ -22,21 +22,16 @@ def summary(learner: LearnerState, episodes: Episodes, *, frames: int, updates: 
     """
     sums, episodes = jax.device_get((learner.sums, episodes))
     transitions = max(float(sums.transitions), 1.0)
-    recent = min(int(episodes.total), RECENT)
     figures: dict[str, Any] = {"update": int(learner.update), "frames": frames, "episodes": int(episodes.total)}
-    if recent:
-        returns, lengths = episodes.returns[:recent], episodes.lengths[:recent]
-        figures |= {
-            "training_mean": float(returns.mean()),
-            "training_std": float(returns.std()),
-            "training_best": float(returns.max()),
-            "episode_length": float(lengths.mean()),
+    return (
+        figures
+        | scores(episodes)
+        | {
+            "policy_loss": float(sums.policy_loss) / transitions,
+            "value_loss": float(sums.value_loss) / transitions,
+            "entropy": float(sums.entropy) / transitions,
+            "gradient_norm": float(learner.gradient_norm) / updates,
+            "lag_mean": float(sums.lag) / transitions,
+            "lag_max": int(sums.lag_max),
         }
-    return figures | {
-        "policy_loss": float(sums.policy_loss) / transitions,
-        "value_loss": float(sums.value_loss) / transitions,
-        "entropy": float(sums.entropy) / transitions,
-        "gradient_norm": float(learner.gradient_norm) / updates,
-        "lag_mean": float(sums.lag) / transitions,
-        "lag_max": int(sums.lag_max),
-    }
+    )

@@ -32,7 +32,9 @@ class Plan(NamedTuple):
     counts: Callable[[ArrayTree, ArrayTree], Counts]
     """(carry, memory) -> numbers that progress and rates are made of; looked at between chunks."""
     progress: Callable[[Counts, Counts, float], dict[str, Any]]
-    """(counts before, counts now, seconds in between) -> what the monitor is told."""
+    """(counts before, counts now, seconds in between) -> what the monitor is told: `done` and `total`, and more."""
+    unit: str
+    """What `done` and `total` count."""
     check: Callable[[ArrayTree], None]
     """memory -> nothing; raises where learning has failed. After each chunk."""
 
@@ -149,7 +151,8 @@ def runner(
             if monitor is not None:
                 progress = plan.progress(before, now, time.perf_counter() - began)
                 if monitor(progress) and done < to_do:
-                    raise Interrupted(f"{done} of {to_do} rounds were done and are dropped")
+                    made = f"{progress['done']} of {progress['total']} {plan.unit}"
+                    raise Interrupted(f"{made} were made and are dropped")
         seconds = time.perf_counter() - began
         live.loop, live.follows = (tuple(envs), carry), memory
         return Ran(carry, memory, done, seconds, before, now, times)
