@@ -12,6 +12,7 @@ from volvox import checkpoint as checkpoint
 from volvox import envs as envs
 from volvox import evolution as evolution
 from volvox import networks as networks
+from volvox import off_policy as off_policy
 from volvox import ops as ops
 from volvox import population as population
 from volvox import report as report

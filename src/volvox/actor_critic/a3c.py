@@ -25,7 +25,8 @@ from volvox.optimizers import gradient_transformation
 from volvox.rollout.balance import shares
 from volvox.rollout.recent import Episodes, no_episodes
 from volvox.rollout.runner import Counts, Plan, runner
-from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
+from volvox.trees import from_named, named
+from volvox.types import Algorithm, Array, Env, Policy
 from volvox.validation import group_size, integer
 
 
@@ -244,7 +245,7 @@ def a3c(
         return {
             "key": np.asarray(jax.random.key_data(state.key)),
             "key_impl": str(jax.random.key_impl(state.key)),
-            "learner": {name: np.asarray(leaf) for name, leaf in _named(kept).items()},
+            "learner": {name: np.asarray(leaf) for name, leaf in named(kept).items()},
             "progress": np.array([state.learner.update, state.draws, state.frames], np.int64),
             "episodes": {name: np.asarray(value) for name, value in state.episodes._asdict().items()},
         }
@@ -252,9 +253,7 @@ def a3c(
     def restore(saved: dict[str, Any]) -> A3CState:
         like = jax.eval_shape(learn.init, jax.random.key(0))
         wanted = {"params": like.params, "optimizer": like.optimizer}
-        _check_same(saved["learner"], _named(wanted))
-        leaves = [jnp.asarray(saved["learner"][name]) for name in _named(wanted)]
-        kept = jax.tree.unflatten(jax.tree.structure(wanted), leaves)
+        kept = from_named(saved["learner"], wanted, what="network or optimiser")
         update, draws, frames = (int(value) for value in saved["progress"])
         fresh = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return A3CState(
@@ -314,21 +313,6 @@ def _acting(net: ActorCriticNetwork, env: Env) -> Policy:
 
     # No first generation is drawn from noise here, but decoders ask for one.
     return Policy(net.init, lambda params: params, net.initial_state, apply, lambda noise: noise, net.config)
-
-
-def _named(tree: ArrayTree) -> dict[str, Any]:
-    """Leaves by their places in the tree."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-
-
-def _check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises if a checkpoint is of another network or optimiser, naming the first difference."""
-    for name in dict.fromkeys([*saved, *wanted]):
-        has, needs = (f"{np.shape(x[name])} {x[name].dtype}" if name in x else "nothing" for x in (saved, wanted))
-        if has != needs:
-            raise ValueError(
-                f"the checkpoint is of another network or optimiser: at {name} it holds {has}, and this one {needs}"
-            )
 
 
 def _check_finite(memory: LearnerState, first_update: int) -> None:

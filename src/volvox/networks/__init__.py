@@ -11,6 +11,7 @@ from volvox.networks.actor_critic import (
 from volvox.networks.deep_ga import DeepGA
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
+from volvox.networks.off_policy import QNetwork
 from volvox.networks.policy import policy, policy_from_functions
 from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_policy
 
@@ -21,6 +22,7 @@ __all__ = [
     "DeepGA",
     "GaussianMLP",
     "NatureTorso",
+    "QNetwork",
     "RecurrentActorCritic",
     "SmallTorso",
     "VirtualBatchNorm",

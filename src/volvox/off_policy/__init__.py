@@ -1,0 +1,5 @@
+"""Learning from a replay, on pipelined pools of environments."""
+
+from volvox.off_policy.presets import reference as reference
+from volvox.off_policy.td3 import TD3State as TD3State
+from volvox.off_policy.td3 import td3 as td3

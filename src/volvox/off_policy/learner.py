@@ -1,0 +1,191 @@
+"""The learning half of TD3: what one update does to several learners side by side."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from volvox.networks.off_policy import ActorAndCritics
+from volvox.rollout.replay import Batch
+from volvox.types import Array, ArrayTree
+
+
+class LossSettings(NamedTuple):
+    """What the losses are made of; the first is of each learner, `[S]`."""
+
+    target_noise: Array
+    """Standard deviation of the noise on target actions."""
+    target_noise_clip: float
+    policy_delay: int
+    """Updates of the critics for one of the actor and the targets."""
+    target_rate: float
+    """τ, how far targets move towards what they follow."""
+
+
+class Normalizer(NamedTuple):
+    """Running moments of observations, leaves `[S, ...]`."""
+
+    seen: Array
+    """float32 `[S]`, how many; 0 where observations are left as they are."""
+    mean: Array
+    squares: Array
+    """Sum of squared differences from the mean."""
+
+
+class Sums(NamedTuple):
+    """Sums over updates since the host last looked, float32 `[S]`."""
+
+    critic_loss: Array
+    actor_loss: Array
+    """Of the updates that had one."""
+    value: Array
+    """Mean value of the batch's actions."""
+
+
+class LearnerState(NamedTuple):
+    """What learning changes; leaves `[S, ...]` but for `update`."""
+
+    actor: ArrayTree
+    critics: ArrayTree
+    target_actor: ArrayTree
+    target_critics: ArrayTree
+    actor_optimizer: ArrayTree
+    critics_optimizer: ArrayTree
+    normalizer: Normalizer
+    update: Array
+    """int32: updates made."""
+    sums: Sums
+
+
+class Learner(NamedTuple):
+    """The learning half as pure functions of S learners."""
+
+    init: Callable[[Array], LearnerState]
+    """keys `[S]` -> state."""
+    update: Callable[[LearnerState, Batch, Array], LearnerState]
+    """(state, batches `[S, N, ...]`, keys `[S]`) -> state."""
+
+
+def no_sums(num_learners: int) -> Sums:
+    """Zeros."""
+    return Sums(*(jnp.zeros(num_learners) for _ in Sums._fields))
+
+
+def normalized(normalizer: Normalizer, observation: Array) -> Array:
+    """Observations `[..., n]` of one learner with the running mean 0 and variance 1, within 10 of it.
+
+    Left as they are while nothing is counted.
+    """
+    count = jnp.maximum(normalizer.seen, 1.0)
+    scaled = (observation - normalizer.mean) * jax.lax.rsqrt(normalizer.squares / count + 1e-8)
+    return jnp.where(normalizer.seen > 1, jnp.clip(scaled, -10.0, 10.0), observation)
+
+
+def counted(normalizer: Normalizer, observation: Array) -> Normalizer:
+    """The moments with observations `[B, ...]` of one learner among them (Chan et al. 1979)."""
+    b = observation.shape[0]
+    mean = observation.mean(axis=0)
+    squares = ((observation - mean) ** 2).sum(axis=0)
+    count = normalizer.seen + b
+    difference = mean - normalizer.mean
+    return Normalizer(
+        seen=count,
+        mean=normalizer.mean + difference * (b / count),
+        squares=normalizer.squares + squares + difference**2 * (normalizer.seen * b / count),
+    )
+
+
+def learner(
+    network: ActorAndCritics,
+    *,
+    settings: LossSettings,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Array,
+    observation_shape: tuple[int, ...],
+) -> Learner:
+    """Makes the learning half (Fujimoto et al. 2018, arXiv 1802.09477, algorithm 1).
+
+    Args:
+      network: actor and critics.
+      settings: of the losses.
+      optimizer: made with a learning rate of 1.
+      learning_rate: float32 `[S]`, by which its updates are multiplied.
+      observation_shape: of one observation.
+
+    Returns:
+      `Learner`.
+    """
+    num_learners = learning_rate.shape[0]
+
+    def init(keys: Array) -> LearnerState:
+        actor, critics = jax.vmap(network.init)(keys)
+        moments = jnp.zeros((num_learners, *observation_shape))
+        return LearnerState(
+            actor=actor,
+            critics=critics,
+            # Copies: what is donated may be named once only.
+            target_actor=jax.tree.map(jnp.copy, actor),
+            target_critics=jax.tree.map(jnp.copy, critics),
+            actor_optimizer=jax.vmap(optimizer.init)(actor),
+            critics_optimizer=jax.vmap(optimizer.init)(critics),
+            normalizer=Normalizer(jnp.zeros(num_learners), moments, jnp.copy(moments)),
+            update=jnp.int32(0),
+            sums=no_sums(num_learners),
+        )
+
+    def mean(x: Array, valid: Array) -> Array:
+        return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
+
+    def critic_loss(critics, target_actor, target_critics, batch: Batch, key: Array, target_noise: Array):
+        noise = target_noise * jax.random.normal(key, batch.action.shape)
+        noise = jnp.clip(noise, -settings.target_noise_clip, settings.target_noise_clip)
+        following = jnp.clip(network.act(target_actor, batch.following) + noise, -1.0, 1.0)
+        target = batch.reward + batch.discount * network.values(target_critics, batch.following, following).min(axis=0)
+        values = network.values(critics, batch.observation, batch.action)
+        return mean((values - target) ** 2, batch.valid).sum(), mean(values[0], batch.valid)
+
+    def actor_loss(actor, critics, batch: Batch):
+        action = network.act(actor, batch.observation)
+        return -mean(network.first_value(critics, batch.observation, action), batch.valid)
+
+    def descended(gradient, state, params, rate):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, updates)), state
+
+    def moved(target, followed):
+        return jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
+
+    def update(state: LearnerState, batch: Batch, keys: Array) -> LearnerState:
+        seen = jax.vmap(normalized)
+        batch = batch._replace(
+            observation=seen(state.normalizer, batch.observation), following=seen(state.normalizer, batch.following)
+        )
+        (loss, value), gradient = jax.vmap(jax.value_and_grad(critic_loss, has_aux=True))(
+            state.critics, state.target_actor, state.target_critics, batch, keys, settings.target_noise
+        )
+        critics, critics_optimizer = jax.vmap(descended)(
+            gradient, state.critics_optimizer, state.critics, learning_rate
+        )
+        state = state._replace(
+            critics=critics,
+            critics_optimizer=critics_optimizer,
+            update=state.update + 1,
+            sums=state.sums._replace(critic_loss=state.sums.critic_loss + loss, value=state.sums.value + value),
+        )
+
+        def of_actor(state: LearnerState) -> LearnerState:
+            loss, gradient = jax.vmap(jax.value_and_grad(actor_loss))(state.actor, state.critics, batch)
+            actor, actor_optimizer = jax.vmap(descended)(gradient, state.actor_optimizer, state.actor, learning_rate)
+            return state._replace(
+                actor=actor,
+                actor_optimizer=actor_optimizer,
+                target_actor=moved(state.target_actor, actor),
+                target_critics=moved(state.target_critics, state.critics),
+                sums=state.sums._replace(actor_loss=state.sums.actor_loss + loss),
+            )
+
+        return jax.lax.cond(state.update % settings.policy_delay == 0, of_actor, lambda state: state, state)
+
+    return Learner(init, update)

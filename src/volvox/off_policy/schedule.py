@@ -1,0 +1,185 @@
+"""TD3's two halves in the loop: `act` explores and remembers, `work` learns while emulators step."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from volvox.networks.off_policy import ActorAndCritics
+from volvox.off_policy.learner import Learner, LearnerState, counted, normalized
+from volvox.rollout import recent, replay
+from volvox.rollout.pipeline import Stages
+from volvox.rollout.recent import Episodes, Running
+from volvox.rollout.replay import Batch, Replay
+from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
+
+_LEARNING = 2**31
+"""Names the stream of keys that learning draws; those of actions are named by their count, an int32."""
+
+
+class Collector(NamedTuple):
+    """What one group of environments is doing; its environments are split evenly among S learners."""
+
+    replay: Replay
+    """Of all its environments; those of a learner stand side by side."""
+    running: Running
+    """Leaves `[S, B / S]`."""
+
+
+class Carry(NamedTuple):
+    """The state of the loop that acting changes."""
+
+    key: Array
+    draws: Array
+    """int32: how often actions were drawn."""
+    steps: Array
+    """int32: steps taken by all environments, resets not counted."""
+    episodes: Episodes
+    """Leaves `[S, ...]`."""
+    collectors: tuple[Collector, ...]
+
+
+class Exploration(NamedTuple):
+    """How actions are chosen while learning."""
+
+    noise: Array
+    """float32 `[S]`: standard deviation, of actions in [-1, 1]."""
+    random_steps: int
+    """Steps of each learner whose actions are uniform, and from which nothing is learned yet."""
+
+
+class Sampling(NamedTuple):
+    """What updates are made from."""
+
+    batch_size: int
+    """Of each learner; a multiple of the number of groups."""
+    discount: float
+    num_steps: int
+    updates: int
+    """In one beat of one group."""
+
+
+def no_episodes(num_learners: int) -> Episodes:
+    """None ended yet, of any learner."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_learners, *x.shape)), recent.no_episodes())
+
+
+def begin(
+    groups: tuple[EnvGroup, ...],
+    replays: tuple[Replay, ...],
+    key: Array,
+    draws: Array,
+    steps: Array,
+    episodes: Episodes,
+) -> Carry:
+    """The carry before the first beat; the arguments but for `groups` are those of earlier parts of the run."""
+    num_learners = episodes.total.shape[0]
+
+    def collector(group: EnvGroup, rows: Replay) -> Collector:
+        running = recent.begun(group.num_envs)
+        return Collector(rows, jax.tree.map(lambda x: x.reshape(num_learners, -1), running))
+
+    return Carry(key, draws, steps, episodes, tuple(map(collector, groups, replays)))
+
+
+def stages(
+    network: ActorAndCritics,
+    learner: Learner,
+    exploration: Exploration,
+    sampling: Sampling,
+    *,
+    num_learners: int,
+    action_bounds: tuple[float, float],
+    normalize: bool,
+) -> Stages:
+    """The loop's stages; `carry` is `Carry`, `memory` is `LearnerState`.
+
+    Args:
+      network: actor and critics.
+      learner: that learns.
+      exploration: of the actor.
+      sampling: of the replay.
+      num_learners: S.
+      action_bounds: of the environment, to which [-1, 1] is scaled.
+      normalize: count observations, and show them normalised to actor and critics.
+
+    Returns:
+      `Stages`, of rounds of one beat.
+    """
+    low, high = action_bounds
+
+    def split(x: Array) -> Array:
+        """`[B, ...]` -> `[S, B / S, ...]`."""
+        return x.reshape(num_learners, -1, *x.shape[1:])
+
+    def act(carry: Carry, memory: LearnerState, constants: ArrayTree, g: int, timestep: TimeStep):
+        del constants
+        me = carry.collectors[g]
+        mine = timestep._replace(
+            **{name: split(getattr(timestep, name)) for name in ("reward", "first", "terminated", "truncated")},
+            observation=(),
+            extras={},
+        )
+        episodes, running = jax.vmap(recent.book)(carry.episodes, me.running, mine)
+
+        observation = jax.vmap(normalized)(memory.normalizer, split(timestep.observation).astype(jnp.float32))
+        chosen = jax.vmap(network.act)(memory.actor, observation)
+        keys = jax.random.split(jax.random.fold_in(carry.key, carry.draws))
+        noise = exploration.noise[:, None, None] * jax.random.normal(keys[0], chosen.shape)
+        drawn = jax.random.uniform(keys[1], chosen.shape, minval=-1.0, maxval=1.0)
+        at_random = carry.steps < exploration.random_steps * num_learners
+        action = jnp.where(at_random, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
+        action = action.reshape(-1, action.shape[-1])
+
+        collector = Collector(replay.append(me.replay, timestep, action), running)
+        carry = carry._replace(
+            draws=carry.draws + 1,
+            steps=carry.steps + (~timestep.first).sum(dtype=jnp.int32),
+            episodes=episodes,
+            collectors=(*carry.collectors[:g], collector, *carry.collectors[g + 1 :]),
+        )
+        return carry, low + (action + 1.0) * ((high - low) / 2)
+
+    def drawn(carry: Carry, keys: Array) -> Batch:
+        """A batch for each learner, from its environments in all groups alike."""
+        size = sampling.batch_size // len(carry.collectors)
+
+        def of_learner(key: Array, s: Array) -> Batch:
+            parts = []
+            for i, collector in enumerate(carry.collectors):
+                count = collector.running.returns.shape[1]
+                parts.append(
+                    replay.sample(
+                        jax.random.fold_in(key, i),
+                        collector.replay,
+                        size,
+                        discount=sampling.discount,
+                        num_steps=sampling.num_steps,
+                        envs=(s * count, (s + 1) * count),
+                    )
+                )
+            return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+        return jax.vmap(of_learner)(keys, jnp.arange(num_learners))
+
+    def work(carry: Carry, memory: LearnerState, constants: ArrayTree, g: int):
+        del constants
+        if normalize:
+            rows = carry.collectors[g].replay
+            newest = jax.lax.dynamic_index_in_dim(
+                rows.observation, (rows.rows - 1) % rows.reward.shape[0], keepdims=False
+            )
+            memory = memory._replace(normalizer=jax.vmap(counted)(memory.normalizer, split(newest)))
+        ready = carry.steps >= exploration.random_steps * num_learners
+        for collector in carry.collectors:
+            ready &= replay.num_starts(collector.replay, sampling.num_steps) > 0
+
+        def one(_, memory: LearnerState) -> LearnerState:
+            key = jax.random.fold_in(jax.random.fold_in(carry.key, _LEARNING), memory.update)
+            keys = jax.random.split(key, (2, num_learners))
+            return learner.update(memory, drawn(carry, keys[0]), keys[1])
+
+        # A trip count, not a condition, so that what is learned stays in place.
+        return carry, jax.lax.fori_loop(0, jnp.where(ready, sampling.updates, 0), one, memory)
+
+    return Stages(act, work, None, None)
