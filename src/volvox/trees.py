@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.types import ArrayTree
+ArrayTree = Any
 
 
 def named(tree: ArrayTree) -> dict[str, Any]:

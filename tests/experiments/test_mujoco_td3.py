@@ -1,0 +1,42 @@
+"""TD3's script as a user runs it: real MuJoCo, in processes of its own."""
+
+import json
+import re
+
+import pytest
+
+TINY = [
+    *("--task", "InvertedPendulum", "--num-envs", "4", "--hidden", "8", "--batch-size", "16", "--random-steps", "40"),
+    *("--replay-size", "1000", "--steps-per-iteration", "60"),
+]
+
+
+@pytest.fixture(scope="module")
+def mujoco(script):
+    return script("mujoco_td3.py", TINY)
+
+
+def test_a_run_is_scored(tmp_path, mujoco, rows):
+    run_dir = tmp_path / "run"
+    code, _, err = mujoco.run("--run-dir", run_dir, "--steps", 120, "--score-episodes", 3)
+    assert code == 0, err
+    table = rows(run_dir)
+    assert [row["iteration"] for row in table] == [1, 2]
+    assert 0 < table[0]["update"] < table[1]["update"]
+    scores = json.loads((run_dir / "score.json").read_text())
+    assert set(scores) == {"policy", "random"}
+    assert all(len(score["returns"]) == 3 and score["mean"] > 0 for score in scores.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--steps", "0"), "steps=0"),
+        (("--batch-size", "15"), "batch_size=15 must be a multiple"),
+        (("--num-learners", "3"), "num_learners=3 do not share"),
+    ],
+)
+def test_bad_settings_are_refused(load, flags, message):
+    module = load("mujoco_td3")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module.make_algorithm(module.tyro.cli(module.Settings, args=[*TINY, *flags]))

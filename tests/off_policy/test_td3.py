@@ -1,0 +1,240 @@
+"""TD3 against updates written out in NumPy, and on a probe with a known answer."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from volvox import networks
+from volvox.envs import probe
+from volvox.networks.off_policy import actor_and_critics
+from volvox.off_policy import reference, td3
+from volvox.off_policy.learner import LossSettings, Normalizer, counted, learner, normalized
+from volvox.rollout.replay import Batch
+from volvox.train import train
+
+ENV = probe.target(size=1, num_envs=8, groups=2)
+ACTOR = networks.MLP(1, hidden=(16,), activation=nn.relu)
+CRITIC = networks.QNetwork(hidden=(16,))
+SMALL = {
+    "batch_size": 32,
+    "random_steps": 64,
+    "replay_size": 2_000,
+    "steps_per_iteration": 400,
+    "learning_rate": 3e-3,
+}
+
+
+def make(env=ENV, **options):
+    return td3(ACTOR, CRITIC, env, **(SMALL | options))
+
+
+def linear(policy_delay, rate=0.1, noise=0.3):
+    """Networks of one linear layer, so that every gradient can be written down."""
+    net = actor_and_critics(networks.MLP(1, hidden=()), networks.QNetwork(hidden=()), ENV.spec)
+    settings = LossSettings(jnp.array([noise]), 0.25, policy_delay, 0.05)
+    learn = learner(
+        net, settings=settings, optimizer=optax.sgd(1.0), learning_rate=jnp.array([rate]), observation_shape=(1,)
+    )
+    return learn, learn.init(jax.random.split(jax.random.key(0), 1))
+
+
+def batch_of(n, seed=0):
+    random = np.random.default_rng(seed)
+    return Batch(
+        observation=random.normal(size=(n, 1)).astype(np.float32),
+        action=random.uniform(-1, 1, (n, 1)).astype(np.float32),
+        reward=random.normal(size=n).astype(np.float32),
+        discount=random.choice([0.0, 0.99], n).astype(np.float32),
+        following=random.normal(size=(n, 1)).astype(np.float32),
+        valid=random.uniform(size=n) < 0.8,
+    )
+
+
+def numpy_params(tree):
+    """(kernel, bias) of the only layer of the only learner, in doubles."""
+    layer = tree["Dense_0"]
+    return np.asarray(layer["kernel"], float)[0], np.asarray(layer["bias"], float)[0]
+
+
+@pytest.mark.parametrize("policy_delay", [1, 2])
+def test_an_update_is_the_algorithms(policy_delay):
+    n, rate = 12, 0.1
+    learn, state = linear(policy_delay, rate)
+    batch, keys = batch_of(n), jax.random.split(jax.random.key(5), 1)
+    new = jax.jit(learn.update)(state, jax.tree.map(lambda x: jnp.asarray(x)[None], batch), keys)
+
+    (wa, ba), (wq, bq) = numpy_params(state.actor), numpy_params(state.critics)
+    noise = np.clip(0.3 * np.asarray(jax.random.normal(keys[0], (n, 1))), -0.25, 0.25)
+    following = np.clip(np.tanh(batch.following @ wa + ba) + noise, -1, 1)
+
+    def values(observation, action):
+        x = np.concatenate([observation, action], 1)
+        return x, [x @ wq[i] + bq[i] for i in (0, 1)]
+
+    _, q_following = values(batch.following, following)
+    target = batch.reward[:, None] + batch.discount[:, None] * np.minimum(*q_following)
+    x, q = values(batch.observation, batch.action)
+    weight = batch.valid[:, None] / batch.valid.sum()
+    new_wq = np.stack([wq[i] - rate * x.T @ (2 * weight * (q[i] - target)) for i in (0, 1)])
+    new_bq = np.stack([bq[i] - rate * (2 * weight * (q[i] - target)).sum(0) for i in (0, 1)])
+    found_wq, found_bq = numpy_params(new.critics)
+    np.testing.assert_allclose(found_wq, new_wq, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found_bq, new_bq, rtol=1e-4, atol=1e-6)
+
+    if policy_delay == 2:  # the first update is the critics' alone
+        jax.tree.map(np.testing.assert_array_equal, new.actor, state.actor)
+        jax.tree.map(np.testing.assert_array_equal, new.target_critics, state.target_critics)
+        return
+    # d/da q1 is the action's weight; d/d(params) of tanh(o w + b).
+    squashed = np.tanh(batch.observation @ wa + ba)
+    of_output = -weight * new_wq[0, 1] * (1 - squashed**2)
+    new_wa, new_ba = wa - rate * batch.observation.T @ of_output, ba - rate * of_output.sum(0)
+    found_wa, found_ba = numpy_params(new.actor)
+    np.testing.assert_allclose(found_wa, new_wa, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found_ba, new_ba, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(numpy_params(new.target_actor)[0], wa + 0.05 * (new_wa - wa), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(numpy_params(new.target_critics)[0], wq + 0.05 * (new_wq - wq), rtol=1e-4, atol=1e-6)
+
+
+def test_moments_of_observations():
+    rows = np.random.default_rng(0).normal(3.0, 2.0, (5, 7, 2)).astype(np.float32)
+    moments = Normalizer(jnp.float32(0), jnp.zeros(2), jnp.zeros(2))
+    np.testing.assert_array_equal(normalized(moments, rows[0]), rows[0])
+    for part in rows:
+        moments = counted(moments, part)
+    every = rows.reshape(-1, 2)
+    np.testing.assert_allclose(moments.mean, every.mean(0), rtol=1e-5)
+    expected = (rows[0] - every.mean(0)) / every.std(0)
+    np.testing.assert_allclose(normalized(moments, rows[0]), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_steps": 3}, {"num_learners": 2}, {"normalize_observations": True}],
+    ids=["plain", "n-step", "two-learners", "normalized"],
+)
+def test_the_answer_is_found(options):
+    """Every step asks for another number; random answers earn -8 * 2/3 an episode, the right ones nothing."""
+    algorithm = make(exploration_noise=0.1, discount=0.5, steps_per_iteration=1_000, learning_rate=1e-2, **options)
+    state = algorithm.init(jax.random.key(0))
+    for _ in range(2):
+        state, metrics = algorithm.step(state)
+    params = algorithm.policy(state)
+    asked = np.linspace(-0.9, 0.9, 7, dtype=np.float32)[:, None]
+    answer, _ = algorithm.network.apply(params, jnp.asarray(asked), (), None)
+    np.testing.assert_allclose(answer, asked, atol=0.2)
+    assert metrics["training_mean"] > -0.5
+    algorithm.close()
+
+
+def test_traced_is_driven():
+    states = []
+    for host in (False, True):
+        algorithm = make(host=host, steps_per_iteration=100)
+        state, _ = algorithm.step(algorithm.init(jax.random.key(3)))
+        states.append((state.learner.actor, state.replays, state.episodes))
+        algorithm.close()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *states)
+
+
+def test_learners_have_their_own_settings_and_environments():
+    algorithm = make(num_learners=2, learning_rate=(3e-3, 1e-12), steps_per_iteration=200)
+    began = algorithm.init(jax.random.key(0))
+    state, metrics = algorithm.step(began)
+    moved = jax.tree.map(
+        lambda new, old: np.abs(new - old).max(axis=tuple(range(1, new.ndim))), state.learner.actor, began.learner.actor
+    )
+    for first, second in jax.tree.leaves(moved):
+        assert first > 1e-4
+        assert second < 1e-6
+    assert metrics["training_mean_0"] != metrics["training_mean_1"]
+    # Half of the environments of each group: steps and updates are counted for each learner.
+    assert metrics["steps"] == pytest.approx(200, abs=40)
+    assert metrics["update"] == pytest.approx(200 - 64, abs=40)
+    algorithm.close()
+
+
+@pytest.mark.parametrize("save_replay", [True, False])
+def test_a_run_goes_on_where_it_was(tmp_path, save_replay):
+    options = {"steps_per_iteration": 120, "save_replay": save_replay}
+    run = train(make(**options), jax.random.key(0), steps=2, run_dir=tmp_path / "run", progress=False)
+    before = run.state
+    algorithm = make(**options)
+    restored = algorithm.restore(make(**options).save(before))
+    jax.tree.map(np.testing.assert_array_equal, restored.learner.actor, before.learner.actor)
+    if save_replay:
+        jax.tree.map(np.testing.assert_array_equal, restored.replays, before.replays)
+    else:
+        assert int(restored.replays[0].rows) == 0
+    again = train(algorithm, jax.random.key(0), steps=3, run_dir=tmp_path / "run", resume=True, progress=False)
+    assert len(again.metrics) == 3
+    assert again.metrics[-1]["steps"] > run.metrics[-1]["steps"]
+    made = again.metrics[-1]["update"] - run.metrics[-1]["update"]
+    assert made > 80 if save_replay else 0 < made <= 120
+
+
+def test_an_interrupted_step_leaves_its_state():
+    from volvox.types import Interrupted
+
+    algorithm = make(chunk_seconds=1e-9, steps_per_iteration=400)
+    state = algorithm.init(jax.random.key(0))
+    with pytest.raises(Interrupted, match="of 400 steps were made and are dropped"):
+        algorithm.step(state, monitor=lambda progress: progress["phase"] == "training")
+    state, metrics = algorithm.step(state)
+    assert metrics["steps"] > 300
+    algorithm.close()
+
+
+def test_not_finite_is_an_error():
+    algorithm = make(learning_rate=1e30)
+    state = algorithm.init(jax.random.key(0))
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        algorithm.step(state)
+
+
+def test_the_reference_settings_are_settings():
+    algorithm = td3(ACTOR, CRITIC, ENV, **(reference() | {"replay_size": 10_000}))
+    assert algorithm.config["batch_size"] == 256
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_learners": 3}, "num_learners=3 do not share a group of 4 environments evenly"),
+        ({"batch_size": 33}, "batch_size=33 must be a multiple of the number of groups, 2"),
+        ({"replay_size": 16}, "replay_size=16 is smaller than a batch of 32"),
+        ({"updates_per_env_step": 0.3}, "are 1.2 updates a beat"),
+        ({"discount": 1.5}, "discount=1.5: give a number from 0 to 1"),
+        ({"learning_rate": (1e-3, 1e-3)}, "learning_rate has 2 entries for num_learners=1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: give a finite number above 0"),
+        ({"exploration_noise": -1.0}, "exploration_noise=-1.0: give a finite number of at least 0"),
+        ({"random_steps": -1}, "random_steps must be an integer of at least 0, got -1"),
+        ({"optimizer": "adamm"}, "optax.adamm"),
+        ({"env": probe.corridor(num_envs=8, groups=2)}, "has no continuous actions"),
+    ],
+)
+def test_mistakes_are_told(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(**options)
+
+
+def test_modules_that_do_not_fit_are_told():
+    with pytest.raises(ValueError, match=r"actor MLP must give \[B, 1\]"):
+        td3(networks.MLP(2), CRITIC, ENV)
+    with pytest.raises(ValueError, match="a critic both to"):
+        td3(ACTOR, networks.MLP(1), ENV)
+    with pytest.raises(TypeError, match="critic must be a flax"):
+        td3(ACTOR, networks.QNetwork, ENV)
+
+
+def test_a_checkpoint_of_another_network_is_refused():
+    saved = make().save(make().init(jax.random.key(0)))
+    with pytest.raises(ValueError, match="the checkpoint is of another network or optimiser: at "):
+        td3(networks.MLP(1, hidden=(8,)), CRITIC, ENV, **SMALL).restore(saved)
+    with pytest.raises(ValueError, match="the checkpoint is of another replay"):
+        make(replay_size=4_000).restore(saved)
