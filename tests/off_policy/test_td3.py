@@ -61,6 +61,11 @@ def numpy_params(tree):
     return np.asarray(layer["kernel"], float)[0], np.asarray(layer["bias"], float)[0]
 
 
+def both(critics):
+    """(kernels `[2, ...]`, biases `[2, ...]`)."""
+    return tuple(np.stack(pair) for pair in zip(*map(numpy_params, critics), strict=True))
+
+
 @pytest.mark.parametrize("policy_delay", [1, 2])
 def test_an_update_is_the_algorithms(policy_delay):
     n, rate = 12, 0.1
@@ -68,7 +73,7 @@ def test_an_update_is_the_algorithms(policy_delay):
     batch, keys = batch_of(n), jax.random.split(jax.random.key(5), 1)
     new = jax.jit(learn.update)(state, jax.tree.map(lambda x: jnp.asarray(x)[None], batch), keys)
 
-    (wa, ba), (wq, bq) = numpy_params(state.actor), numpy_params(state.critics)
+    (wa, ba), (wq, bq) = numpy_params(state.actor), both(state.critics)
     noise = np.clip(0.3 * np.asarray(jax.random.normal(keys[0], (n, 1))), -0.25, 0.25)
     following = np.clip(np.tanh(batch.following @ wa + ba) + noise, -1, 1)
 
@@ -82,7 +87,7 @@ def test_an_update_is_the_algorithms(policy_delay):
     weight = batch.valid[:, None] / batch.valid.sum()
     new_wq = np.stack([wq[i] - rate * x.T @ (2 * weight * (q[i] - target)) for i in (0, 1)])
     new_bq = np.stack([bq[i] - rate * (2 * weight * (q[i] - target)).sum(0) for i in (0, 1)])
-    found_wq, found_bq = numpy_params(new.critics)
+    found_wq, found_bq = both(new.critics)
     np.testing.assert_allclose(found_wq, new_wq, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found_bq, new_bq, rtol=1e-4, atol=1e-6)
 
@@ -98,7 +103,7 @@ def test_an_update_is_the_algorithms(policy_delay):
     np.testing.assert_allclose(found_wa, new_wa, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found_ba, new_ba, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(numpy_params(new.target_actor)[0], wa + 0.05 * (new_wa - wa), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(numpy_params(new.target_critics)[0], wq + 0.05 * (new_wq - wq), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(both(new.target_critics)[0], wq + 0.05 * (new_wq - wq), rtol=1e-4, atol=1e-6)
 
 
 def test_moments_of_observations():

@@ -33,14 +33,12 @@ class QNetwork(nn.Module):
 class ActorAndCritics(NamedTuple):
     """A deterministic actor and twin critics, as pure functions. Actions are scaled to [-1, 1]."""
 
-    init: Callable[[Array], tuple[ArrayTree, ArrayTree]]
-    """key -> (actor's params, critics' params with leaves `[2, ...]`)."""
+    init: Callable[[Array], tuple[ArrayTree, tuple[ArrayTree, ArrayTree]]]
+    """key -> (actor's params, both critics' params)."""
     act: Callable[[ArrayTree, Array], Array]
     """(actor's params, observation `[B, ...]`) -> action `[B, A]`."""
-    values: Callable[[ArrayTree, Array, Array], Array]
-    """(critics' params, observation `[B, ...]`, action `[B, A]`) -> float32 `[2, B]`."""
-    first_value: Callable[[ArrayTree, Array, Array], Array]
-    """The same of the first critic alone, `[B]`."""
+    value: Callable[[ArrayTree, Array, Array], Array]
+    """(a critic's params, observation `[B, ...]`, action `[B, A]`) -> float32 `[B]`."""
     config: Config
 
 
@@ -71,41 +69,34 @@ def actor_and_critics(actor: nn.Module, critic: nn.Module, spec: EnvSpec) -> Act
             output: Any = actor.apply({"params": params}, observation)
         return jnp.tanh(output)
 
-    def first_value(params: ArrayTree, observation: Array, action: Array) -> Array:
+    def value(params: ArrayTree, observation: Array, action: Array) -> Array:
         with use_kernels():
-            return critic.apply(  # pyright: ignore[reportReturnType]
-                {"params": jax.tree.map(lambda x: x[0], params)}, observation, action
-            )
+            return critic.apply({"params": params}, observation, action)  # pyright: ignore[reportReturnType]
 
-    def values(params: ArrayTree, observation: Array, action: Array) -> Array:
-        second = jax.tree.map(lambda x: x[1:], params)
-        both = [first_value(one, observation, action) for one in (params, second)]
-        return jnp.stack(both)
-
-    def init(key: Array) -> tuple[ArrayTree, ArrayTree]:
+    def init(key: Array) -> tuple[ArrayTree, tuple[ArrayTree, ArrayTree]]:
         keys = jax.random.split(key, 3)
         observation, action = jnp.zeros((1, *spec.observation_shape)), jnp.zeros((1, size))
-        critics = [critic.init(k, observation, action)["params"] for k in keys[1:]]
-        return actor.init(keys[0], observation)["params"], jax.tree.map(lambda *x: jnp.stack(x), *critics)
+        first, second = (critic.init(k, observation, action)["params"] for k in keys[1:])
+        return actor.init(keys[0], observation)["params"], (first, second)
 
     batch = 2
     seen, done = (jax.ShapeDtypeStruct((batch, *shape), jnp.float32) for shape in (spec.observation_shape, (size,)))
     try:
         actor_params, critic_params = jax.eval_shape(init, jax.random.key(0))
         action = jax.eval_shape(act, actor_params, seen)
-        value = jax.eval_shape(values, critic_params, seen, done)
+        valued = jax.eval_shape(value, critic_params[0], seen, done)
     except Exception as error:  # whatever the modules' own code raises
         raise ValueError(
             f"{type(actor).__name__} and {type(critic).__name__} do not fit {spec.name}: an actor maps float32 [B, "
             f"{', '.join(map(str, spec.observation_shape))}] to [B, {size}], a critic both to [B]: {error}"
         ) from error
-    if action.shape != (batch, size) or value.shape != (2, batch):
+    if action.shape != (batch, size) or valued.shape != (batch,):
         raise ValueError(
             f"actor {type(actor).__name__} must give [B, {size}] and critic {type(critic).__name__} [B] for "
-            f"{spec.name}; for B={batch} they give {action.shape} and {value.shape[1:]}."
+            f"{spec.name}; for B={batch} they give {action.shape} and {valued.shape}."
         )
     config = {
         name: {"network": type(module).__name__, **module_settings(module)}
         for name, module in (("actor", actor), ("critic", critic))
     }
-    return ActorAndCritics(init, act, values, first_value, config)
+    return ActorAndCritics(init, act, value, config)

@@ -48,9 +48,9 @@ class LearnerState(NamedTuple):
     """What learning changes; leaves `[S, ...]` but for `update`."""
 
     actor: ArrayTree
-    critics: ArrayTree
+    critics: tuple[ArrayTree, ArrayTree]
     target_actor: ArrayTree
-    target_critics: ArrayTree
+    target_critics: tuple[ArrayTree, ArrayTree]
     actor_optimizer: ArrayTree
     critics_optimizer: ArrayTree
     normalizer: Normalizer
@@ -142,13 +142,14 @@ def learner(
         noise = target_noise * jax.random.normal(key, batch.action.shape)
         noise = jnp.clip(noise, -settings.target_noise_clip, settings.target_noise_clip)
         following = jnp.clip(network.act(target_actor, batch.following) + noise, -1.0, 1.0)
-        target = batch.reward + batch.discount * network.values(target_critics, batch.following, following).min(axis=0)
-        values = network.values(critics, batch.observation, batch.action)
-        return mean((values - target) ** 2, batch.valid).sum(), mean(values[0], batch.valid)
+        first, second = (network.value(critic, batch.following, following) for critic in target_critics)
+        target = batch.reward + batch.discount * jnp.minimum(first, second)
+        first, second = (network.value(critic, batch.observation, batch.action) for critic in critics)
+        return mean((first - target) ** 2 + (second - target) ** 2, batch.valid), mean(first, batch.valid)
 
     def actor_loss(actor, critics, batch: Batch):
         action = network.act(actor, batch.observation)
-        return -mean(network.first_value(critics, batch.observation, action), batch.valid)
+        return -mean(network.value(critics[0], batch.observation, action), batch.valid)
 
     def descended(gradient, state, params, rate):
         updates, state = optimizer.update(gradient, state, params)
