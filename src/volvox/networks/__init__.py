@@ -8,6 +8,7 @@ from volvox.networks.actor_critic import (
     RecurrentActorCritic,
     SmallTorso,
 )
+from volvox.networks.circulant import BlockCirculantDense
 from volvox.networks.deep_ga import DeepGA
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
@@ -19,6 +20,7 @@ __all__ = [
     "GA3C",
     "MLP",
     "ActorCritic",
+    "BlockCirculantDense",
     "DeepGA",
     "GaussianMLP",
     "NatureTorso",

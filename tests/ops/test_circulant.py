@@ -1,0 +1,102 @@
+"""Block-circulant products against the dense matrices they stand for."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from volvox import networks, population
+from volvox.envs import probe
+from volvox.ops.circulant import block_circulant, formed
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def written_out(kernel, block):
+    """Entry by entry."""
+    rows, columns = kernel.shape
+    w = np.zeros((rows, columns * block))
+    for i in range(rows // block):
+        for j in range(columns):
+            for p in range(block):
+                for q in range(block):
+                    w[i * block + p, j * block + q] = kernel[i * block + (p - q) % block, j]
+    return w
+
+
+@settings(max_examples=15, deadline=None)
+@given(block=st.sampled_from([1, 2, 3, 4, 8]), i=st.integers(1, 4), j=st.integers(1, 4), b=st.integers(1, 5))
+def test_it_is_the_dense_product(block, i, j, b):
+    kernel, x = normal(i * block, j), normal(b, i * block, seed=1)
+    w = written_out(np.asarray(kernel), block)
+    np.testing.assert_array_equal(formed(kernel, block), w.astype(np.float32))
+    np.testing.assert_allclose(block_circulant(x, kernel, block), np.asarray(x) @ w, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(block_circulant(x[0], kernel, block), np.asarray(x[0]) @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_those_of_the_dense_product():
+    kernel, x, y = normal(12, 3), normal(5, 12, seed=1), normal(5, 12, seed=2)
+    ours = jax.grad(lambda k, x: ((block_circulant(x, k, 4) - y) ** 2).sum(), (0, 1))(kernel, x)
+    plain = jax.grad(lambda k, x: ((x @ formed(k, 4) - y) ** 2).sum(), (0, 1))(kernel, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, plain)
+
+
+def test_vmap_over_kernels_is_one_heterogeneous_product():
+    kernels, x = normal(6, 16, 4), normal(6, 3, 16, seed=1)
+    got = jax.jit(jax.vmap(lambda k, x: block_circulant(x, k, 8)))(kernels, x)
+    for i in range(6):
+        np.testing.assert_allclose(got[i], x[i] @ formed(kernels[i], 8), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block", "message"),
+    [((10, 3), 4, "block=4 does not divide a layer of 10"), ((8, 3), 0, "block=0"), ((7, 3), 7, "needs x [..., K]")],
+)
+def test_mistakes_are_told(shape, block, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        block_circulant(normal(2, shape[0] if block != 7 else 8), normal(*shape), block)
+
+
+class Net(nn.Module):
+    """One circulant layer between two dense ones."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(16)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(3)(nn.relu(networks.BlockCirculantDense(24, block=8)(x)))
+
+
+def test_a_layer_stores_its_numbers_and_is_a_genome():
+    """A network with such a layer mutates and plays like any other."""
+    env = probe.target(size=3)
+    net = networks.policy(Net(), env.spec)
+    params = net.init(jax.random.key(0))
+    assert params["BlockCirculantDense_0"]["kernel"].shape == (16, 3)
+    assert params["BlockCirculantDense_0"]["bias"].shape == (24,)
+    std = float(
+        jnp.std(
+            networks.BlockCirculantDense(4_000, block=4).init(jax.random.key(1), normal(1, 400))["params"]["kernel"]
+        )
+    )
+    assert abs(std - 1 / 20) < 0.002
+    code = population.encoding(net, population.table(size=5_000))
+    bases = jax.tree.map(lambda x: x[None], params)
+    members = population.Member(jnp.zeros(5, int), jnp.arange(5), jnp.full(5, 0.1), jnp.zeros(5, bool))
+    many = population.decode_many(code, bases, members)
+    x = normal(5, 1, 3, seed=3)
+    together = jax.jit(jax.vmap(lambda p, x: net.apply(p, x, (), None)[0]))(many, x)
+    for i in range(5):
+        one, _ = net.apply(jax.tree.map(lambda leaf, i=i: leaf[i], many), x[i], (), None)
+        np.testing.assert_allclose(together[i], one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_with_other_sides_is_refused():
+    with pytest.raises(ValueError, match="block=8 does not divide a layer of 16 x 20"):
+        networks.BlockCirculantDense(20, block=8).init(jax.random.key(0), normal(1, 16))
