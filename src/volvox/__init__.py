@@ -17,6 +17,7 @@ from volvox import ops as ops
 from volvox import population as population
 from volvox import report as report
 from volvox import rollout as rollout
+from volvox import sparsity as sparsity
 from volvox import types as types
 from volvox.report.run import Run as Run
 from volvox.train import train as train

@@ -9,7 +9,12 @@ import optax
 
 
 def gradient_transformation(
-    given: Any, learning_rate: Any, options: Mapping[str, Any], max_gradient_norm: float | None = None
+    given: Any,
+    learning_rate: Any,
+    options: Mapping[str, Any],
+    max_gradient_norm: float | None = None,
+    *,
+    like: Any = None,
 ) -> optax.GradientTransformation:
     """Makes an optimiser.
 
@@ -18,6 +23,7 @@ def gradient_transformation(
       learning_rate: of an optimiser given by name: a number, or a function of the updates made.
       options: further arguments of an optimiser given by name.
       max_gradient_norm: global norm to which gradients are clipped before; None leaves them.
+      like: shapes of parameters that it must be able to begin with; None: of some vector.
 
     Returns:
       The optimiser.
@@ -38,7 +44,7 @@ def gradient_transformation(
         raise ValueError(f"optimizer_options={dict(options)} are for an optimiser given by name; this one is made.")
     if not isinstance(given, optax.GradientTransformation):
         raise ValueError(f"{named} makes no optax.GradientTransformation; take e.g. 'rmsprop' or 'adam'.")
-    state = jax.eval_shape(given.init, {"w": jnp.zeros(2)})
+    state = jax.eval_shape(given.init, {"w": jnp.zeros(2)} if like is None else like)
     if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
         raise ValueError(f"{named} draws random numbers, and its key cannot be saved; take another optimiser.")
     if max_gradient_norm is None:

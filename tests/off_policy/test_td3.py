@@ -15,6 +15,7 @@ from volvox.networks.off_policy import actor_and_critics
 from volvox.off_policy import reference, td3
 from volvox.off_policy.learner import LossSettings, Normalizer, counted, learner, normalized
 from volvox.rollout.replay import Batch
+from volvox.sparsity import dynamic, masks_of, sparse
 from volvox.train import train
 
 ENV = probe.target(size=1, num_envs=8, groups=2)
@@ -181,6 +182,27 @@ def test_a_run_goes_on_where_it_was(tmp_path, save_replay):
     assert again.metrics[-1]["steps"] > run.metrics[-1]["steps"]
     made = again.metrics[-1]["update"] - run.metrics[-1]["update"]
     assert made > 80 if save_replay else 0 < made <= 120
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+def test_a_sparse_optimiser_keeps_everything_sparse(num_learners):
+    rule = dynamic(sparsity=0.5, drop=0.2, every=50)
+    optimizer = sparse(optax.adam(3e-3), rule, dense=("Dense_1/kernel",))
+    algorithm = make(optimizer=optimizer, learning_rate=1.0, num_learners=num_learners, steps_per_iteration=250)
+    state = algorithm.init(jax.random.key(0))
+    began = masks_of(state.learner.critics_optimizer)
+    state, metrics = algorithm.step(state)
+    masks = masks_of(state.learner.critics_optimizer)
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(began), jax.tree.leaves(masks), strict=True))
+    for params in (state.learner.critics, state.learner.target_critics):
+        for one, mask in zip(params, masks, strict=True):
+            kernel, live = (np.asarray(tree["Dense_0"]["kernel"]) for tree in (one, mask))
+            assert live.mean() == 0.5
+            assert not kernel[~live].any()
+            assert np.asarray(one["Dense_1"]["kernel"]).all()
+    # Half of the first layers' 16 and 2 * 32 weights, of 49 and 2 * 65 with biases and outputs.
+    assert metrics["compression"] == pytest.approx((8 + 2 * 16) / (49 + 2 * 65))
+    algorithm.close()
 
 
 def test_an_interrupted_step_leaves_its_state():

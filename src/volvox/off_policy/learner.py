@@ -9,6 +9,7 @@ import optax
 
 from volvox.networks.off_policy import ActorAndCritics
 from volvox.rollout.replay import Batch
+from volvox.sparsity import is_sparse, pruned
 from volvox.types import Array, ArrayTree
 
 
@@ -110,7 +111,7 @@ def learner(
     Args:
       network: actor and critics.
       settings: of the losses.
-      optimizer: made with a learning rate of 1.
+      optimizer: made with a learning rate of 1. A sparse one (`volvox.sparsity.sparse`) keeps the targets sparse, too.
       learning_rate: float32 `[S]`, by which its updates are multiplied.
       observation_shape: of one observation.
 
@@ -119,8 +120,14 @@ def learner(
     """
     num_learners = learning_rate.shape[0]
 
+    def kept(params, optimizer_state):
+        """What a sparse optimiser's masks leave of parameters."""
+        return jax.vmap(pruned)(params, optimizer_state) if is_sparse(optimizer_state) else params
+
     def init(keys: Array) -> LearnerState:
         actor, critics = jax.vmap(network.init)(keys)
+        actor_optimizer, critics_optimizer = (jax.vmap(optimizer.init)(params) for params in (actor, critics))
+        actor, critics = kept(actor, actor_optimizer), kept(critics, critics_optimizer)
         moments = jnp.zeros((num_learners, *observation_shape))
         return LearnerState(
             actor=actor,
@@ -128,8 +135,8 @@ def learner(
             # Copies: what is donated may be named once only.
             target_actor=jax.tree.map(jnp.copy, actor),
             target_critics=jax.tree.map(jnp.copy, critics),
-            actor_optimizer=jax.vmap(optimizer.init)(actor),
-            critics_optimizer=jax.vmap(optimizer.init)(critics),
+            actor_optimizer=actor_optimizer,
+            critics_optimizer=critics_optimizer,
             normalizer=Normalizer(jnp.zeros(num_learners), moments, jnp.copy(moments)),
             update=jnp.int32(0),
             sums=no_sums(num_learners),
@@ -155,8 +162,9 @@ def learner(
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, updates)), state
 
-    def moved(target, followed):
-        return jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
+    def moved(target, followed, optimizer_state):
+        moved = jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
+        return kept(moved, optimizer_state)
 
     def update(state: LearnerState, batch: Batch, keys: Array) -> LearnerState:
         seen = jax.vmap(normalized)
@@ -182,8 +190,8 @@ def learner(
             return state._replace(
                 actor=actor,
                 actor_optimizer=actor_optimizer,
-                target_actor=moved(state.target_actor, actor),
-                target_critics=moved(state.target_critics, state.critics),
+                target_actor=moved(state.target_actor, actor, actor_optimizer),
+                target_critics=moved(state.target_critics, state.critics, state.critics_optimizer),
                 sums=state.sums._replace(actor_loss=state.sums.actor_loss + loss),
             )
 

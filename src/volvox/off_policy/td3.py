@@ -22,6 +22,7 @@ from volvox.rollout.balance import shares
 from volvox.rollout.recent import Episodes, scores
 from volvox.rollout.replay import Replay, empty
 from volvox.rollout.runner import Counts, Plan, runner
+from volvox.sparsity import is_sparse, masks_of
 from volvox.trees import from_named, named
 from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
 from volvox.validation import group_size, integer
@@ -79,6 +80,7 @@ def td3(
       num_learners: S.
       learning_rate: of actor and critics, for an optimiser given by name; a sequence needs one that is linear in it.
       optimizer: the name of one of optax's, or any `optax.GradientTransformation`; the latter brings its own rates.
+        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`.
       optimizer_options: what else the named optimiser takes, JSON values.
       batch_size: transitions of an update; a multiple of the number of groups.
       discount: γ.
@@ -145,7 +147,9 @@ def td3(
         settings=LossSettings(
             _each("target_noise", target_noise, num_learners), target_noise_clip, policy_delay, target_rate
         ),
-        optimizer=gradient_transformation(optimizer, 1.0, optimizer_options or {}),
+        optimizer=gradient_transformation(
+            optimizer, 1.0, optimizer_options or {}, like=jax.eval_shape(network.init, jax.random.key(0))[0]
+        ),
         learning_rate=rate if by_name else jnp.ones(num_learners),
         observation_shape=env.spec.observation_shape,
     )
@@ -333,6 +337,8 @@ def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int
         figures["training_best"] = max(one["training_best"] for one in each)
         if num_learners > 1:
             figures |= {f"training_mean_{s}": one["training_mean"] for s, one in enumerate(each)}
+    if is_sparse(state.learner.actor_optimizer):
+        figures["compression"] = _compression(state.learner)
     if updates:
         figures |= {
             "critic_loss": float(sums.critic_loss.mean()) / updates,
@@ -340,6 +346,17 @@ def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int
             "value": float(sums.value.mean()) / updates,
         }
     return figures
+
+
+def _compression(learner: LearnerState) -> float:
+    """Share of the weights of actors and critics that need not be stored; where they stand is not counted."""
+    weights = stored = 0
+    for params, optimizer in ((learner.actor, learner.actor_optimizer), (learner.critics, learner.critics_optimizer)):
+        # Of all learners: a mask of a whole leaf is one flag a learner.
+        for leaf, mask in zip(jax.tree.leaves(params), jax.tree.leaves(masks_of(optimizer)), strict=True):
+            weights += leaf.size
+            stored += leaf.size if mask.ndim == 1 else int(mask.sum())
+    return 1 - stored / weights
 
 
 def _check_finite(memory: LearnerState) -> None:
