@@ -48,7 +48,9 @@ class Settings:
     ] = ""
     learning_rate: Annotated[str, Flag(help="ES: of Adam: a number, or a schedule as for noise_std")] = ""
     l2_coefficient: Annotated[float, Flag(help="ES: parameters times this are added to the gradient")] = 0.0
-    num_bases: Annotated[int, Flag(help="ES: members of the meta-population, which take turns")] = 0
+    num_bases: Annotated[
+        int, Flag(help="ES: members of the meta-population; a generation moves one, drawn by its novelty")
+    ] = 0
     mutation_std: Annotated[str, Flag(help="ga: power of the noise, or a schedule as for noise_std")] = ""
     num_parents: Annotated[int, Flag(help="ga: most novel members, from which the next generation descends")] = 0
     num_elite_candidates: Annotated[int, Flag(help="ga: members that play validation episodes for elite")] = 0

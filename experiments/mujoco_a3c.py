@@ -1,7 +1,9 @@
 """Learns continuous control in MuJoCo by actor-critic on the pipeline, with a Gaussian policy.
 
-python experiments/mujoco_a3c.py --task HalfCheetah --run-dir runs/cheetah
-python experiments/mujoco_a3c.py --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
+    python experiments/mujoco_a3c.py --task HalfCheetah --run-dir runs/cheetah
+    python experiments/mujoco_a3c.py --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
+
+Settings that are not given come from the preset `volvox.actor_critic.mujoco`.
 """
 
 import dataclasses

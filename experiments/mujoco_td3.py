@@ -1,7 +1,9 @@
 """Learns continuous control in MuJoCo by TD3 on the pipeline (Fujimoto et al. 2018, arXiv 1802.09477).
 
-python experiments/mujoco_td3.py --task HalfCheetah --steps 300_000 --run-dir runs/cheetah_td3
-python experiments/mujoco_td3.py --task HalfCheetah --steps 1_000_000 --run-dir runs/cheetah_td3 --resume
+    python experiments/mujoco_td3.py --task HalfCheetah --steps 300_000 --run-dir runs/cheetah_td3
+    python experiments/mujoco_td3.py --task HalfCheetah --steps 1_000_000 --run-dir runs/cheetah_td3 --resume
+
+Settings that are not given are those that reference implementations share.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ class Settings:
     """TD3 on a MuJoCo task."""
 
     task: Annotated[str, Flag(help="name of the task, e.g. HalfCheetah, Humanoid, Hopper")] = "HalfCheetah"
-    steps: Annotated[int, Flag(help="steps of each learner in all, those before a resume included")] = 1_000_000
+    steps: Annotated[int, Flag(help="steps of each learner in all, over all its environments")] = 1_000_000
     hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers of actor and critics")] = (256, 256)
     num_learners: Annotated[int, Flag(help="learners with seeds of their own, side by side")] = 1
     num_envs: Annotated[int, Flag(help="environments of all learners")] = 4

@@ -134,11 +134,12 @@ def novelty_ga(
     """
     integer("num_parents", num_parents, low=1)
     check_archive(behavior, archive_size, num_neighbors, at_least=integer("num_archived", num_archived, low=1))
-    if max(num_neighbors, num_archived) >= population_size:
-        raise ValueError(
-            f"num_neighbors={num_neighbors} and num_archived={num_archived} must be below population_size="
-            f"{population_size}: they are other members of a generation, and some of its members."
-        )
+    for name, value in (("num_neighbors", num_neighbors), ("num_archived", num_archived)):
+        if value >= population_size:
+            raise ValueError(
+                f"{name}={value} must be below population_size={population_size}: neighbours are other members of a "
+                "generation, and only some of its members are archived."
+            )
     return _make(
         kind="novelty_ga",
         behavior=behavior,

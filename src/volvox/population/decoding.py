@@ -136,22 +136,23 @@ def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], policy: Policy, no
             f"low-rank noise: full names no parameter of this network: {', '.join(unknown)}; it has "
             f"{', '.join(sorted(names))}."
         )
-    factored = []
+    factored, highest = [], {}
     for path, shape in shapes.items():
         name = "/".join(path)
         factored.append(path in policy.low_rank and name not in noise.full)
         if factored[-1]:
-            most = min(math.prod(shape[:-1]), shape[-1])
-            if noise.rank > most:
-                raise ValueError(
-                    f"rank={noise.rank}: kernel {name} {list(shape)} is a matrix of rank {most} at most; choose a rank "
-                    f"up to that, or full=({name!r},)."
-                )
+            highest[name] = min(math.prod(shape[:-1]), shape[-1])
         elif len(shape) > 1 and name not in noise.full:
             raise ValueError(
                 f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, nn.Conv "
-                f"and LSTM layers do); full=({name!r},) gives it full noise, with a copy in every slot."
+                f"and LSTM layers do); low_rank(full=({name!r},)) gives it full noise, with a copy in every slot."
             )
+    if highest and noise.rank > (most := min(highest.values())):
+        name = min(highest, key=lambda name: highest[name])
+        shape = list(shapes[tuple(name.split("/"))])
+        raise ValueError(
+            f"rank={noise.rank}: kernel {name} {shape} is a matrix of rank {most} at most; choose a rank up to that."
+        )
     return tuple(factored)
 
 
