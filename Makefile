@@ -43,6 +43,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/actor_critic.py
 	$(BIN)/python benchmarks/strategies.py --members 256
 	$(BIN)/python benchmarks/novelty.py
+	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python benchmarks/td3.py
+	$(BIN)/python benchmarks/circulant.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache
