@@ -219,8 +219,8 @@ def td3(
         return new, _summary(new, of_step, policy_delay, num_learners, env.spec.frame_skip) | rates
 
     def best(state: TD3State) -> dict[str, ArrayTree]:
-        means = _training_means(jax.device_get(state.episodes))
-        s = int(np.argmax(means))
+        each = _scores(jax.device_get(state.episodes))
+        s = int(np.argmax([one.get("training_mean", -np.inf) for one in each]))
         kept = {"actor": state.learner.actor, "normalizer": state.learner.normalizer._asdict()}
         return jax.tree.map(lambda x: x[s], kept)
 
@@ -315,11 +315,9 @@ def _acting(network: ActorAndCritics, env: Env) -> Policy:
     return Policy(init, lambda params: params, lambda batch: (), apply, lambda noise: noise, network.config)
 
 
-def _training_means(episodes: Episodes) -> list[float]:
-    """Of each learner; -inf where no episode has ended."""
-    learners = range(len(episodes.total))
-    each = [scores(jax.tree.map(lambda x, s=s: x[s], episodes)) for s in learners]
-    return [one.get("training_mean", -np.inf) for one in each]
+def _scores(episodes: Episodes) -> list[dict[str, float]]:
+    """Of each learner."""
+    return [scores(jax.tree.map(lambda x, s=s: x[s], episodes)) for s in range(len(episodes.total))]
 
 
 def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int, frame_skip: int) -> dict[str, Any]:
@@ -331,7 +329,7 @@ def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int
         "frames": int(state.steps) * frame_skip,
         "episodes": int(episodes.total.sum()),
     }
-    each = [scores(jax.tree.map(lambda x, s=s: x[s], episodes)) for s in range(num_learners)]
+    each = _scores(episodes)
     if all(each):
         figures |= {name: float(np.mean([one[name] for one in each])) for name in each[0]}
         figures["training_best"] = max(one["training_best"] for one in each)

@@ -105,10 +105,8 @@ def sparse(
             )
 
         masks = jax.lax.cond(count % rule.every == 0, changed, lambda masks: masks, masks)
-        # What has just begun to live begins at 0, where it stood; what has died goes there.
-        updates = jax.tree.map(
-            lambda u, p, new, old: jnp.where(new, jnp.where(old, u, 0.0), -p), updates, params, masks, state.masks
-        )
+        # What has just begun to live, and what has died, is 0 next.
+        updates = jax.tree.map(lambda u, p, new, old: jnp.where(new & old, u, -p), updates, params, masks, state.masks)
         inner = optax.tree_map_params(optimizer, lambda x, mask: jnp.where(mask, x, jnp.zeros_like(x)), inner, masks)
         return updates, SparseState(inner, masks, count, state.key)
 

@@ -55,10 +55,7 @@ def magnitude(sparsity: Callable[[Array], Array], *, group: int = 1, every: int 
     integer("every", every, low=1)
 
     def densities(shapes):
-        for name, shape in shapes.items():
-            rows = math.prod(shape[:-1])
-            if rows % group:
-                raise ValueError(f"group={group} does not divide the input axis of {name} {list(shape)}, {rows} long.")
+        _check_divides("group", group, shapes)
         return dict.fromkeys(shapes, 1.0)
 
     def update(key, mask, kernel, gradient, count):
@@ -97,10 +94,7 @@ def keep_n_of_m(n: int = 2, m: int = 4, *, begin: int = 0, every: int = 100) -> 
     integer("every", every, low=1)
 
     def densities(shapes):
-        for name, shape in shapes.items():
-            rows = math.prod(shape[:-1])
-            if rows % m:
-                raise ValueError(f"m={m} does not divide the input axis of {name} {list(shape)}, {rows} long.")
+        _check_divides("m", m, shapes)
         return dict.fromkeys(shapes, n / m)
 
     def largest(kernel: Array) -> Array:
@@ -199,6 +193,12 @@ def erdos_renyi(sides: dict[str, tuple[int, int]], density: float) -> dict[str, 
 def _check_sparsity(name: str, value: float) -> None:
     if not 0 <= value < 1:
         raise ValueError(f"{name}={value}: give a share of at least 0 and below 1.")
+
+
+def _check_divides(name: str, value: int, shapes: dict[str, tuple[int, ...]]) -> None:
+    for kernel, shape in shapes.items():
+        if (rows := math.prod(shape[:-1])) % value:
+            raise ValueError(f"{name}={value} does not divide the input axis of {kernel} {list(shape)}, {rows} long.")
 
 
 def _groups(kernel: Array, group: int) -> Array:
