@@ -13,6 +13,7 @@ import tyro
 
 import volvox as vx
 from volvox.machine import num_cpus
+from volvox.train import check_unused
 
 Flag = tyro.conf.arg
 
@@ -79,6 +80,8 @@ def launch(
             raise ValueError(f"minutes={run_settings.minutes}: give a positive number of minutes, or leave it out.")
         if run_settings.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every={run_settings.checkpoint_every}: give a positive number of steps.")
+        if not run_settings.resume:
+            check_unused(run_settings.run_dir)  # making the algorithm may take a while
         tuned = _tuned(make_algorithm, settings, choices)
         algorithm, steps = make_algorithm(changed(settings, tuned))
         if tuned:

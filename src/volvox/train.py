@@ -252,17 +252,27 @@ def _mapping(value: Any) -> dict[str, Any]:
     raise TypeError(f"{value!r} is a {type(value).__module__}.{type(value).__qualname__}")
 
 
+def check_unused(run_dir: str | os.PathLike[str]) -> None:
+    """Raises FileExistsError if a directory holds a run: what `train` does without `resume`, before long work."""
+    if holds := _holds(Path(run_dir)):
+        raise FileExistsError(
+            f"{os.fspath(run_dir)} already holds a run ({', '.join(holds)}): pass resume=True (scripts: --resume) to "
+            "go on with it, or give another run_dir, or remove the directory"
+        )
+
+
+def _holds(directory: Path) -> list[str]:
+    """What of a run is in a directory."""
+    holds = [name for name in (_CONFIG, _METRICS) if (directory / name).exists()]
+    return holds + ([_CHECKPOINTS] if checkpoint.steps(directory / _CHECKPOINTS) else [])
+
+
 def _check_directory(directory: Path, config: dict[str, Any], resume: bool) -> None:
     """Raises if no run with these settings may begin or go on here; changes nothing."""
-    holds = [name for name in (_CONFIG, _METRICS) if (directory / name).exists()]
-    holds += [_CHECKPOINTS] if checkpoint.steps(directory / _CHECKPOINTS) else []
-    if not holds:
-        return
     if not resume:
-        raise FileExistsError(
-            f"{directory} already holds a run ({', '.join(holds)}): pass resume=True (scripts: --resume) to go on with "
-            "it, or give another run_dir, or remove the directory"
-        )
+        return check_unused(directory)
+    if not (holds := _holds(directory)):
+        return
     if _CONFIG not in holds:
         raise ValueError(f"{directory} holds {', '.join(holds)} but no {_CONFIG}: it cannot be resumed")
     saved = json.loads((directory / _CONFIG).read_text())

@@ -65,6 +65,8 @@ def test_cloud_shows_the_generations_and_marks_the_selected(run_dir):
     np.testing.assert_allclose(points.get_offsets(), behaviors)
     np.testing.assert_allclose(selected.get_offsets(), behaviors[[1, 2]])
     np.testing.assert_allclose(elite.get_offsets(), behaviors[[2]])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["member", "became a parent", "elite"]
+    assert figure.get_supxlabel() == "behaviour, first number"
 
 
 def test_many_dimensions_are_projected_on_the_widest(tmp_path):
@@ -72,6 +74,7 @@ def test_many_dimensions_are_projected_on_the_widest(tmp_path):
     arrays["behavior"] = np.outer(np.arange(N), np.eye(5)[3]) * 100 + arrays["behavior"]
     log.write(tmp_path / "log", 1, arrays)
     figure = population.cloud(tmp_path)
+    assert figure.get_supylabel() == "behaviour, second principal direction"
     across = np.asarray(figure.axes[0].collections[0].get_offsets())[:, 0]
     assert abs(np.corrcoef(across, np.arange(N))[0, 1]) > 0.999
 

@@ -78,6 +78,8 @@ def test_records_and_vectors_of_other_shapes_are_refused():
     grows = last("place", 2)._replace(update=lambda record, seen: jnp.append(record, 0.0))
     with pytest.raises(ValueError, match="must keep the record's shapes"):
         stream(grows, walk(1)[0])
+    with pytest.raises(ValueError, match="reads 3 numbers of 'place', and the environment gives 2: take size=2"):
+        stream(last("place", 3), walk(1)[0])
     lies: Behavior = last("place", 2)._replace(size=3, init=lambda: jnp.zeros(2))
     with pytest.raises(ValueError, match="size=3"):
         stream(lies, walk(1)[0])

@@ -111,4 +111,5 @@ def atari(
         return env
     if fire_reset and (full_action_space or names[key] not in _FIRE_IS_NOT_SECOND):
         env = opening(env, (1, 2))
-    return bilinear_frames(env, image_size=image_size, stack=stack)
+    env = bilinear_frames(env, image_size=image_size, stack=stack)
+    return env._replace(config={**env.config, "preprocessing": preprocessing})

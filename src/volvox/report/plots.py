@@ -81,6 +81,7 @@ def learning_curve(
         )
     else:
         for axes in (by_frames, by_time):
+            axes.set(xticks=[], yticks=[])
             axes.text(0.5, 0.5, "no scores yet", transform=axes.transAxes, ha="center", va="center", color="0.4")
     if title:
         figure.suptitle(title)

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from volvox.envs import maze as hard_maze
@@ -79,9 +80,12 @@ def cloud(
         axes.set_title(f"generation {number}", fontsize=10)
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_visible(False)
-    figure.supxlabel("behaviour")
-    figure.supylabel("behaviour")
-    figure.colorbar(points, ax=grid, label="fitness")
+    size = next(iter(logged.values()))["behavior"].shape[1]
+    for place, label in (("first", figure.supxlabel), ("second", figure.supylabel)):
+        label(f"behaviour, {place} number" if size <= 2 else f"behaviour, {place} principal direction")
+    figure.colorbar(points, ax=grid, label="training fitness")
+    if any(rows.size for number in shown for rows in _selected(logged[number])):
+        figure.legend(handles=_marks(), loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     figure.suptitle(title)
     return finished(figure, path)
 
@@ -179,6 +183,16 @@ def _selected(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     born = (arrays["base_scale"] != 0) | arrays["base_initial"]
     seeds = np.where(born, arrays["base_seed"], -1)
     return np.flatnonzero(np.isin(arrays["seed"], seeds[:-1])), np.flatnonzero(arrays["seed"] == seeds[-1])
+
+
+def _marks() -> list[Line2D]:
+    """What the legend of a cloud shows."""
+    plain: dict[str, Any] = {"linestyle": "none", "color": "black"}
+    return [
+        Line2D([], [], marker=".", label="member", **plain),
+        Line2D([], [], marker="o", markersize=6, fillstyle="none", label="became a parent", **plain),
+        Line2D([], [], marker="*", markersize=11, linestyle="none", color=_VERMILLION, label="elite"),
+    ]
 
 
 def _projection(behaviors: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

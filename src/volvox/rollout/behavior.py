@@ -46,7 +46,7 @@ def last(extra: str, size: int) -> Behavior:
       size: numbers in it.
 
     Returns:
-      `Behavior` of that size.
+      `Behavior` of that size. Its `update` raises ValueError where the environment gives another number of numbers.
 
     Raises:
       ValueError: `size` is not positive.
@@ -55,7 +55,7 @@ def last(extra: str, size: int) -> Behavior:
 
     def update(record: Array, timestep: TimeStep) -> Array:
         del record
-        return jnp.ravel(timestep.extras[extra]).astype(jnp.float32)
+        return _value(timestep, extra, size)
 
     config = {"kind": "last", "extra": extra, "size": int(size)}
     return Behavior(int(size), (extra,), lambda: jnp.zeros(size), update, lambda record: record, config)
@@ -88,7 +88,7 @@ def trajectory(extra: str, size: int, *, every: int, length: int) -> Behavior:
 
     def update(record, timestep: TimeStep):
         step, samples = record
-        value = jnp.ravel(timestep.extras[extra]).astype(jnp.float32)
+        value = _value(timestep, extra, size)
         # Everything from this sample on, so that what never comes repeats the last value.
         return step + 1, jnp.where(jnp.arange(length)[:, None] * every >= step, value, samples)
 
@@ -149,6 +149,16 @@ def vector(behavior: Behavior, record: ArrayTree) -> Array:
             f"size={behavior.size}."
         )
     return found.astype(jnp.float32)
+
+
+def _value(timestep: TimeStep, extra: str, size: int) -> Array:
+    value = timestep.extras[extra]
+    if value.size != size:
+        raise ValueError(
+            f"the behaviour reads {size} numbers of {extra!r}, and the environment gives {value.size}: take "
+            f"size={value.size}."
+        )
+    return jnp.ravel(value).astype(jnp.float32)
 
 
 def _described(tree: ArrayTree) -> Any:
