@@ -107,7 +107,7 @@ def train_steps_per_s(learn: Learner, env: vx.types.Env, options: Options, micro
                 state, segments.micro_batch(ring, i % 2, start, micro_batch, options.segment_length)
             )
 
-        return learn.apply(jax.lax.fori_loop(0, count, one, state))
+        return learn.apply(jax.lax.fori_loop(0, count, one, state), jnp.float32(0))
 
     state = learn.init(jax.random.key(0))
     return options.num_envs * options.segment_length * repeatedly(lambda: round_(state, ring), seconds)

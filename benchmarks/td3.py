@@ -190,7 +190,7 @@ def updates_per_s(options: Options, algorithm: vx.types.Algorithm, state: Any) -
                 sample(jax.random.fold_in(key, g), replay, size, discount=0.99) for g, replay in enumerate(replays)
             ]
             batch = jax.tree.map(lambda *x: jnp.concatenate(x)[None], *parts)
-            return learn.update(memory, batch, key[None])
+            return learn.update(memory, batch, key[None], jnp.zeros(1))
 
         return jax.lax.fori_loop(0, times, update, memory)
 

@@ -150,7 +150,7 @@ def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(reduction):
     for part in (slice(0, 1), slice(1, 3)):
         piece = jax.tree.map(lambda x, part=part: x[:, part], s._replace(version=(), bootstrap=()))
         state = learn.accumulate(state, piece._replace(version=s.version, bootstrap=s.bootstrap[part]))
-    after = learn.apply(state)
+    after = learn.apply(state, jnp.float32(0))
     arguments = {"network": LINEAR, "actions": categorical(A), "settings": SETTINGS}
     gradient = jax.grad(lambda p: loss(p, s, jnp.float32(0.01), jnp.int32(0), **arguments)[0])(before.params)
     scale = 0.1 / (T * B - 2) if reduction == "mean" else 0.1

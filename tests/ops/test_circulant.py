@@ -78,11 +78,11 @@ def test_a_layer_stores_its_numbers_and_is_a_genome():
     env = probe.target(size=3)
     net = networks.policy(Net(), env.spec)
     params = net.init(jax.random.key(0))
-    assert params["BlockCirculantDense_0"]["kernel"].shape == (16, 3)
+    assert params["BlockCirculantDense_0"]["circulant"].shape == (2, 8, 3)
     assert params["BlockCirculantDense_0"]["bias"].shape == (24,)
     std = float(
         jnp.std(
-            networks.BlockCirculantDense(4_000, block=4).init(jax.random.key(1), normal(1, 400))["params"]["kernel"]
+            networks.BlockCirculantDense(4_000, block=4).init(jax.random.key(1), normal(1, 400))["params"]["circulant"]
         )
     )
     assert abs(std - 1 / 20) < 0.002

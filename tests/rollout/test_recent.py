@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.rollout.recent import RECENT, Running, book, no_episodes, scores
+from volvox.rollout.recent import RECENT, Episodes, Running, book, latest_mean, no_episodes, scores
 from volvox.types import TimeStep
 
 
@@ -48,3 +48,14 @@ def test_figures_are_of_episodes_that_ended():
         "training_best": 3.0,
         "episode_length": 4.0,
     }
+
+
+def test_the_latest_mean_looks_back_as_far_as_environments_play_at_once():
+    assert np.isnan(latest_mean(no_episodes(), num_envs=4))
+    returns = np.arange(130, dtype=np.float32)
+    ring = np.roll(returns[-RECENT:], 130 % RECENT)  # episode i stands in place i % RECENT
+    assert latest_mean(Episodes(jnp.int32(3), jnp.asarray(returns[:RECENT]), None), num_envs=4) == 1.0
+    episodes = Episodes(jnp.int32(130), jnp.asarray(ring), None)
+    assert latest_mean(episodes, num_envs=4) == returns[-10:].mean()
+    assert latest_mean(episodes, num_envs=32) == returns[-32:].mean()
+    assert latest_mean(episodes, num_envs=500) == returns[-RECENT:].mean()

@@ -8,7 +8,18 @@ import numpy as np
 import optax
 import pytest
 
-from volvox.sparsity import cubic, dynamic, keep_n_of_m, magnitude, masks_of, pruned, sparse, table
+from volvox.sparsity import (
+    compression,
+    cubic,
+    dynamic,
+    keep_n_of_m,
+    magnitude,
+    masks_of,
+    pruned,
+    reward_aware,
+    sparse,
+    table,
+)
 from volvox.sparsity.rules import erdos_renyi
 
 SHAPES = {
@@ -26,6 +37,20 @@ def params_of(seed=0):
         is_leaf=lambda x: isinstance(x, tuple),
     )
 
+
+def expanded(mask, kernel):
+    """`[R, 1, F]` as the kernel's shape, with NumPy."""
+    rows, _, columns = mask.shape
+    group = kernel.size // (rows * columns)
+    return np.broadcast_to(np.asarray(mask), (rows, group, columns)).reshape(kernel.shape)
+
+
+def cut(kernel, group=1):
+    """`[K, N]` as `[R, g, N]`."""
+    return kernel.reshape(-1, group, kernel.shape[-1])
+
+
+STEP, KEY = jnp.int32(1), jax.random.key(0)
 
 RULES = {
     "magnitude": lambda: magnitude(cubic(final_sparsity=0.75, begin=2, end=12), every=2),
@@ -58,13 +83,13 @@ def test_what_is_masked_is_nothing(rule, optimizer):
         params, state = step(params, state)
         masks = masks_of((state, ()))
         for name in ("Dense_0", "Conv_0"):
-            dead = ~np.asarray(masks[name]["kernel"])
+            dead = ~expanded(masks[name]["kernel"], params[name]["kernel"])
             assert not np.asarray(params[name]["kernel"])[dead].any()
         assert masks["Dense_1"]["kernel"].shape == masks["Dense_0"]["bias"].shape == ()
         moments = [x for x in jax.tree.leaves(state.inner) if np.shape(x) == (24, 8)]
         assert moments
         for moment in moments:
-            assert not np.asarray(moment)[~np.asarray(masks["Dense_0"]["kernel"])].any()
+            assert not np.asarray(moment)[~expanded(masks["Dense_0"]["kernel"], moment)].any()
     stored = table(
         {"a": params["Dense_0"]["kernel"], "b": params["Conv_0"]["kernel"]},
         {"a": masks["Dense_0"]["kernel"], "b": masks["Conv_0"]["kernel"]},
@@ -82,38 +107,46 @@ def test_what_is_masked_is_nothing(rule, optimizer):
 
 
 def test_the_smallest_are_pruned():
-    kernel = params_of()["Dense_0"]["kernel"]
-    rule = magnitude(lambda count: jnp.float32(0.5))
-    mask = rule.update(jax.random.key(0), jnp.ones((24, 8), bool), kernel, kernel, jnp.int32(1))
+    kernel = cut(params_of()["Dense_0"]["kernel"])
+    rule = magnitude(cubic(final_sparsity=0.5, begin=0, end=1))
+    mask = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.5))
     np.testing.assert_array_equal(mask, np.abs(kernel) > np.sort(np.abs(kernel).ravel())[95])
 
 
 def test_groups_live_and_die_together():
-    kernel = params_of()["Dense_0"]["kernel"]
-    rule = magnitude(lambda count: jnp.float32(0.25), group=4)
-    mask = np.asarray(rule.update(jax.random.key(0), jnp.ones((24, 8), bool), kernel, kernel, jnp.int32(1)))
-    grouped = mask.reshape(6, 4, 8)
-    assert (grouped.all(axis=1) == grouped.any(axis=1)).all()
-    sizes = np.sqrt((np.asarray(kernel).reshape(6, 4, 8) ** 2).mean(1))
-    np.testing.assert_array_equal(grouped[:, 0], sizes > np.sort(sizes.ravel())[11])
+    kernel = cut(params_of()["Dense_0"]["kernel"], 4)
+    rule = magnitude(cubic(final_sparsity=0.25, begin=0, end=1), group=4)
+    mask = rule.update(KEY, jnp.ones((6, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.25))
+    sizes = np.sqrt((np.asarray(kernel) ** 2).mean(1))
+    np.testing.assert_array_equal(mask[:, 0], sizes > np.sort(sizes.ravel())[11])
+
+
+def test_the_dead_with_the_largest_gradients_come_back_first():
+    kernel, gradient = cut(params_of()["Dense_0"]["kernel"]), cut(params_of(3)["Dense_0"]["kernel"])
+    rule = magnitude(cubic(final_sparsity=0.5, begin=0, end=1))
+    old = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, gradient, STEP, jnp.float32(0.5))
+    new = np.asarray(rule.update(KEY, old, jnp.where(old, kernel, 0), gradient, STEP, jnp.float32(0.375)))
+    begun = new & ~np.asarray(old)
+    assert begun.sum() == 24
+    assert (new | ~np.asarray(old)).all()
+    assert np.abs(gradient)[begun].min() > np.abs(gradient)[~new].max()
 
 
 def test_two_of_every_four_live():
-    mask = np.asarray(keep_n_of_m(2, 4).init(jax.random.key(0), params_of()["Dense_0"]["kernel"], 0.5))
-    np.testing.assert_array_equal(mask.reshape(6, 4, 8).sum(1), 2)
-    kernel = np.abs(np.asarray(params_of()["Dense_0"]["kernel"])).reshape(6, 4, 8)
-    assert (
-        np.where(mask.reshape(6, 4, 8), kernel, np.inf).min(1) > np.where(mask.reshape(6, 4, 8), 0, kernel).max(1)
-    ).all()
+    kernel = params_of()["Dense_0"]["kernel"]
+    mask = np.asarray(keep_n_of_m(2, 4).init(KEY, cut(kernel), 0.5)).reshape(6, 4, 8)
+    np.testing.assert_array_equal(mask.sum(1), 2)
+    sizes = np.abs(np.asarray(kernel)).reshape(6, 4, 8)
+    assert (np.where(mask, sizes, np.inf).min(1) > np.where(mask, 0, sizes).max(1)).all()
 
 
 @pytest.mark.parametrize("grow", ["random", "gradient"])
 def test_as_many_begin_to_live_as_die(grow):
-    kernel, gradient = params_of()["Dense_0"]["kernel"], params_of(3)["Dense_0"]["kernel"]
+    kernel, gradient = cut(params_of()["Dense_0"]["kernel"]), cut(params_of(3)["Dense_0"]["kernel"])
     rule = dynamic(sparsity=0.5, drop=0.25, grow=grow)
-    mask = rule.init(jax.random.key(0), kernel, 0.5)
+    mask = rule.init(KEY, kernel, 0.5)
     kernel = jnp.where(mask, kernel, 0.0)
-    new = np.asarray(rule.update(jax.random.key(1), mask, kernel, gradient, jnp.int32(1)))
+    new = np.asarray(rule.update(jax.random.key(1), mask, kernel, gradient, STEP, jnp.float32(0)))
     old = np.asarray(mask)
     assert old.sum() == new.sum() == 96
     died, begun = old & ~new, new & ~old
@@ -124,9 +157,69 @@ def test_as_many_begin_to_live_as_die(grow):
         assert np.abs(gradient)[begun].min() > np.abs(gradient)[never].max()
 
 
+CIRCULANT = {"Dense_0": {"circulant": (16, 4, 8), "bias": (32,)}}
+
+
+def test_blocks_of_a_circulant_kernel_are_its_groups():
+    """At b = 4 a sparsity of 0.75 is there from the beginning, and 0.9 leaves two of five blocks."""
+    random = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda shape: jnp.asarray(random.standard_normal(shape), jnp.float32),
+        CIRCULANT,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    optimizer = sparse(optax.sgd(0.0), magnitude(cubic(final_sparsity=0.9, begin=0, end=2), every=1))
+    state = optimizer.init(params)
+    for step, living in ((1, 1 - 0.7875), (2, 0.1)):
+        _, state = optimizer.update(params, state, params)
+        mask = masks_of(state)["Dense_0"]["circulant"]
+        assert mask.shape == (16, 1, 8)
+        assert int(mask.sum()) == round(128 * min(1.0, 4 * living)), step
+    rows = {row["name"]: row for row in table(params, masks_of(state))}
+    kernel = rows["Dense_0/circulant"]
+    assert (kernel["weights"], kernel["stored"], kernel["index_bits"]) == (2048, 51 * 4, 128)
+    assert kernel["compression"] == pytest.approx(1 - (204 + 4) / 2048)
+    assert rows["all"]["weights"] == 2048 + 32
+    assert compression(params) == pytest.approx(1 - (512 + 32) / 2080)
+    assert compression(params_of()) is None
+
+
+def test_steps_may_be_given_and_rows_of_learners_change_together():
+    """Under `vmap`, a change happens in the steps it is due, though the optimiser itself is called every other step."""
+    optimizer = sparse(optax.sgd(0.1), magnitude(cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8)
+    params = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params_of())
+    state = jax.vmap(optimizer.init)(params)
+
+    @jax.jit
+    def update(state, step):
+        return jax.vmap(lambda s, p: optimizer.update(p, s, p, step=step)[1])(state, params)
+
+    for step, living in ((1, 1.0), (3, 1.0), (5, 0.5), (7, 0.5)):
+        state = update(state, step)
+        masks = masks_of(state)
+        np.testing.assert_array_equal(masks["Dense_0"]["kernel"].mean((1, 2, 3)), living)
+        assert masks["Conv_0"]["kernel"].shape == masks["Dense_1"]["kernel"].shape == (2,)  # a side below 8
+    text = str(jax.make_jaxpr(update)(state, 1))
+    assert "cond[" in text  # sorting happens in the branch that is taken, not in a selection
+
+
 def test_the_cubic_schedule():
-    sparsity = cubic(final_sparsity=0.8, begin=10, end=30)
-    np.testing.assert_allclose([sparsity(jnp.int32(t)) for t in (0, 10, 20, 30, 99)], [0, 0, 0.7, 0.8, 0.8], rtol=1e-6)
+    schedule = cubic(final_sparsity=0.8, begin=10, end=30)
+    found = [schedule.advance((), jnp.int32(t), None)[0] for t in (0, 10, 20, 30, 99)]
+    np.testing.assert_allclose(found, [0, 0, 0.7, 0.8, 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (-500.0, 1.0), (3.0, 1e-3)])
+def test_the_reward_aware_schedule_rises_stays_and_falls(shift, scale):
+    schedule = reward_aware(final_sparsity=0.8, initial_sparsity=0.5, increment=0.1, tolerance=0.1, begin=2)
+    state, found = schedule.init(), []
+    #             no episode yet, too early, begins, best, within 10%, within 20%, below, below, below, back, ...
+    returns = [np.nan, 0.0, 0.0, 100.0, 91.0, 85.0, 70.0, 10.0, 0.0, 95.0, 100.0, 200.0, 300.0]
+    for step, value in enumerate(returns):
+        sparsity, state = schedule.advance(state, jnp.int32(step), jnp.float32(shift + scale * value))
+        found.append(float(sparsity))
+    expected = [0.5, 0.5, 0.6, 0.7, 0.8, 0.8, 0.7, 0.6, 0.5, 0.6, 0.7, 0.8, 0.8]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_densities_of_erdos_renyi():
@@ -160,6 +253,11 @@ def test_densities_of_erdos_renyi():
             ),
             "group=5 does not divide",
         ),
+        (lambda: reward_aware(final_sparsity=0.5, initial_sparsity=0.6), "initial_sparsity=0.6 exceeds"),
+        (lambda: reward_aware(final_sparsity=0.5, tolerance=0.0), "tolerance=0.0: give a number above 0"),
+        (lambda: reward_aware(final_sparsity=0.5).advance((), STEP, None), "needs update(gradient"),
+        (lambda: table({"a": jnp.zeros((4, 3))}, {"a": jnp.ones((4, 1, 2), bool)}), "a is [4, 3], its mask [4, 1, 2]"),
+        (lambda: table({"a": jnp.zeros(3)}, {"b": jnp.ones((), bool)}), "a is only in"),
         (lambda: masks_of(optax.adam(1.0).init(params_of())), "of no sparse optimiser"),
     ],
 )

@@ -13,6 +13,7 @@ from volvox.actor_critic.vtrace import vtrace
 from volvox.networks.actor_critic import ActorCriticNetwork
 from volvox.ops.batching import where_rows
 from volvox.rollout.segments import Segment
+from volvox.sparsity import is_sparse, pruned
 from volvox.types import Array, ArrayTree
 
 
@@ -154,8 +155,8 @@ class Learner(NamedTuple):
     """key -> state."""
     accumulate: Callable[[LearnerState, Segment], LearnerState]
     """(state, micro-batch) -> state with its gradient added."""
-    apply: Callable[[LearnerState], LearnerState]
-    """state -> state after an update by the gradient gathered."""
+    apply: Callable[[LearnerState, Array], LearnerState]
+    """(state, mean return lately) -> state after an update by the gradient gathered."""
 
 
 def learner(
@@ -174,18 +175,22 @@ def learner(
       actions: the policy's family of distributions.
       settings: of the loss.
       entropy_coefficient: updates made -> float32.
-      optimizer: any.
+      optimizer: any; a sparse one (`volvox.sparsity.sparse`) is told the mean return.
       loss_reduction: over the transitions of an update.
 
     Returns:
       `Learner`.
     """
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def init(key: Array) -> LearnerState:
         params = network.init(key)
+        optimizer_state = optimizer.init(params)
+        if is_sparse(optimizer_state):
+            params = pruned(params, optimizer_state)
         return LearnerState(
             params=params,
-            optimizer=optimizer.init(params),
+            optimizer=optimizer_state,
             gradient=jax.tree.map(jnp.zeros_like, params),
             update=jnp.int32(0),
             pending=jnp.float32(0),
@@ -211,11 +216,13 @@ def learner(
             sums=total._replace(lag_max=jnp.maximum(state.sums.lag_max, sums.lag_max)),
         )
 
-    def apply(state: LearnerState) -> LearnerState:
+    def apply(state: LearnerState, mean_return: Array) -> LearnerState:
         gradient = state.gradient
         if loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(state.pending, 1.0), gradient)
-        changes, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+        changes, optimizer_state = optimizer.update(
+            gradient, state.optimizer, state.params, step=state.update + 1, mean_return=mean_return
+        )
         return state._replace(
             params=optax.apply_updates(state.params, changes),
             optimizer=optimizer_state,

@@ -18,7 +18,7 @@ from volvox.networks.actor_critic import ActorCriticNetwork
 from volvox.ops.batching import where_rows
 from volvox.rollout import segments
 from volvox.rollout.pipeline import Stages
-from volvox.rollout.recent import Episodes, Running, begun, book
+from volvox.rollout.recent import Episodes, Running, begun, book, latest_mean
 from volvox.rollout.segments import Segment
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
@@ -209,8 +209,11 @@ def stages(
             for g in range(num_groups):
                 memory = learn(carry, memory, g, jnp.int32(0), jnp.int32(per_group))
         learned = carry.round - schedule.lag + 1  # rounds learned since the last start
+        mean_return = latest_mean(carry.episodes, num_envs=num_groups * group_size)
         due = (learned > 0) & (learned % schedule.rounds_per_update == 0)
-        memory = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, memory: learner.apply(memory), memory)
+        memory = jax.lax.fori_loop(
+            0, due.astype(jnp.int32), lambda _, memory: learner.apply(memory, mean_return), memory
+        )
         return carry._replace(round=carry.round + 1, beat=jnp.int32(0)), memory
 
     return Stages(act, work, None, None, finish)

@@ -6,6 +6,7 @@ import jax
 
 from volvox.actor_critic.learner import LearnerState
 from volvox.rollout.recent import Episodes, scores
+from volvox.sparsity import compression, is_sparse, masks_of
 
 
 def summary(learner: LearnerState, episodes: Episodes, *, frames: int, updates: int) -> dict[str, Any]:
@@ -23,6 +24,9 @@ def summary(learner: LearnerState, episodes: Episodes, *, frames: int, updates: 
     sums, episodes = jax.device_get((learner.sums, episodes))
     transitions = max(float(sums.transitions), 1.0)
     figures: dict[str, Any] = {"update": int(learner.update), "frames": frames, "episodes": int(episodes.total)}
+    masks = masks_of(learner.optimizer) if is_sparse(learner.optimizer) else None
+    if (share := compression(learner.params, masks)) is not None:
+        figures["compression"] = share
     return (
         figures
         | scores(episodes)

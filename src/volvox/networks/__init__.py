@@ -8,7 +8,7 @@ from volvox.networks.actor_critic import (
     RecurrentActorCritic,
     SmallTorso,
 )
-from volvox.networks.circulant import BlockCirculantDense
+from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.deep_ga import DeepGA
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
@@ -23,6 +23,7 @@ __all__ = [
     "BlockCirculantDense",
     "DeepGA",
     "GaussianMLP",
+    "Grouped",
     "NatureTorso",
     "QNetwork",
     "RecurrentActorCritic",

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox.ops.circulant import block_circulant, check_block
+from volvox.validation import integer
 
 Array = jax.Array
 
@@ -14,7 +16,8 @@ Array = jax.Array
 class BlockCirculantDense(nn.Module):
     """A dense layer `[K, features]` whose kernel consists of `block` x `block` circulant blocks.
 
-    The parameter `kernel` is what is stored, `[K, features / block]`; there is no dense matrix anywhere.
+    The parameter `circulant` is what is stored, `[K / block, block, features / block]`: `[i, :, j]` are the numbers of
+    the block in row i and column j. There is no dense matrix anywhere.
 
     Input: `[..., K]`. Output: `[..., features]`.
     """
@@ -25,14 +28,75 @@ class BlockCirculantDense(nn.Module):
     """b; a divisor of both sides."""
     use_bias: bool = True
     kernel_init: Callable[..., Any] = nn.initializers.lecun_normal()
-    """Of the stored kernel: its fan-in is that of the dense matrix."""
+    """Of the stored numbers: its fan-in is that of the dense matrix."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """`x @ W + bias`."""
         check_block(self.block, x.shape[-1], self.features)
-        shape = (x.shape[-1], self.features // self.block)
-        out = block_circulant(x, self.param("kernel", self.kernel_init, shape), self.block)
-        if self.use_bias:
-            out = out + self.param("bias", nn.initializers.zeros, (self.features,))
-        return out
+        return _circulant(self, x, self.block)
+
+
+class Grouped(nn.Module):
+    """A network whose large dense layers are block-circulant, whatever flax module it is.
+
+    Plain `nn.Dense` layers with `min_side` inputs and outputs or more store what `BlockCirculantDense` stores. Where
+    the block does not divide the number of inputs, zeros are added to them.
+    """
+
+    inner: nn.Module
+    """The network."""
+    block: int = 4
+    """b; a divisor of the outputs of those layers."""
+    min_side: int = 32
+    """Layers with fewer inputs or outputs stay as they are."""
+
+    @nn.compact
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the network gives.
+
+        Raises:
+          ValueError: the block does not divide the outputs of a layer.
+        """
+        integer("block", self.block, low=1)
+        with nn.intercept_methods(self._intercept):
+            return self.inner(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+    @property
+    @nn.nowrap
+    def initial_state(self) -> Any:
+        """The network's, if it is recurrent; None if not."""
+        return getattr(self.inner, "initial_state", None)
+
+    @property
+    @nn.nowrap
+    def distribution(self) -> Any:
+        """The network's, if it says."""
+        return getattr(self.inner, "distribution", None)
+
+    @nn.nowrap
+    def _intercept(self, next_fun, args, kwargs, context) -> Any:
+        module = context.module
+        if type(module) is not nn.Dense or context.method_name != "__call__" or self.block == 1:
+            return next_fun(*args, **kwargs)
+        (x,) = args
+        if min(x.shape[-1], module.features) < self.min_side:
+            return next_fun(*args, **kwargs)
+        if module.features % self.block:
+            raise ValueError(
+                f"block={self.block} does not divide the {module.features} outputs of {'/'.join(module.path)}; choose "
+                "another block, or another width."
+            )
+        padding = -x.shape[-1] % self.block
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+        return _circulant(module, x, self.block)
+
+
+def _circulant(module: Any, x: Array, block: int) -> Array:
+    """The layer's output; `module` holds its parameters and says how they begin."""
+    rows, columns = x.shape[-1] // block, module.features // block
+    numbers = module.param("circulant", module.kernel_init, (rows, block, columns))
+    out = block_circulant(x, numbers.reshape(rows * block, columns), block)
+    if module.use_bias:
+        out = out + module.param("bias", getattr(module, "bias_init", nn.initializers.zeros), (module.features,))
+    return out

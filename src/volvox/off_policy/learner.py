@@ -65,8 +65,8 @@ class Learner(NamedTuple):
 
     init: Callable[[Array], LearnerState]
     """keys `[S]` -> state."""
-    update: Callable[[LearnerState, Batch, Array], LearnerState]
-    """(state, batches `[S, N, ...]`, keys `[S]`) -> state."""
+    update: Callable[[LearnerState, Batch, Array, Array], LearnerState]
+    """(state, batches `[S, N, ...]`, keys `[S]`, mean returns lately `[S]`) -> state."""
 
 
 def no_sums(num_learners: int) -> Sums:
@@ -111,7 +111,8 @@ def learner(
     Args:
       network: actor and critics.
       settings: of the losses.
-      optimizer: made with a learning rate of 1. A sparse one (`volvox.sparsity.sparse`) keeps the targets sparse, too.
+      optimizer: made with a learning rate of 1. A sparse one (`volvox.sparsity.sparse`) keeps the targets sparse, too;
+        its steps are updates of the critics, for the actor as well.
       learning_rate: float32 `[S]`, by which its updates are multiplied.
       observation_shape: of one observation.
 
@@ -119,6 +120,7 @@ def learner(
       `Learner`.
     """
     num_learners = learning_rate.shape[0]
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def kept(params, optimizer_state):
         """What a sparse optimiser's masks leave of parameters."""
@@ -158,15 +160,18 @@ def learner(
         action = network.act(actor, batch.observation)
         return -mean(network.value(critics[0], batch.observation, action), batch.valid)
 
-    def descended(gradient, state, params, rate):
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, updates)), state
+    def descend(step: Array, mean_return: Array, gradient, state, params):
+        def one(gradient, state, params, rate, mean_return):
+            updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
+            return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, updates)), state
+
+        return jax.vmap(one)(gradient, state, params, learning_rate, mean_return)
 
     def moved(target, followed, optimizer_state):
         moved = jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
         return kept(moved, optimizer_state)
 
-    def update(state: LearnerState, batch: Batch, keys: Array) -> LearnerState:
+    def update(state: LearnerState, batch: Batch, keys: Array, mean_return: Array) -> LearnerState:
         seen = jax.vmap(normalized)
         batch = batch._replace(
             observation=seen(state.normalizer, batch.observation), following=seen(state.normalizer, batch.following)
@@ -174,19 +179,18 @@ def learner(
         (loss, value), gradient = jax.vmap(jax.value_and_grad(critic_loss, has_aux=True))(
             state.critics, state.target_actor, state.target_critics, batch, keys, settings.target_noise
         )
-        critics, critics_optimizer = jax.vmap(descended)(
-            gradient, state.critics_optimizer, state.critics, learning_rate
-        )
+        step = state.update + 1
+        critics, critics_optimizer = descend(step, mean_return, gradient, state.critics_optimizer, state.critics)
         state = state._replace(
             critics=critics,
             critics_optimizer=critics_optimizer,
-            update=state.update + 1,
+            update=step,
             sums=state.sums._replace(critic_loss=state.sums.critic_loss + loss, value=state.sums.value + value),
         )
 
         def of_actor(state: LearnerState) -> LearnerState:
             loss, gradient = jax.vmap(jax.value_and_grad(actor_loss))(state.actor, state.critics, batch)
-            actor, actor_optimizer = jax.vmap(descended)(gradient, state.actor_optimizer, state.actor, learning_rate)
+            actor, actor_optimizer = descend(step, mean_return, gradient, state.actor_optimizer, state.actor)
             return state._replace(
                 actor=actor,
                 actor_optimizer=actor_optimizer,
@@ -195,6 +199,6 @@ def learner(
                 sums=state.sums._replace(actor_loss=state.sums.actor_loss + loss),
             )
 
-        return jax.lax.cond(state.update % settings.policy_delay == 0, of_actor, lambda state: state, state)
+        return jax.lax.cond(step % settings.policy_delay == 0, of_actor, lambda state: state, state)
 
     return Learner(init, update)

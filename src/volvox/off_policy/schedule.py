@@ -1,5 +1,6 @@
 """TD3's two halves in the loop: `act` explores and remembers, `work` learns while emulators step."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -170,14 +171,16 @@ def stages(
                 rows.observation, (rows.rows - 1) % rows.reward.shape[0], keepdims=False
             )
             memory = memory._replace(normalizer=jax.vmap(counted)(memory.normalizer, split(newest)))
+        num_envs = sum(collector.running.returns.shape[1] for collector in carry.collectors)
         ready = carry.steps >= exploration.random_steps * num_learners
         for collector in carry.collectors:
             ready &= replay.num_starts(collector.replay, sampling.num_steps) > 0
+        mean_return = jax.vmap(partial(recent.latest_mean, num_envs=num_envs))(carry.episodes)
 
         def one(_, memory: LearnerState) -> LearnerState:
             key = jax.random.fold_in(jax.random.fold_in(carry.key, _LEARNING), memory.update)
             keys = jax.random.split(key, (2, num_learners))
-            return learner.update(memory, drawn(carry, keys[0]), keys[1])
+            return learner.update(memory, drawn(carry, keys[0]), keys[1], mean_return)
 
         # A trip count, not a condition, so that what is learned stays in place.
         return carry, jax.lax.fori_loop(0, jnp.where(ready, sampling.updates, 0), one, memory)

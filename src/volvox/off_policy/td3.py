@@ -22,7 +22,7 @@ from volvox.rollout.balance import shares
 from volvox.rollout.recent import Episodes, scores
 from volvox.rollout.replay import Replay, empty
 from volvox.rollout.runner import Counts, Plan, runner
-from volvox.sparsity import is_sparse, masks_of
+from volvox.sparsity import compression, is_sparse, masks_of
 from volvox.trees import from_named, named
 from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
 from volvox.validation import group_size, integer
@@ -335,8 +335,8 @@ def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int
         figures["training_best"] = max(one["training_best"] for one in each)
         if num_learners > 1:
             figures |= {f"training_mean_{s}": one["training_mean"] for s, one in enumerate(each)}
-    if is_sparse(state.learner.actor_optimizer):
-        figures["compression"] = _compression(state.learner)
+    if (share := _compression(state.learner)) is not None:
+        figures["compression"] = share
     if updates:
         figures |= {
             "critic_loss": float(sums.critic_loss.mean()) / updates,
@@ -346,15 +346,14 @@ def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int
     return figures
 
 
-def _compression(learner: LearnerState) -> float:
-    """Share of the weights of actors and critics that need not be stored; where they stand is not counted."""
-    weights = stored = 0
-    for params, optimizer in ((learner.actor, learner.actor_optimizer), (learner.critics, learner.critics_optimizer)):
-        # Of all learners: a mask of a whole leaf is one flag a learner.
-        for leaf, mask in zip(jax.tree.leaves(params), jax.tree.leaves(masks_of(optimizer)), strict=True):
-            weights += leaf.size
-            stored += leaf.size if mask.ndim == 1 else int(mask.sum())
-    return 1 - stored / weights
+def _compression(learner: LearnerState) -> float | None:
+    """Share of the weights of actors and critics that need not be stored, mean of all learners; None if dense."""
+    optimizers = {"actor": learner.actor_optimizer, "critics": learner.critics_optimizer}
+    masks = {name: masks_of(x) for name, x in optimizers.items()} if is_sparse(optimizers) else None
+    given = jax.device_get(({"actor": learner.actor, "critics": learner.critics}, masks))
+    num_learners = len(learner.sums.value)
+    each = [compression(*jax.tree.map(lambda x, s=s: x[s], given)) for s in range(num_learners)]
+    return None if None in each else float(np.mean(np.array(each, float)))
 
 
 def _check_finite(memory: LearnerState) -> None:

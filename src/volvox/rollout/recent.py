@@ -67,6 +67,17 @@ def book(episodes: Episodes, running: Running, timestep: TimeStep) -> tuple[Epis
     return episodes, Running(returns, lengths)
 
 
+def latest_mean(episodes: Episodes, *, num_envs: int) -> Array:
+    """Mean return of the latest episodes, of so many as `num_envs` environments play at once, but of 10 to `RECENT`.
+
+    NaN before the first has ended.
+    """
+    count = min(max(num_envs, 10), RECENT)
+    age = (episodes.total - 1 - jnp.arange(RECENT)) % RECENT  # 0 is the newest
+    held = age < jnp.minimum(episodes.total, count)
+    return jnp.where(held, episodes.returns, 0.0).sum() / jnp.where(episodes.total > 0, held.sum(), jnp.nan)
+
+
 def scores(episodes: Episodes) -> dict[str, float]:
     """Figures of the latest episodes (on the host); none before the first has ended."""
     recent = min(int(episodes.total), RECENT)

@@ -1,7 +1,7 @@
 """Sparse training as a wrapper of any optax optimiser: masked weights are exactly 0, and so is what it keeps of them.
 
-A `Rule` says which weights of a kernel live and when that changes; `sparse` applies it to every kernel of any pytree of
-parameters. Masks save no time on dense arithmetic: what they save is what must be stored.
+A `Rule` says which groups of a kernel's weights live and when that changes; `sparse` applies it to every kernel of any
+pytree of parameters. Masks save no time on dense arithmetic: what they save is what must be stored.
 """
 
 from collections.abc import Callable, Collection
@@ -9,24 +9,48 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from volvox.ops.flat import leaf_path
+from volvox.sparsity.schedules import Schedule
 from volvox.types import Array, ArrayTree, Config
+from volvox.validation import integer
+
+
+class Kernel(NamedTuple):
+    """How a kernel is cut into groups of weights, which live or die together: `[rows, group, columns]`."""
+
+    rows: int
+    """R, groups along the input axis."""
+    group: int
+    """g, numbers in a group, one after the other along the input axis, in one column."""
+    columns: int
+    """F."""
+    block: int
+    """Weights that each number stands for: b of a block-circulant kernel, whose groups are its blocks; 1 of others."""
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """(inputs, outputs) of the matrix it stands for."""
+        return self.rows * self.group, self.columns * self.block
 
 
 class Rule(NamedTuple):
-    """Which weights of one kernel live."""
+    """Which groups of one kernel live; kernels are `[R, g, F]`, masks bool `[R, 1, F]`."""
 
     init: Callable[[Array, Array, float], Array]
-    """(key, kernel, density) -> mask of its shape, bool. The density is the layer's, where the rule spreads it."""
-    update: Callable[[Array, Array, Array, Array, Array], Array]
-    """(key, mask, kernel, gradient, updates made) -> mask. The gradient is that of all weights, masked ones too."""
+    """(key, kernel, share of groups that live) -> mask. The share is of use where the rule spreads it over layers."""
+    update: Callable[[Array, Array, Array, Array, Array, Array], Array]
+    """(key, mask, kernel, gradient, step, share of groups that are 0) -> mask. The gradient is that of all weights,
+    masked ones too; the share is the schedule's, where there is one."""
     every: int
-    """Updates from one change of the masks to the next."""
-    densities: Callable[[dict[str, tuple[int, ...]]], dict[str, float]]
-    """Shapes of the kernels by name -> density of each; raises ValueError where a kernel does not fit the rule."""
+    """Steps from one change of the masks to the next."""
+    group: int
+    """Weights in a group; a block-circulant kernel has its own."""
+    densities: Callable[[dict[str, Kernel]], dict[str, float]]
+    """Kernels by name -> density of each; raises ValueError where a kernel does not fit the rule."""
+    schedule: Schedule | None
+    """Of the sparsity, where it changes."""
     config: Config
 
 
@@ -35,16 +59,23 @@ class SparseState(NamedTuple):
 
     inner: ArrayTree
     masks: ArrayTree
-    """As the parameters: bool of a kernel's shape, or a scalar True where all weights live."""
-    updates: Array
-    """int32: made so far."""
+    """As the parameters: bool `[R, 1, F]` of a kernel `[R, g, F]`, or a scalar True where all weights live."""
+    schedule: ArrayTree
+    """Of the rule's schedule; () where it has none."""
+    step: Array
+    """int32: the latest."""
     key: Array
     """uint32 `[2]`: of the rule's next draw."""
 
 
 def sparse(
-    optimizer: optax.GradientTransformation, rule: Rule, *, dense: Collection[str] = (), seed: int = 0
-) -> optax.GradientTransformation:
+    optimizer: optax.GradientTransformation,
+    rule: Rule,
+    *,
+    dense: Collection[str] = (),
+    min_side: int = 1,
+    seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimiser so that kernels stay as sparse as a rule says.
 
     Kernels are the parameters of two or more dimensions. An update of a masked weight is minus the weight, so after the
@@ -54,72 +85,102 @@ def sparse(
       optimizer: any of optax's, made.
       rule: which weights live.
       dense: names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
+      min_side: kernels with fewer inputs or outputs stay whole.
       seed: of what the rule draws.
 
     Returns:
-      The optimiser; its state is `SparseState`.
+      The optimiser; its state is `SparseState`. Its `update` takes `step` (default: its own updates) by which schedules
+      go, and `mean_return`, which some of them need; both and all others are passed on to `optimizer`.
 
     Raises:
       ValueError: (from `init`) a name in `dense` that is no kernel's, or a kernel that does not fit the rule.
     """
+    integer("min_side", min_side, low=1)
+    inner_optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: ArrayTree) -> SparseState:
-        shapes = {name: leaf.shape for name, leaf in _kernels(params).items()}
-        whole = {name for name in shapes for end in dense if f"/{name}".endswith(f"/{end}")}
+        found = kernels(params)
+        whole = {name for name in found for end in dense if f"/{name}".endswith(f"/{end}")}
         if unknown := sorted(end for end in dense if not any(f"/{name}".endswith(f"/{end}") for name in whole)):
             raise ValueError(
                 f"dense names no kernel of these parameters: {', '.join(unknown)}; they have "
-                f"{', '.join(sorted(shapes))}."
+                f"{', '.join(sorted(found))}."
             )
-        densities = rule.densities({name: shape for name, shape in shapes.items() if name not in whole})
+        chosen = {
+            name: _cut(name, kernel, rule.group)
+            for name, kernel in found.items()
+            if name not in whole and min(kernel.sides) >= min_side
+        }
+        densities = rule.densities(chosen)
         key = jax.random.key(seed)
 
         def one(path, leaf):
             name = "/".join(leaf_path(path))
-            if name not in densities:
+            if name not in chosen:
                 return jnp.ones((), bool)
-            number = list(densities).index(name)
-            return rule.init(jax.random.fold_in(key, number), leaf, densities[name])
+            number, kernel = list(chosen).index(name), chosen[name]
+            share = min(densities[name] * kernel.block, 1.0)
+            return rule.init(jax.random.fold_in(key, number), leaf.reshape(kernel[:3]), share)
 
         masks = jax.tree_util.tree_map_with_path(one, params)
-        return SparseState(optimizer.init(params), masks, jnp.int32(0), jax.random.key_data(key))
+        schedule = () if rule.schedule is None else rule.schedule.init()
+        return SparseState(optimizer.init(params), masks, schedule, jnp.int32(0), jax.random.key_data(key))
 
-    def update(updates: ArrayTree, state: Any, params: ArrayTree | None = None):
+    def update(
+        updates: ArrayTree,
+        state: Any,
+        params: ArrayTree | None = None,
+        *,
+        step: Array | None = None,
+        mean_return: Array | None = None,
+        **others: Any,
+    ):
         if params is None:
             raise ValueError("a sparse optimiser needs the parameters: update(gradient, state, params).")
         gradient, masks = updates, state.masks
-        updates, inner = optimizer.update(_masked(gradient, masks), state.inner, params)
-        count = state.updates + 1
+        now = state.step + 1 if step is None else jnp.asarray(step, jnp.int32)
+        passed = {"step": now, "mean_return": mean_return, **others}
+        updates, inner = inner_optimizer.update(_masked(gradient, masks), state.inner, params, **passed)
         key = jax.random.wrap_key_data(state.key)
+        blocks = {name: kernel.block for name, kernel in kernels(params).items()}
 
-        def changed(masks: ArrayTree) -> ArrayTree:
+        def changed(masks: ArrayTree, schedule: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+            sparsity = jnp.float32(0)
+            if rule.schedule is not None:
+                sparsity, schedule = rule.schedule.advance(schedule, now, mean_return)
             moved = _masked(optax.apply_updates(params, updates), masks)
-            leaves, treedef = jax.tree.flatten(masks)
-            given = zip(leaves, jax.tree.leaves(moved), jax.tree.leaves(gradient), strict=True)
-            keys = jax.random.split(jax.random.fold_in(key, count), len(leaves))
-            return treedef.unflatten(
-                [
-                    mask if mask.ndim == 0 else rule.update(keys[i], mask, kernel, slope, count)
-                    for i, (mask, kernel, slope) in enumerate(given)
-                ]
-            )
+            keys = jax.random.split(jax.random.fold_in(key, now), len(jax.tree.leaves(masks)))
+            numbers = jax.tree.unflatten(jax.tree.structure(masks), list(range(len(keys))))
 
-        masks = jax.lax.cond(count % rule.every == 0, changed, lambda masks: masks, masks)
+            def one(path, mask, kernel, slope, i):
+                if mask.ndim == 0:
+                    return mask
+                shape = (mask.shape[0], -1, mask.shape[2])
+                share = jnp.maximum(1.0 - (1.0 - sparsity) * blocks["/".join(leaf_path(path))], 0.0)
+                return rule.update(keys[i], mask, kernel.reshape(shape), slope.reshape(shape), now, share)
+
+            return jax.tree_util.tree_map_with_path(one, masks, moved, gradient, numbers), schedule
+
+        due = _of_any(now // rule.every > state.step // rule.every)
+        masks, schedule = jax.lax.cond(due, changed, lambda *given: given, masks, state.schedule)
         # What has just begun to live, and what has died, is 0 next.
-        updates = jax.tree.map(lambda u, p, new, old: jnp.where(new & old, u, -p), updates, params, masks, state.masks)
-        inner = optax.tree_map_params(optimizer, lambda x, mask: jnp.where(mask, x, jnp.zeros_like(x)), inner, masks)
-        return updates, SparseState(inner, masks, count, state.key)
+        alive = jax.tree.map(jnp.logical_and, masks, state.masks)
+        updates = jax.tree.map(lambda u, p, mask: _where(mask, u, -p), updates, params, alive)
+        inner = optax.tree_map_params(optimizer, lambda x, mask: _where(mask, x, jnp.zeros_like(x)), inner, masks)
+        return updates, SparseState(inner, masks, schedule, now, state.key)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def pruned(params: ArrayTree, state: ArrayTree) -> ArrayTree:
     """The parameters with 0 where the masks in an optimiser's state say so.
 
     Raises:
-      ValueError: there are no masks.
+      ValueError: there are no masks, or they are of other parameters.
     """
-    return _masked(params, masks_of(state))
+    masks = masks_of(state)
+    check_masks(params, masks)
+    return _masked(params, masks)
 
 
 def masks_of(state: ArrayTree) -> ArrayTree:
@@ -138,24 +199,46 @@ def is_sparse(state: ArrayTree) -> bool:
     return bool(_sparse_states(state))
 
 
-def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, Any]]:
-    """What is stored, layer by layer, and in all.
+def kernels(params: ArrayTree) -> dict[str, Kernel]:
+    """The kernels among parameters, by name: those named "circulant", `[K / b, b, N / b]`, cut into their blocks."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        names = leaf_path(path)
+        if leaf.ndim == 3 and names[-1] == "circulant":
+            rows, block, columns = leaf.shape
+            found["/".join(names)] = Kernel(rows, block, columns, block)
+        elif leaf.ndim >= 2:
+            found["/".join(names)] = Kernel(leaf.size // leaf.shape[-1], 1, leaf.shape[-1], 1)
+    return found
 
-    Args:
-      params: pytree of parameters.
-      masks: as the parameters; None: all weights live.
 
-    Returns:
-      Rows with `name`, `shape`, `weights`, `stored`, `density` (stored over weights) and `compression` (one minus
-      that); the last is named "all".
-    """
-    live = jax.tree.map(lambda x: jnp.ones((), bool), params) if masks is None else masks
-    rows = []
-    for (path, leaf), mask in zip(jax.tree_util.tree_flatten_with_path(params)[0], jax.tree.leaves(live), strict=True):
-        stored = leaf.size if mask.ndim == 0 else int(np.asarray(mask).sum())
-        rows.append(_row("/".join(leaf_path(path)), list(leaf.shape), leaf.size, stored))
-    rows.append(_row("all", [], sum(row["weights"] for row in rows), sum(row["stored"] for row in rows)))
-    return rows
+def check_masks(params: ArrayTree, masks: ArrayTree) -> None:
+    """Raises ValueError for masks that do not match parameters, naming the first difference."""
+    wanted = {"/".join(leaf_path(path)): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    given = {"/".join(leaf_path(path)): mask for path, mask in jax.tree_util.tree_flatten_with_path(masks)[0]}
+    for name in dict.fromkeys([*wanted, *given]):
+        if name not in wanted or name not in given:
+            raise ValueError(f"masks do not match the parameters: {name} is only in the one of them.")
+        leaf, mask = wanted[name], given[name]
+        fits = mask.ndim == 0 or (
+            mask.ndim == 3
+            and leaf.ndim >= 2
+            and (leaf.size // leaf.shape[-1]) % mask.shape[0] == 0
+            and mask.shape[1:] == (1, leaf.shape[-1])
+        )
+        if not fits:
+            raise ValueError(
+                f"masks do not match the parameters: {name} is {list(leaf.shape)}, its mask {list(mask.shape)}."
+            )
+
+
+def _cut(name: str, kernel: Kernel, group: int) -> Kernel:
+    """A kernel cut into a rule's groups, if it has none of its own."""
+    if kernel.block > 1 or kernel.group > 1:
+        return kernel
+    if kernel.rows % group:
+        raise ValueError(f"group={group} does not divide the input axis of {name}, {kernel.rows} long.")
+    return kernel._replace(rows=kernel.rows // group, group=group)
 
 
 def _sparse_states(state: ArrayTree) -> list[SparseState]:
@@ -163,22 +246,25 @@ def _sparse_states(state: ArrayTree) -> list[SparseState]:
     return [x for x in leaves if isinstance(x, SparseState)]
 
 
-def _row(name: str, shape: list[int], weights: int, stored: int) -> dict[str, Any]:
-    density = stored / max(weights, 1)
-    return {
-        "name": name,
-        "shape": shape,
-        "weights": weights,
-        "stored": stored,
-        "density": density,
-        "compression": 1 - density,
-    }
-
-
-def _kernels(params: ArrayTree) -> dict[str, Array]:
-    found = {"/".join(leaf_path(path)): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
-    return {name: leaf for name, leaf in found.items() if leaf.ndim >= 2}
-
-
 def _masked(tree: ArrayTree, masks: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda x, mask: jnp.where(mask, x, 0.0), tree, masks)
+    return jax.tree.map(lambda x, mask: _where(mask, x, jnp.zeros_like(x)), tree, masks)
+
+
+def _where(mask: Array, x: Array, other: Array) -> Array:
+    """`jnp.where` of a leaf and its mask, a scalar or `[R, 1, F]`."""
+    if mask.ndim == 0:
+        return jnp.where(mask, x, other)
+    shape = (mask.shape[0], -1, mask.shape[2])
+    return jnp.where(mask, x.reshape(shape), other.reshape(shape)).reshape(x.shape)
+
+
+@jax.custom_batching.custom_vmap
+def _of_any(due: Array) -> Array:
+    """Itself; under `vmap` whether it is so of any row, so that a condition on it stays one and not a selection."""
+    return due
+
+
+@_of_any.def_vmap
+def _(axis_size, in_batched, due):
+    del axis_size
+    return (due.any(axis=0) if in_batched[0] else due), False
