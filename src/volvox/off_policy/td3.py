@@ -5,6 +5,7 @@ environments.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from volvox.off_policy.learner import LearnerState, LossSettings, Normalizer, le
 from volvox.off_policy.schedule import Carry, Exploration, Sampling, no_episodes
 from volvox.optimizers import gradient_transformation
 from volvox.rollout.balance import shares
-from volvox.rollout.recent import Episodes, scores
+from volvox.rollout.recent import Episodes, latest_mean, scores
 from volvox.rollout.replay import Replay, empty
 from volvox.rollout.runner import Counts, Plan, runner
 from volvox.sparsity import compression, is_sparse, masks_of
@@ -216,13 +217,11 @@ def td3(
         if ran.times is not None:
             rates |= shares(ran.times, ran.rounds * env.num_envs / ran.seconds, working="learning")
         of_step = int(new.learner.update) - int(state.learner.update)
-        return new, _summary(new, of_step, policy_delay, num_learners, env.spec.frame_skip) | rates
+        return new, _summary(new, of_step, policy_delay, num_learners, env) | rates
 
     def best(state: TD3State) -> dict[str, ArrayTree]:
         each = _scores(jax.device_get(state.episodes))
-        s = int(np.argmax([one.get("training_mean", -np.inf) for one in each]))
-        kept = {"actor": state.learner.actor, "normalizer": state.learner.normalizer._asdict()}
-        return jax.tree.map(lambda x: x[s], kept)
+        return policy_of(state, int(np.argmax([one.get("training_mean", -np.inf) for one in each])))
 
     def save(state: TD3State) -> dict[str, Any]:
         kept = state.learner._replace(sums=no_sums(num_learners))
@@ -285,6 +284,12 @@ def td3(
     )
 
 
+def policy_of(state: TD3State, learner: int) -> dict[str, ArrayTree]:
+    """Variables of one learner's policy, which `algorithm.network` plays; `algorithm.policy` takes the best's."""
+    kept = {"actor": state.learner.actor, "normalizer": state.learner.normalizer._asdict()}
+    return jax.tree.map(lambda x: x[learner], kept)
+
+
 def _each(name: str, value: float | Sequence[float], num_learners: int, *, positive: bool = False) -> Array:
     """One number for each learner, float32 `[S]`."""
     values = list(value) if isinstance(value, Sequence) else [value] * num_learners
@@ -320,21 +325,24 @@ def _scores(episodes: Episodes) -> list[dict[str, float]]:
     return [scores(jax.tree.map(lambda x, s=s: x[s], episodes)) for s in range(len(episodes.total))]
 
 
-def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int, frame_skip: int) -> dict[str, Any]:
+def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int, env: Env) -> dict[str, Any]:
     """A row of metrics, but for rates."""
     sums, episodes = jax.device_get((state.learner.sums, state.episodes))
     figures: dict[str, Any] = {
         "update": int(state.learner.update),
         "steps": int(state.steps) // num_learners,
-        "frames": int(state.steps) * frame_skip,
+        "frames": int(state.steps) * env.spec.frame_skip,
         "episodes": int(episodes.total.sum()),
     }
     each = _scores(episodes)
     if all(each):
         figures |= {name: float(np.mean([one[name] for one in each])) for name in each[0]}
         figures["training_best"] = max(one["training_best"] for one in each)
+        recent = np.asarray(jax.vmap(partial(latest_mean, num_envs=env.num_envs // num_learners))(episodes))
+        figures["recent_mean"] = float(recent.mean())
         if num_learners > 1:
             figures |= {f"training_mean_{s}": one["training_mean"] for s, one in enumerate(each)}
+            figures |= {f"recent_mean_{s}": float(value) for s, value in enumerate(recent)}
     if (share := _compression(state.learner)) is not None:
         figures["compression"] = share
     if updates:

@@ -1,0 +1,248 @@
+"""Ways to train TD3 with few weights, side by side: return and compression over training.
+
+    python experiments/group_sparse.py --task HalfCheetah --steps 300_000 --seeds 3 --run-dir runs/sparse
+    python experiments/group_sparse.py --task HalfCheetah --steps 300_000 --seeds 3 --run-dir runs/sparse --resume
+
+Each way is a run in a directory of its own, `<run-dir>/<way>`, whose seeds learn side by side. All end with the same
+sparsity of large layers. At the end all that the directory holds is compared: `group_sparse.json` and
+`group_sparse.png`.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import jax
+import numpy as np
+import optax
+import tyro
+from flax import linen as nn
+from matplotlib.figure import Figure
+
+import volvox as vx
+from volvox.train import check_unused
+
+Flag = tyro.conf.arg
+Way = Literal[
+    "dense",
+    "iterative-fast",
+    "iterative-medium",
+    "iterative-slow",
+    "dynamic",
+    "n-of-m",
+    "gst",
+    "gst-grouping-only",
+    "gst-pruning-only",
+    "gst-unaware",
+]
+_ENDS = {"iterative-fast": 0.4, "iterative-medium": 0.7, "iterative-slow": 1.0}
+"""When iterative pruning is done, as shares of all steps."""
+_SCORE, _INDEX = "score.json", "group_sparse.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Ways to train TD3 with few weights."""
+
+    task: Annotated[str, Flag(help="name of a MuJoCo task")] = "HalfCheetah"
+    ways: Annotated[tuple[Way, ...], Flag(help="what is trained, in this order")] = get_args(Way)
+    steps: Annotated[int, Flag(help="steps of each seed")] = 300_000
+    seeds: Annotated[int, Flag(help="learners of each way")] = 3
+    final_sparsity: Annotated[float, Flag(help="share of a large layer's weights that need not be stored")] = 0.875
+    block: Annotated[int, Flag(help="of block-circulant layers")] = 4
+    increment: Annotated[float, Flag(help="of the sparsity, of group-sparse training")] = 0.01
+    tolerance: Annotated[float, Flag(help="of returns below the best, see volvox.sparsity.reward_aware")] = 0.1
+    every: Annotated[int, Flag(help="updates between changes of the masks; iterative and dynamic: 1 000 at most")] = (
+        5_000
+    )
+    min_side: Annotated[int, Flag(help="layers with fewer inputs or outputs stay dense")] = 32
+    hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers of actor and critics")] = (256, 256)
+    num_envs: Annotated[int, Flag(help="environments of each seed")] = 4
+    threads: Annotated[int | None, Flag(help="simulator threads; default: all CPUs")] = None
+    batch_size: Annotated[int, Flag(help="transitions of an update")] = 256
+    random_steps: Annotated[int, Flag(help="steps with random actions, before learning")] = 25_000
+    replay_size: Annotated[int, Flag(help="steps that are remembered")] = 1_000_000
+    steps_per_iteration: Annotated[int, Flag(help="steps in one row of metrics")] = 5_000
+    episodes: Annotated[int, Flag(help="fresh episodes each policy plays at the end, without noise")] = 10
+    seed: Annotated[int, Flag(help="fixes all random numbers but the simulators'")] = 0
+    run_dir: Annotated[str, Flag(help="where runs and results go")] = "runs/sparse"
+    resume: Annotated[bool, Flag(help="go on with the runs in --run-dir")] = False
+
+
+def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:
+    """TD3 trained in one way; raises ValueError for bad settings."""
+    for name in ("seeds", "steps", "episodes"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name}={getattr(settings, name)}: give a positive number.")
+    env = vx.envs.mujoco(settings.task, num_envs=settings.seeds * settings.num_envs, groups=2, threads=settings.threads)
+    (size,) = env.spec.action_shape or (0,)
+    actor = vx.networks.MLP(size, hidden=settings.hidden, activation=nn.relu)
+    critic = vx.networks.QNetwork(settings.hidden)
+    names = ("batch_size", "random_steps", "replay_size", "steps_per_iteration")
+    options = vx.off_policy.reference() | {name: getattr(settings, name) for name in names}
+    options |= {"num_learners": settings.seeds, "save_replay": False}
+    rate = options["learning_rate"]
+    sparsity, side = settings.final_sparsity, settings.min_side
+    updates = max(settings.steps - settings.random_steps, 2)
+    often = min(1_000, settings.every)
+
+    if way == "dense":
+        return vx.off_policy.td3(actor, critic, env, **options)
+    if way.startswith("gst"):
+        gst = vx.sparsity.group_sparse(
+            block=1 if way == "gst-pruning-only" else settings.block,
+            final_sparsity=sparsity,
+            increment=settings.increment,
+            tolerance=settings.tolerance,
+            every=settings.every,
+            min_side=side,
+            pruning=way != "gst-grouping-only",
+            end=updates // 2 if way == "gst-unaware" else None,
+        )
+        return gst(vx.off_policy.td3, actor, critic, env, **options)
+    if way == "dynamic":
+        rule = vx.sparsity.dynamic(sparsity=sparsity, every=often)
+    elif way == "n-of-m":
+        m = round(1 / (1 - sparsity))
+        rule = vx.sparsity.keep_n_of_m(1, m, every=settings.every)
+    else:
+        end = max(round(_ENDS[way] * updates), 1)
+        rule = vx.sparsity.magnitude(vx.sparsity.cubic(final_sparsity=sparsity, begin=0, end=end), every=often)
+    options["optimizer"] = vx.sparsity.sparse(optax.adam(rate), rule, min_side=side)
+    algorithm = vx.off_policy.td3(actor, critic, env, **options)
+    return algorithm._replace(config={**algorithm.config, "sparsity": dict(rule.config), "min_side": side})
+
+
+def train(settings: Settings, way: str) -> int:
+    """One run, and how its policies play; the exit code of an interrupt, or 0."""
+    directory = Path(settings.run_dir) / way
+    algorithm = make_algorithm(settings, way)
+    try:
+        run = vx.train(
+            algorithm,
+            jax.random.key(settings.seed),
+            steps=-(-settings.steps // settings.steps_per_iteration),
+            run_dir=directory,
+            resume=settings.resume,
+            checkpoint_every=10,
+            step_name="iteration",
+        )
+        if run.interrupted:
+            return run.exit_code
+        if not (directory / _SCORE).exists():
+            returns = []
+            for learner in range(settings.seeds):
+                variables = vx.off_policy.policy_of(run.state, learner)
+                played = vx.rollout.play(
+                    algorithm.env,
+                    algorithm.network,
+                    variables,
+                    num_episodes=settings.episodes,
+                    seed=settings.seed + 1_000_003,
+                )
+                returns.append(played.returns.tolist())
+            (directory / _SCORE).write_text(json.dumps({"returns": returns}) + "\n")
+    finally:
+        algorithm.close()
+    return 0
+
+
+def results(settings: Settings) -> dict[str, dict[str, Any]]:
+    """What each way came to: means over seeds with 95% intervals, compression, and measured wall-clock."""
+    found: dict[str, dict[str, Any]] = {}
+    for way in get_args(Way):
+        directory = Path(settings.run_dir) / way
+        if not (directory / _SCORE).exists():
+            continue
+        rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        each = np.array(json.loads((directory / _SCORE).read_text())["returns"]).mean(axis=1)
+        compression = np.array([row.get("compression", 0.0) for row in rows])
+        found[way] = {
+            "return": float(each.mean()),
+            "return_interval_95": _interval(each),
+            "return_of_seeds": each.tolist(),
+            "average_compression": float(compression.mean()),
+            "final_compression": float(compression[-1]),
+            "wall_clock_s": rows[-1]["seconds"],
+            "steps": rows[-1]["steps"],
+        }
+    if "dense" in found:
+        for values in found.values():
+            values["return_over_dense"] = values["return"] / found["dense"]["return"]
+            values["wall_clock_over_dense"] = values["wall_clock_s"] / found["dense"]["wall_clock_s"]
+    return found
+
+
+def _interval(values: np.ndarray) -> list[float] | None:
+    """Of the mean, by Student's t; None of one value, of which nothing can be said."""
+    if len(values) < 2:
+        return None
+    t = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+    half = t.get(len(values), 2.0) * values.std(ddof=1) / np.sqrt(len(values))
+    return [float(values.mean() - half), float(values.mean() + half)]
+
+
+def draw(settings: Settings, found: dict[str, dict[str, Any]]) -> Figure:
+    """Return and compression over training."""
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    by_return, by_compression = figure.subplots(1, 2)
+    colors = ("#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2", "#0072B2", "#0072B2")
+    styles = ("-", "-", "-", "-", "-", "-", "-", ":", "--")
+    looks = dict(zip(get_args(Way), zip((*colors, "#999999"), (*styles, "-."), strict=True), strict=True))
+    for way in found:
+        rows = [json.loads(line) for line in (Path(settings.run_dir) / way / "metrics.jsonl").read_text().splitlines()]
+        color, style = looks[way]
+        steps = np.array([row["steps"] for row in rows]) / 1_000
+        names = [f"recent_mean_{s}" for s in range(settings.seeds)] if settings.seeds > 1 else ["recent_mean"]
+        each = np.array([[row.get(name, np.nan) for name in names] for row in rows], float)
+        by_return.plot(steps, each.mean(axis=1), style, color=color, label=way)
+        by_return.fill_between(steps, each.min(axis=1), each.max(axis=1), color=color, alpha=0.1, linewidth=0)
+        by_compression.plot(steps, [100 * row.get("compression", 0.0) for row in rows], style, color=color)
+    by_return.set_ylabel("return, latest episodes: mean and range of seeds")
+    by_compression.set_ylabel("weights that need not be stored (%)")
+    for axes in (by_return, by_compression):
+        axes.set_xlabel("steps (thousand)")
+        axes.grid(color="0.9", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
+    figure.suptitle(f"TD3 on {settings.task}, {settings.seeds} seeds")
+    return figure
+
+
+def say(found: dict[str, dict[str, Any]]) -> None:
+    """A line for each way."""
+    print(f"{'way':18} {'return':>8}  {'of seeds':24} {'compression: mean':>17} {'final':>6} {'wall-clock':>11}")
+    for way, values in found.items():
+        seeds = ", ".join(f"{value:.0f}" for value in values["return_of_seeds"])
+        print(
+            f"{way:18} {values['return']:8.0f}  {seeds:24} {values['average_compression']:17.1%} "
+            f"{values['final_compression']:6.1%} {values['wall_clock_s']:9.0f} s"
+        )
+
+
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    folder = Path(settings.run_dir)
+    try:
+        for way in settings.ways:  # every bad setting is refused before long work
+            make_algorithm(settings, way).close()
+            if not settings.resume:
+                check_unused(folder / way)
+        for way in settings.ways:
+            if code := train(settings, way):
+                return code
+    except (ValueError, FileExistsError, BlockingIOError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    found = results(settings)
+    written = {"settings": dataclasses.asdict(settings), "ways": found}
+    (folder / _INDEX).write_text(json.dumps(written, indent=1) + "\n")
+    draw(settings, found).savefig(folder / "group_sparse.png", dpi=100)
+    say(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

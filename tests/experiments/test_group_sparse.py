@@ -1,0 +1,61 @@
+"""Ways to train with few weights as a user compares them: real MuJoCo, in processes of their own."""
+
+import json
+import re
+
+import pytest
+
+TINY = [
+    *("--task", "InvertedPendulum", "--seeds", "2", "--num-envs", "2", "--hidden", "32", "32", "--batch-size", "16"),
+    *("--random-steps", "100", "--replay-size", "2000", "--steps-per-iteration", "150", "--steps", "300"),
+    *("--every", "20", "--increment", "0.05", "--episodes", "2"),
+]
+
+
+@pytest.fixture(scope="module")
+def sparse(script):
+    return script("group_sparse.py", TINY)
+
+
+def test_ways_are_compared_and_further_ones_added(tmp_path, sparse):
+    run_dir = tmp_path / "sparse"
+    code, out, err = sparse.run("--run-dir", run_dir, "--ways", "dense")
+    assert code == 0, err
+    code, out, err = sparse.run("--run-dir", run_dir, "--ways", "dense", "gst", "--resume")
+    assert code == 0, err
+    found = json.loads((run_dir / "group_sparse.json").read_text())["ways"]
+    assert list(found) == ["dense", "gst"]
+    assert found["dense"]["average_compression"] == 0
+    # In large layers stand 3 * 1 024 weights, of 1 249 of the actor and 1 281 of each critic.
+    assert 0.4 < found["gst"]["average_compression"] < found["gst"]["final_compression"] < 3 * 1024 / 3_811
+    assert found["gst"]["return_over_dense"] > 0
+    assert len(found["gst"]["return_of_seeds"]) == 2
+    assert (run_dir / "group_sparse.png").stat().st_size > 5_000
+    assert re.search(r"gst +\d+ .*%", out)
+    code, _, err = sparse.run("--run-dir", run_dir, "--ways", "gst")
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "already holds a run" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--steps", "0"), "steps=0: give a positive number"),
+        (("--block", "3"), "block=3 does not divide"),
+        (("--final-sparsity", "0.5"), "final_sparsity=0.5 is below 0.75"),
+    ],
+)
+def test_bad_settings_are_refused(load, flags, message):
+    module = load("group_sparse")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module.make_algorithm(module.tyro.cli(module.Settings, args=[*TINY, *flags]), "gst")
+
+
+def test_every_way_can_be_made(load):
+    module = load("group_sparse")
+    settings = module.tyro.cli(module.Settings, args=TINY)
+    configs = {way: module.make_algorithm(settings, way).config for way in module.get_args(module.Way)}
+    assert {way for way, config in configs.items() if "group_sparse" in config} == {
+        way for way in configs if way.startswith("gst")
+    }
+    assert configs["n-of-m"]["sparsity"]["m"] == 8
