@@ -27,6 +27,10 @@ class Settings:
     task: Annotated[str, Flag(help="name of the task, e.g. HalfCheetah, Humanoid, Hopper")] = "HalfCheetah"
     steps: Annotated[int, Flag(help="steps of each learner in all, over all its environments")] = 1_000_000
     hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers of actor and critics")] = (256, 256)
+    densely_connected: Annotated[bool, Flag(help="each hidden layer sees what all before it gave, and the input")] = (
+        False
+    )
+    representation: Annotated[bool, Flag(help="learn on features that learn to predict the next observation")] = False
     num_learners: Annotated[int, Flag(help="learners with seeds of their own, side by side")] = 1
     num_envs: Annotated[int, Flag(help="environments of all learners")] = 4
     groups: Annotated[int, Flag(help="groups of environments that take turns")] = 2
@@ -51,7 +55,9 @@ class Settings:
     )
 
 
-_OF_THE_SCRIPT = ("task", "steps", "hidden", "num_envs", "groups", "threads", "run")
+_OF_THE_SCRIPT = (
+    *("task", "steps", "hidden", "densely_connected", "representation", "num_envs", "groups", "threads", "run"),
+)
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
@@ -62,9 +68,10 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
     (size,) = env.spec.action_shape or (0,)
     names = [field.name for field in dataclasses.fields(settings) if field.name not in _OF_THE_SCRIPT]
     algorithm = vx.off_policy.td3(
-        vx.networks.MLP(size, hidden=settings.hidden, activation=nn.relu),
-        vx.networks.QNetwork(settings.hidden),
+        vx.networks.MLP(size, settings.hidden, nn.relu, settings.densely_connected),
+        vx.networks.QNetwork(settings.hidden, settings.densely_connected),
         env,
+        representation=vx.networks.NextObservationNetwork() if settings.representation else None,
         **{name: getattr(settings, name) for name in names},
     )
     return algorithm, -(-settings.steps // settings.steps_per_iteration)

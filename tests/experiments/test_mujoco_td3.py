@@ -28,6 +28,15 @@ def test_a_run_is_scored(tmp_path, mujoco, rows):
     assert all(len(score["returns"]) == 3 and score["mean"] > 0 for score in scores.values())
 
 
+def test_wide_networks_are_options(load):
+    module = load("mujoco_td3")
+    algorithm, _ = module.make_algorithm(
+        module.tyro.cli(module.Settings, args=[*TINY, "--densely-connected", "--representation"])
+    )
+    assert algorithm.config["critic"]["densely_connected"]
+    assert algorithm.config["representation"]["network"] == "NextObservationNetwork"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

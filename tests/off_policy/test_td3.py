@@ -21,6 +21,7 @@ from volvox.train import train
 ENV = probe.target(size=1, num_envs=8, groups=2)
 ACTOR = networks.MLP(1, hidden=(16,), activation=nn.relu)
 CRITIC = networks.QNetwork(hidden=(16,))
+FEATURES = networks.NextObservationNetwork((6, 6), (5,))
 SMALL = {
     "batch_size": 32,
     "random_steps": 64,
@@ -121,8 +122,8 @@ def test_moments_of_observations():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_steps": 3}, {"num_learners": 2}, {"normalize_observations": True}],
-    ids=["plain", "n-step", "two-learners", "normalized"],
+    [{}, {"num_steps": 3}, {"num_learners": 2}, {"normalize_observations": True}, {"representation": FEATURES}],
+    ids=["plain", "n-step", "two-learners", "normalized", "representation"],
 )
 def test_the_answer_is_found(options):
     """Every step asks for another number; random answers earn -8 * 2/3 an episode, the right ones nothing."""
@@ -240,6 +241,7 @@ def test_the_reference_settings_are_settings():
         ({"exploration_noise": -1.0}, "exploration_noise=-1.0: give a finite number of at least 0"),
         ({"random_steps": -1}, "random_steps must be an integer of at least 0, got -1"),
         ({"optimizer": "adamm"}, "optax.adamm"),
+        ({"representation": FEATURES, "num_steps": 2}, "num_steps=2: a representation predicts"),
         ({"env": probe.corridor(num_envs=8, groups=2)}, "has no continuous actions"),
     ],
 )
@@ -255,6 +257,63 @@ def test_modules_that_do_not_fit_are_told():
         td3(ACTOR, networks.MLP(1), ENV)
     with pytest.raises(TypeError, match="critic must be a flax"):
         td3(ACTOR, networks.QNetwork, ENV)
+
+
+def test_a_representation_learns_by_itself_and_first():
+    """Its update is by the prediction's gradient alone, and critics learn on the features after it."""
+    net = actor_and_critics(networks.MLP(1, hidden=()), networks.QNetwork(hidden=()), ENV.spec, FEATURES)
+    settings = LossSettings(jnp.zeros(1), 0.5, 2, 0.05)
+    learn = learner(
+        net, settings=settings, optimizer=optax.sgd(1.0), learning_rate=jnp.array([0.1]), observation_shape=(1,)
+    )
+    state = learn.init(jax.random.split(jax.random.key(0), 1))
+    batch = jax.tree.map(jnp.asarray, batch_of(12))
+    new = learn.update(
+        state, jax.tree.map(lambda x: x[None], batch), jax.random.split(jax.random.key(1), 1), jnp.ones(1)
+    )
+    before, after = (jax.tree.map(lambda x: x[0], s._replace(update=s.update[None])) for s in (state, new))
+    weight = batch.valid / batch.valid.sum()
+
+    def prediction_loss(params):
+        predicted = FEATURES.apply({"params": params}, batch.observation, batch.action)
+        return (weight * ((predicted - batch.following) ** 2).sum(axis=1)).sum()
+
+    expected = jax.tree.map(
+        lambda p, g: p - 0.1 * g, before.representation, jax.grad(prediction_loss)(before.representation)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), after.representation, expected)
+
+    bound = FEATURES.bind({"params": expected})
+    seen, following = bound.observed(batch.observation), bound.observed(batch.following)
+    np.testing.assert_array_equal(seen[:, -1:], batch.observation)  # densely connected: the input is a part
+    assert (seen.shape[1], bound.acted(seen, batch.action).shape[1]) == (13, 19)
+
+    def value(params, seen, action):
+        inputs = jnp.concatenate([bound.acted(seen, action), action], axis=1)
+        return (inputs @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])[:, 0]
+
+    act = following @ before.target_actor["Dense_0"]["kernel"] + before.target_actor["Dense_0"]["bias"]
+    target = batch.reward + batch.discount * jnp.minimum(
+        *(value(critic, following, jnp.tanh(act)) for critic in before.target_critics)
+    )
+    for old, found in zip(before.critics, after.critics, strict=True):
+        loss = lambda params: (weight * (value(params, seen, batch.action) - target) ** 2).sum()  # noqa: E731
+        step = jax.tree.map(lambda p, g: p - 0.1 * g, old, jax.grad(loss)(old))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, step)
+
+
+def test_densely_connected_layers_see_all_before_them():
+    x = jax.random.normal(jax.random.key(0), (4, 3))
+    net = networks.MLP(2, hidden=(5, 6), densely_connected=True)
+    params = net.init(jax.random.key(1), x)["params"]
+    first = np.tanh(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
+    seen = np.concatenate([first, x], axis=1)
+    second = np.concatenate([np.tanh(seen @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]), seen], axis=1)
+    assert second.shape == (4, 14)
+    expected = second @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
+    np.testing.assert_allclose(net.apply({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
+    critic = networks.QNetwork((5, 6), densely_connected=True).init(jax.random.key(1), x, x)["params"]
+    assert critic["Dense_2"]["kernel"].shape == (6 + 5 + 6, 1)
 
 
 def test_a_checkpoint_of_another_network_is_refused():

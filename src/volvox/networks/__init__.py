@@ -12,7 +12,7 @@ from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.deep_ga import DeepGA
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
-from volvox.networks.off_policy import QNetwork
+from volvox.networks.off_policy import NextObservationNetwork, QNetwork
 from volvox.networks.policy import policy, policy_from_functions
 from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_policy
 
@@ -25,6 +25,7 @@ __all__ = [
     "GaussianMLP",
     "Grouped",
     "NatureTorso",
+    "NextObservationNetwork",
     "QNetwork",
     "RecurrentActorCritic",
     "SmallTorso",

@@ -22,6 +22,8 @@ class MLP(nn.Module):
     """Widths of the hidden layers; may be empty."""
     activation: Callable[[Array], Array] = nn.tanh
     """Applied after each hidden layer, not after the output."""
+    densely_connected: bool = False
+    """Each layer sees what all before it gave, and the input (Ota et al. 2021, arXiv 2102.07920, section 3.2)."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -29,6 +31,15 @@ class MLP(nn.Module):
         x = x.reshape(x.shape[0], -1)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(jnp.float32)
-        for width in self.hidden:
-            x = self.activation(nn.Dense(width)(x))
+        x = hidden_layers(x, self.hidden, self.activation, self.densely_connected)
         return nn.Dense(self.num_outputs)(x)
+
+
+def hidden_layers(
+    x: Array, widths: tuple[int, ...], activation: Callable[[Array], Array], densely_connected: bool
+) -> Array:
+    """What the hidden layers of a perceptron make of `[B, n]`, inside a compact method."""
+    for width in widths:
+        out = activation(nn.Dense(width)(x))
+        x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
+    return x

@@ -43,6 +43,8 @@ class Sums(NamedTuple):
     """Of the updates that had one."""
     value: Array
     """Mean value of the batch's actions."""
+    representation_loss: Array
+    """0 without a representation."""
 
 
 class LearnerState(NamedTuple):
@@ -52,8 +54,11 @@ class LearnerState(NamedTuple):
     critics: tuple[ArrayTree, ArrayTree]
     target_actor: ArrayTree
     target_critics: tuple[ArrayTree, ArrayTree]
+    representation: ArrayTree
+    """() without one."""
     actor_optimizer: ArrayTree
     critics_optimizer: ArrayTree
+    representation_optimizer: ArrayTree
     normalizer: Normalizer
     update: Array
     """int32: updates made."""
@@ -127,9 +132,9 @@ def learner(
         return jax.vmap(pruned)(params, optimizer_state) if is_sparse(optimizer_state) else params
 
     def init(keys: Array) -> LearnerState:
-        actor, critics = jax.vmap(network.init)(keys)
-        actor_optimizer, critics_optimizer = (jax.vmap(optimizer.init)(params) for params in (actor, critics))
-        actor, critics = kept(actor, actor_optimizer), kept(critics, critics_optimizer)
+        made = jax.vmap(network.init)(keys)
+        optimizers = [jax.vmap(optimizer.init)(params) if jax.tree.leaves(params) else () for params in made]
+        actor, critics, representation = map(kept, made, optimizers)
         moments = jnp.zeros((num_learners, *observation_shape))
         return LearnerState(
             actor=actor,
@@ -137,8 +142,10 @@ def learner(
             # Copies: what is donated may be named once only.
             target_actor=jax.tree.map(jnp.copy, actor),
             target_critics=jax.tree.map(jnp.copy, critics),
-            actor_optimizer=actor_optimizer,
-            critics_optimizer=critics_optimizer,
+            representation=representation,
+            actor_optimizer=optimizers[0],
+            critics_optimizer=optimizers[1],
+            representation_optimizer=optimizers[2],
             normalizer=Normalizer(jnp.zeros(num_learners), moments, jnp.copy(moments)),
             update=jnp.int32(0),
             sums=no_sums(num_learners),
@@ -147,18 +154,26 @@ def learner(
     def mean(x: Array, valid: Array) -> Array:
         return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
 
-    def critic_loss(critics, target_actor, target_critics, batch: Batch, key: Array, target_noise: Array):
+    def prediction_loss(representation, batch: Batch):
+        assert network.predicted is not None
+        predicted = network.predicted(representation, batch.observation, batch.action)
+        return mean(((predicted - batch.following) ** 2).mean(axis=-1), batch.valid)
+
+    def critic_loss(critics, target_actor, target_critics, representation, batch, key, target_noise):
         noise = target_noise * jax.random.normal(key, batch.action.shape)
         noise = jnp.clip(noise, -settings.target_noise_clip, settings.target_noise_clip)
         following = jnp.clip(network.act(target_actor, batch.following) + noise, -1.0, 1.0)
-        first, second = (network.value(critic, batch.following, following) for critic in target_critics)
+        known = network.acted(representation, batch.following, following)
+        first, second = (network.value(critic, known, following) for critic in target_critics)
         target = batch.reward + batch.discount * jnp.minimum(first, second)
-        first, second = (network.value(critic, batch.observation, batch.action) for critic in critics)
+        known = network.acted(representation, batch.observation, batch.action)
+        first, second = (network.value(critic, known, batch.action) for critic in critics)
         return mean((first - target) ** 2 + (second - target) ** 2, batch.valid), mean(first, batch.valid)
 
-    def actor_loss(actor, critics, batch: Batch):
+    def actor_loss(actor, critics, representation, batch: Batch):
         action = network.act(actor, batch.observation)
-        return -mean(network.value(critics[0], batch.observation, action), batch.valid)
+        known = network.acted(representation, batch.observation, action)
+        return -mean(network.value(critics[0], known, action), batch.valid)
 
     def descend(step: Array, mean_return: Array, gradient, state, params):
         def one(gradient, state, params, rate, mean_return):
@@ -176,10 +191,32 @@ def learner(
         batch = batch._replace(
             observation=seen(state.normalizer, batch.observation), following=seen(state.normalizer, batch.following)
         )
-        (loss, value), gradient = jax.vmap(jax.value_and_grad(critic_loss, has_aux=True))(
-            state.critics, state.target_actor, state.target_critics, batch, keys, settings.target_noise
-        )
         step = state.update + 1
+        if network.predicted is not None:
+            # Learned first and by itself; to actor and critics its features are what is observed.
+            loss, gradient = jax.vmap(jax.value_and_grad(prediction_loss))(state.representation, batch)
+            representation, representation_optimizer = descend(
+                step, mean_return, gradient, state.representation_optimizer, state.representation
+            )
+            state = state._replace(
+                representation=representation,
+                representation_optimizer=representation_optimizer,
+                sums=state.sums._replace(representation_loss=state.sums.representation_loss + loss),
+            )
+        observed = jax.vmap(network.observed)
+        batch = batch._replace(
+            observation=observed(state.representation, batch.observation),
+            following=observed(state.representation, batch.following),
+        )
+        (loss, value), gradient = jax.vmap(jax.value_and_grad(critic_loss, has_aux=True))(
+            state.critics,
+            state.target_actor,
+            state.target_critics,
+            state.representation,
+            batch,
+            keys,
+            settings.target_noise,
+        )
         critics, critics_optimizer = descend(step, mean_return, gradient, state.critics_optimizer, state.critics)
         state = state._replace(
             critics=critics,
@@ -189,7 +226,9 @@ def learner(
         )
 
         def of_actor(state: LearnerState) -> LearnerState:
-            loss, gradient = jax.vmap(jax.value_and_grad(actor_loss))(state.actor, state.critics, batch)
+            loss, gradient = jax.vmap(jax.value_and_grad(actor_loss))(
+                state.actor, state.critics, state.representation, batch
+            )
             actor, actor_optimizer = descend(step, mean_return, gradient, state.actor_optimizer, state.actor)
             return state._replace(
                 actor=actor,

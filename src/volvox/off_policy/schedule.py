@@ -124,7 +124,7 @@ def stages(
         episodes, running = jax.vmap(recent.book)(carry.episodes, me.running, mine)
 
         observation = jax.vmap(normalized)(memory.normalizer, split(timestep.observation).astype(jnp.float32))
-        chosen = jax.vmap(network.act)(memory.actor, observation)
+        chosen = jax.vmap(network.act)(memory.actor, jax.vmap(network.observed)(memory.representation, observation))
         keys = jax.random.split(jax.random.fold_in(carry.key, carry.draws))
         noise = exploration.noise[:, None, None] * jax.random.normal(keys[0], chosen.shape)
         drawn = jax.random.uniform(keys[1], chosen.shape, minval=-1.0, maxval=1.0)

@@ -49,6 +49,7 @@ def td3(
     critic: nn.Module,
     env: Env,
     *,
+    representation: nn.Module | None = None,
     num_learners: int = 1,
     learning_rate: float | Sequence[float] = 3e-4,
     optimizer: str | optax.GradientTransformation = "adam",
@@ -78,6 +79,8 @@ def td3(
       actor: a flax module, observations `[B, ...]` -> `[B, A]`; the hyperbolic tangent of its output is the action.
       critic: a flax module, (observations, actions `[B, A]` in [-1, 1]) -> values `[B]`; two of it are made.
       env: the environments, in groups that take turns, with continuous actions. Learners share them evenly.
+      representation: a flax module whose features actor and critics see in place of observations, and which learns by
+        itself, with the same optimiser, to predict the next one (`networks.NextObservationNetwork`); None: none.
       num_learners: S.
       learning_rate: of actor and critics, for an optimiser given by name; a sequence needs one that is linear in it.
       optimizer: the name of one of optax's, or any `optax.GradientTransformation`; the latter brings its own rates.
@@ -103,8 +106,9 @@ def td3(
 
     Returns:
       `Algorithm`. Its metrics: `training_mean`, `training_std`, `training_best` and `episode_length` over the latest
-      100 episodes, with exploration noise, averaged over learners (with several also `training_mean_0` and so on);
-      `update`, `steps` and `frames` so far, `episodes`, `critic_loss`, `actor_loss`, `value`,
+      100 episodes, with exploration noise, averaged over learners; `recent_mean` over fewer (`recent.latest_mean`;
+      with several learners also `recent_mean_0` and so on, and `training_mean_0`);
+      `update`, `steps` and `frames` so far, `episodes`, `critic_loss`, `actor_loss`, `representation_loss`, `value`,
       `updates_per_second` (each of all learners), `frames_per_second`; shares of the time now and then, as in
       `actor_critic.a3c`. Its `policy` is that of the learner with the best `training_mean`.
 
@@ -142,7 +146,9 @@ def td3(
         )
     rate = _each("learning_rate", learning_rate, num_learners, positive=True)
     by_name = isinstance(optimizer, str)
-    network = actor_and_critics(actor, critic, env.spec)
+    if representation is not None and num_steps != 1:
+        raise ValueError(f"num_steps={num_steps}: a representation predicts what is observed one step later; take 1.")
+    network = actor_and_critics(actor, critic, env.spec, representation)
     learn = learner(
         network,
         settings=LossSettings(
@@ -286,7 +292,11 @@ def td3(
 
 def policy_of(state: TD3State, learner: int) -> dict[str, ArrayTree]:
     """Variables of one learner's policy, which `algorithm.network` plays; `algorithm.policy` takes the best's."""
-    kept = {"actor": state.learner.actor, "normalizer": state.learner.normalizer._asdict()}
+    kept = {
+        "actor": state.learner.actor,
+        "representation": state.learner.representation,
+        "normalizer": state.learner.normalizer._asdict(),
+    }
     return jax.tree.map(lambda x: x[learner], kept)
 
 
@@ -309,11 +319,14 @@ def _acting(network: ActorAndCritics, env: Env) -> Policy:
 
     def init(key: Array) -> dict[str, ArrayTree]:
         moments = jnp.zeros(env.spec.observation_shape)
-        return {"actor": network.init(key)[0], "normalizer": Normalizer(jnp.float32(0), moments, moments)._asdict()}
+        actor, _, representation = network.init(key)
+        normalizer = Normalizer(jnp.float32(0), moments, moments)._asdict()
+        return {"actor": actor, "representation": representation, "normalizer": normalizer}
 
     def apply(params, observation, state, key):
         del key  # nothing is drawn
         seen = normalized(Normalizer(**params["normalizer"]), observation.astype(jnp.float32))
+        seen = network.observed(params["representation"], seen)
         return low + (network.act(params["actor"], seen) + 1.0) * ((high - low) / 2), state
 
     # No first generation is drawn from noise here, but decoders ask for one.
@@ -351,14 +364,20 @@ def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int
             "actor_loss": float(sums.actor_loss.mean()) / max(updates // policy_delay, 1),
             "value": float(sums.value.mean()) / updates,
         }
+        if jax.tree.leaves(state.learner.representation):
+            figures["representation_loss"] = float(sums.representation_loss.mean()) / updates
     return figures
 
 
 def _compression(learner: LearnerState) -> float | None:
-    """Share of the weights of actors and critics that need not be stored, mean of all learners; None if dense."""
+    """Share of all networks' weights that need not be stored, mean of all learners; None if dense."""
     optimizers = {"actor": learner.actor_optimizer, "critics": learner.critics_optimizer}
+    params = {"actor": learner.actor, "critics": learner.critics}
+    if jax.tree.leaves(learner.representation):
+        optimizers["representation"] = learner.representation_optimizer
+        params["representation"] = learner.representation
     masks = {name: masks_of(x) for name, x in optimizers.items()} if is_sparse(optimizers) else None
-    given = jax.device_get(({"actor": learner.actor, "critics": learner.critics}, masks))
+    given = jax.device_get((params, masks))
     num_learners = len(learner.sums.value)
     each = [compression(*jax.tree.map(lambda x, s=s: x[s], given)) for s in range(num_learners)]
     return None if None in each else float(np.mean(np.array(each, float)))
