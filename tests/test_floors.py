@@ -17,7 +17,7 @@ FLOOR = {
     "networks": 2,
     "envs": 2,
     "population": 2,
-    "sparsity": 2,
+    "sparsity": 3,
     "rollout": 3,
     "evolution": 4,
     "actor_critic": 4,
