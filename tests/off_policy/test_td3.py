@@ -242,6 +242,7 @@ def test_the_reference_settings_are_settings():
         ({"random_steps": -1}, "random_steps must be an integer of at least 0, got -1"),
         ({"optimizer": "adamm"}, "optax.adamm"),
         ({"representation": FEATURES, "num_steps": 2}, "num_steps=2: a representation predicts"),
+        ({"env": ENV._replace(spec=ENV.spec._replace(action_high=np.inf))}, "has actions from -1.0 to inf"),
         ({"env": probe.corridor(num_envs=8, groups=2)}, "has no continuous actions"),
     ],
 )

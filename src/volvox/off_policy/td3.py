@@ -146,6 +146,9 @@ def td3(
         )
     rate = _each("learning_rate", learning_rate, num_learners, positive=True)
     by_name = isinstance(optimizer, str)
+    low, high = env.spec.action_low, env.spec.action_high
+    if env.spec.num_actions is None and not (np.isfinite([low, high]).all() and low < high):
+        raise ValueError(f"{env.spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
     if representation is not None and num_steps != 1:
         raise ValueError(f"num_steps={num_steps}: a representation predicts what is observed one step later; take 1.")
     network = actor_and_critics(actor, critic, env.spec, representation)
@@ -166,7 +169,7 @@ def td3(
         Exploration(_each("exploration_noise", exploration_noise, num_learners), random_steps),
         Sampling(batch_size, discount, num_steps, int(updates)),
         num_learners=num_learners,
-        action_bounds=(env.spec.action_low, env.spec.action_high),
+        action_bounds=(low, high),
         normalize=normalize_observations,
     )
     loop = runner(stages, env, beats_per_round=1, timed_rounds=20, chunk_seconds=chunk_seconds, host=host)
