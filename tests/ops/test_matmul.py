@@ -1,4 +1,7 @@
-"""Heterogeneous matmul against its formula, its gradients against plain JAX, and its batching rules."""
+"""Heterogeneous matmul at any shape, its gradients against plain JAX, and its batching rules.
+
+Implementations against the formula: `test_matmul_implementations.py`.
+"""
 
 from functools import partial
 
@@ -11,7 +14,6 @@ from hypothesis import strategies as st
 
 from volvox.ops.matmul import dense, implementations, matmul
 from volvox.ops.matmul_xla import chunk_length, matmul_xla
-from volvox.ops.shapes import MATMULS
 
 
 def operands(*shapes, seed=0):
@@ -40,16 +42,6 @@ def mapped_axes(a, outer, inner):
 
 def assert_close(actual, expected, k):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6 * k**0.5)
-
-
-@pytest.mark.parametrize("index", [None, (0,), (2, 0, 0, 1, 2, 2)], ids=str)
-@pytest.mark.parametrize("name", MATMULS)
-def test_formula(name, index):
-    rows, k, n = MATMULS[name]
-    num_kernels = 2 if index is None else max(index) + 1
-    x, w = operands((num_kernels if index is None else len(index), rows, k), (num_kernels, k, n))
-    index = None if index is None else np.array(index, np.int32)
-    assert_close(jax.jit(matmul)(x, w, index), golden(x, w, index), k)
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 3, 176, 354]), st.integers(1, 3), st.data())

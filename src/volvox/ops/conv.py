@@ -14,7 +14,7 @@ from jax import lax
 
 from volvox.ops.batching import over_weights, per_index
 from volvox.ops.conv_gradients import Window, conv_gradients
-from volvox.ops.matmul_xla import matmul_xla
+from volvox.ops.matmul import served
 
 Array = jax.Array
 Padding = str | Sequence[tuple[int, int]]
@@ -157,7 +157,7 @@ def _low_rank_patches(x: Array, kernels: Array, index: Array, a: Array, b: Array
     blocks, images = x.shape[:2]
     patches = _patches(x.reshape(blocks * images, *x.shape[2:]), window)
     rows = patches.reshape(blocks, -1, patches.shape[-1])
-    shared = matmul_xla(rows, kernels.reshape(kernels.shape[0], -1, kernels.shape[-1]), index)
+    shared = served(rows, kernels.reshape(kernels.shape[0], -1, kernels.shape[-1]), index)
     out = shared + (rows @ a) @ jnp.swapaxes(b, 1, 2)
     return out.reshape(blocks, images, *patches.shape[1:3], -1)
 
@@ -189,7 +189,7 @@ def _conv_mapped(x: Array, kernel: Array, window: Window) -> Array:
 def _conv_patches(x: Array, kernel: Array, window: Window) -> Array:
     p, b = x.shape[:2]
     patches = _patches(x.reshape(p * b, *x.shape[2:]), window)
-    out = jnp.einsum("pmk,pkn->pmn", patches.reshape(p, -1, patches.shape[-1]), kernel.reshape(p, -1, kernel.shape[-1]))
+    out = served(patches.reshape(p, -1, patches.shape[-1]), kernel.reshape(p, -1, kernel.shape[-1]))
     return out.reshape(p, b, *patches.shape[1:3], -1)
 
 

@@ -5,19 +5,24 @@ heterogeneous matmul under `vmap` over kernels. Reverse mode and any nesting of 
 (`jax.jvp`) does not.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from volvox.ops.batching import over_weights, per_index, per_weights
+from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan, supported
 from volvox.ops.matmul_xla import matmul_xla
 
 Array = jax.Array
 
 
 def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str, ...]:
-    """Names of the implementations that can serve these operands here, the preferred one first."""
-    del x, w, index  # "xla" serves everything.
-    return ("xla",)
+    """Names of the implementations that can serve these operands here, the preferred one first.
+
+    "mosaic" are the kernels of `matmul_mosaic`, for GPUs; "xla" serves everything everywhere.
+    """
+    return ("mosaic", "xla") if supported(x, w, index, on=capability()) else ("xla",)
 
 
 def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
@@ -49,13 +54,11 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
     elif not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"index must hold integers; got {index.dtype}.")
     available = implementations(x, w, index)
-    if implementation is None:
-        implementation = available[0]
-    elif implementation not in available:
+    if implementation is not None and implementation not in available:
         raise ValueError(
             f"Implementation {implementation!r} cannot serve this product here; available: {', '.join(available)}."
         )
-    return _matmul(x, w, index)
+    return _matmul(x, w, index, implementation)
 
 
 def dense(x: Array, kernel: Array) -> Array:
@@ -77,13 +80,22 @@ def dense(x: Array, kernel: Array) -> Array:
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+def served(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
+    """`matmul` without gradients or batching rules: by the implementation named, or the best for these operands."""
+    how = plan(x, w, index, on=capability())
+    if how is None or implementation == "xla":
+        return matmul_xla(x, w, index)
+    operands = (x, w) if index is None else (x, w, index)
+    return jax.lax.platform_dependent(*operands, cuda=partial(matmul_mosaic, how=how), default=matmul_xla)
+
+
 # Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost. The gradients are plain products: `vmap`
 # and further differentiation see ordinary operations there.
 
 
 @jax.custom_vjp
 def _dense(x: Array, kernel: Array) -> Array:
-    return over_weights(jnp.matmul, matmul_xla)(x, kernel)
+    return over_weights(jnp.matmul, served)(x, kernel)
 
 
 def _dense_forward(x, kernel):
@@ -100,16 +112,18 @@ def _dense_backward(residuals, g):
 _dense.defvjp(_dense_forward, _dense_backward)
 
 
-@jax.custom_vjp
-def _matmul(x: Array, w: Array, index: Array | None) -> Array:
-    return per_weights(matmul_xla)(x, w) if index is None else per_index(matmul_xla)(x, w, index)
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _matmul(x: Array, w: Array, index: Array | None, implementation: str | None) -> Array:
+    many = partial(served, implementation=implementation)
+    return per_weights(many)(x, w) if index is None else per_index(many)(x, w, index)
 
 
-def _matmul_forward(x, w, index):
-    return _matmul(x, w, index), (x, w, index)
+def _matmul_forward(x, w, index, implementation):
+    return _matmul(x, w, index, implementation), (x, w, index)
 
 
-def _matmul_backward(residuals, g):
+def _matmul_backward(implementation, residuals, g):
+    del implementation
     x, w, index = residuals
     chosen = w if index is None else w[index]
     dx = jnp.einsum("bmn,bkn->bmk", g, chosen)

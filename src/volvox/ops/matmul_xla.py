@@ -89,7 +89,7 @@ def _chunked(x: Array, w: Array, chunk: int) -> Array:
     return parts.sum(1).astype(dtype)
 
 
-class _Groups(NamedTuple):
+class Sorted(NamedTuple):
     """Row blocks sorted by kernel."""
 
     order: Array
@@ -102,14 +102,15 @@ class _Groups(NamedTuple):
     """int32 `[P]`: the first of them."""
 
 
-def _groups(index: Array, num_kernels: int) -> _Groups:
+def sorted_by_kernel(index: Array, num_kernels: int) -> Sorted:
+    """Row blocks with kernels `index` `[B]`, those of one kernel side by side."""
     order = jnp.argsort(index, stable=True)
     size = jnp.zeros(num_kernels, jnp.int32).at[index].add(1)
-    return _Groups(order, index[order], size, jnp.cumsum(size) - size)
+    return Sorted(order, index[order], size, jnp.cumsum(size) - size)
 
 
 def _ragged(x: Array, w: Array, index: Array) -> Array:
-    groups, m = _groups(index, w.shape[0]), x.shape[1]
+    groups, m = sorted_by_kernel(index, w.shape[0]), x.shape[1]
     rows = x[groups.order].reshape(-1, x.shape[2])
     out = lax.ragged_dot(rows, w, groups.size * m).reshape(*x.shape[:2], w.shape[2])
     return jnp.zeros_like(out).at[groups.order].set(out)
@@ -125,7 +126,7 @@ _MOST = 0.75
 def _grouped(x: Array, w: Array, index: Array) -> Array:
     (b, m, k), (p, _, n) = x.shape, w.shape
     dtype = jnp.result_type(x, w)
-    groups = _groups(index, p)
+    groups = sorted_by_kernel(index, p)
     x = x[groups.order]
     place = jnp.arange(b) - groups.start[groups.kernel]  # within its group
     mean = 1 << (math.ceil(b / p) - 1).bit_length()

@@ -26,12 +26,17 @@ MATMULS = {
     "deep_ga_large_hidden": MatmulShape(1, 7744, 512),
     "deep_ga_large_output": MatmulShape(1, 512, 18),
     "deep_ga_small_hidden": MatmulShape(1, 3872, 256),
+    "deep_ga_large_patches_0": MatmulShape(441, 256, 32),
+    "deep_ga_large_patches_1": MatmulShape(121, 512, 64),
+    "deep_ga_large_patches_2": MatmulShape(121, 576, 64),
     "mlp_hidden": MatmulShape(1, 64, 64),
+    "tiles": MatmulShape(3, 96, 256),
+    "half_a_tile": MatmulShape(70, 128, 48),
     "rows": MatmulShape(5, 704, 16),
     "prime": MatmulShape(1, 769, 7),
     "scalar": MatmulShape(1, 1, 1),
 }
-"""Dense layers, for one observation a network unless rows are named."""
+"""Dense layers, for one observation a network unless rows are named, and convolutions as products of patches."""
 
 CONVS = {
     "deep_ga_large_0": ConvShape(84, 4, 8, 4, 32, "SAME"),

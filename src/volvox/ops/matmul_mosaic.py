@@ -1,0 +1,246 @@
+"""Heterogeneous matmul as Pallas kernels for GPUs of the Hopper generation and newer.
+
+Two kernels take each weight where it stands, without gathering any. With few rows a kernel the product is bound by
+reading weights: `_streamed` sends tiles of them through shared memory and multiplies them on ordinary cores, up to 8
+rows at a time, in float32. With many rows, as of convolution patches, `_tiled` multiplies half-precision operands on
+the tensor cores. Both keep sums in float32.
+
+Bias and activation stay outside: they are `N` numbers a row beside the `K * N` weights that are read for it, and XLA
+fuses them into what follows.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from volvox.ops.matmul_xla import sorted_by_kernel
+
+Array = jax.Array
+Shaped = Array | jax.ShapeDtypeStruct
+
+_MAX_STREAMED_ROWS = 16
+_ROWS_AT_ONCE = 8
+_COLUMNS = 128
+"""Of a streamed tile: one of each thread of a warpgroup."""
+_SHARED_BYTES = 100 * 1024
+"""For tiles in flight: two blocks fit into a multiprocessor."""
+
+
+class Streamed(NamedTuple):
+    """How `_streamed` cuts weights."""
+
+    rows: int
+    """Rows that share what is read of a kernel."""
+    tile_k: int
+    stages: int
+    """Tiles in flight."""
+
+
+class Tiled(NamedTuple):
+    """How `_tiled` cuts its operands."""
+
+    tile_m: int
+    tile_k: int
+    tile_n: int
+    stages: int
+
+
+@cache
+def capability() -> tuple[int, int] | None:
+    """Compute capability of this machine's first NVIDIA GPU; None without one."""
+    try:
+        device: Any = jax.devices("cuda")[0]
+    except RuntimeError:
+        return None
+    major, minor = device.compute_capability.split(".")
+    return int(major), int(minor)
+
+
+def supported(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, int] | None) -> bool:
+    """Whether a kernel here can serve these operands.
+
+    Args:
+      x: `[B, M, K]`.
+      w: `[P, K, N]`.
+      index: int `[B]`, or None.
+      on: compute capability of the GPU; None: there is none.
+    """
+    return plan(x, w, index, on=on) is not None
+
+
+def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | None) -> Streamed | Tiled | None:
+    """Which kernel serves these operands, and how; None if none does. Arguments as of `supported`."""
+    if on is None or on < (9, 0) or 0 in (*x.shape, *w.shape):
+        return None
+    (b, m, k), (p, _, n) = x.shape, w.shape
+    floating = (jnp.float32, jnp.bfloat16, jnp.float16)
+    if x.dtype not in floating or w.dtype not in floating:
+        return None
+    if m <= _MAX_STREAMED_ROWS:
+        # Copies into shared memory are multiples of 128 bytes.
+        tile_k = next((size for size in (64, 32) if k % size == 0), None)
+        if tile_k is None or n % _COLUMNS:
+            return None
+        each = m if index is None else -(-b * m // p)
+        rows = min(_ROWS_AT_ONCE, 1 << (each - 1).bit_length())
+        tile = tile_k * (_COLUMNS * w.dtype.itemsize + rows * 4)
+        return Streamed(rows, tile_k, max(2, min(_SHARED_BYTES // tile, 8, k // tile_k)))
+    # Blackwell has other instructions for this.
+    if on[0] == 9 and x.dtype == w.dtype and x.dtype != jnp.float32:
+        tile_n = next((size for size in (128, 64, 32, 16) if n % size == 0), None)
+        if k % 64 or tile_n is None:
+            return None
+        tile_m = 128 if m > 64 and tile_n <= 64 else 64
+        return Tiled(tile_m, 64, tile_n, max(2, min(4, k // 64)))
+    return None
+
+
+def matmul_mosaic(x: Array, w: Array, index: Array | None = None, *, how: Streamed | Tiled) -> Array:
+    """`out[b] = x[b] @ w[index[b]]`.
+
+    Args:
+      x: `[B, M, K]`.
+      w: `[P, K, N]`.
+      index: int `[B]`, or None for the identity (`B == P`).
+      how: of `plan` for these operands.
+
+    Returns:
+      `[B, M, N]` of the promoted dtype.
+    """
+    if isinstance(how, Tiled):
+        return _by_tiles(x, w, jnp.arange(x.shape[0]) if index is None else index, how)
+    out = _by_blocks(x, w, how) if index is None else _by_groups(x, w, index, how)
+    return out.astype(jnp.result_type(x, w))
+
+
+def _by_blocks(x: Array, w: Array, how: Streamed) -> Array:
+    """Each block's rows, so many at a time, through its own kernel."""
+    b, m, k = x.shape
+    items = -(-m // how.rows)
+    padded = jnp.pad(x, ((0, 0), (0, items * how.rows - m), (0, 0)))
+    kernel = jnp.repeat(jnp.arange(b), items, total_repeat_length=b * items)
+    out = _streamed(padded.reshape(b * items, how.rows, k), w, kernel, how)
+    return out.reshape(b, items * how.rows, -1)[:, :m]
+
+
+def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
+    """Rows of one kernel stand side by side, so many at a time; an item that holds none names no kernel."""
+    (b, m, k), p = x.shape, w.shape[0]
+    num_rows = b * m
+    groups = sorted_by_kernel(jnp.repeat(index, m, total_repeat_length=num_rows), p)
+    num_items = min(p, num_rows) + num_rows // how.rows if how.rows > 1 else num_rows
+    items = -(-groups.size // how.rows)
+    place = jnp.arange(num_rows) - groups.start[groups.kernel]  # within its group
+    item = (jnp.cumsum(items) - items)[groups.kernel] + place // how.rows
+    slot = place % how.rows
+    rows = jnp.zeros((num_items, how.rows, k), x.dtype).at[item, slot].set(x.reshape(num_rows, k)[groups.order])
+    kernel = jnp.full(num_items, -1).at[item].set(groups.kernel)
+    out = _streamed(rows, w, kernel, how)[item, slot]
+    return jnp.zeros_like(out).at[groups.order].set(out).reshape(b, m, -1)
+
+
+def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
+    """`out[t] = x[t] @ w[kernel[t]]` in float32: x `[T, rows, K]`, kernel `[T]`, negative where nothing is wanted."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu  # takes a while to import
+
+    (t, rows, k), n = x.shape, w.shape[2]
+
+    def body(x_gmem, w_gmem, kernel_gmem, out_gmem, out_smem):
+        item, column = jax.lax.axis_index("item"), jax.lax.axis_index("column")
+        which = kernel_gmem[item]
+
+        @pl.when(which >= 0)
+        def _():
+            def tile(_, x_smem, w_smem, sums):
+                def eight(i, sums):
+                    for j in range(8):
+                        place = i * 8 + j
+                        weights = w_smem[place].astype(jnp.float32)
+                        sums = tuple(total + weights * x_smem[row, place] for row, total in enumerate(sums))
+                    return sums
+
+                return jax.lax.fori_loop(0, how.tile_k // 8, eight, sums)
+
+            out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
+            sums = plgpu.emit_pipeline(
+                tile,
+                grid=(k // how.tile_k,),
+                in_specs=[
+                    plgpu.BlockSpec((rows, how.tile_k), lambda step: (0, step)),
+                    plgpu.BlockSpec((how.tile_k, _COLUMNS), lambda step: (step, column)),
+                ],
+                max_concurrent_steps=how.stages,
+                # Read back, so that they lie in registers as weights do.
+                init_carry=tuple(out_smem[row] for row in range(rows)),
+            )(x_gmem.at[item], w_gmem.at[which])
+            for row, total in enumerate(sums):
+                out_smem[row] = total
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[item, :, pl.ds(column * _COLUMNS, _COLUMNS)])
+            plgpu.wait_smem_to_gmem(0)
+
+    call = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((t, rows, n), jnp.float32),
+        grid=(n // _COLUMNS, t),
+        grid_names=("column", "item"),
+        scratch_types=[plgpu.SMEM((rows, _COLUMNS), jnp.float32)],
+    )
+    return call(x.astype(jnp.float32), w, kernel.astype(jnp.int32))
+
+
+def _by_tiles(x: Array, w: Array, index: Array, how: Tiled) -> Array:
+    """Rows of each block filled up to whole tiles; XLA does that where it makes them."""
+    m = x.shape[1]
+    padded = jnp.pad(x, ((0, 0), (0, -m % how.tile_m), (0, 0)))
+    return _tiled(padded, w, index, how)[:, :m]
+
+
+def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
+    """`out[b] = x[b] @ w[index[b]]` on the tensor cores, in the operands' half precision."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    (b, m, k), n = x.shape, w.shape[2]
+    # Both operands of the instruction must lie in shared memory in the same pattern.
+    swizzle = plgpu.find_swizzle(min(how.tile_n, how.tile_k) * x.dtype.itemsize * 8)
+    transforms = (plgpu.TilingTransform((8, swizzle // x.dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
+
+    def body(x_gmem, w_gmem, index_gmem, out_gmem, out_smem):
+        row, column, block = (jax.lax.axis_index(name) for name in ("row", "column", "block"))
+        which = index_gmem[block]
+
+        def product(sums):
+            def tile(_, x_smem, w_smem):
+                plgpu.wgmma(sums, x_smem, w_smem)
+                plgpu.wgmma_wait(0)
+
+            plgpu.emit_pipeline(
+                tile,
+                grid=(k // how.tile_k,),
+                in_specs=[
+                    plgpu.BlockSpec((how.tile_m, how.tile_k), lambda step: (row, step), transforms=transforms),
+                    plgpu.BlockSpec((how.tile_k, how.tile_n), lambda step: (step, column), transforms=transforms),
+                ],
+                max_concurrent_steps=how.stages,
+            )(x_gmem.at[block], w_gmem.at[which])
+            return sums[...]
+
+        sums = pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((how.tile_m, how.tile_n), jnp.float32))
+        out_smem[...] = sums.astype(out_smem.dtype)
+        plgpu.commit_smem()
+        rows, columns = pl.ds(row * how.tile_m, how.tile_m), pl.ds(column * how.tile_n, how.tile_n)
+        plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[block, rows, columns])
+        plgpu.wait_smem_to_gmem(0)
+
+    call = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((b, m, n), x.dtype),
+        grid=(m // how.tile_m, n // how.tile_n, b),
+        grid_names=("row", "column", "block"),
+        scratch_types=[plgpu.SMEM((how.tile_m, how.tile_n), x.dtype, transforms=transforms)],
+    )
+    return call(x, w, index.astype(jnp.int32))
