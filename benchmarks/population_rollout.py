@@ -42,6 +42,7 @@ class Options:
     network: Literal["large", "small"] = "large"
     noise: Annotated[Literal["table", "low-rank"], Flag(help="low-rank: of rank 1")] = "table"
     seed: int = 0
+    host: Annotated[bool, Flag(help="drive the loop from Python instead of compiling it whole")] = False
     naive_batches: Annotated[int, Flag(help="batches of num_envs members that the usual way plays; 0: skip it")] = 1
     memory: Annotated[bool, Flag(help="also measure a population of 1 000 in a process of its own")] = True
     peak_of: Annotated[int, Flag(help="only play so many members for a moment, and print the peak memory")] = 0
@@ -184,7 +185,7 @@ def measure(options: Options) -> dict:
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         figures["peak_rss_gb"] = json.loads(printed.strip().splitlines()[-1])["peak_rss_gb"]
     setting = Setting(options, options.population)
-    groups = setting.env.make(options.seed, max_episode_steps=options.cutoff)
+    groups = setting.env.make(options.seed, max_episode_steps=options.cutoff, host=options.host)
     played = evaluator(setting.net, groups, setting.memory, capacity=options.population)
     rollout, seconds, offspring = second_generation(setting, played, options)
     played.close()

@@ -106,6 +106,18 @@ def test_dtype_is_as_in_flax(dtype):
     assert_trees_close(ours.astype(jnp.float32), flax.astype(jnp.float32), **({"atol": 0.05} if dtype else {}))
 
 
+def test_half_precision_weights_are_read_as_they_are():
+    """Single-precision rows through them: flax's values, and what the kernels are handed to is not widened before."""
+    module = nn.Dense(256)
+    params, x = network(module, (2, 96), networks=4)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    ours, flax = (jax.vmap(partial(run, module, kernels=kernels)) for kernels in (True, False))
+    assert jax.eval_shape(ours, params, x).dtype == jnp.float32
+    np.testing.assert_allclose(jax.jit(ours)(params, x), jax.jit(flax)(params, x), rtol=1e-5, atol=1e-5)
+    (call,) = [eqn for eqn in jax.make_jaxpr(ours)(params, x).eqns if "custom_vjp_call" in eqn.primitive.name]
+    assert [str(operand.aval.dtype) for operand in call.invars] == ["float32", "bfloat16"]
+
+
 @pytest.mark.parametrize("shape", [(9, 9, 3), (2, 2, 9, 9, 3)], ids=str)
 def test_any_batch_axes(shape):
     compare(nn.Conv(4, (3, 3)), *network(nn.Conv(4, (3, 3)), shape, networks=2))

@@ -104,6 +104,9 @@ def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
+    narrow = _parameter(module, "kernel")
+    if not isinstance(kernel, LowRank) and jnp.promote_types(narrow.dtype, kernel.dtype) == kernel.dtype:
+        kernel = narrow  # half-precision weights are read as they are: widening them is exact, wherever it is done
     multiply: Callable[..., Array] = low_rank_dense if isinstance(kernel, LowRank) else dense
     return _add_bias(multiply(inputs, kernel), bias)
 
