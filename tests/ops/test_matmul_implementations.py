@@ -120,10 +120,17 @@ class TestMosaicInterpreted(Suite):
         return matmul_mosaic(x, w, index, how=plan(x, w, index, on=HOPPER))
 
 
+@pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MATMULS)
-def test_the_kernels_lower_for_cuda(name, dtype):
-    """512 networks, by index and without: what is supported lowers on a machine without a GPU."""
+def test_the_kernels_lower_for_cuda(name, dtype, semantics, monkeypatch):
+    """512 networks, by index and without: what is supported lowers on a machine without a GPU.
+
+    Programs of lanes are what jax 0.10 makes of kernels, programs of warpgroups what jax 0.11 does.
+    """
+    plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics[semantics])
+    monkeypatch.setattr(plgpu, "kernel", partial(plgpu.kernel, compiler_params=params))
     rows, k, n = MATMULS[name]
     x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((512, rows, k), (512, k, n)))
     for index in (None, jax.ShapeDtypeStruct((512,), jnp.int32)):
