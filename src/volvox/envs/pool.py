@@ -317,7 +317,10 @@ def _group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool) -> EnvGroup
     def recv(state: PoolState) -> tuple[PoolState, TimeStep]:
         with boundary():
             token, reply = interface()[1](state.token)
-        step = time_step(jnp, reply, state.done)
+        # Which steps are first is known before, but must come with the others: what stores it could otherwise be moved
+        # in front of what still reads the place, and would copy the whole store. Steps are never negative.
+        first = state.done | (reply[4]["elapsed_step"] < 0)
+        step = time_step(jnp, reply, first)
         return PoolState(token, step.terminated | step.truncated), step
 
     def send(state: PoolState, action: Array) -> PoolState:
