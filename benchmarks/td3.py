@@ -3,7 +3,7 @@
     python benchmarks/td3.py --json
     python benchmarks/td3.py --json --peers
 
-- updates: the learner's update in a compiled loop, batches drawn from a full replay;
+- updates: the learner's updates in a compiled loop, batches drawn from the replay of a run;
 - floor: the matmuls of such an update, forward and backward, and nothing else;
 - loop: steps a second of the algorithm with one update a step, over that of its parts in turn;
 - torch (with `--peers`): the same update in PyTorch, in a process of its own.
@@ -28,8 +28,9 @@ from parts import machine, show
 
 import volvox as vx
 from volvox.networks.off_policy import actor_and_critics
+from volvox.off_policy import schedule as schedules
 from volvox.off_policy.learner import LossSettings, learner
-from volvox.rollout.replay import sample
+from volvox.off_policy.schedule import Exploration, Sampling
 
 Flag = tyro.conf.arg
 
@@ -167,35 +168,47 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def updates_per_s(options: Options, algorithm: vx.types.Algorithm, state: Any) -> float:
-    """The learner's update alone, in a compiled loop, on batches drawn from the replay of the run."""
+    """The loop's `work` alone, group after group, on the replays of the run: batches are drawn, and learned from."""
     env = algorithm.env
     (action,) = env.spec.action_shape or (0,)
     hidden = (options.width, options.width)
+    network = actor_and_critics(
+        vx.networks.MLP(action, hidden=hidden, activation=nn.relu), vx.networks.QNetwork(hidden), env.spec
+    )
     learn = learner(
-        actor_and_critics(
-            vx.networks.MLP(action, hidden=hidden, activation=nn.relu), vx.networks.QNetwork(hidden), env.spec
-        ),
+        network,
         settings=LossSettings(jnp.array([0.2]), 0.5, 2, 0.005),
         optimizer=optax.adam(1.0),
         learning_rate=jnp.array([3e-4]),
         observation_shape=env.spec.observation_shape,
     )
-    size = options.batch_size // options.groups
+    updates = env.num_envs // env.num_groups  # one a step
+    stages = schedules.stages(
+        network,
+        learn,
+        Exploration(jnp.array([0.1]), 0),
+        Sampling(options.batch_size, 0.99, 1, updates),
+        num_learners=1,
+        action_bounds=(-1.0, 1.0),
+        normalize=False,
+    )
 
     @jax.jit
-    def run(memory, replays, times):
-        def update(i, memory):
-            key = jax.random.fold_in(jax.random.key(1), memory.update)
-            parts = [
-                sample(jax.random.fold_in(key, g), replay, size, discount=0.99) for g, replay in enumerate(replays)
-            ]
-            batch = jax.tree.map(lambda *x: jnp.concatenate(x)[None], *parts)
-            return learn.update(memory, batch, key[None], jnp.zeros(1))
+    def run(carry, memory, rounds):
+        def each_group(_, memory):
+            for g in range(env.num_groups):
+                _, memory = stages.work(carry, memory, (), g)
+            return memory
 
-        return jax.lax.fori_loop(0, times, update, memory)
+        return jax.lax.fori_loop(0, rounds, each_group, memory)
 
+    groups = env.make(0)
+    carry = schedules.begin(groups, state.replays, state.key, state.draws, state.steps, state.episodes)
+    for group in groups:
+        group.close()
     memory = learn.init(jax.random.split(jax.random.key(0), 1))
-    return 200 / seconds_of(lambda: run(memory, state.replays, 200), options.repeats)
+    rounds = 200 // (updates * env.num_groups)
+    return rounds * updates * env.num_groups / seconds_of(lambda: run(carry, memory, rounds), options.repeats)
 
 
 def main() -> None:

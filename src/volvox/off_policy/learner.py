@@ -71,7 +71,7 @@ class Learner(NamedTuple):
     init: Callable[[Array], LearnerState]
     """keys `[S]` -> state."""
     update: Callable[[LearnerState, Batch, Array, Array], LearnerState]
-    """(state, batches `[S, N, ...]`, keys `[S]`, mean returns lately `[S]`) -> state."""
+    """(state, batches `[S, N, ...]`, standard normal noise `[S, N, A]`, mean returns lately `[S]`) -> state."""
 
 
 def no_sums(num_learners: int) -> Sums:
@@ -159,9 +159,8 @@ def learner(
         predicted = network.predicted(representation, batch.observation, batch.action)
         return mean(((predicted - batch.following) ** 2).mean(axis=-1), batch.valid)
 
-    def critic_loss(critics, target_actor, target_critics, representation, batch, key, target_noise):
-        noise = target_noise * jax.random.normal(key, batch.action.shape)
-        noise = jnp.clip(noise, -settings.target_noise_clip, settings.target_noise_clip)
+    def critic_loss(critics, target_actor, target_critics, representation, batch, noise, target_noise):
+        noise = jnp.clip(target_noise * noise, -settings.target_noise_clip, settings.target_noise_clip)
         following = jnp.clip(network.act(target_actor, batch.following) + noise, -1.0, 1.0)
         known = network.acted(representation, batch.following, following)
         first, second = (network.value(critic, known, following) for critic in target_critics)
@@ -186,7 +185,7 @@ def learner(
         moved = jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
         return kept(moved, optimizer_state)
 
-    def update(state: LearnerState, batch: Batch, keys: Array, mean_return: Array) -> LearnerState:
+    def update(state: LearnerState, batch: Batch, noise: Array, mean_return: Array) -> LearnerState:
         seen = jax.vmap(normalized)
         batch = batch._replace(
             observation=seen(state.normalizer, batch.observation), following=seen(state.normalizer, batch.following)
@@ -214,7 +213,7 @@ def learner(
             state.target_critics,
             state.representation,
             batch,
-            keys,
+            noise,
             settings.target_noise,
         )
         critics, critics_optimizer = descend(step, mean_return, gradient, state.critics_optimizer, state.critics)

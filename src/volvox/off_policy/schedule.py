@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from volvox.networks.off_policy import ActorAndCritics
 from volvox.off_policy.learner import Learner, LearnerState, counted, normalized
@@ -16,6 +17,8 @@ from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
 _LEARNING = 2**31
 """Names the stream of keys that learning draws; those of actions are named by their count, an int32."""
+_OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
+"""The smallest number above -1, whose normal quantile is finite."""
 
 
 class Collector(NamedTuple):
@@ -125,9 +128,10 @@ def stages(
 
         observation = jax.vmap(normalized)(memory.normalizer, split(timestep.observation).astype(jnp.float32))
         chosen = jax.vmap(network.act)(memory.actor, jax.vmap(network.observed)(memory.representation, observation))
-        keys = jax.random.split(jax.random.fold_in(carry.key, carry.draws))
-        noise = exploration.noise[:, None, None] * jax.random.normal(keys[0], chosen.shape)
-        drawn = jax.random.uniform(keys[1], chosen.shape, minval=-1.0, maxval=1.0)
+        # One draw for both kinds: making random numbers takes a loop each time.
+        key = jax.random.fold_in(carry.key, carry.draws)
+        drawn = jax.random.uniform(key, chosen.shape, minval=_OPEN, maxval=1.0)
+        noise = exploration.noise[:, None, None] * (2**0.5 * jax.lax.erf_inv(drawn))
         at_random = carry.steps < exploration.random_steps * num_learners
         action = jnp.where(at_random, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
         action = action.reshape(-1, action.shape[-1])
@@ -141,27 +145,26 @@ def stages(
         )
         return carry, low + (action + 1.0) * ((high - low) / 2)
 
-    def drawn(carry: Carry, keys: Array) -> Batch:
-        """A batch for each learner, from its environments in all groups alike."""
+    def batches(carry: Carry, keys: Array) -> Batch:
+        """A batch for each update of a beat and each learner, `[U, S, N, ...]`, from all groups alike."""
         size = sampling.batch_size // len(carry.collectors)
 
         def of_learner(key: Array, s: Array) -> Batch:
             parts = []
             for i, collector in enumerate(carry.collectors):
                 count = collector.running.returns.shape[1]
-                parts.append(
-                    replay.sample(
-                        jax.random.fold_in(key, i),
-                        collector.replay,
-                        size,
-                        discount=sampling.discount,
-                        num_steps=sampling.num_steps,
-                        envs=(s * count, (s + 1) * count),
-                    )
+                part = replay.sample(
+                    jax.random.fold_in(key, i),
+                    collector.replay,
+                    sampling.updates * size,
+                    discount=sampling.discount,
+                    num_steps=sampling.num_steps,
+                    envs=(s * count, (s + 1) * count),
                 )
-            return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+                parts.append(jax.tree.map(lambda x: x.reshape(sampling.updates, size, *x.shape[1:]), part))
+            return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
 
-        return jax.vmap(of_learner)(keys, jnp.arange(num_learners))
+        return jax.vmap(of_learner, out_axes=1)(keys, jnp.arange(num_learners))
 
     def work(carry: Carry, memory: LearnerState, constants: ArrayTree, g: int):
         del constants
@@ -177,10 +180,15 @@ def stages(
             ready &= replay.num_starts(collector.replay, sampling.num_steps) > 0
         mean_return = jax.vmap(partial(recent.latest_mean, num_envs=num_envs))(carry.episodes)
 
-        def one(_, memory: LearnerState) -> LearnerState:
-            key = jax.random.fold_in(jax.random.fold_in(carry.key, _LEARNING), memory.update)
-            keys = jax.random.split(key, (2, num_learners))
-            return learner.update(memory, drawn(carry, keys[0]), keys[1], mean_return)
+        # Drawn for all updates of the beat at once.
+        key = jax.random.fold_in(jax.random.fold_in(carry.key, _LEARNING), memory.update)
+        keys = jax.random.split(key, num_learners + 1)
+        batch = batches(carry, keys[1:])
+        noise = jax.random.normal(keys[0], batch.action.shape)
+
+        def one(i: Array, memory: LearnerState) -> LearnerState:
+            mine, disturbed = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batch, noise))
+            return learner.update(memory, mine, disturbed, mean_return)
 
         # A trip count, not a condition, so that what is learned stays in place.
         return carry, jax.lax.fori_loop(0, jnp.where(ready, sampling.updates, 0), one, memory)

@@ -133,11 +133,12 @@ def sample(
     """
     capacity = replay.reward.shape[0]
     begin, end = (0, replay.reward.shape[1]) if envs is None else envs
-    keys = jax.random.split(key)
+    # One draw for both: making random numbers takes a loop each time. Remainders are even to n in 2**32.
+    bits = jax.random.bits(key, (2, size))
     starts = num_starts(replay, num_steps)
     oldest = replay.rows - jnp.minimum(replay.rows, capacity)
-    row = oldest + jax.random.randint(keys[0], (size,), 0, jnp.maximum(starts, 1))
-    env = jax.random.randint(keys[1], (size,), begin, end)
+    row = oldest + (bits[0] % jnp.maximum(starts, 1).astype(jnp.uint32)).astype(jnp.int32)
+    env = begin + (bits[1] % jnp.asarray(end - begin, jnp.uint32)).astype(jnp.int32)
 
     def at(field: Array, step: int | Array) -> Array:
         return field[(row + step) % capacity, env]
