@@ -56,7 +56,8 @@ class Settings:
 
 
 _OF_THE_SCRIPT = (
-    *("task", "steps", "hidden", "densely_connected", "representation", "num_envs", "groups", "threads", "run"),
+    *("task", "steps", "hidden", "densely_connected", "representation"),
+    *("num_envs", "groups", "threads", "run"),
 )
 
 

@@ -15,7 +15,7 @@ from volvox.networks.off_policy import actor_and_critics
 from volvox.off_policy import reference, td3
 from volvox.off_policy.learner import LossSettings, Normalizer, counted, learner, normalized
 from volvox.rollout.replay import Batch
-from volvox.sparsity import dynamic, masks_of, sparse
+from volvox.sparsity import dynamic, keep_n_of_m, masks_of, sparse
 from volvox.train import train
 
 ENV = probe.target(size=1, num_envs=8, groups=2)
@@ -202,6 +202,33 @@ def test_a_sparse_optimiser_keeps_everything_sparse(num_learners):
     # Half of the first layers' 16 and 2 * 32 weights, of 49 and 2 * 65 with biases and outputs, and a bit for each.
     assert metrics["compression"] == pytest.approx((8 + 2 * 16 - (16 + 2 * 32) / 32) / (49 + 2 * 65))
     algorithm.close()
+
+
+def test_without_its_replay_a_resumed_run_gathers_anew_before_it_learns():
+    options = {"save_replay": False, "random_steps": 200, "steps_per_iteration": 160}
+    algorithm = make(**options)
+    state = algorithm.init(jax.random.key(0))
+    for _ in range(3):
+        state, _ = algorithm.step(state)
+    updates = int(state.learner.update)
+    assert updates > 0
+    saved = algorithm.save(state)
+    algorithm.close()
+    again = make(**options)
+    state, _ = again.step(again.restore(saved))
+    assert int(state.learner.update) == updates  # 160 steps are held, of 200
+    state, _ = again.step(state)
+    assert int(state.learner.update) > updates
+    again.close()
+
+
+def test_what_does_not_suit_the_critics_is_told_before_anything_is_done():
+    optimizer = sparse(optax.adam(1e-3), keep_n_of_m(1, 3))  # 2 inputs of the critics, 1 of the actor
+    with pytest.raises(ValueError, match=r"m=3 does not divide the input axis of Dense_0/kernel"):
+        make(optimizer=optimizer)
+    optimizer = sparse(optax.adam(1e-3), keep_n_of_m(1, 3), min_side=2)
+    with pytest.raises(ValueError, match=r"does not suit the critics: m=3 does not divide .* 0/Dense_0/kernel"):
+        make(optimizer=optimizer)
 
 
 def test_an_interrupted_step_leaves_its_state():

@@ -100,3 +100,12 @@ def test_a_layer_stores_its_numbers_and_is_a_genome():
 def test_a_layer_with_other_sides_is_refused():
     with pytest.raises(ValueError, match="block=8 does not divide a layer of 16 x 20"):
         networks.BlockCirculantDense(20, block=8).init(jax.random.key(0), normal(1, 16))
+
+
+def test_dtypes_of_the_layer_that_is_grouped_are_kept():
+    x = normal(2, 32)
+    for dtype, param_dtype in ((None, jnp.float32), (jnp.bfloat16, jnp.float32), (jnp.bfloat16, jnp.bfloat16)):
+        layer = nn.Dense(32, dtype=dtype, param_dtype=param_dtype)
+        out, variables = networks.Grouped(layer, block=4).init_with_output(jax.random.key(0), x)
+        assert variables["params"]["inner"]["circulant"].dtype == param_dtype
+        assert out.dtype == (dtype or jnp.float32)

@@ -83,6 +83,31 @@ def test_the_same_call_wraps_both_kinds_of_algorithms():
     algorithm.close()
 
 
+class Convolutions(nn.Module):
+    """A small image's worth of features before a large layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(-1, 1, 1, 1) * jnp.ones((1, 4, 4, 8))
+        x = nn.relu(nn.Conv(8, (3, 3))(x)).reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(32)(x))
+        return nn.Dense(2)(x), nn.Dense(1)(x)[:, 0]
+
+
+def test_only_what_is_grouped_is_pruned_and_the_rest_is_as_it_would_be():
+    """Modules by name are grouped too; convolutions stay whole; gradients are clipped where dead weights have none."""
+    gst = group_sparse(block=4, final_sparsity=0.9, increment=0.1, every=2)
+    algorithm = gst(a3c, network=Convolutions(), env=ENV, segment_length=4, updates_per_step=60)
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    masks = masks_of(state.learner.optimizer)["inner"]
+    assert masks["Conv_0"]["kernel"].ndim == masks["Dense_1"]["kernel"].ndim == 0
+    assert masks["Dense_0"]["circulant"].shape == (32, 1, 8)
+    assert algorithm.config["max_gradient_norm"] is None
+    about = algorithm.config["group_sparse"]
+    assert (about["learning_rate"], about["max_gradient_norm"]) == (6e-4, 0.5)  # a3c's own
+    algorithm.close()
+
+
 def test_recurrent_networks_keep_their_state():
     env = probe.countdown(num_envs=4)
     torso = networks.MLP(32, hidden=(32,))
@@ -107,6 +132,18 @@ def test_recurrent_networks_keep_their_state():
 def test_mistakes_are_told(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         group_sparse(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (a3c, {"anneal_frames": 1_000}, "anneal_frames=1000: with pruning"),
+        (td3, {"learning_rate": [1e-3, 1e-4]}, "with pruning give one number"),
+    ],
+)
+def test_rates_that_pruning_does_not_take_are_refused(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        group_sparse()(make, ACTOR, CRITIC, ENV, **options)
 
 
 def test_a_block_that_does_not_divide_a_layer_is_refused():

@@ -125,6 +125,7 @@ def test_the_dead_with_the_largest_gradients_come_back_first():
     kernel, gradient = cut(params_of()["Dense_0"]["kernel"]), cut(params_of(3)["Dense_0"]["kernel"])
     rule = magnitude(cubic(final_sparsity=0.5, begin=0, end=1))
     old = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, gradient, STEP, jnp.float32(0.5))
+    gradient = 1e-9 * gradient  # small ones are told apart as well
     new = np.asarray(rule.update(KEY, old, jnp.where(old, kernel, 0), gradient, STEP, jnp.float32(0.375)))
     begun = new & ~np.asarray(old)
     assert begun.sum() == 24

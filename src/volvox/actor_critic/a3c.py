@@ -159,7 +159,11 @@ def a3c(
         settings=LossSettings(discount, trace_decay, vtrace, rho_clip, c_clip, log_epsilon, value_coefficient),
         entropy_coefficient=annealed(entropy_coefficient, updates),
         optimizer=gradient_transformation(
-            optimizer, annealed(learning_rate, updates), optimizer_options or {}, max_gradient_norm
+            optimizer,
+            annealed(learning_rate, updates),
+            optimizer_options or {},
+            max_gradient_norm,
+            like=jax.eval_shape(net.init, jax.random.key(0)),
         ),
         loss_reduction=loss_reduction,
     )

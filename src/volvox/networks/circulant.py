@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.dtypes import promote_dtype
 
 from volvox.ops.circulant import block_circulant, check_block
 from volvox.validation import integer
@@ -77,7 +78,8 @@ class Grouped(nn.Module):
     @nn.nowrap
     def _intercept(self, next_fun, args, kwargs, context) -> Any:
         module = context.module
-        if type(module) is not nn.Dense or context.method_name != "__call__" or self.block == 1:
+        plain = type(module) is nn.Dense and module.precision is module.dot_general is module.dot_general_cls is None
+        if not plain or context.method_name != "__call__" or self.block == 1:
             return next_fun(*args, **kwargs)
         (x,) = args
         if min(x.shape[-1], module.features) < self.min_side:
@@ -95,8 +97,11 @@ class Grouped(nn.Module):
 def _circulant(module: Any, x: Array, block: int) -> Array:
     """The layer's output; `module` holds its parameters and says how they begin."""
     rows, columns = x.shape[-1] // block, module.features // block
-    numbers = module.param("circulant", module.kernel_init, (rows, block, columns))
-    out = block_circulant(x, numbers.reshape(rows * block, columns), block)
+    dtype = getattr(module, "param_dtype", jnp.float32)
+    numbers = module.param("circulant", module.kernel_init, (rows, block, columns), dtype)
+    bias = None
     if module.use_bias:
-        out = out + module.param("bias", getattr(module, "bias_init", nn.initializers.zeros), (module.features,))
-    return out
+        bias = module.param("bias", getattr(module, "bias_init", nn.initializers.zeros), (module.features,), dtype)
+    x, numbers, bias = promote_dtype(x, numbers, bias, dtype=getattr(module, "dtype", None))
+    out = block_circulant(x, numbers.reshape(rows * block, columns), block)
+    return out if bias is None else out + bias

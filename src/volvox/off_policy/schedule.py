@@ -175,7 +175,13 @@ def stages(
             )
             memory = memory._replace(normalizer=jax.vmap(counted)(memory.normalizer, split(newest)))
         num_envs = sum(collector.running.returns.shape[1] for collector in carry.collectors)
-        ready = carry.steps >= exploration.random_steps * num_learners
+        enough = exploration.random_steps * num_learners
+        held, room = jnp.int32(0), 0
+        for collector in carry.collectors:
+            capacity, width = collector.replay.reward.shape
+            held, room = held + jnp.minimum(collector.replay.rows, capacity) * width, room + capacity * width
+        # A resumed run may have to fill its replay anew.
+        ready = (carry.steps >= enough) & (held >= min(enough, room))
         for collector in carry.collectors:
             ready &= replay.num_starts(collector.replay, sampling.num_steps) > 0
         mean_return = jax.vmap(partial(recent.latest_mean, num_envs=num_envs))(carry.episodes)

@@ -5,7 +5,6 @@ environments.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +17,12 @@ from volvox.networks.off_policy import ActorAndCritics, actor_and_critics
 from volvox.off_policy import schedule as schedules
 from volvox.off_policy.learner import LearnerState, LossSettings, Normalizer, learner, no_sums, normalized
 from volvox.off_policy.schedule import Carry, Exploration, Sampling, no_episodes
+from volvox.off_policy.summary import check_finite, scores_of, summary
 from volvox.optimizers import gradient_transformation
 from volvox.rollout.balance import shares
-from volvox.rollout.recent import Episodes, latest_mean, scores
+from volvox.rollout.recent import Episodes
 from volvox.rollout.replay import Replay, empty
 from volvox.rollout.runner import Counts, Plan, runner
-from volvox.sparsity import compression, is_sparse, masks_of
 from volvox.trees import from_named, named
 from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
 from volvox.validation import group_size, integer
@@ -100,7 +99,8 @@ def td3(
       num_steps: n, of n-step targets.
       normalize_observations: show actor and critics observations with running mean 0 and variance 1.
       steps_per_iteration: steps in one row of metrics, rounded up to whole rows of the environments.
-      save_replay: keep the replay in checkpoints; without it, a resumed run fills a new one before it learns on.
+      save_replay: keep the replay in checkpoints; without it, a resumed run gathers `random_steps` anew before it
+        learns on.
       chunk_seconds: how often progress and interrupts are looked at.
       host: drive the loop from Python.
 
@@ -157,9 +157,7 @@ def td3(
         settings=LossSettings(
             _each("target_noise", target_noise, num_learners), target_noise_clip, policy_delay, target_rate
         ),
-        optimizer=gradient_transformation(
-            optimizer, 1.0, optimizer_options or {}, like=jax.eval_shape(network.init, jax.random.key(0))[0]
-        ),
+        optimizer=_transformation(optimizer, optimizer_options or {}, network),
         learning_rate=rate if by_name else jnp.ones(num_learners),
         observation_shape=env.spec.observation_shape,
     )
@@ -212,7 +210,7 @@ def td3(
             counts=lambda carry, memory: {"steps": int(carry.steps), "updates": int(memory.update)},
             progress=progress,
             unit="steps",
-            check=lambda memory: _check_finite(memory),
+            check=check_finite,
         )
         ran = loop.run(state.learner, plan, monitor)
         carry: Carry = ran.carry
@@ -226,10 +224,10 @@ def td3(
         if ran.times is not None:
             rates |= shares(ran.times, ran.rounds * env.num_envs / ran.seconds, working="learning")
         of_step = int(new.learner.update) - int(state.learner.update)
-        return new, _summary(new, of_step, policy_delay, num_learners, env) | rates
+        return new, summary(new.learner, new.episodes, int(new.steps), of_step, policy_delay, env) | rates
 
     def best(state: TD3State) -> dict[str, ArrayTree]:
-        each = _scores(jax.device_get(state.episodes))
+        each = scores_of(jax.device_get(state.episodes))
         return policy_of(state, int(np.argmax([one.get("training_mean", -np.inf) for one in each])))
 
     def save(state: TD3State) -> dict[str, Any]:
@@ -303,6 +301,21 @@ def policy_of(state: TD3State, learner: int) -> dict[str, ArrayTree]:
     return jax.tree.map(lambda x: x[learner], kept)
 
 
+def _transformation(
+    given: str | optax.GradientTransformation, options: Mapping[str, Any], network: ActorAndCritics
+) -> optax.GradientTransformation:
+    """The optimiser, with a learning rate of 1 if it is named; it must suit the parameters of every network."""
+    actor, critics, representation = jax.eval_shape(network.init, jax.random.key(0))
+    made = gradient_transformation(given, 1.0, options, like=actor)
+    for name, shapes in (("critics", critics), ("representation", representation)):
+        try:
+            if jax.tree.leaves(shapes):
+                jax.eval_shape(made.init, shapes)
+        except ValueError as error:
+            raise ValueError(f"the optimiser does not suit the {name}: {error}") from error
+    return made
+
+
 def _each(name: str, value: float | Sequence[float], num_learners: int, *, positive: bool = False) -> Array:
     """One number for each learner, float32 `[S]`."""
     values = list(value) if isinstance(value, Sequence) else [value] * num_learners
@@ -334,62 +347,3 @@ def _acting(network: ActorAndCritics, env: Env) -> Policy:
 
     # No first generation is drawn from noise here, but decoders ask for one.
     return Policy(init, lambda params: params, lambda batch: (), apply, lambda noise: noise, network.config)
-
-
-def _scores(episodes: Episodes) -> list[dict[str, float]]:
-    """Of each learner."""
-    return [scores(jax.tree.map(lambda x, s=s: x[s], episodes)) for s in range(len(episodes.total))]
-
-
-def _summary(state: TD3State, updates: int, policy_delay: int, num_learners: int, env: Env) -> dict[str, Any]:
-    """A row of metrics, but for rates."""
-    sums, episodes = jax.device_get((state.learner.sums, state.episodes))
-    figures: dict[str, Any] = {
-        "update": int(state.learner.update),
-        "steps": int(state.steps) // num_learners,
-        "frames": int(state.steps) * env.spec.frame_skip,
-        "episodes": int(episodes.total.sum()),
-    }
-    each = _scores(episodes)
-    if all(each):
-        figures |= {name: float(np.mean([one[name] for one in each])) for name in each[0]}
-        figures["training_best"] = max(one["training_best"] for one in each)
-        recent = np.asarray(jax.vmap(partial(latest_mean, num_envs=env.num_envs // num_learners))(episodes))
-        figures["recent_mean"] = float(recent.mean())
-        if num_learners > 1:
-            figures |= {f"training_mean_{s}": one["training_mean"] for s, one in enumerate(each)}
-            figures |= {f"recent_mean_{s}": float(value) for s, value in enumerate(recent)}
-    if (share := _compression(state.learner)) is not None:
-        figures["compression"] = share
-    if updates:
-        figures |= {
-            "critic_loss": float(sums.critic_loss.mean()) / updates,
-            "actor_loss": float(sums.actor_loss.mean()) / max(updates // policy_delay, 1),
-            "value": float(sums.value.mean()) / updates,
-        }
-        if jax.tree.leaves(state.learner.representation):
-            figures["representation_loss"] = float(sums.representation_loss.mean()) / updates
-    return figures
-
-
-def _compression(learner: LearnerState) -> float | None:
-    """Share of all networks' weights that need not be stored, mean of all learners; None if dense."""
-    optimizers = {"actor": learner.actor_optimizer, "critics": learner.critics_optimizer}
-    params = {"actor": learner.actor, "critics": learner.critics}
-    if jax.tree.leaves(learner.representation):
-        optimizers["representation"] = learner.representation_optimizer
-        params["representation"] = learner.representation
-    masks = {name: masks_of(x) for name, x in optimizers.items()} if is_sparse(optimizers) else None
-    given = jax.device_get((params, masks))
-    num_learners = len(learner.sums.value)
-    each = [compression(*jax.tree.map(lambda x, s=s: x[s], given)) for s in range(num_learners)]
-    return None if None in each else float(np.mean(np.array(each, float)))
-
-
-def _check_finite(memory: LearnerState) -> None:
-    looked_at = (memory.sums, memory.actor, memory.critics)
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(looked_at)):
-        raise FloatingPointError(
-            f"the loss or the parameters are no longer finite by update {int(memory.update)}: nothing of this step is "
-            "kept; lower the learning rate"
-        )

@@ -22,7 +22,8 @@ def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, A
       masks: as the parameters (`masks_of`); None: all weights live.
 
     Returns:
-      Rows with `name`, `shape` (of what is stored), `weights` (of the dense network), `stored` (numbers), `index_bits`
+      Rows with `name`, `shape` (of what is stored), `weights` (of the dense network, its
+      inputs filled up to whole blocks), `stored` (numbers), `index_bits`
       (which say where they stand: one a group, where some are dead), `density` (stored over weights, indices not
       counted) and `compression` (one minus that, indices counted); the last row is named "all".
 

@@ -1,7 +1,8 @@
 """Group-sparse training: few weights from the first step on, and fewer while the returns hold up."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import optax
 from flax import linen as nn
@@ -36,7 +37,8 @@ def group_sparse(
     After Lee et al. (2021, arXiv 2101.09650), who publish the idea and not the rule; this one is ours. Large dense
     layers are block-circulant from the first step (`networks.Grouped`), which leaves `1 / block` of their weights. On
     top of that whole blocks, the smallest, are pruned, as many as a sparsity says that rises while the recent mean
-    return holds up and falls when it drops (`reward_aware`). Small layers, outputs among them, stay dense.
+    return holds up and falls when it drops (`reward_aware`). Small layers, outputs among them, stay dense,
+    and so does what is no dense layer.
 
     Args:
       block: b; 1 groups nothing, so that single weights are pruned.
@@ -50,12 +52,12 @@ def group_sparse(
       end: rise by a cubic up to this step, whatever the returns (`cubic`), in place of the reward-aware rule.
 
     Returns:
-      (make, *modules and others, **options) -> `make(...)` with every flax module among the arguments grouped and the
-      optimiser sparse. `optimizer`, `learning_rate` and `optimizer_options` are those of `make`; with `pruning` a
-      learning rate is a number or a schedule of optax's.
+      (make, *args, **options) -> `make(*args, **options)` with every flax module among its arguments grouped, but for
+      a `representation`, and a sparse optimiser. With `pruning`, `learning_rate` is a number or a schedule of optax's.
 
     Raises:
-      ValueError: a number out of its range, or nothing to do; from the call, a block that does not divide a layer.
+      ValueError: a number out of its range, or nothing to do; from the call, a block that does not divide a layer, or a
+        learning rate that is none of the above.
     """
     integer("block", block, low=1)
     integer("every", every, low=1)
@@ -81,27 +83,48 @@ def group_sparse(
     )
     rule = magnitude(schedule, every=every)
 
-    def wrap(
-        make: Callable[..., Algorithm],
-        *args: Any,
-        optimizer: str | optax.GradientTransformation = "adam",
-        learning_rate: Any = 3e-4,
-        optimizer_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Algorithm:
-        if block > 1:
-            args = tuple(Grouped(x, block, min_side) if isinstance(x, nn.Module) else x for x in args)
+    def wrap(make: Callable[..., Algorithm], *args: Any, **options: Any) -> Algorithm:
+        def grouped(x: Any) -> Any:
+            return Grouped(x, block, min_side) if block > 1 and isinstance(x, nn.Module) else x
+
+        # A representation has methods of its own, and few weights.
+        options = {name: x if name == "representation" else grouped(x) for name, x in options.items()}
+        about: dict[str, Any] = {"block": block, "min_side": min_side}
         if pruning:
-            made = gradient_transformation(optimizer, learning_rate, optimizer_options or {})
-            how = {"optimizer": sparse(made, rule, min_side=min_side)}
-        else:
-            how = {"optimizer": optimizer, "learning_rate": learning_rate, "optimizer_options": optimizer_options}
-        algorithm = make(*args, **how, **options)
-        about = {"block": block, "min_side": min_side, **(dict(rule.config) if pruning else {})}
-        if pruning:
-            about["optimizer"] = optimizer if isinstance(optimizer, str) else "given"
-            about["optimizer_options"] = dict(optimizer_options or {})
-            about["learning_rate"] = learning_rate if isinstance(learning_rate, int | float) else "given"
+            options, made = _made(make, options)
+            options["optimizer"] = sparse(made.optimizer, rule, min_side=min_side, only_circulant=block > 1)
+            about |= {**rule.config, **made.config}
+        algorithm = make(*map(grouped, args), **options)
         return algorithm._replace(config={**algorithm.config, "group_sparse": about})
 
     return wrap
+
+
+class _Made(NamedTuple):
+    optimizer: optax.GradientTransformation
+    config: dict[str, Any]
+
+
+def _made(make: Callable[..., Algorithm], options: dict[str, Any]) -> tuple[dict[str, Any], _Made]:
+    """The optimiser that `make` would make, and the options without what it is made of."""
+    if options.get("anneal_frames") is not None:
+        raise ValueError(
+            f"anneal_frames={options['anneal_frames']}: with pruning the optimiser is made before; give a schedule of "
+            "optax's as the learning_rate."
+        )
+    defaults = inspect.signature(make).parameters
+    names = ("optimizer", "learning_rate", "optimizer_options", "max_gradient_norm")
+    given = {name: options.get(name, defaults[name].default) for name in names if name in defaults}
+    rate, optimizer = given["learning_rate"], given["optimizer"]
+    if not (isinstance(rate, int | float) or callable(rate)):
+        raise ValueError(f"learning_rate={rate}: with pruning give one number, or a schedule of optax's.")
+    made = gradient_transformation(optimizer, rate, given["optimizer_options"] or {}, given.get("max_gradient_norm"))
+    config = {
+        "optimizer": optimizer if isinstance(optimizer, str) else "given",
+        "learning_rate": rate if isinstance(rate, int | float) else "given",
+        "optimizer_options": dict(given["optimizer_options"] or {}),
+        "max_gradient_norm": given.get("max_gradient_norm"),
+    }
+    left = {name: value for name, value in options.items() if name not in names}
+    # Clipped inside, where gradients of dead weights are 0.
+    return left | ({"max_gradient_norm": None} if "max_gradient_norm" in defaults else {}), _Made(made, config)

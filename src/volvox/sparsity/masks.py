@@ -74,6 +74,7 @@ def sparse(
     *,
     dense: Collection[str] = (),
     min_side: int = 1,
+    only_circulant: bool = False,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimiser so that kernels stay as sparse as a rule says.
@@ -82,11 +83,13 @@ def sparse(
     first one all masked weights are 0; `pruned` makes them so before it.
 
     Args:
-      optimizer: any of optax's, made.
+      optimizer: any of optax's, made. Gradients are clipped in it rather than before it, where those of dead weights
+        would count.
       rule: which weights live.
       dense: names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
       min_side: kernels with fewer inputs or outputs stay whole.
-      seed: of what the rule draws.
+      only_circulant: all kernels but block-circulant ones stay whole.
+      seed: of what the rule draws; other parameters draw something else.
 
     Returns:
       The optimiser; its state is `SparseState`. Its `update` takes `step` (default: its own updates) by which schedules
@@ -109,10 +112,14 @@ def sparse(
         chosen = {
             name: _cut(name, kernel, rule.group)
             for name, kernel in found.items()
-            if name not in whole and min(kernel.sides) >= min_side
+            if name not in whole and min(kernel.sides) >= min_side and (kernel.block > 1 or not only_circulant)
         }
         densities = rule.densities(chosen)
         key = jax.random.key(seed)
+        for leaf in jax.tree.leaves(params):  # so that learners side by side have masks of their own
+            if leaf.ndim >= 2:
+                bits = jax.lax.bitcast_convert_type(leaf.ravel()[0].astype(jnp.float32), jnp.uint32)
+                key = jax.random.fold_in(key, bits)
 
         def one(path, leaf):
             name = "/".join(leaf_path(path))

@@ -32,10 +32,11 @@ def magnitude(schedule: Schedule, *, group: int = 1, every: int = 100) -> Rule:
 
     def update(key, mask, kernel, gradient, step, share):
         del key, step
-        # Below all that live, the dead; among them the one with the largest gradient last.
-        order = jnp.where(mask, _size(kernel), -1.0 / (1.0 + _size(gradient)))
+        # The dead come first, among them the one with the largest gradient last; then those that live, by size.
+        sizes = jnp.where(mask, _size(kernel), _size(gradient))
+        order = jnp.lexsort((sizes.ravel(), mask.ravel()))
         dead = jnp.round(share * mask.size).astype(jnp.int32)
-        return (_rank(order.ravel()) >= dead).reshape(mask.shape)
+        return jnp.zeros(mask.size, bool).at[order].set(jnp.arange(mask.size) >= dead).reshape(mask.shape)
 
     config = {"rule": "magnitude", "group": group, "every": every, **schedule.config}
     return Rule(
