@@ -55,19 +55,23 @@ class Options:
     seconds: Annotated[float, Flag(help="that each operation is timed")] = 0.5
     out: Annotated[Path | None, Flag(help="where the result goes; default: benchmarks/results/<device>.json")] = None
     dry_run: bool = False
+    device_part: Annotated[bool, Flag(help="only print what is measured on the device, as JSON on the last line")] = (
+        False
+    )
 
 
 def seconds_of(f: Callable[..., Any], *operands: Any, budget: float) -> tuple[float, float]:
     """(median, spread as half the interquartile range) of one call, of calls enqueued one behind the other."""
-    jax.block_until_ready(f(*operands))
+    out = jax.block_until_ready(f(*operands))
     began = time.perf_counter()
     jax.block_until_ready(f(*operands))
     calls = max(1, int(budget / 5 / max(time.perf_counter() - began, 1e-6)))
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        out = [f(*operands) for _ in range(calls)][-1]  # the last is enough: a device works through them in order
-        jax.block_until_ready(out)
+        for _ in range(calls):
+            out = f(*operands)  # those before are freed as they are done
+        jax.block_until_ready(out)  # the last is enough: a device works through them in order
         times.append((time.perf_counter() - began) / calls)
     low, high = np.percentile(times, [25, 75])
     return float(np.median(times)), float((high - low) / 2)
@@ -75,7 +79,8 @@ def seconds_of(f: Callable[..., Any], *operands: Any, budget: float) -> tuple[fl
 
 def ceilings(options: Options) -> dict[str, float]:
     """What the device can do at all: bytes a second of a copy, read and written; FLOP/s of a large product."""
-    size = 2**20 if options.dry_run else 2**30
+    # Calls run ahead of the device: so many outputs of this size must fit.
+    size = 2**20 if options.dry_run else 2**28
     x = jnp.ones(size, jnp.float32)
     # One rounding away from a copy, which would be elided.
     copy, _ = seconds_of(jax.jit(lambda x: x * 1.0000001), x, budget=options.seconds)
@@ -133,7 +138,7 @@ def whole_network(options: Options, ceiling: dict[str, float]) -> list[dict[str,
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(variables))
         f = jax.jit(jax.vmap(lambda v, o: net.apply(v, o, (), None)[0]))
         median, spread = seconds_of(f, variables, observation, budget=options.seconds)
-        # A copy counts every byte twice; reading alone is half of that at best.
+        # At the rate of a copy, which reads and writes.
         floor = size / ceiling["copy_bytes_per_s"]
         rows.append(
             {
@@ -234,30 +239,51 @@ def draw(result: dict[str, Any]) -> Figure:
     return figure
 
 
+def on_device(options: Options) -> dict[str, Any]:
+    """What is measured on the device alone."""
+    result: dict[str, Any] = {"machine": machine(), "precision": str(jax.config.read("jax_default_matmul_precision"))}
+    result["ceilings"] = ceilings(options)
+    result["kernels"] = kernel_table(options, result["ceilings"])
+    result["whole_network"] = whole_network(options, result["ceilings"])
+    return result
+
+
+def device_in_child(options: Options) -> dict[str, Any]:
+    """The same in a process of its own, whose memory is free again for what follows."""
+    command = [sys.executable, __file__, "--device-part", "--seconds", str(options.seconds)]
+    command += ["--dry-run"] if options.dry_run else []
+    process = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = ""
+    for line in process.stdout:
+        if not line.startswith("{"):
+            print(line, end="", flush=True)
+    if process.wait():
+        raise SystemExit(process.returncode)
+    return json.loads(line)
+
+
 def main() -> int:
     options = tyro.cli(Options, description=__doc__)
-    if jax.default_backend() != "gpu" and not options.dry_run:
-        print("error: there is no GPU here; --dry-run only sees that everything works", file=sys.stderr)
-        return 2
+    if options.device_part:
+        if jax.default_backend() != "gpu" and not options.dry_run:
+            print("error: there is no GPU here; --dry-run only sees that everything works", file=sys.stderr)
+            return 2
+        print(json.dumps(on_device(options)))
+        return 0
     began = time.perf_counter()
-    result: dict[str, Any] = {"machine": machine(), "dry_run": options.dry_run}
-    out = options.out
-    if out is None:
-        device = result["machine"]["device"].lower().replace(" ", "_")
-        out = HERE / "results" / f"{'dry_' if options.dry_run else ''}{device}.json"
+    result: dict[str, Any] = {"dry_run": options.dry_run, **device_in_child(options)}
+    device = result["machine"]["device"].lower().replace(" ", "_")
+    out = options.out or HERE / "results" / f"{'dry_' if options.dry_run else ''}{device}.json"
 
     def write() -> None:
         # After each part: what has been measured stays, whatever comes.
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({**result, "seconds": time.perf_counter() - began}, indent=1) + "\n")
 
+    write()
     tested = {"exit_code": 0, "said": "not run"} if options.dry_run else gpu_tests()
     result["tests"] = tested
-    write()
-    result["ceilings"] = ceilings(options)
-    result["kernels"] = kernel_table(options, result["ceilings"])
-    write()
-    result["whole_network"] = whole_network(options, result["ceilings"])
     write()
     result["rollouts"] = rollouts(options, began)
     write()

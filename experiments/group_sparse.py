@@ -3,9 +3,10 @@
     python experiments/group_sparse.py --task HalfCheetah --steps 300_000 --seeds 3 --run-dir runs/sparse
     python experiments/group_sparse.py --task HalfCheetah --steps 300_000 --seeds 3 --run-dir runs/sparse --resume
 
-Each way is a run in a directory of its own, `<run-dir>/<way>`, whose seeds learn side by side. All end with the same
-sparsity of large layers. At the end all that the directory holds is compared: `group_sparse.json` and
-`group_sparse.png`.
+Each way is a run in a directory of its own, `<run-dir>/<way>`, whose seeds learn side by side. All aim at the same
+sparsity of large layers, but for grouping alone; where they ended, the results say. At the end all that the directory
+holds is compared: `group_sparse.json` and `group_sparse.png`. N:M needs layers whose inputs it divides, which Humanoid's
+are not.
 """
 
 import dataclasses
@@ -39,7 +40,9 @@ Way = Literal[
 ]
 _ENDS = {"iterative-fast": 0.4, "iterative-medium": 0.7, "iterative-slow": 1.0}
 """When iterative pruning is done, as shares of all steps."""
-_SCORE, _INDEX = "score.json", "group_sparse.json"
+_SCORE, _INDEX, _SETTINGS = "score.json", "group_sparse.json", "settings.json"
+_FREE = ("ways", "steps", "threads", "episodes", "run_dir", "resume")
+"""Settings in which runs of one directory may differ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +94,13 @@ def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:
     if way == "dense":
         return vx.off_policy.td3(actor, critic, env, **options)
     if way.startswith("gst"):
+        block = 1 if way == "gst-pruning-only" else settings.block
+        # Without grouping there is further to go, in as many changes.
+        way_to_go = (sparsity - 1 + 1 / block) / max(sparsity - 1 + 1 / settings.block, 1e-6)
         gst = vx.sparsity.group_sparse(
-            block=1 if way == "gst-pruning-only" else settings.block,
+            block=block,
             final_sparsity=sparsity,
-            increment=settings.increment,
+            increment=min(settings.increment * max(way_to_go, 1.0), 1.0),
             tolerance=settings.tolerance,
             every=settings.every,
             min_side=side,
@@ -131,7 +137,9 @@ def train(settings: Settings, way: str) -> int:
         )
         if run.interrupted:
             return run.exit_code
-        if not (directory / _SCORE).exists():
+        how = {"steps": run.metrics[-1]["steps"], "episodes": settings.episodes, "seed": settings.seed}
+        scored = json.loads((directory / _SCORE).read_text()) if (directory / _SCORE).exists() else {}
+        if scored.get("of") != how:
             returns = []
             for learner in range(settings.seeds):
                 variables = vx.off_policy.policy_of(run.state, learner)
@@ -143,7 +151,7 @@ def train(settings: Settings, way: str) -> int:
                     seed=settings.seed + 1_000_003,
                 )
                 returns.append(played.returns.tolist())
-            (directory / _SCORE).write_text(json.dumps({"returns": returns}) + "\n")
+            (directory / _SCORE).write_text(json.dumps({"of": how, "returns": returns}) + "\n")
     finally:
         algorithm.close()
     return 0
@@ -170,7 +178,9 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
         }
     if "dense" in found:
         for values in found.values():
-            values["return_over_dense"] = values["return"] / found["dense"]["return"]
+            values["return_minus_dense"] = values["return"] - found["dense"]["return"]
+            if found["dense"]["return"] > 0:
+                values["return_over_dense"] = values["return"] / found["dense"]["return"]
             values["wall_clock_over_dense"] = values["wall_clock_s"] / found["dense"]["wall_clock_s"]
     return found
 
@@ -222,6 +232,20 @@ def say(found: dict[str, dict[str, Any]]) -> None:
         )
 
 
+def check_settings(settings: Settings) -> None:
+    """Raises ValueError if the directory holds runs of other settings, which could not be compared with these."""
+    path = Path(settings.run_dir) / _SETTINGS
+    own = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _FREE}
+    own = json.loads(json.dumps(own))
+    if path.exists() and (saved := json.loads(path.read_text())) != own:
+        names = [name for name in own if own[name] != saved.get(name)]
+        raise ValueError(
+            f"{settings.run_dir} holds runs of other settings ({', '.join(names)}); use those, or another --run-dir."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(own) + "\n")
+
+
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     folder = Path(settings.run_dir)
@@ -230,6 +254,7 @@ def main() -> int:
             make_algorithm(settings, way).close()
             if not settings.resume:
                 check_unused(folder / way)
+        check_settings(settings)
         for way in settings.ways:
             if code := train(settings, way):
                 return code

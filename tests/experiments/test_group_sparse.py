@@ -35,6 +35,9 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse):
     code, _, err = sparse.run("--run-dir", run_dir, "--ways", "gst")
     assert (code, len(err.strip().splitlines())) == (2, 1)
     assert "already holds a run" in err
+    code, _, err = sparse.run("--run-dir", run_dir, "--ways", "dynamic", "--seed", 3)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "holds runs of other settings (seed)" in err
 
 
 @pytest.mark.parametrize(
