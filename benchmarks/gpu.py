@@ -241,7 +241,10 @@ def draw(result: dict[str, Any]) -> Figure:
 
 def on_device(options: Options) -> dict[str, Any]:
     """What is measured on the device alone."""
-    result: dict[str, Any] = {"machine": machine(), "precision": str(jax.config.read("jax_default_matmul_precision"))}
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "precision": str(getattr(jax.config, "jax_default_matmul_precision", None)),
+    }
     result["ceilings"] = ceilings(options)
     result["kernels"] = kernel_table(options, result["ceilings"])
     result["whole_network"] = whole_network(options, result["ceilings"])

@@ -5,8 +5,8 @@
 
 Each way is a run in a directory of its own, `<run-dir>/<way>`, whose seeds learn side by side. All aim at the same
 sparsity of large layers, but for grouping alone; where they ended, the results say. At the end all that the directory
-holds is compared: `group_sparse.json` and `group_sparse.png`. N:M needs layers whose inputs it divides, which Humanoid's
-are not.
+holds is compared: `group_sparse.json` and `group_sparse.png`. N:M needs layers whose inputs it divides;
+Humanoid's are not.
 """
 
 import dataclasses
