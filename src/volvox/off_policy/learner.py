@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from volvox.networks.off_policy import ActorAndCritics
-from volvox.ops.order import after
 from volvox.rollout.replay import Batch
 from volvox.sparsity import is_sparse, pruned
 from volvox.types import Array, ArrayTree
@@ -180,9 +179,7 @@ def learner(
             updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
             return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, updates)), state
 
-        # No parameter may be replaced before the last gradient is computed, which reads it: XLA would copy it.
-        nothing = after(jnp.int32(0), gradient, jnp.minimum(step, 0)).astype(jnp.float32)
-        return jax.vmap(one)(gradient, state, params, learning_rate + nothing, mean_return)
+        return jax.vmap(one)(gradient, state, params, learning_rate, mean_return)
 
     def moved(target, followed, optimizer_state):
         moved = jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
