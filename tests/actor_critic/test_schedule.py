@@ -18,7 +18,11 @@ from volvox.rollout.pipeline import LoopState, driven
 from volvox.rollout.recent import begun, no_episodes
 from volvox.types import TimeStep
 
-NOTHING = Learner(lambda key: None, lambda state, segment: state, lambda state: state._replace(update=state.update + 1))
+NOTHING = Learner(
+    lambda key: None,
+    lambda state, segment: state,
+    lambda state, mean_return: state._replace(update=state.update + 1),
+)
 """A learner that counts updates and changes nothing else."""
 
 

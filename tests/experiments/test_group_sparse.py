@@ -17,7 +17,7 @@ def sparse(script):
     return script("group_sparse.py", TINY)
 
 
-def test_ways_are_compared_and_further_ones_added(tmp_path, sparse):
+def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
     run_dir = tmp_path / "sparse"
     code, out, err = sparse.run("--run-dir", run_dir, "--ways", "dense")
     assert code == 0, err
@@ -32,12 +32,14 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse):
     assert len(found["gst"]["return_of_seeds"]) == 2
     assert (run_dir / "group_sparse.png").stat().st_size > 5_000
     assert re.search(r"gst +\d+ .*%", out)
-    code, _, err = sparse.run("--run-dir", run_dir, "--ways", "gst")
-    assert (code, len(err.strip().splitlines())) == (2, 1)
-    assert "already holds a run" in err
-    code, _, err = sparse.run("--run-dir", run_dir, "--ways", "dynamic", "--seed", 3)
-    assert (code, len(err.strip().splitlines())) == (2, 1)
-    assert "holds runs of other settings (seed)" in err
+    # What cannot be compared is refused.
+    module = load("group_sparse")
+    flags = [*TINY, "--run-dir", str(run_dir), "--ways", "gst"]
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        module.check_unused(run_dir / "gst")
+    module.check_settings(module.tyro.cli(module.Settings, args=flags))
+    with pytest.raises(ValueError, match=r"holds runs of other settings \(seed\)"):
+        module.check_settings(module.tyro.cli(module.Settings, args=[*flags, "--seed", "3"]))
 
 
 @pytest.mark.parametrize(
