@@ -8,6 +8,11 @@ import jax.numpy as jnp
 import optax
 
 
+def described(given: Any) -> Any:
+    """What a configuration says of an optimiser: its name, what its `config` says if it has one, or "given"."""
+    return given if isinstance(given, str) else getattr(given, "config", "given")
+
+
 def gradient_transformation(
     given: Any,
     learning_rate: Any,

@@ -63,4 +63,4 @@ def test_every_way_can_be_made(load):
     assert {way for way, config in configs.items() if "group_sparse" in config} == {
         way for way in configs if way.startswith("gst")
     }
-    assert configs["n-of-m"]["sparsity"]["m"] == 8
+    assert configs["n-of-m"]["optimizer"]["m"] == 8

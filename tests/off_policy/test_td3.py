@@ -12,7 +12,7 @@ from flax import linen as nn
 from volvox import networks
 from volvox.envs import probe
 from volvox.networks.off_policy import actor_and_critics
-from volvox.off_policy import reference, td3
+from volvox.off_policy import reference, table_of, td3
 from volvox.off_policy.learner import LossSettings, Normalizer, counted, learner, normalized
 from volvox.rollout.replay import Batch
 from volvox.sparsity import dynamic, keep_n_of_m, masks_of, sparse
@@ -180,12 +180,13 @@ def test_a_run_goes_on_where_it_was(tmp_path, save_replay):
     assert len(again.metrics) == 3
     assert again.metrics[-1]["steps"] > run.metrics[-1]["steps"]
     made = again.metrics[-1]["update"] - run.metrics[-1]["update"]
-    assert made > 80 if save_replay else 0 < made <= 120
+    # Without its replay it first gathers the 64 steps anew.
+    assert made > 80 if save_replay else 30 < made < 80
 
 
 @pytest.mark.parametrize("num_learners", [1, 2])
 def test_a_sparse_optimiser_keeps_everything_sparse(num_learners):
-    rule = dynamic(sparsity=0.5, drop=0.2, every=50)
+    rule = dynamic(sparsity=0.5, drop=0.2, every=51)  # odd: changes fall between the targets' moves, too
     optimizer = sparse(optax.adam(3e-3), rule, dense=("Dense_1/kernel",))
     algorithm = make(optimizer=optimizer, learning_rate=1.0, num_learners=num_learners, steps_per_iteration=250)
     state = algorithm.init(jax.random.key(0))
@@ -199,6 +200,8 @@ def test_a_sparse_optimiser_keeps_everything_sparse(num_learners):
             assert live.mean() == 0.5
             assert not kernel[~live[:, :, 0]].any()
             assert np.asarray(one["Dense_1"]["kernel"]).all()
+    assert table_of(state, num_learners - 1)[-1]["compression"] == pytest.approx(metrics["compression"])
+    assert algorithm.config["optimizer"]["sparsity"] == 0.5
     # Half of the first layers' 16 and 2 * 32 weights, of 49 and 2 * 65 with biases and outputs, and a bit for each.
     assert metrics["compression"] == pytest.approx((8 + 2 * 16 - (16 + 2 * 32) / 32) / (49 + 2 * 65))
     algorithm.close()
@@ -262,6 +265,7 @@ def test_the_reference_settings_are_settings():
         ({"batch_size": 33}, "batch_size=33 must be a multiple of the number of groups, 2"),
         ({"replay_size": 16}, "replay_size=16 is smaller than a batch of 32"),
         ({"updates_per_env_step": 0.3}, "are 1.2 updates a beat"),
+        ({"updates_per_env_step": np.inf}, "are inf updates a beat"),
         ({"discount": 1.5}, "discount=1.5: give a number from 0 to 1"),
         ({"learning_rate": (1e-3, 1e-3)}, "learning_rate has 2 entries for num_learners=1"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a finite number above 0"),

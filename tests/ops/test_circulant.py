@@ -41,18 +41,37 @@ def test_it_is_the_dense_product(block, i, j, b):
     np.testing.assert_allclose(block_circulant(x[0], kernel, block), np.asarray(x[0]) @ w, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_are_those_of_the_dense_product():
-    kernel, x, y = normal(12, 3), normal(5, 12, seed=1), normal(5, 12, seed=2)
-    ours = jax.grad(lambda k, x: ((block_circulant(x, k, 4) - y) ** 2).sum(), (0, 1))(kernel, x)
-    plain = jax.grad(lambda k, x: ((x @ formed(k, 4) - y) ** 2).sum(), (0, 1))(kernel, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, plain)
+ROWS = pytest.mark.parametrize("rows", [5, 70], ids=["rolled", "formed"])
 
 
-def test_vmap_over_kernels_is_one_heterogeneous_product():
-    kernels, x = normal(6, 16, 4), normal(6, 3, 16, seed=1)
+@ROWS
+def test_gradients_are_those_of_the_dense_product(rows):
+    kernels, x, y = normal(2, 12, 3), normal(2, rows, 12, seed=1), normal(2, rows, 12, seed=2)
+    square = np.zeros((12, 12, 12, 3))  # entry [p, q] is which of the numbers
+    for i, unit in enumerate(np.eye(36).reshape(36, 12, 3)):
+        square[:, :, i // 3, i % 3] = written_out(unit, 4)
+
+    def gradients(product):
+        return jax.vmap(jax.grad(lambda k, x, y: ((product(k, x) - y) ** 2).sum(), (0, 1)))(kernels, x, y)
+
+    ours = gradients(lambda k, x: block_circulant(x, k, 4))
+    plain = gradients(lambda k, x: x @ jnp.einsum("pqij,ij->pq", square, k))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), ours, plain)
+
+
+@ROWS
+def test_vmap_over_kernels_is_one_heterogeneous_product(rows):
+    kernels, x = normal(6, 16, 4), normal(6, rows, 16, seed=1)
     got = jax.jit(jax.vmap(lambda k, x: block_circulant(x, k, 8)))(kernels, x)
     for i in range(6):
-        np.testing.assert_allclose(got[i], x[i] @ formed(kernels[i], 8), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(got[i], np.asarray(x[i]) @ written_out(kernels[i], 8), rtol=1e-4, atol=1e-4)
+
+
+def test_the_matrix_is_formed_of_many_rows_only():
+    kernel = normal(16, 4)
+    for rows, made in ((63, False), (64, True)):
+        text = jax.jit(lambda x: block_circulant(x, kernel, 4)).lower(normal(rows, 16)).as_text()
+        assert ("tensor<16x16xf32>" in text) is made
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,24 @@ def test_rates_that_pruning_does_not_take_are_refused(make, options, message):
         group_sparse()(make, ACTOR, CRITIC, ENV, **options)
 
 
+def test_a_factory_without_an_optimiser_is_refused():
+    def make(network):
+        return network
+
+    with pytest.raises(ValueError, match="make takes no optimizer, learning_rate, optimizer_options"):
+        group_sparse()(make, ACTOR)
+
+
+def test_layers_called_by_keyword_are_grouped_too():
+    class Called(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(32)(inputs=x)
+
+    params = networks.Grouped(Called(), block=4).init(jax.random.key(0), jnp.zeros((1, 32)))["params"]
+    assert params["inner"]["Dense_0"]["circulant"].shape == (8, 4, 8)
+
+
 def test_a_block_that_does_not_divide_a_layer_is_refused():
     with pytest.raises(ValueError, match="block=3 does not divide the 32 outputs of"):
         group_sparse(block=3)(td3, ACTOR, CRITIC, ENV, **SMALL)

@@ -13,6 +13,7 @@ from volvox.sparsity import (
     cubic,
     dynamic,
     keep_n_of_m,
+    kernels,
     magnitude,
     masks_of,
     pruned,
@@ -56,11 +57,20 @@ RULES = {
     "magnitude": lambda: magnitude(cubic(final_sparsity=0.75, begin=2, end=12), every=2),
     "groups": lambda: magnitude(cubic(final_sparsity=0.5, begin=0, end=10), group=4, every=2),
     "n-of-m": lambda: keep_n_of_m(2, 4, every=3),
+    "n-of-m-dropping": lambda: keep_n_of_m(1, 4, drop=0.2, every=3),
     "n-of-m-later": lambda: keep_n_of_m(1, 4, begin=6, every=3),
     "dynamic": lambda: dynamic(sparsity=0.6, drop=0.2, every=3),
     "rigl": lambda: dynamic(sparsity=0.6, drop=0.2, every=3, grow="gradient"),
 }
-FINAL = {"magnitude": 0.25, "groups": 0.5, "n-of-m": 0.5, "n-of-m-later": 0.25, "dynamic": 0.4, "rigl": 0.4}
+FINAL = {
+    "magnitude": 0.25,
+    "groups": 0.5,
+    "n-of-m": 0.5,
+    "n-of-m-dropping": 0.25,
+    "n-of-m-later": 0.25,
+    "dynamic": 0.4,
+    "rigl": 0.4,
+}
 
 
 @pytest.mark.parametrize("optimizer", [optax.adam(0.05), optax.sgd(0.05, momentum=0.9)], ids=["adam", "momentum"])
@@ -96,6 +106,10 @@ def test_what_is_masked_is_nothing(rule, optimizer):
     )
     assert stored[-1]["name"] == "all"
     assert stored[-1]["density"] == pytest.approx(FINAL[rule], abs=0.05)
+    if rule.startswith("n-of-m"):
+        n = round(4 * FINAL[rule])
+        np.testing.assert_array_equal(masks["Dense_0"]["kernel"].reshape(6, 4, 8).sum(1), n)
+        np.testing.assert_array_equal(masks["Conv_0"]["kernel"].reshape(6, 4, 4).sum(1), n)
     # Leaves that stay whole go where the optimiser alone takes them.
     alone = params_of()
     state = optimizer.init(alone)
@@ -139,6 +153,40 @@ def test_two_of_every_four_live():
     np.testing.assert_array_equal(mask.sum(1), 2)
     sizes = np.abs(np.asarray(kernel)).reshape(6, 4, 8)
     assert (np.where(mask, sizes, np.inf).min(1) > np.where(mask, 0, sizes).max(1)).all()
+
+
+def test_n_of_m_makes_room_among_each_m():
+    """A tenth of the living die, the smallest; for each lives the one of its m that has the largest gradient."""
+    kernel, gradient = cut(params_of()["Dense_0"]["kernel"]), cut(params_of(3)["Dense_0"]["kernel"])
+    rule = keep_n_of_m(1, 4, drop=0.1)
+    old = rule.init(KEY, kernel, 0.25)
+    kernel = jnp.where(old, kernel, 0.0)
+    new = np.asarray(rule.update(KEY, old, kernel, gradient, STEP, jnp.float32(0))).reshape(6, 4, 8)
+    old, sizes, slopes = (np.abs(np.asarray(x)).reshape(6, 4, 8) for x in (old, kernel, gradient))
+    died = old.astype(bool) & ~new
+    np.testing.assert_array_equal(new.sum(1), 1)
+    assert died.sum() == 5  # of 48
+    assert sizes[died].max() < sizes[old.astype(bool) & new].min()
+    best = np.where(old, -1, slopes).argmax(1)
+    for i, j in zip(*np.nonzero(died.any(1)), strict=True):
+        assert new[i, best[i, j], j]
+
+
+def test_one_group_of_each_kernel_lives():
+    kernel = jnp.arange(1.0, 10.0).reshape(9, 1, 1)
+    rule = magnitude(cubic(final_sparsity=0.96, begin=0, end=1))
+    mask = rule.update(KEY, jnp.ones((9, 1, 1), bool), kernel, kernel, STEP, jnp.float32(0.96))
+    assert mask.ravel().tolist() == [False] * 8 + [True]
+    assert int(dynamic(sparsity=0.96).init(KEY, kernel, 0.04).sum()) == 1
+
+
+def test_fewer_and_fewer_weights_change_until_an_end():
+    kernel = cut(params_of()["Dense_0"]["kernel"])
+    rule = dynamic(sparsity=0.5, drop=0.4, end=100, grow="gradient")
+    mask = rule.init(KEY, kernel, 0.5)
+    for step, left in ((0, 1.0), (50, 0.5), (100, 0.0), (200, 0.0)):
+        new = rule.update(KEY, mask, kernel, kernel, jnp.int32(step), jnp.float32(0))
+        assert int((mask & ~new).sum()) == round(0.4 * left * 96), step
 
 
 @pytest.mark.parametrize("grow", ["random", "gradient"])
@@ -204,6 +252,60 @@ def test_steps_may_be_given_and_rows_of_learners_change_together():
     assert "cond[" in text  # sorting happens in the branch that is taken, not in a selection
 
 
+def test_rows_that_are_not_due_stay_as_they_are():
+    """A population whose rows have made different numbers of steps: only those that are due change."""
+    optimizer = sparse(optax.sgd(0.1), magnitude(cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8)
+    params = jax.tree.map(lambda x: jnp.stack([x, x, x]), params_of())
+    state = jax.vmap(optimizer.init)(params)
+    state = jax.jit(jax.vmap(lambda s, p, step: optimizer.update(p, s, p, step=step)[1]))(
+        state, params, jnp.array([3, 4, 5])
+    )
+    np.testing.assert_array_equal(masks_of(state)["Dense_0"]["kernel"].mean((1, 2, 3)), [1.0, 0.5, 0.5])
+
+
+OPTIMIZERS = {
+    "adafactor": lambda: optax.adafactor(1e-2),
+    "adamw": lambda: optax.adamw(1e-2),
+    "lamb": lambda: optax.lamb(1e-2),
+    "masked": lambda: optax.masked(optax.adam(1e-2), lambda p: jax.tree.map(lambda x: x.ndim == 2, p)),
+    "partition": lambda: optax.partition(
+        {"a": optax.adam(1e-2), "b": optax.sgd(1e-2, momentum=0.9)},
+        lambda p: jax.tree.map(lambda x: "a" if x.ndim > 1 else "b", p),
+    ),
+    "injected": lambda: optax.inject_hyperparams(optax.adam)(1e-2),
+    "muon": lambda: optax.contrib.muon(1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimisers_of_all_kinds_are_wrapped(name):
+    optimizer = sparse(OPTIMIZERS[name](), dynamic(sparsity=0.5, every=2))
+    params = params_of()
+    state = optimizer.init(params)
+    params, update = pruned(params, state), jax.jit(optimizer.update)
+    for _ in range(3):
+        updates, state = update(params, state, params)
+        params = optax.apply_updates(params, updates)
+        for layer in ("Dense_0", "Conv_0", "Dense_1"):
+            kernel = params[layer]["kernel"]
+            dead = ~expanded(masks_of(state)[layer]["kernel"], kernel)
+            assert dead.any() or layer == "Dense_1"  # the smallest are whole
+            assert not np.asarray(kernel)[dead].any()
+            assert np.asarray(kernel)[~dead].any()
+
+
+def test_what_a_sparse_optimiser_is_stands_in_its_config():
+    assert sparse(optax.sgd(1.0), dynamic(sparsity=0.5), min_side=8).config == {
+        **{"rule": "dynamic", "sparsity": 0.5, "drop": 0.05, "every": 1_000, "end": None, "grow": "random"},
+        **{"dense": [], "min_side": 8, "only_circulant": False, "seed": 0},
+    }
+
+
+def test_biases_and_scales_are_no_kernels():
+    params = {"a": {"kernel": jnp.ones((4, 2, 3)), "bias": jnp.ones((2, 3)), "scale": jnp.ones((2, 3))}}
+    assert list(kernels(params)) == ["a/kernel"]
+
+
 def test_the_cubic_schedule():
     schedule = cubic(final_sparsity=0.8, begin=10, end=30)
     found = [schedule.advance((), jnp.int32(t), None)[0] for t in (0, 10, 20, 30, 99)]
@@ -230,6 +332,15 @@ def test_densities_of_erdos_renyi():
     assert found["b"] / found["a"] == pytest.approx((1_010 / 10_000) / (200 / 10_000))
     total = sum(found[name] * k * n for name, (k, n) in sides.items())
     assert total == pytest.approx(0.2 * (10_000 + 10_000 + 8))
+    found = erdos_renyi(sides, 0.2, most={"a": 1.0, "b": 0.125, "c": 0.5})
+    assert (found["b"], found["c"]) == (0.125, 0.5)
+    assert found["a"] == pytest.approx((0.2 * 20_008 - 1_250 - 4) / 10_000)  # what the others may not have
+
+
+def test_a_mixture_of_grouped_and_dense_kernels_is_as_sparse_as_asked():
+    params = {"dense": {"kernel": jnp.ones((64, 64))}, "grouped": {"circulant": jnp.ones((16, 4, 16))}}
+    state = sparse(optax.sgd(1.0), dynamic(sparsity=0.5)).init(params)
+    assert table(params, masks_of(state))[-1]["density"] == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +351,10 @@ def test_densities_of_erdos_renyi():
         (lambda: dynamic(sparsity=-0.1), "sparsity=-0.1: give a share"),
         (lambda: dynamic(sparsity=0.5, grow="best"), "grow='best' is unknown"),
         (lambda: keep_n_of_m(5, 4), "n=5 exceeds m=4"),
+        (lambda: keep_n_of_m(2, 4, drop=1.5), "drop=1.5: give a share from 0 to 1"),
+        (lambda: dynamic(sparsity=0.5, end=0), "end must be"),
+        (lambda: sparse(optax.sm3(1.0), dynamic(sparsity=0.5)).init(params_of()), "sparse cannot tell what"),
+        (lambda: table({"circulant": jnp.zeros((2, 4, 4, 4))}), "give the parameters of one"),
         (
             lambda: sparse(optax.sgd(1.0), keep_n_of_m(2, 4), dense=("Dense_9/kernel",)).init(params_of()),
             "Dense_9/kernel",

@@ -21,7 +21,7 @@ from volvox.actor_critic.schedule import Carry, Schedule
 from volvox.actor_critic.summary import summary
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
 from volvox.networks.policy import perturbed
-from volvox.optimizers import gradient_transformation
+from volvox.optimizers import described, gradient_transformation
 from volvox.rollout.balance import shares
 from volvox.rollout.recent import Episodes, no_episodes
 from volvox.rollout.runner import Counts, Plan, runner
@@ -284,7 +284,7 @@ def a3c(
             "env": dict(env.config),
             "schedule": when._asdict(),
             "updates_per_step": updates_per_step,
-            "optimizer": optimizer if isinstance(optimizer, str) else "given",
+            "optimizer": described(optimizer),
             "optimizer_options": dict(optimizer_options or {}),
             "learning_rate": learning_rate if isinstance(optimizer, str) else None,
             "max_gradient_norm": max_gradient_norm,

@@ -16,7 +16,7 @@ from volvox.evolution.schedules import Schedule, at, schedule
 from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
 from volvox.evolution.shaping import Shaping, shaping
 from volvox.evolution.strategy import Round, Strategy, play_test, unchanged
-from volvox.optimizers import gradient_transformation
+from volvox.optimizers import described, gradient_transformation
 from volvox.population.combination import weighted_noise
 from volvox.population.decoding import Encoding, Member, decode, draw_seeds
 from volvox.rollout.behavior import Behavior, nothing
@@ -279,7 +279,7 @@ def guided(
             **guide.config,
             "population_size": n,
             "noise_std": list(std),
-            "optimizer": optimizer if named else "given",
+            "optimizer": described(optimizer),
             "optimizer_options": dict(optimizer_options or {}),
             "learning_rate": list(rate) if named else None,
             "l2_coefficient": float(l2_coefficient),

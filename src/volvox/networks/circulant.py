@@ -18,7 +18,7 @@ class BlockCirculantDense(nn.Module):
     """A dense layer `[K, features]` whose kernel consists of `block` x `block` circulant blocks.
 
     The parameter `circulant` is what is stored, `[K / block, block, features / block]`: `[i, :, j]` are the numbers of
-    the block in row i and column j. There is no dense matrix anywhere.
+    the block in row i and column j. The dense matrix is no parameter; see `ops.circulant` for when one is formed.
 
     Input: `[..., K]`. Output: `[..., features]`.
     """
@@ -81,7 +81,7 @@ class Grouped(nn.Module):
         plain = type(module) is nn.Dense and module.precision is module.dot_general is module.dot_general_cls is None
         if not plain or context.method_name != "__call__" or self.block == 1:
             return next_fun(*args, **kwargs)
-        (x,) = args
+        (x,) = (*args, *kwargs.values())
         if min(x.shape[-1], module.features) < self.min_side:
             return next_fun(*args, **kwargs)
         if module.features % self.block:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox.networks.interception import low_rank_kernels, use_kernels
-from volvox.ops.flat import leaf_path, num_parameters
+from volvox.ops.flat import is_kernel, leaf_path, num_parameters
 from volvox.types import Array, ArrayTree, Config, EnvSpec, Policy
 
 InitialStd = Callable[[tuple[str, ...]], float]
@@ -129,7 +129,7 @@ def policy_from_functions(
     _check_output(network, jax.eval_shape(prepare_params, shapes), apply, spec)
     constants = _constants(init)
     scales = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _scale(leaf_path(path), leaf.shape, initial_std) if _is_kernel(path, leaf) else 0.0, shapes
+        lambda path, leaf: _scale(leaf_path(path), leaf.shape, initial_std) if is_kernel(path, leaf) else 0.0, shapes
     )
 
     def apply_with_state(variables, observation, state, key):
@@ -169,10 +169,6 @@ def own_initial_std(module: nn.Module) -> InitialStd | None:
     return method if callable(method) else None  # pyright: ignore[reportReturnType]
 
 
-def _is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
-    return len(leaf.shape) >= 2 and leaf_path(path)[-1:] not in (("bias",), ("scale",))
-
-
 def _scale(path: tuple[str, ...], shape: tuple[int, ...], initial_std: InitialStd | None) -> float:
     return (1.0 if initial_std is None else initial_std(path)) / math.sqrt(math.prod(shape[:-1]))
 
@@ -182,10 +178,10 @@ def _constants(init: Callable[[Array], ArrayTree]) -> dict[tuple[str, ...], Arra
 
     def others(key):
         leaves, _ = jax.tree_util.tree_flatten_with_path(init(key))
-        return [leaf for path, leaf in leaves if not _is_kernel(path, leaf)]
+        return [leaf for path, leaf in leaves if not is_kernel(path, leaf)]
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(init, jax.random.key(0)))
-    paths = [leaf_path(path) for path, leaf in leaves if not _is_kernel(path, leaf)]
+    paths = [leaf_path(path) for path, leaf in leaves if not is_kernel(path, leaf)]
     return dict(zip(paths, jax.jit(others)(jax.random.key(0)), strict=True))
 
 

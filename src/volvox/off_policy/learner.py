@@ -181,9 +181,8 @@ def learner(
 
         return jax.vmap(one)(gradient, state, params, learning_rate, mean_return)
 
-    def moved(target, followed, optimizer_state):
-        moved = jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
-        return kept(moved, optimizer_state)
+    def moved(target, followed):
+        return jax.tree.map(lambda t, x: t + settings.target_rate * (x - t), target, followed)
 
     def update(state: LearnerState, batch: Batch, noise: Array, mean_return: Array) -> LearnerState:
         seen = jax.vmap(normalized)
@@ -219,6 +218,8 @@ def learner(
         critics, critics_optimizer = descend(step, mean_return, gradient, state.critics_optimizer, state.critics)
         state = state._replace(
             critics=critics,
+            # At once, for they are values of what follows before they move again.
+            target_critics=kept(state.target_critics, critics_optimizer),
             critics_optimizer=critics_optimizer,
             update=step,
             sums=state.sums._replace(critic_loss=state.sums.critic_loss + loss, value=state.sums.value + value),
@@ -232,8 +233,8 @@ def learner(
             return state._replace(
                 actor=actor,
                 actor_optimizer=actor_optimizer,
-                target_actor=moved(state.target_actor, actor, actor_optimizer),
-                target_critics=moved(state.target_critics, state.critics, state.critics_optimizer),
+                target_actor=kept(moved(state.target_actor, actor), actor_optimizer),
+                target_critics=moved(state.target_critics, state.critics),
                 sums=state.sums._replace(actor_loss=state.sums.actor_loss + loss),
             )
 

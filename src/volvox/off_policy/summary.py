@@ -9,7 +9,7 @@ import numpy as np
 from volvox.off_policy.learner import LearnerState
 from volvox.rollout.recent import Episodes, latest_mean, scores
 from volvox.sparsity import compression, is_sparse, masks_of
-from volvox.types import Env
+from volvox.types import ArrayTree, Env
 
 
 def scores_of(episodes: Episodes) -> list[dict[str, float]]:
@@ -63,8 +63,8 @@ def summary(
     return figures
 
 
-def _compression(learner: LearnerState) -> float | None:
-    """Share of all networks' weights that need not be stored, mean of all learners; None if dense."""
+def networks_of(learner: LearnerState) -> list[tuple[dict[str, ArrayTree], dict[str, ArrayTree] | None]]:
+    """(parameters, masks) of each learner's actor, critics and representation; None for masks if there are none."""
     optimizers = {"actor": learner.actor_optimizer, "critics": learner.critics_optimizer}
     params = {"actor": learner.actor, "critics": learner.critics}
     if jax.tree.leaves(learner.representation):
@@ -72,8 +72,12 @@ def _compression(learner: LearnerState) -> float | None:
         params["representation"] = learner.representation
     masks = {name: masks_of(x) for name, x in optimizers.items()} if is_sparse(optimizers) else None
     given = jax.device_get((params, masks))
-    num_learners = len(learner.sums.value)
-    each = [compression(*jax.tree.map(lambda x, s=s: x[s], given)) for s in range(num_learners)]
+    return [jax.tree.map(lambda x, s=s: x[s], given) for s in range(len(learner.sums.value))]
+
+
+def _compression(learner: LearnerState) -> float | None:
+    """Share of all networks' weights that need not be stored, mean of all learners; None if dense."""
+    each = [compression(*networks) for networks in networks_of(learner)]
     return None if None in each else float(np.mean(np.array(each, float)))
 
 

@@ -17,12 +17,13 @@ from volvox.networks.off_policy import ActorAndCritics, actor_and_critics
 from volvox.off_policy import schedule as schedules
 from volvox.off_policy.learner import LearnerState, LossSettings, Normalizer, learner, no_sums, normalized
 from volvox.off_policy.schedule import Carry, Exploration, Sampling, no_episodes
-from volvox.off_policy.summary import check_finite, scores_of, summary
-from volvox.optimizers import gradient_transformation
+from volvox.off_policy.summary import check_finite, networks_of, scores_of, summary
+from volvox.optimizers import described, gradient_transformation
 from volvox.rollout.balance import shares
 from volvox.rollout.recent import Episodes
 from volvox.rollout.replay import Replay, empty
 from volvox.rollout.runner import Counts, Plan, runner
+from volvox.sparsity import table
 from volvox.trees import from_named, named
 from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
 from volvox.validation import group_size, integer
@@ -83,7 +84,8 @@ def td3(
       num_learners: S.
       learning_rate: of actor and critics, for an optimiser given by name; a sequence needs one that is linear in it.
       optimizer: the name of one of optax's, or any `optax.GradientTransformation`; the latter brings its own rates.
-        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`.
+        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`. Of what
+        it is, a resumed run notices the `config` it may have, and the shapes of its state.
       optimizer_options: what else the named optimiser takes, JSON values.
       batch_size: transitions of an update; a multiple of the number of groups.
       discount: γ.
@@ -95,10 +97,11 @@ def td3(
       random_steps: steps with uniform actions, before anything is learned.
       replay_size: steps that are remembered, rounded down to whole rows of the environments.
       updates_per_env_step: updates for each step of an environment; times the learner's environments in a group it must
-        be a whole number.
+        be a whole number, so that fewer updates than one a beat take more environments.
       num_steps: n, of n-step targets.
       normalize_observations: show actor and critics observations with running mean 0 and variance 1.
-      steps_per_iteration: steps in one row of metrics, rounded up to whole rows of the environments.
+      steps_per_iteration: steps in one row of metrics, rounded up to whole rows of the environments; resets
+        among them are no steps, so that a little less is counted.
       save_replay: keep the replay in checkpoints; without it, a resumed run gathers `random_steps` anew before it
         learns on.
       chunk_seconds: how often progress and interrupts are looked at.
@@ -132,7 +135,7 @@ def td3(
     if not target_noise_clip >= 0:
         raise ValueError(f"target_noise_clip={target_noise_clip}: give a number of at least 0.")
     updates = updates_per_env_step * (b // num_learners)
-    if not (updates >= 1 and updates == int(updates)):
+    if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
         raise ValueError(
             f"updates_per_env_step={updates_per_env_step} times {b // num_learners} environments of a learner in a "
             f"group are {updates:g} updates a beat; it must be a whole number of at least 1."
@@ -165,7 +168,7 @@ def td3(
         network,
         learn,
         Exploration(_each("exploration_noise", exploration_noise, num_learners), random_steps),
-        Sampling(batch_size, discount, num_steps, int(updates)),
+        Sampling(batch_size, discount, num_steps, round(updates)),
         num_learners=num_learners,
         action_bounds=(low, high),
         normalize=normalize_observations,
@@ -271,7 +274,7 @@ def td3(
             "env": dict(env.config),
             "num_learners": num_learners,
             "learning_rate": rate.tolist() if by_name else None,
-            "optimizer": optimizer if by_name else "given",
+            "optimizer": described(optimizer),
             "optimizer_options": dict(optimizer_options or {}),
             "batch_size": batch_size,
             "discount": discount,
@@ -299,6 +302,11 @@ def policy_of(state: TD3State, learner: int) -> dict[str, ArrayTree]:
         "normalizer": state.learner.normalizer._asdict(),
     }
     return jax.tree.map(lambda x: x[learner], kept)
+
+
+def table_of(state: TD3State, learner: int) -> list[dict[str, Any]]:
+    """What is stored of one learner's actor, critics and representation, layer by layer: `volvox.sparsity.table`."""
+    return table(*networks_of(state.learner)[learner])
 
 
 def _transformation(

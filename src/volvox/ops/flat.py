@@ -28,6 +28,11 @@ def leaf_path(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
+def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
+    """Whether the leaf at a key path is a kernel, `[inputs..., outputs]`, by its axes and its name."""
+    return len(leaf.shape) >= 2 and leaf_path(path)[-1:] not in (("bias",), ("scale",))
+
+
 def flat_order(params: ArrayTree) -> tuple[int, ...]:
     """Positions in `jax.tree.leaves(params)`, in the order in which the leaves lie in the flat vector."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)

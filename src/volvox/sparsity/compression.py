@@ -45,7 +45,7 @@ def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, A
 
 
 def compression(params: ArrayTree, masks: ArrayTree | None = None) -> float | None:
-    """Share of the dense network's weights that need not be stored, indices counted.
+    """Share of the dense network's weights that need not be stored, indices counted; see `table`.
 
     Args:
       params: pytree of parameters.

@@ -8,7 +8,7 @@ import optax
 from flax import linen as nn
 
 from volvox.networks.circulant import Grouped
-from volvox.optimizers import gradient_transformation
+from volvox.optimizers import described, gradient_transformation
 from volvox.sparsity.masks import sparse
 from volvox.sparsity.rules import magnitude
 from volvox.sparsity.schedules import Schedule, check_sparsity, cubic, reward_aware
@@ -38,7 +38,8 @@ def group_sparse(
     layers are block-circulant from the first step (`networks.Grouped`), which leaves `1 / block` of their weights. On
     top of that whole blocks, the smallest, are pruned, as many as a sparsity says that rises while the recent mean
     return holds up and falls when it drops (`reward_aware`). Small layers, outputs among them, stay dense,
-    and so does what is no dense layer.
+    and so does what is no dense layer. With `block=1` there are no groups, and all kernels that are large enough are
+    pruned, those of convolutions, LSTMs and a `representation` as well.
 
     Args:
       block: b; 1 groups nothing, so that single weights are pruned.
@@ -53,11 +54,12 @@ def group_sparse(
 
     Returns:
       (make, *args, **options) -> `make(*args, **options)` with every flax module among its arguments grouped, but for
-      a `representation`, and a sparse optimiser. With `pruning`, `learning_rate` is a number or a schedule of optax's.
+      a `representation`, and a sparse optimiser. With `pruning`, `make` takes `optimizer`, `learning_rate` and
+      `optimizer_options`, and the rate is a number or a schedule of optax's.
 
     Raises:
-      ValueError: a number out of its range, or nothing to do; from the call, a block that does not divide a layer, or a
-        learning rate that is none of the above.
+      ValueError: a number out of its range, or nothing to do; from the call, a block that does not divide a layer, a
+        `make` that takes no optimiser, or a learning rate that is none of the above.
     """
     integer("block", block, low=1)
     integer("every", every, low=1)
@@ -93,7 +95,7 @@ def group_sparse(
         if pruning:
             options, made = _made(make, options)
             options["optimizer"] = sparse(made.optimizer, rule, min_side=min_side, only_circulant=block > 1)
-            about |= {**rule.config, **made.config}
+            about |= made.config
         algorithm = make(*map(grouped, args), **options)
         return algorithm._replace(config={**algorithm.config, "group_sparse": about})
 
@@ -114,13 +116,18 @@ def _made(make: Callable[..., Algorithm], options: dict[str, Any]) -> tuple[dict
         )
     defaults = inspect.signature(make).parameters
     names = ("optimizer", "learning_rate", "optimizer_options", "max_gradient_norm")
+    if missing := [name for name in names[:3] if name not in defaults]:
+        raise ValueError(
+            f"{getattr(make, '__name__', make)} takes no {', '.join(missing)}: give a factory of algorithms that do, "
+            "such as off_policy.td3."
+        )
     given = {name: options.get(name, defaults[name].default) for name in names if name in defaults}
     rate, optimizer = given["learning_rate"], given["optimizer"]
     if not (isinstance(rate, int | float) or callable(rate)):
         raise ValueError(f"learning_rate={rate}: with pruning give one number, or a schedule of optax's.")
     made = gradient_transformation(optimizer, rate, given["optimizer_options"] or {}, given.get("max_gradient_norm"))
     config = {
-        "optimizer": optimizer if isinstance(optimizer, str) else "given",
+        "optimizer": described(optimizer),
         "learning_rate": rate if isinstance(rate, int | float) else "given",
         "optimizer_options": dict(given["optimizer_options"] or {}),
         "max_gradient_norm": given.get("max_gradient_norm"),

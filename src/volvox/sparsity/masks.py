@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from volvox.ops.flat import leaf_path
+from volvox.ops.flat import is_kernel, leaf_path
 from volvox.sparsity.schedules import Schedule
 from volvox.types import Array, ArrayTree, Config
 from volvox.validation import integer
@@ -65,7 +65,13 @@ class SparseState(NamedTuple):
     step: Array
     """int32: the latest."""
     key: Array
-    """uint32 `[2]`: of the rule's next draw."""
+    """uint32 `[2]`: from which, and the step, the rule draws."""
+
+
+class SparseOptimizer(optax.GradientTransformationExtraArgs):
+    """What `sparse` makes: an optimiser that says what it does to the masks."""
+
+    config: Config
 
 
 def sparse(
@@ -76,10 +82,11 @@ def sparse(
     min_side: int = 1,
     only_circulant: bool = False,
     seed: int = 0,
-) -> optax.GradientTransformationExtraArgs:
+) -> SparseOptimizer:
     """Wraps an optimiser so that kernels stay as sparse as a rule says.
 
-    Kernels are the parameters of two or more dimensions. An update of a masked weight is minus the weight, so after the
+    Kernels are the parameters of two or more dimensions, `[inputs..., outputs]`, but for those named "bias" or "scale".
+    An update of a masked weight is minus the weight, so after the
     first one all masked weights are 0; `pruned` makes them so before it.
 
     Args:
@@ -92,14 +99,19 @@ def sparse(
       seed: of what the rule draws; other parameters draw something else.
 
     Returns:
-      The optimiser; its state is `SparseState`. Its `update` takes `step` (default: its own updates) by which schedules
-      go, and `mean_return`, which some of them need; both and all others are passed on to `optimizer`.
+      The optimiser; its state is `SparseState`, its `config` holds JSON values. Its `update` takes `step` (default: its
+      own updates) by which schedules go, and `mean_return`, which some of them need; both and all others are passed on
+      to `optimizer`. What that keeps of a kernel in another shape, such as factored moments, is left to it.
 
     Raises:
-      ValueError: (from `init`) a name in `dense` that is no kernel's, or a kernel that does not fit the rule.
+      ValueError: (from `init`) a name in `dense` that is no kernel's, a kernel that does not fit the rule, or an
+        optimiser of which it cannot be told what it keeps of which parameter (`optax.sm3`).
     """
     integer("min_side", min_side, low=1)
     inner_optimizer = optax.with_extra_args_support(optimizer)
+
+    def forgotten(inner: ArrayTree, masks: ArrayTree, params: ArrayTree) -> ArrayTree:
+        return optax.tree_map_params(optimizer, _forgotten, inner, masks, params, is_leaf=_is_masked_node)
 
     def init(params: ArrayTree) -> SparseState:
         found = kernels(params)
@@ -131,7 +143,14 @@ def sparse(
 
         masks = jax.tree_util.tree_map_with_path(one, params)
         schedule = () if rule.schedule is None else rule.schedule.init()
-        return SparseState(optimizer.init(params), masks, schedule, jnp.int32(0), jax.random.key_data(key))
+        inner = optimizer.init(params)
+        try:
+            jax.eval_shape(forgotten, inner, masks, params)
+        except ValueError as error:
+            raise ValueError(
+                "sparse cannot tell what this optimiser keeps of which parameter; take another, e.g. optax.adam."
+            ) from error
+        return SparseState(inner, masks, schedule, jnp.int32(0), jax.random.key_data(key))
 
     def update(
         updates: ArrayTree,
@@ -166,17 +185,21 @@ def sparse(
                 share = jnp.maximum(1.0 - (1.0 - sparsity) * blocks["/".join(leaf_path(path))], 0.0)
                 return rule.update(keys[i], mask, kernel.reshape(shape), slope.reshape(shape), now, share)
 
-            return jax.tree_util.tree_map_with_path(one, masks, moved, gradient, numbers), schedule
+            new = jax.tree_util.tree_map_with_path(one, masks, moved, gradient, numbers), schedule
+            return jax.tree.map(lambda new, old: jnp.where(due, new, old), new, (masks, state.schedule))
 
-        due = _of_any(now // rule.every > state.step // rule.every)
-        masks, schedule = jax.lax.cond(due, changed, lambda *given: given, masks, state.schedule)
+        due = now // rule.every > state.step // rule.every
+        masks, schedule = jax.lax.cond(_of_any(due), changed, lambda *given: given, masks, state.schedule)
         # What has just begun to live, and what has died, is 0 next.
         alive = jax.tree.map(jnp.logical_and, masks, state.masks)
         updates = jax.tree.map(lambda u, p, mask: _where(mask, u, -p), updates, params, alive)
-        inner = optax.tree_map_params(optimizer, lambda x, mask: _where(mask, x, jnp.zeros_like(x)), inner, masks)
+        inner = forgotten(inner, masks, params)
         return updates, SparseState(inner, masks, schedule, now, state.key)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    made = SparseOptimizer(init, update)
+    made.config = {**rule.config, "dense": list(dense), "min_side": min_side, "only_circulant": only_circulant}
+    made.config |= {"seed": seed}
+    return made
 
 
 def pruned(params: ArrayTree, state: ArrayTree) -> ArrayTree:
@@ -207,14 +230,23 @@ def is_sparse(state: ArrayTree) -> bool:
 
 
 def kernels(params: ArrayTree) -> dict[str, Kernel]:
-    """The kernels among parameters, by name: those named "circulant", `[K / b, b, N / b]`, cut into their blocks."""
+    """The kernels among parameters, by name: those named "circulant", `[K / b, b, N / b]`, cut into their blocks.
+
+    Raises:
+      ValueError: a block-circulant kernel with further axes, as of several learners.
+    """
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         names = leaf_path(path)
-        if leaf.ndim == 3 and names[-1] == "circulant":
+        if names[-1] == "circulant":
+            if leaf.ndim != 3:
+                raise ValueError(
+                    f"{'/'.join(names)} is {list(leaf.shape)}, a block-circulant kernel [K / b, b, N / b]: of several "
+                    "learners or members, give the parameters of one."
+                )
             rows, block, columns = leaf.shape
             found["/".join(names)] = Kernel(rows, block, columns, block)
-        elif leaf.ndim >= 2:
+        elif is_kernel(path, leaf):
             found["/".join(names)] = Kernel(leaf.size // leaf.shape[-1], 1, leaf.shape[-1], 1)
     return found
 
@@ -255,6 +287,18 @@ def _sparse_states(state: ArrayTree) -> list[SparseState]:
 
 def _masked(tree: ArrayTree, masks: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x, mask: _where(mask, x, jnp.zeros_like(x)), tree, masks)
+
+
+def _is_masked_node(x: Any) -> bool:
+    """What `optax.masked` has in the place of parameters that are not its own."""
+    return isinstance(x, optax.MaskedNode)
+
+
+def _forgotten(x: Any, mask: Array, param: Array) -> Any:
+    """What an optimiser keeps of a parameter, with 0 for dead weights where it is of the parameter's shape."""
+    if _is_masked_node(x) or jnp.shape(x) != param.shape:
+        return x
+    return _where(mask, x, jnp.zeros_like(x))
 
 
 def _where(mask: Array, x: Array, other: Array) -> Array:

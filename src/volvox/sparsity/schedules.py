@@ -69,7 +69,9 @@ def reward_aware(
     Group-sparse training (Lee et al. 2021, arXiv 2101.09650) adapts its target to the reward; its rule is not
     published, so this one is ours. How far the mean return stands below its best so far, as a share of the distance
     from its worst to its best, decides: within `tolerance` the sparsity rises by `increment`; within twice that it
-    stays; below that it falls by `increment`. So shifting and scaling rewards changes nothing.
+    stays; below that it falls by `increment`. So shifting and scaling rewards changes nothing. The range of returns
+    must have grown to several times their noise before the bands tell a drop from noise; a return that does not change
+    at all holds up.
 
     Args:
       final_sparsity: that is not exceeded.
