@@ -12,8 +12,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,11 +32,14 @@ from volvox.ops.shapes import MATMULS
 
 Flag = tyro.conf.arg
 HERE = Path(__file__).parent
+_LONGEST = 180
+"""Seconds that the device's own part, and that the tests, may take; a kernel that hangs ends nothing else."""
 KERNELS = (
     # (named shape, dtype, networks, kernels that they share; 0: each its own)
     ("deep_ga_large_hidden", "float32", 512, 0),
     ("deep_ga_large_hidden", "bfloat16", 512, 0),
     ("deep_ga_large_hidden", "float32", 512, 20),
+    ("deep_ga_large_hidden", "float32", 512, 1),
     ("deep_ga_small_hidden", "float32", 512, 0),
     ("deep_ga_small_hidden", "bfloat16", 512, 0),
     ("deep_ga_large_patches_0", "bfloat16", 2048, 0),
@@ -55,9 +59,7 @@ class Options:
     seconds: Annotated[float, Flag(help="that each operation is timed")] = 0.5
     out: Annotated[Path | None, Flag(help="where the result goes; default: benchmarks/results/<device>.json")] = None
     dry_run: bool = False
-    device_part: Annotated[bool, Flag(help="only print what is measured on the device, as JSON on the last line")] = (
-        False
-    )
+    device_part: Annotated[bool, Flag(help="of this script itself: only print what is measured on the device")] = False
 
 
 def seconds_of(f: Callable[..., Any], *operands: Any, budget: float) -> tuple[float, float]:
@@ -90,23 +92,26 @@ def ceilings(options: Options) -> dict[str, float]:
     return {"copy_bytes_per_s": 8 * size / copy, "bf16_flop_per_s": 2 * n**3 / product}
 
 
-def kernel_table(options: Options, ceiling: dict[str, float]) -> list[dict[str, Any]]:
+def kernel_table(options: Options, ceiling: dict[str, float]) -> Iterator[dict[str, Any]]:
     """Every kernel at the sizes of real networks, by every implementation that serves it."""
-    rows = []
     for name, dtype, networks, shared in KERNELS:
         shape = MATMULS[name]
         b = 4 if options.dry_run else networks
         p = min(shared, b) or b
-        keys = jax.random.split(jax.random.key(0))
+        keys = jax.random.split(jax.random.key(0), 3)
         x = jax.random.normal(keys[0], (b, shape.rows, shape.k), dtype)
         w = jax.random.normal(keys[1], (p, shape.k, shape.n), dtype)
-        index = jax.random.randint(keys[0], (b,), 0, p, jnp.int32) if shared else None
+        index = jax.random.randint(keys[2], (b,), 0, p, jnp.int32) if shared else None
         moved = sum(a.size * a.dtype.itemsize for a in (x, w)) + b * shape.rows * shape.n * x.dtype.itemsize
         flops = 2 * b * shape.rows * shape.k * shape.n
         row: dict[str, Any] = {"shape": name, "dtype": dtype, "networks": b, "kernels": p, "bytes": moved}
         for implementation in implementations(x, w, index):
             f = jax.jit(lambda x, w, index, i=implementation: matmul(x, w, index, implementation=i))
-            median, spread = seconds_of(f, x, w, index, budget=options.seconds)
+            try:
+                median, spread = seconds_of(f, x, w, index, budget=options.seconds)
+            except Exception as error:  # whatever it is, the others are measured
+                row[implementation] = {"error": f"{type(error).__name__}: {error}"[:2_000]}
+                continue
             row[implementation] = {
                 "ms": 1e3 * median,
                 "spread_ms": 1e3 * spread,
@@ -115,50 +120,59 @@ def kernel_table(options: Options, ceiling: dict[str, float]) -> list[dict[str, 
                 "flop_per_s": flops / median,
                 "of_product": flops / median / ceiling["bf16_flop_per_s"],
             }
-        if "mosaic" in row:
+        measured = [i for i in ("mosaic", "xla") if "ms" in row.get(i, {})]
+        if len(measured) == 2:
             row["mosaic_over_xla"] = row["xla"]["ms"] / row["mosaic"]["ms"]
-        rows.append(row)
-        said = ", ".join(
-            f"{i} {row[i]['ms']:.3f} ms ({row[i]['of_copy']:.0%} of copy)" for i in row if i in ("mosaic", "xla")
-        )
-        print(f"{name} {dtype} x{b}: {said}", flush=True)
-    return rows
+        said = [f"{i} {row[i]['ms']:.3f} ms ({row[i]['of_copy']:.0%} of copy)" for i in measured]
+        said += [f"{i}: {row[i]['error'][:200]}" for i in row if isinstance(row[i], dict) and "error" in row[i]]
+        print(f"{name} {dtype} x{b} through {p}: {', '.join(said)}", flush=True)
+        yield row
 
 
-def whole_network(options: Options, ceiling: dict[str, float]) -> list[dict[str, Any]]:
+def whole_network(options: Options, ceiling: dict[str, float]) -> Iterator[dict[str, Any]]:
     """The large network of the deep GA, every row through another one, against reading all weights once."""
-    rows = []
     b = 4 if options.dry_run else 512
     spec = vx.types.EnvSpec("Atari", (84, 84, 4), np.dtype(np.uint8), 18, None, -1.0, 1.0, 1, 4)
-    net = vx.networks.policy(vx.networks.DeepGA(18), spec)
     observation = jnp.zeros((b, 1, 84, 84, 4), jnp.uint8)
-    for dtype in ("float32", "bfloat16"):
-        init = jax.jit(jax.vmap(lambda key, d=dtype: jax.tree.map(lambda x: x.astype(d), net.prepare(net.init(key)))))
-        variables = init(jax.random.split(jax.random.key(0), b))
+    # Of weights, and in which hidden layers compute: without the latter, convolutions would be in single precision.
+    for dtype, computed in (("float32", None), ("bfloat16", None), ("bfloat16", jnp.bfloat16)):
+        net = vx.networks.policy(vx.networks.DeepGA(18, dtype=computed), spec)
+
+        def init(key, net=net, dtype=dtype):
+            return jax.tree.map(lambda x: x.astype(dtype), net.prepare(net.init(key)))
+
+        variables = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(0), b))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(variables))
-        f = jax.jit(jax.vmap(lambda v, o: net.apply(v, o, (), None)[0]))
-        median, spread = seconds_of(f, variables, observation, budget=options.seconds)
+        f = jax.jit(jax.vmap(lambda v, o, net=net: net.apply(v, o, (), None)[0]))
+        row: dict[str, Any] = {"dtype": dtype, "computed_in": str(jnp.dtype(computed or jnp.float32)), "networks": b}
+        try:
+            median, spread = seconds_of(f, variables, observation, budget=options.seconds)
+        except Exception as error:  # as above
+            row["error"] = f"{type(error).__name__}: {error}"[:2_000]
+            print(f"large network, {dtype}: {row['error'][:200]}", flush=True)
+            yield row
+            continue
         # At the rate of a copy, which reads and writes.
         floor = size / ceiling["copy_bytes_per_s"]
-        rows.append(
-            {
-                "dtype": dtype,
-                "networks": b,
-                "ms": 1e3 * median,
-                "spread_ms": 1e3 * spread,
-                "over_reading": median / floor,
-            }
+        row |= {"ms": 1e3 * median, "spread_ms": 1e3 * spread, "over_reading": median / floor}
+        print(
+            f"large network, {dtype}, computed in {row['computed_in']} x{b}: {row['ms']:.2f} ms, "
+            f"{row['over_reading']:.2f} of reading once",
+            flush=True,
         )
-        print(f"large network, {dtype} x{b}: {1e3 * median:.2f} ms, {median / floor:.2f} of reading once", flush=True)
-    return rows
+        yield row
 
 
 def gpu_tests() -> dict[str, Any]:
     """The tests that need a GPU."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=_LONGEST)
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        return {"exit_code": 124, "said": [*said.splitlines()[-40:], f"did not end within {_LONGEST} s"]}
     print(done.stdout[-3_000:], flush=True)
-    return {"exit_code": done.returncode, "said": [line for line in done.stdout.splitlines() if " in " in line][-1:]}
+    return {"exit_code": done.returncode, "said": done.stdout.splitlines()[-40:]}
 
 
 def rollout(options: Options, slots: int, host: bool, left: float) -> dict[str, Any]:
@@ -173,9 +187,10 @@ def rollout(options: Options, slots: int, host: bool, left: float) -> dict[str, 
         return {"slots": slots, "host": host, "error": "took too long"}
     if done.returncode:
         print(f"{slots} slots failed:\n{done.stderr[-2_000:]}", flush=True)
-        return {"slots": slots, "host": host, "error": done.stderr.strip().splitlines()[-1]}
+        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        return {"slots": slots, "host": host, "error": f"exit code {done.returncode}: {last}"}
     figures = json.loads(done.stdout.strip().splitlines()[-1])
-    kept = ("env_steps_per_s", "inference_steps_per_s", "stepped_per_s", "occupancy")
+    kept = ("env_steps_per_s", "inference_steps_per_s", "stepped_per_s", "occupancy", "fraction_of_bound")
     row = {"slots": slots, "host": host, **{name: figures[name] for name in kept}}
     row["of_emulators_alone"] = row["stepped_per_s"] / row["env_steps_per_s"]
     print(
@@ -210,7 +225,11 @@ def draw(result: dict[str, Any]) -> Figure:
     for offset, name, color in ((0.2, "mosaic", "#0072B2"), (-0.2, "xla", "#999999")):
         places = [i + offset for i, row in enumerate(table) if name in row]
         kernels.barh(
-            places, [100 * row[name]["of_copy"] for row in table if name in row], 0.38, color=color, label=name
+            places,
+            [100 * row[name].get("of_copy", 0.0) for row in table if name in row],
+            0.38,
+            color=color,
+            label=name,
         )
     kernels.set_yticks(
         range(len(table)), [f"{row['shape']}\n{row['dtype']}, {row['kernels']}" for row in table], fontsize=7
@@ -239,31 +258,39 @@ def draw(result: dict[str, Any]) -> Figure:
     return figure
 
 
-def on_device(options: Options) -> dict[str, Any]:
-    """What is measured on the device alone."""
+def on_device(options: Options) -> Iterator[dict[str, Any]]:
+    """What is measured on the device alone, so far."""
     result: dict[str, Any] = {
         "machine": machine(),
         "precision": str(getattr(jax.config, "jax_default_matmul_precision", None)),
     }
     result["ceilings"] = ceilings(options)
-    result["kernels"] = kernel_table(options, result["ceilings"])
-    result["whole_network"] = whole_network(options, result["ceilings"])
-    return result
+    for name, rows_of in (("kernels", kernel_table), ("whole_network", whole_network)):
+        result[name] = []
+        for row in rows_of(options, result["ceilings"]):
+            result[name].append(row)
+            yield result
 
 
 def device_in_child(options: Options) -> dict[str, Any]:
-    """The same in a process of its own, whose memory is free again for what follows."""
+    """The same in a process of its own, whose memory is free again for what follows; all it told before it ended."""
     command = [sys.executable, __file__, "--device-part", "--seconds", str(options.seconds)]
     command += ["--dry-run"] if options.dry_run else []
     process = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    line = ""
+    timer = threading.Timer(_LONGEST, process.kill)
+    timer.start()
+    told: dict[str, Any] = {}
     for line in process.stdout:
-        if not line.startswith("{"):
+        if line.startswith("{"):
+            told = json.loads(line)
+        else:
             print(line, end="", flush=True)
-    if process.wait():
-        raise SystemExit(process.returncode)
-    return json.loads(line)
+    code = process.wait()
+    timer.cancel()
+    if not told:
+        raise SystemExit(code or 1)
+    return told | ({"device_part": f"ended early, exit code {code}"} if code else {})
 
 
 def main() -> int:
@@ -272,7 +299,8 @@ def main() -> int:
         if jax.default_backend() != "gpu" and not options.dry_run:
             print("error: there is no GPU here; --dry-run only sees that everything works", file=sys.stderr)
             return 2
-        print(json.dumps(on_device(options)))
+        for so_far in on_device(options):
+            print(json.dumps(so_far), flush=True)
         return 0
     began = time.perf_counter()
     result: dict[str, Any] = {"dry_run": options.dry_run, **device_in_child(options)}
@@ -293,6 +321,7 @@ def main() -> int:
     draw(result).savefig(out.with_suffix(".png"), dpi=100)
     print(f"{out}: {time.perf_counter() - began:.0f} s")
     failed = isinstance(result["rollouts"], list) and any("error" in row for row in result["rollouts"])
+    failed |= "device_part" in result or '"error"' in json.dumps([result["kernels"], result.get("whole_network")])
     return 1 if tested["exit_code"] or failed else 0
 
 

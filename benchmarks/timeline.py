@@ -10,7 +10,6 @@ others are the device, so the device must be a CPU. With one group the two take 
 import dataclasses
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -51,30 +50,14 @@ class Options:
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
-def sample(pid: int, interval: float, path: str) -> None:
-    """Writes how long each thread of another process had run at which time, until standard input ends."""
-    folder, rows = f"/proc/{pid}/task", []
-    while not select.select([sys.stdin], [], [], interval)[0]:
-        now = time.monotonic()
-        ran = {}
-        for thread in os.listdir(folder):
-            try:
-                with open(f"{folder}/{thread}/schedstat") as file:
-                    ran[int(thread)] = int(file.read().split()[0])
-            except OSError:  # a thread that has ended meanwhile
-                continue
-        rows.append((now, ran))
-    threads = sorted({thread for _, ran in rows for thread in ran})
-    nanoseconds = np.array([[ran.get(thread, 0) for thread in threads] for _, ran in rows], np.int64)
-    np.savez(path, times=np.array([now for now, _ in rows]), threads=threads, nanoseconds=nanoseconds)
-
-
 @contextmanager
 def sampled(interval: float, path: str) -> Iterator[None]:
     """Samples this process during the block."""
-    code = f"import timeline; timeline.sample({os.getpid()}, {interval}, {path!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=Path(__file__).parent)
-    time.sleep(3.0)  # it imports
+    script = str(Path(__file__).with_name("thread_times.py"))
+    command = [sys.executable, script, str(os.getpid()), str(interval), path]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read(1)  # it is ready
     try:
         yield
     finally:

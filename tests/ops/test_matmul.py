@@ -67,6 +67,24 @@ def test_gradients(index):
         np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_in_half_precision_sum_in_single():
+    """2 048 rows of ones through one of two kernels: a sum in half precision would stop at 256."""
+    x, w, index = jnp.ones((2_048, 1, 2), jnp.bfloat16), jnp.ones((2, 2, 3), jnp.bfloat16), jnp.zeros(2_048, jnp.int32)
+    dw = jax.jit(jax.grad(lambda w: matmul(x, w, index).astype(jnp.float32).sum()))(w)
+    np.testing.assert_array_equal(dw[0].astype(jnp.float32), 2_048)
+    np.testing.assert_array_equal(dw[1].astype(jnp.float32), 0)
+    dkernel = jax.jit(jax.grad(lambda w: dense(x[:, 0], w).astype(jnp.float32).sum()))(w[0])
+    np.testing.assert_array_equal(dkernel.astype(jnp.float32), 2_048)
+
+
+def test_gradients_by_index_form_no_kernel_for_each_row():
+    x, w, index = jnp.ones((65, 1, 256)), jnp.ones((3, 256, 128)), jnp.arange(65) % 3
+    text = str(jax.make_jaxpr(jax.grad(lambda x, w: matmul(x, w, index).sum(), (0, 1)))(x, w))
+    assert "[65,1,256]" in text
+    assert "[65,256,128]" not in text
+    assert "[65,128,256]" not in text
+
+
 def test_kernels_never_used_have_no_gradient():
     x, w = operands((2, 1, 3), (3, 3, 2))
     gradient = jax.grad(lambda w: matmul(x, w, jnp.array([2, 2])).sum())(w)

@@ -1,6 +1,6 @@
 """The networks of deep genetic algorithms on Atari (Such et al. 2017, arXiv 1712.06567)."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -31,13 +31,15 @@ class DeepGA(nn.Module):
     `Conv_i` and `Dense_i`, so that their flat order (`volvox.ops.flat`) is the layer order of the published genomes.
 
     Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is taken as scaled already.
-    Output: float32 `[B, num_actions]`.
+    Output: `[B, num_actions]`, float32 if the parameters are.
     """
 
     num_actions: int
     """Length of the output."""
     size: Literal["large", "small"] = "large"
     """large: 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. small: 16@8x8/4, 32@4x4/2, dense 256."""
+    dtype: Any = None
+    """In which all layers but the output compute, e.g. `jnp.bfloat16`; None: that of parameters and observations."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -49,9 +51,9 @@ class DeepGA(nn.Module):
         hidden = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
         output = nn.initializers.variance_scaling(_OUTPUT_STD**2, "fan_in", "normal")
         for features, kernel, stride in sizes.convolutions:
-            x = nn.relu(nn.Conv(features, (kernel, kernel), (stride, stride), kernel_init=hidden)(x))
+            x = nn.relu(nn.Conv(features, (kernel, kernel), (stride, stride), dtype=self.dtype, kernel_init=hidden)(x))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(sizes.hidden, kernel_init=hidden)(x))
+        x = nn.relu(nn.Dense(sizes.hidden, dtype=self.dtype, kernel_init=hidden)(x))
         return nn.Dense(self.num_actions, kernel_init=output)(x)
 
     @nn.nowrap

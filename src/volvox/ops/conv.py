@@ -1,7 +1,8 @@
 """2-D convolution, channels last, for one network or many.
 
 With one kernel it is `lax.conv_general_dilated`. Under `vmap` over kernels XLA would make a grouped convolution of
-it, which is slow on CPU: `conv_many` has what is done instead.
+it, which is slow on CPU: `conv_many` has what is done instead. Gradients under such a `vmap` are ours on CPU alone
+(`conv_gradients`); elsewhere they are still XLA's, grouped.
 """
 
 import math

@@ -81,8 +81,17 @@ def dense(x: Array, kernel: Array) -> Array:
 
 
 def served(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
-    """`matmul` without gradients or batching rules: by the implementation named, or the best for these operands."""
+    """`matmul` without gradients or batching rules: by the implementation named, or the best for these operands.
+
+    Raises:
+      ValueError: the one named cannot serve what `vmap` has made of the operands.
+    """
     how = plan(x, w, index, on=capability())
+    if how is None and implementation == "mosaic":
+        raise ValueError(
+            f"Implementation 'mosaic' cannot serve this product as vmap has made it, {x.shape} through {w.shape}; "
+            "leave the choice to implementation=None."
+        )
     if how is None or implementation == "xla":
         return matmul_xla(x, w, index)
     operands = (x, w) if index is None else (x, w, index)
@@ -104,8 +113,9 @@ def _dense_forward(x, kernel):
 
 def _dense_backward(residuals, g):
     x, kernel = residuals
-    dx = jnp.einsum("mn,kn->mk", g, kernel)
-    dkernel = jnp.einsum("mk,mn->kn", x, g)
+    single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision sums
+    dx = jnp.einsum("mn,kn->mk", g, kernel, preferred_element_type=single)
+    dkernel = jnp.einsum("mk,mn->kn", x, g, preferred_element_type=single)
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
 
 
@@ -123,13 +133,21 @@ def _matmul_forward(x, w, index, implementation):
 
 
 def _matmul_backward(implementation, residuals, g):
-    del implementation
     x, w, index = residuals
-    chosen = w if index is None else w[index]
-    dx = jnp.einsum("bmn,bkn->bmk", g, chosen)
-    dw = jnp.einsum("bmk,bmn->bkn", x, g)
-    if index is not None:
-        dw = jnp.zeros(w.shape, dw.dtype).at[index].add(dw)
+    single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision sums
+    if index is None:
+        dx = jnp.einsum("bmn,bkn->bmk", g, w, preferred_element_type=single)
+        dw = jnp.einsum("bmk,bmn->bkn", x, g, preferred_element_type=single)
+    else:
+        # Neither forms a kernel for each block: there may be many more blocks than kernels.
+        same = "xla" if implementation == "xla" else None
+        dx = matmul(g, jnp.swapaxes(w, 1, 2), index, implementation=same)
+
+        def add(dw: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
+            x, g, i = block
+            return dw.at[i].add(jnp.einsum("mk,mn->kn", x, g, preferred_element_type=single)), None
+
+        dw, _ = jax.lax.scan(add, jnp.zeros(w.shape, single), (x, g, index))
     return dx.astype(x.dtype), dw.astype(w.dtype), None
 
 

@@ -1,4 +1,4 @@
-"""Heterogeneous matmul as Pallas kernels for GPUs of the Hopper generation and newer.
+"""Heterogeneous matmul as Pallas kernels for NVIDIA's data centre GPUs: Hopper, and Blackwell as far as it goes.
 
 Two kernels take each weight where it stands, without gathering any. With few rows a kernel the product is bound by
 reading weights: `_streamed` sends tiles of them through shared memory and multiplies them on ordinary cores, up to 8
@@ -22,6 +22,8 @@ Shaped = Array | jax.ShapeDtypeStruct
 
 _MAX_STREAMED_ROWS = 16
 _ROWS_AT_ONCE = 8
+_MAX_READINGS = 4
+"""Of a kernel, for rows that share it; more are left to XLA, which has tensor cores do them. Not measured."""
 _COLUMNS = 128
 """Of a streamed tile: one of each thread of a warpgroup."""
 _SHARED_BYTES = 100 * 1024
@@ -85,16 +87,18 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | No
         if tile_k is None or n % _COLUMNS:
             return None
         each = m if index is None else -(-b * m // p)
+        if each > _MAX_READINGS * _ROWS_AT_ONCE:
+            return None
         rows = min(_ROWS_AT_ONCE, 1 << (each - 1).bit_length())
         tile = tile_k * (_COLUMNS * w.dtype.itemsize + rows * 4)
-        return Streamed(rows, tile_k, max(2, min(_SHARED_BYTES // tile, 8, k // tile_k)))
+        return Streamed(rows, tile_k, min(_SHARED_BYTES // tile, 8, k // tile_k))
     # Blackwell has other instructions for this.
     if on[0] == 9 and x.dtype == w.dtype and x.dtype != jnp.float32:
         tile_n = next((size for size in (128, 64, 32, 16) if n % size == 0), None)
         if k % 64 or tile_n is None:
             return None
         tile_m = 128 if m > 64 and tile_n <= 64 else 64
-        return Tiled(tile_m, 64, tile_n, max(2, min(4, k // 64)))
+        return Tiled(tile_m, 64, tile_n, min(4, k // 64))
     return None
 
 
@@ -156,14 +160,20 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
         @pl.when(which >= 0)
         def _():
             def tile(_, x_smem, w_smem, sums):
-                def eight(i, sums):
+                def eight(i, parts):
                     for j in range(8):
                         place = i * 8 + j
                         weights = w_smem[place].astype(jnp.float32)
-                        sums = tuple(total + weights * x_smem[row, place] for row, total in enumerate(sums))
-                    return sums
+                        parts = tuple(part + weights * x_smem[row, place] for row, part in enumerate(parts))
+                    return parts
 
-                return jax.lax.fori_loop(0, how.tile_k // 8, eight, sums)
+                # Of each tile by itself: one sum over thousands would round five times as much away.
+                parts = jax.lax.fori_loop(0, how.tile_k // 8, eight, zeros())
+                return tuple(total + part for total, part in zip(sums, parts, strict=True))
+
+            def zeros():
+                # Read back, so that they lie in registers as weights do.
+                return tuple(out_smem[row] for row in range(rows))
 
             out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
             sums = plgpu.emit_pipeline(
@@ -174,8 +184,7 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
                     plgpu.BlockSpec((how.tile_k, _COLUMNS), lambda step: (step, column)),
                 ],
                 max_concurrent_steps=how.stages,
-                # Read back, so that they lie in registers as weights do.
-                init_carry=tuple(out_smem[row] for row in range(rows)),
+                init_carry=zeros(),
             )(x_gmem.at[item], w_gmem.at[which])
             for row, total in enumerate(sums):
                 out_smem[row] = total
@@ -194,7 +203,7 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
 
 
 def _by_tiles(x: Array, w: Array, index: Array, how: Tiled) -> Array:
-    """Rows of each block filled up to whole tiles; XLA does that where it makes them."""
+    """Rows of each block filled up to whole tiles, which copies them."""
     m = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (0, -m % how.tile_m), (0, 0)))
     return _tiled(padded, w, index, how)[:, :m]

@@ -28,10 +28,10 @@ def after(x: Any, y: Any, zero: jax.Array, *, required: bool = True) -> Any:
 
     XLA reorders side-effecting calls that do not depend on each other, whatever their order in Python, and
     `lax.optimization_barrier` does not change that. This makes a true dependence: it adds
-    `bits(y) & zero` to every scalar of `x`. One element of each leaf of `y` is read.
+    `bits(y) & zero` to every integer scalar of `x`. One element of each leaf of `y` is read.
 
     Args:
-      x: pytree. Its rank-0 and uint8-vector leaves (loop counters, pool tokens) carry the dependence; other leaves
+      x: pytree. Its integer scalars and uint8 vectors (loop counters, pool tokens) carry the dependence; other leaves
         pass through untouched, so that large arrays are not copied.
       y: pytree of arrays with at least one element each; empty leaves are skipped.
       zero: the runtime zero, int32 scalar.
