@@ -46,6 +46,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/gradients.py
 	$(BIN)/python benchmarks/td3.py
 	$(BIN)/python benchmarks/circulant.py
+	$(BIN)/python benchmarks/maze.py
+	$(BIN)/python benchmarks/timeline.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

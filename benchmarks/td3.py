@@ -6,6 +6,7 @@
 - updates: the learner's updates in a compiled loop, batches drawn from the replay of a run;
 - floor: the matmuls of such an update, forward and backward, and nothing else;
 - loop: steps a second of the algorithm with one update a step, over that of its parts in turn;
+- ways: steps a second of the whole loop with sparse weights, in turns with dense ones, and what each stores;
 - torch (with `--peers`): the same update in PyTorch, in a process of its own.
 """
 
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,20 +115,56 @@ def seconds_of(call: Any, repeats: int) -> float:
     return statistics.median(times)
 
 
-def make(options: Options) -> vx.types.Algorithm:
-    """The algorithm, learning from the first row."""
+def make(options: Options, way: str = "dense") -> vx.types.Algorithm:
+    """The algorithm; sparse ones have an eighth of the large layer's weights after 1 000 updates."""
     env = vx.envs.mujoco(options.task, num_envs=options.num_envs, groups=options.groups)
     (action,) = env.spec.action_shape or (0,)
     hidden = (options.width, options.width)
-    return vx.off_policy.td3(
-        vx.networks.MLP(action, hidden=hidden, activation=nn.relu),
-        vx.networks.QNetwork(hidden),
-        env,
-        batch_size=options.batch_size,
-        random_steps=1_000,
-        replay_size=100_000,
-        steps_per_iteration=1_000,
+    settings: dict[str, Any] = {
+        **{"batch_size": options.batch_size, "random_steps": 1_000, "replay_size": 100_000},
+        "steps_per_iteration": 1_000,
+    }
+    td3 = vx.off_policy.td3
+    if way == "group-sparse":
+        td3 = partial(vx.sparsity.group_sparse(block=4, final_sparsity=0.875, end=1_000, every=500), td3)
+    elif way != "dense":
+        rule = {
+            "magnitude": vx.sparsity.magnitude(vx.sparsity.cubic(final_sparsity=0.875, begin=0, end=1_000), every=500),
+            "dynamic": vx.sparsity.dynamic(sparsity=0.875, every=500),
+        }[way]
+        settings["optimizer"] = vx.sparsity.sparse(optax.adam(3e-4), rule, min_side=32)
+    return td3(
+        vx.networks.MLP(action, hidden=hidden, activation=nn.relu), vx.networks.QNetwork(hidden), env, **settings
     )
+
+
+def ways(options: Options) -> dict[str, dict[str, float]]:
+    """Steps a second of the whole loop, dense and sparse in turns, and the share of weights that need not be stored."""
+    made = {way: make(options, way) for way in ("dense", "magnitude", "dynamic", "group-sparse")}
+    states, rates, compression = {}, {way: [] for way in made}, {}
+    for way, algorithm in made.items():
+        state, _ = algorithm.step(algorithm.init(jax.random.key(0)))  # random actions, and compilation
+        states[way], _ = algorithm.step(state)  # the stopwatch goes along
+    for _ in range(options.iterations):
+        for way, algorithm in made.items():
+            began, before = time.perf_counter(), states[way].steps
+            states[way], metrics = algorithm.step(states[way])
+            if "share_learning" not in metrics:
+                rates[way].append(int(states[way].steps - before) / (time.perf_counter() - began))
+            compression[way] = metrics.get("compression", 0.0)
+    for algorithm in made.values():
+        algorithm.close()
+    middle = {way: statistics.median(found) for way, found in rates.items()}
+    return {
+        way: {
+            "loop_steps_per_s": middle[way],
+            "lowest": min(rates[way]),
+            "highest": max(rates[way]),
+            "time_over_dense": middle["dense"] / middle[way],
+            "compression": compression[way],
+        }
+        for way in made
+    }
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -138,8 +176,9 @@ def measure(options: Options) -> dict[str, Any]:
     rates = []
     for _ in range(options.iterations):
         began, before = time.perf_counter(), state.steps
-        state, _ = algorithm.step(state)
-        rates.append(int(state.steps - before) / (time.perf_counter() - began))
+        state, metrics = algorithm.step(state)
+        if "share_learning" not in metrics:  # no stopwatch went along
+            rates.append(int(state.steps - before) / (time.perf_counter() - began))
     algorithm.close()
     env = algorithm.env
     (observation,), (action,) = env.spec.observation_shape, env.spec.action_shape or (0,)
@@ -156,6 +195,7 @@ def measure(options: Options) -> dict[str, Any]:
         "bound_steps_per_s": 1 / per_step,
         "loop_fraction_of_bound": loop * per_step,
         **{name: parts[name] for name in ("share_emulators", "share_inference", "share_learning")},
+        "ways": ways(options),
     }
     if options.peers:
         script = Path(__file__).parent / "peers" / "torch_td3.py"

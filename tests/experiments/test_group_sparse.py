@@ -48,12 +48,15 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
         (("--steps", "0"), "steps=0: give a positive number"),
         (("--block", "3"), "block=3 does not divide"),
         (("--final-sparsity", "0.5"), "final_sparsity=0.5 is below 0.75"),
+        (("--final-sparsity", "0.85"), "final_sparsity=0.85: n-of-m keeps 1 of m"),
     ],
 )
 def test_bad_settings_are_refused(load, flags, message):
     module = load("group_sparse")
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(module.tyro.cli(module.Settings, args=[*TINY, *flags]), "gst")
+        module.make_algorithm(
+            module.tyro.cli(module.Settings, args=[*TINY, *flags]), "n-of-m" if "n-of-m" in message else "gst"
+        )
 
 
 def test_every_way_can_be_made(load):

@@ -1,6 +1,7 @@
 """TD3 against updates written out in NumPy, and on a probe with a known answer."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,9 @@ from volvox import networks
 from volvox.envs import probe
 from volvox.networks.off_policy import actor_and_critics
 from volvox.off_policy import reference, table_of, td3
+from volvox.off_policy import schedule as schedules
 from volvox.off_policy.learner import LossSettings, Normalizer, counted, learner, normalized
+from volvox.rollout import replay
 from volvox.rollout.replay import Batch
 from volvox.sparsity import dynamic, keep_n_of_m, masks_of, sparse
 from volvox.train import train
@@ -134,6 +137,54 @@ def test_the_answer_is_found(options):
     answer, _ = algorithm.network.apply(params, jnp.asarray(asked), (), None)
     np.testing.assert_allclose(answer, asked, atol=0.2)
     assert metrics["training_mean"] > -0.5
+    algorithm.close()
+
+
+def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
+    """Of one beat of 4 096 environments with actions from -2 to 4."""
+    learn, memory = linear(2)
+    memory = memory._replace(actor=jax.tree.map(lambda x: jnp.full_like(x, 0.1), memory.actor))
+    net = actor_and_critics(networks.MLP(1, hidden=()), networks.QNetwork(hidden=()), ENV.spec)
+    stages = schedules.stages(
+        net,
+        learn,
+        schedules.Exploration(jnp.array([0.2]), 10),
+        schedules.Sampling(32, 0.99, 1, 1),
+        num_learners=1,
+        action_bounds=(-2.0, 4.0),
+        normalize=False,
+    )
+    (group,) = probe.target(size=1, num_envs=4_096).make(0)
+    _, timestep = group.recv(group.init())
+    timestep = timestep._replace(observation=jnp.ones_like(timestep.observation), first=jnp.zeros(4_096, bool))
+    rows = (replay.empty(2, 4_096, ENV.spec),)
+    carry = schedules.begin((group,), rows, jax.random.key(0), jnp.int32(0), jnp.int32(0), schedules.no_episodes(1))
+
+    def stored(carry):
+        return np.asarray(carry.collectors[0].replay.action)[0].ravel()
+
+    carry, action = jax.jit(partial(stages.act, g=0))(carry, memory, (), timestep=timestep)
+    np.testing.assert_allclose(action.ravel(), 1 + 3 * stored(carry), rtol=1e-5, atol=1e-5)
+    assert np.abs(stored(carry)).max() <= 1
+    assert stored(carry).mean() == pytest.approx(0, abs=0.04)
+    assert stored(carry).var() == pytest.approx(1 / 3, abs=0.02)
+    assert int(carry.steps) == 4_096
+
+    carry, _ = jax.jit(partial(stages.act, g=0))(carry, memory, (), timestep=timestep)
+    noise = np.asarray(carry.collectors[0].replay.action)[1].ravel() - np.tanh(0.2)
+    assert noise.mean() == pytest.approx(0, abs=0.015)
+    assert noise.std() == pytest.approx(0.2, rel=0.04)
+    assert (noise**4).mean() == pytest.approx(3 * 0.2**4, rel=0.2)  # of a normal distribution
+
+
+@pytest.mark.parametrize(("ratio", "updates"), [(0.5, 2), (2.0, 8)])
+def test_as_many_updates_are_made_as_asked_for(ratio, updates):
+    """8 environments in 2 groups: 4 steps a beat."""
+    algorithm = make(updates_per_env_step=ratio, random_steps=0, steps_per_iteration=200)
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    beats = int(state.learner.update) / updates
+    assert beats == int(beats)
+    assert 45 <= beats <= 50  # of 50; none before there is a transition
     algorithm.close()
 
 
