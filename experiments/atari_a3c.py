@@ -88,7 +88,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
 
 def main() -> int:
     settings = read_settings()
-    return launch(make_algorithm, settings, choices(settings), step_name="iteration", learned="policy", sampled=True)
+    return launch(make_algorithm, settings, choices(settings), learned="policy", sampled=True)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
 
 def main() -> int:
     settings = read_settings()
-    return launch(make_algorithm, settings, choices(settings.population), step_name="generation", learned="best")
+    return launch(make_algorithm, settings, choices(settings.population), learned="best")
 
 
 if __name__ == "__main__":

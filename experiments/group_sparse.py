@@ -79,6 +79,8 @@ def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:
     for name in ("seeds", "steps", "episodes"):
         if getattr(settings, name) < 1:
             raise ValueError(f"{name}={getattr(settings, name)}: give a positive number.")
+    if settings.steps <= settings.random_steps:
+        raise ValueError(f"steps={settings.steps}: nothing is learned from random_steps={settings.random_steps}.")
     env = vx.envs.mujoco(settings.task, num_envs=settings.seeds * settings.num_envs, groups=2, threads=settings.threads)
     (size,) = env.spec.action_shape or (0,)
     actor = vx.networks.MLP(size, hidden=settings.hidden, activation=nn.relu)
@@ -134,7 +136,6 @@ def train(settings: Settings, way: str) -> int:
             run_dir=directory,
             resume=settings.resume,
             checkpoint_every=10,
-            step_name="iteration",
         )
         if run.interrupted:
             return run.exit_code
@@ -204,15 +205,17 @@ def draw(settings: Settings, found: dict[str, dict[str, Any]]) -> Figure:
     colors = ("#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2", "#0072B2", "#0072B2")
     styles = ("-", "-", "-", "-", "-", "-", "-", ":", "--")
     looks = dict(zip(get_args(Way), zip((*colors, "#999999"), (*styles, "-."), strict=True), strict=True))
+    marker = "" if settings.steps > 10 * settings.steps_per_iteration else "."
     for way in found:
         rows = [json.loads(line) for line in (Path(settings.run_dir) / way / "metrics.jsonl").read_text().splitlines()]
         color, style = looks[way]
         steps = np.array([row["steps"] for row in rows]) / 1_000
         names = [f"recent_mean_{s}" for s in range(settings.seeds)] if settings.seeds > 1 else ["recent_mean"]
         each = np.array([[row.get(name, np.nan) for name in names] for row in rows], float)
-        by_return.plot(steps, each.mean(axis=1), style, color=color, label=way)
+        by_return.plot(steps, each.mean(axis=1), style, marker=marker, color=color, label=way)
         by_return.fill_between(steps, each.min(axis=1), each.max(axis=1), color=color, alpha=0.1, linewidth=0)
-        by_compression.plot(steps, [100 * row.get("compression", 0.0) for row in rows], style, color=color)
+        compression = [100 * row.get("compression", 0.0) for row in rows]
+        by_compression.plot(steps, compression, style, marker=marker, color=color)
     by_return.set_ylabel("return, latest episodes: mean and range of seeds")
     by_compression.set_ylabel("weights that need not be stored (%)")
     for axes in (by_return, by_compression):
@@ -257,13 +260,17 @@ def main() -> int:
     folder = Path(settings.run_dir)
     try:
         for way in settings.ways:  # every bad setting is refused before long work
-            make_algorithm(settings, way).close()
+            try:
+                make_algorithm(settings, way).close()
+            except ValueError as error:
+                raise ValueError(f"{way}: {error}") from error
             if not settings.resume:
                 check_unused(folder / way)
         check_settings(settings)
         failed = []
         for way in settings.ways:
             try:
+                print(f"{way}:", file=sys.stderr, flush=True)
                 if code := train(settings, way):
                     return code
             except FloatingPointError as error:

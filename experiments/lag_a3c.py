@@ -64,7 +64,7 @@ def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.types.Algor
 def final_return(algorithm: vx.types.Algorithm, lag: int, seed: int) -> float | None:
     """Mean return of the last 100 training episodes; None if learning diverged."""
     try:
-        run = vx.train(algorithm, jax.random.key(seed), steps=1, progress=False, step_name="iteration")
+        run = vx.train(algorithm, jax.random.key(seed), steps=1, progress=False)
     except FloatingPointError:
         return None
     finally:

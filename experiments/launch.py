@@ -57,7 +57,6 @@ def launch(
     settings: Any,
     choices: Choices,
     *,
-    step_name: str,
     learned: str,
     sampled: bool = False,
 ) -> int:
@@ -68,7 +67,6 @@ def launch(
         level.
       settings: the script's flags; those that every script has are in `settings.run`.
       choices: for `--tune`.
-      step_name: what a step is called.
       learned: what the result is called beside random play, e.g. "elite".
       sampled: score it with drawn actions too, not only with the likeliest.
     """
@@ -97,7 +95,6 @@ def launch(
             checkpoint_every=run_settings.checkpoint_every,
             log=run_settings.log,
             stop_after=None if run_settings.minutes is None else 60 * run_settings.minutes,
-            step_name=step_name,
         )
     except (ValueError, FileExistsError, BlockingIOError, vx.checkpoint.DamagedCheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -47,7 +47,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    return launch(make_algorithm, settings, choices(settings), step_name="iteration", learned="policy", sampled=True)
+    return launch(make_algorithm, settings, choices(settings), learned="policy", sampled=True)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,8 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
     """The algorithm, and its iterations; every bad setting is refused here."""
     if settings.steps < 1:
         raise ValueError(f"steps={settings.steps}: give the number of steps in all.")
+    if settings.steps <= settings.random_steps:
+        raise ValueError(f"steps={settings.steps}: nothing is learned from random_steps={settings.random_steps}.")
     env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=settings.groups, threads=settings.threads)
     (size,) = env.spec.action_shape or (0,)
     names = [field.name for field in dataclasses.fields(settings) if field.name not in _OF_THE_SCRIPT]
@@ -81,7 +83,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     choices = Choices(machine=machine_choices(settings.num_envs, settings.groups, settings.threads), others={})
-    return launch(make_algorithm, settings, choices, step_name="iteration", learned="policy")
+    return launch(make_algorithm, settings, choices, learned="policy")
 
 
 if __name__ == "__main__":

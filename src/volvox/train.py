@@ -59,7 +59,6 @@ def train(
     tensorboard: bool = True,
     log: bool = False,
     stop_after: float | None = None,
-    step_name: str = "generation",
 ) -> Run:
     """Runs an algorithm, and what it did up to now, to a number of steps.
 
@@ -81,11 +80,11 @@ def train(
         log: also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.population`;
             with evolution, some 20 bytes a member, and its behaviour.
         stop_after: seconds of this call after which no further step begins; None never stops early.
-        step_name: what a step is called, in rows and in the progress display.
 
     Returns:
-        The run. Rows hold the algorithm's metrics and `<step_name>` (counted from 1), `seconds` (wall-clock time of all
-        completed steps up to this one, over resumes, their checkpoints included) and `step_seconds`.
+        The run. Rows hold the algorithm's metrics, the step by its name (`algorithm.step_name`, counted from 1),
+        `seconds` (wall-clock time of all completed steps up to this one, over resumes, their checkpoints included) and
+        `step_seconds`.
 
     Raises:
         FileExistsError: `run_dir` holds a run and `resume` is False.
@@ -95,6 +94,7 @@ def train(
         volvox.checkpoint.DamagedCheckpointError: every checkpoint is damaged.
         FloatingPointError: the algorithm's numbers are no longer finite; a note names the last good checkpoint.
     """
+    step_name = algorithm.step_name
     _check(steps, run_dir, resume, checkpoint_every, keep_checkpoints, stop_after, step_name)
     if log and (run_dir is None or algorithm.log is None):
         raise ValueError(
@@ -224,7 +224,7 @@ def _check(
     if stop_after is not None and not stop_after > 0:
         raise ValueError(f"stop_after must be a positive number of seconds or None, got {stop_after}")
     if step_name in ("", "seconds", "step_seconds"):
-        raise ValueError(f"step_name cannot be {step_name!r}")
+        raise ValueError(f"algorithm.step_name cannot be {step_name!r}")
     if resume and run_dir is None:
         raise ValueError("resume=True needs the run_dir to resume from")
 
@@ -322,7 +322,7 @@ def _open(directory: Path, config: dict[str, Any], step_name: str) -> tuple[_Sav
     if [row.get(step_name) for row in kept] != list(range(1, step + 1)):
         raise ValueError(
             f"{directory / _METRICS} does not hold one row for each {step_name} from 1 to {step}, where the newest "
-            "checkpoint stands: it was changed by hand, or step_name differs"
+            "checkpoint stands: it was changed by hand, or algorithm.step_name is another"
         )
     metrics_file.rewrite(directory / _METRICS, kept)
     log_files.drop_after(directory / _LOG, step)

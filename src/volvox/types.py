@@ -182,6 +182,8 @@ class Algorithm(NamedTuple):
     config: Config
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     """state after a step -> arrays that say more of it than its metrics; None if there are none."""
+    step_name: str = "generation"
+    """What a step is called, in rows of metrics and in the progress display."""
 
 
 class Interrupted(Exception):

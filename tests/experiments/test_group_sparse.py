@@ -8,7 +8,7 @@ import pytest
 TINY = [
     *("--task", "InvertedPendulum", "--seeds", "2", "--num-envs", "2", "--hidden", "32", "32", "--batch-size", "16"),
     *("--random-steps", "100", "--replay-size", "2000", "--steps-per-iteration", "150", "--steps", "300"),
-    *("--every", "20", "--increment", "0.05", "--episodes", "2"),
+    *("--every", "20", "--increment", "0.05", "--tolerance", "1.0", "--episodes", "2"),
 ]
 
 
@@ -46,6 +46,7 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
     ("flags", "message"),
     [
         (("--steps", "0"), "steps=0: give a positive number"),
+        (("--steps", "100"), "steps=100: nothing is learned from random_steps=100"),
         (("--block", "3"), "block=3 does not divide"),
         (("--final-sparsity", "0.5"), "final_sparsity=0.5 is below 0.75"),
         (("--final-sparsity", "0.85"), "final_sparsity=0.85: n-of-m keeps 1 of m"),

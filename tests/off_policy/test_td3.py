@@ -13,7 +13,7 @@ from flax import linen as nn
 from volvox import networks
 from volvox.envs import probe
 from volvox.networks.off_policy import actor_and_critics
-from volvox.off_policy import reference, table_of, td3
+from volvox.off_policy import policy_of, reference, table_of, td3
 from volvox.off_policy import schedule as schedules
 from volvox.off_policy.learner import LossSettings, Normalizer, counted, learner, normalized
 from volvox.rollout import replay
@@ -130,7 +130,8 @@ def test_moments_of_observations():
 )
 def test_the_answer_is_found(options):
     """Every step asks for another number; random answers earn -8 * 2/3 an episode, the right ones nothing."""
-    algorithm = make(exploration_noise=0.1, discount=0.5, steps_per_iteration=1_400, learning_rate=1e-2, **options)
+    actor, critic = networks.MLP(1, hidden=(32,), activation=nn.relu), networks.QNetwork(hidden=(32,))
+    algorithm = td3(actor, critic, ENV, **(SMALL | {"discount": 0.5, "steps_per_iteration": 1_400} | options))
     state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
     params = algorithm.policy(state)
     asked = np.linspace(-0.9, 0.9, 7, dtype=np.float32)[:, None]
@@ -177,15 +178,24 @@ def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
     assert (noise**4).mean() == pytest.approx(3 * 0.2**4, rel=0.2)  # of a normal distribution
 
 
-@pytest.mark.parametrize(("ratio", "updates"), [(0.5, 2), (2.0, 8)])
-def test_as_many_updates_are_made_as_asked_for(ratio, updates):
-    """8 environments in 2 groups: 4 steps a beat."""
-    algorithm = make(updates_per_env_step=ratio, random_steps=0, steps_per_iteration=200)
-    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
-    beats = int(state.learner.update) / updates
-    assert beats == int(beats)
-    assert 45 <= beats <= 50  # of 50; none before there is a transition
+@pytest.mark.parametrize(("ratio", "num_learners"), [(0.5, 1), (2.0, 2)])
+def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
+    """Of steps, not of resets, which are a ninth of what 8 environments do here; and steps end where they should."""
+    algorithm = make(updates_per_env_step=ratio, random_steps=16, steps_per_iteration=100, num_learners=num_learners)
+    state = algorithm.init(jax.random.key(0))
+    for i in (1, 2, 3):
+        state, metrics = algorithm.step(state)
+        assert 100 * i <= metrics["steps"] < 100 * i + 8
+        assert metrics["update"] == pytest.approx(ratio * (metrics["steps"] - 16), abs=ratio * 4)
     algorithm.close()
+
+
+def test_a_learner_that_is_not_there_is_named():
+    state = make().init(jax.random.key(0))
+    for function in (policy_of, table_of):
+        function(state)
+        with pytest.raises(ValueError, match="learner=1: there are 1, counted from 0"):
+            function(state, 1)
 
 
 def test_traced_is_driven():
@@ -320,6 +330,7 @@ def test_the_reference_settings_are_settings():
         ({"discount": 1.5}, "discount=1.5: give a number from 0 to 1"),
         ({"learning_rate": (1e-3, 1e-3)}, "learning_rate has 2 entries for num_learners=1"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a finite number above 0"),
+        ({"learning_rate": optax.constant_schedule(1e-3)}, "give numbers; a rate that changes belongs"),
         ({"exploration_noise": -1.0}, "exploration_noise=-1.0: give a finite number of at least 0"),
         ({"random_steps": -1}, "random_steps must be an integer of at least 0, got -1"),
         ({"optimizer": "adamm"}, "optax.adamm"),

@@ -179,6 +179,8 @@ def test_implementation_is_forced_or_refused():
         assert_close(matmul(x, w, implementation=implementation), golden(x, w, None), 3)
     with pytest.raises(ValueError, match=r"'mosaic' cannot serve .* available: xla"):
         matmul(x, w, implementation="mosaic")
+    with pytest.raises(ValueError, match="'cuda' is unknown; there are mosaic and xla"):
+        matmul(x, w, implementation="cuda")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,12 @@ def test_rates_that_pruning_does_not_take_are_refused(make, options, message):
         group_sparse()(make, ACTOR, CRITIC, ENV, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"block": 1}, {"pruning": False}])
+def test_networks_of_small_layers_are_refused(options):
+    with pytest.raises(ValueError, match="min_side=33: no layer has as many inputs and outputs"):
+        group_sparse(min_side=33, **options)(td3, ACTOR, CRITIC, ENV, **SMALL)
+
+
 def test_a_factory_without_an_optimiser_is_refused():
     def make(network):
         return network

@@ -351,6 +351,19 @@ def test_a_mixture_of_grouped_and_dense_kernels_is_as_sparse_as_asked():
         (lambda: dynamic(sparsity=-0.1), "sparsity=-0.1: give a share"),
         (lambda: dynamic(sparsity=0.5, grow="best"), "grow='best' is unknown"),
         (lambda: keep_n_of_m(5, 4), "n=5 exceeds m=4"),
+        (lambda: magnitude(0.5), "magnitude needs a schedule"),
+        (lambda: sparse(optax.sgd(1.0), cubic(final_sparsity=0.5, begin=0, end=1)), "sparse needs a rule"),
+        (lambda: sparse(optax.adam, dynamic(sparsity=0.5)), "sparse needs an optax.GradientTransformation"),
+        (
+            lambda: sparse(sparse(optax.sgd(1.0), dynamic(sparsity=0.5)), dynamic(sparsity=0.5)),
+            "that is not sparse already",
+        ),
+        (
+            lambda: (o := sparse(optax.sgd(1.0), dynamic(sparsity=0.5))).update(
+                {"w": jnp.ones((4, 4))}, o.init({"w": jnp.ones((8, 8))}), {"w": jnp.ones((4, 4))}
+            ),
+            "masks do not match the parameters: w is [4, 4], its mask [8, 1, 8]",
+        ),
         (lambda: keep_n_of_m(2, 4, drop=1.5), "drop=1.5: give a share from 0 to 1"),
         (lambda: dynamic(sparsity=0.5, end=0), "end must be"),
         (lambda: sparse(optax.sm3(1.0), dynamic(sparsity=0.5)).init(params_of()), "sparse cannot tell what"),

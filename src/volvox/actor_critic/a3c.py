@@ -203,10 +203,10 @@ def a3c(
         memory = memory._replace(sums=no_sums(), gradient_norm=jnp.float32(0))
         return carry._replace(steps=jnp.int32(0)), memory
 
-    def num_rounds(carry: Carry) -> int:
+    def last_round(carry: Carry) -> int:
         # Updates end whole rounds, counted since the environments were started; the first ones have nothing to learn.
         updates_before = max(int(carry.round) - lag, 0) // rounds_per_update
-        return lag + (updates_before + updates_per_step) * rounds_per_update - int(carry.round)
+        return lag + (updates_before + updates_per_step) * rounds_per_update
 
     def step(state: A3CState, *, monitor=None) -> tuple[A3CState, dict[str, Any]]:
         first_update = int(state.learner.update)
@@ -224,7 +224,8 @@ def a3c(
             seed=lambda: seed_of(state),
             begin=lambda groups: schedules.start(groups, net, when, state.key, state.draws, state.episodes),
             prepare=prepare,
-            num_rounds=num_rounds,
+            goal=last_round,
+            rounds_left=lambda carry, goal: goal - int(carry.round),
             counts=lambda carry, memory: {"steps": int(carry.steps), "updates": int(memory.update)},
             progress=progress,
             unit="updates",
@@ -273,6 +274,7 @@ def a3c(
         step=step,
         policy=lambda state: state.learner.params,
         genome=None,
+        step_name="iteration",
         save=save,
         restore=restore,
         close=loop.close,

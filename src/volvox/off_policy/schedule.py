@@ -60,7 +60,7 @@ class Sampling(NamedTuple):
     discount: float
     num_steps: int
     updates: int
-    """In one beat of one group."""
+    """In one beat of one group, all of whose environments step."""
 
 
 def no_episodes(num_learners: int) -> Episodes:
@@ -196,7 +196,12 @@ def stages(
             mine, disturbed = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batch, noise))
             return learner.update(memory, mine, disturbed, mean_return)
 
+        # As many as the steps so far are worth, of which resets are none.
+        b = carry.collectors[g].running.returns.shape[1]
+        steps = carry.steps // num_learners - exploration.random_steps
+        wanted = (steps // b) * sampling.updates + (steps % b) * sampling.updates // b
+        due = jnp.clip(wanted - memory.update, 0, sampling.updates)
         # A trip count, not a condition, so that what is learned stays in place.
-        return carry, jax.lax.fori_loop(0, jnp.where(ready, sampling.updates, 0), one, memory)
+        return carry, jax.lax.fori_loop(0, jnp.where(ready, due, 0), one, memory)
 
     return Stages(act, work, None, None)

@@ -96,12 +96,11 @@ def td3(
       policy_delay: updates of the critics for one of the actor and the targets.
       random_steps: steps with uniform actions, before anything is learned.
       replay_size: steps that are remembered, rounded down to whole rows of the environments.
-      updates_per_env_step: updates for each step of an environment; times the learner's environments in a group it must
-        be a whole number, so that fewer updates than one a beat take more environments.
+      updates_per_env_step: updates for each step of an environment, resets not counted; times the learner's
+        environments in a group it must be a whole number, so that fewer updates than one a beat take more environments.
       num_steps: n, of n-step targets.
       normalize_observations: show actor and critics observations with running mean 0 and variance 1.
-      steps_per_iteration: steps in one row of metrics, rounded up to whole rows of the environments; resets
-        among them are no steps, so that a little less is counted.
+      steps_per_iteration: steps in one row of metrics, which ends at the first multiple of it or some steps after.
       save_replay: keep the replay in checkpoints; without it, a resumed run gathers `random_steps` anew before it
         learns on.
       chunk_seconds: how often progress and interrupts are looked at.
@@ -174,7 +173,7 @@ def td3(
         normalize=normalize_observations,
     )
     loop = runner(stages, env, beats_per_round=1, timed_rounds=20, chunk_seconds=chunk_seconds, host=host)
-    rounds = -(-steps_per_iteration * num_learners // env.num_envs)
+    steps_of_all = steps_per_iteration * num_learners
 
     def no_replays() -> tuple[Replay, ...]:
         return tuple(empty(num_rows, b, env.spec) for _ in range(env.num_groups))
@@ -209,7 +208,9 @@ def td3(
                 groups, state.replays, state.key, state.draws, state.steps, state.episodes
             ),
             prepare=lambda carry, memory: (carry, memory._replace(sums=no_sums(num_learners))),
-            num_rounds=lambda carry: rounds,
+            goal=lambda carry: (int(carry.steps) // steps_of_all + 1) * steps_of_all,
+            # Resets are no steps, so that this many rounds may not be enough, and some follow.
+            rounds_left=lambda carry, goal: -(-(goal - int(carry.steps)) // env.num_envs),
             counts=lambda carry, memory: {"steps": int(carry.steps), "updates": int(memory.update)},
             progress=progress,
             unit="steps",
@@ -263,6 +264,7 @@ def td3(
         step=step,
         policy=best,
         genome=None,
+        step_name="iteration",
         save=save,
         restore=restore,
         close=loop.close,
@@ -294,8 +296,13 @@ def td3(
     )
 
 
-def policy_of(state: TD3State, learner: int) -> dict[str, ArrayTree]:
-    """Variables of one learner's policy, which `algorithm.network` plays; `algorithm.policy` takes the best's."""
+def policy_of(state: TD3State, learner: int = 0) -> dict[str, ArrayTree]:
+    """Variables of one learner's policy, which `algorithm.network` plays; `algorithm.policy` takes the best's.
+
+    Raises:
+      ValueError: there is no such learner.
+    """
+    _check_learner(state, learner)
     kept = {
         "actor": state.learner.actor,
         "representation": state.learner.representation,
@@ -304,9 +311,19 @@ def policy_of(state: TD3State, learner: int) -> dict[str, ArrayTree]:
     return jax.tree.map(lambda x: x[learner], kept)
 
 
-def table_of(state: TD3State, learner: int) -> list[dict[str, Any]]:
-    """What is stored of one learner's actor, critics and representation, layer by layer: `volvox.sparsity.table`."""
+def table_of(state: TD3State, learner: int = 0) -> list[dict[str, Any]]:
+    """What is stored of one learner's actor, critics and representation, layer by layer: `volvox.sparsity.table`.
+
+    Raises:
+      ValueError: there is no such learner.
+    """
+    _check_learner(state, learner)
     return table(*networks_of(state.learner)[learner])
+
+
+def _check_learner(state: TD3State, learner: int) -> None:
+    if not 0 <= learner < (count := len(state.episodes.total)):
+        raise ValueError(f"learner={learner}: there are {count}, counted from 0.")
 
 
 def _transformation(
@@ -332,6 +349,10 @@ def _each(name: str, value: float | Sequence[float], num_learners: int, *, posit
             f"{name} has {len(values)} entries for num_learners={num_learners}; give one each, or a number."
         )
     for one in values:
+        if not isinstance(one, int | float | np.number):
+            raise ValueError(
+                f"{name}={one}: give numbers; a rate that changes belongs into an optimiser that you make."
+            )
         if not 0 <= one < float("inf") or (positive and one == 0):
             raise ValueError(f"{name}={one}: give a finite number {'above' if positive else 'of at least'} 0.")
     return jnp.asarray(values, jnp.float32)

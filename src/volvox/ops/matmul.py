@@ -41,7 +41,7 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
       `[B, M, N]` of the promoted dtype.
 
     Raises:
-      ValueError: if shapes do not fit or the implementation cannot serve them.
+      ValueError: if shapes do not fit, or the implementation is unknown or cannot serve them.
       TypeError: if `index` is not of integers.
     """
     if x.ndim != 3 or w.ndim != 3 or x.shape[2] != w.shape[1]:
@@ -54,9 +54,13 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
     elif not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"index must hold integers; got {index.dtype}.")
     available = implementations(x, w, index)
+    if implementation not in (None, "mosaic", "xla"):
+        raise ValueError(f"Implementation {implementation!r} is unknown; there are mosaic and xla.")
     if implementation is not None and implementation not in available:
+        gpu = f"of capability {capability()}" if capability() else "not here"
         raise ValueError(
-            f"Implementation {implementation!r} cannot serve this product here; available: {', '.join(available)}."
+            f"Implementation {implementation!r} cannot serve this product here: it takes a Hopper or Blackwell GPU "
+            f"({gpu}), and shapes and dtypes as in matmul_mosaic.plan; available: {', '.join(available)}."
         )
     return _matmul(x, w, index, implementation)
 

@@ -27,8 +27,10 @@ class Plan(NamedTuple):
     """groups just made -> carry to begin with."""
     prepare: Callable[[ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]]
     """(carry, memory) -> the same with what is counted in each run set back."""
-    num_rounds: Callable[[ArrayTree], int]
-    """carry -> rounds to run."""
+    goal: Callable[[ArrayTree], int]
+    """carry to begin with -> what is to be reached, in whatever `rounds_left` counts."""
+    rounds_left: Callable[[ArrayTree, int], int]
+    """(carry, goal) -> rounds that bring it no further than one round beyond the goal; none left ends the run."""
     counts: Callable[[ArrayTree, ArrayTree], Counts]
     """(carry, memory) -> numbers that progress and rates are made of; looked at between chunks."""
     progress: Callable[[Counts, Counts, float], dict[str, Any]]
@@ -126,20 +128,21 @@ def runner(
         live.loop = None
         # The loop donates what it is given; what was passed in must outlive it, and so must what the last run returned.
         carry, memory = plan.prepare(*jax.tree.map(jnp.copy, (carry, memory)))
-        to_do, times = plan.num_rounds(carry), None
+        goal, times = plan.goal(carry), None
+        left = plan.rounds_left(carry, goal)
         # Not in the first run after a start, whose time is compilation anyway; tests and short runs end there.
-        if live.runs % _TIMED_EVERY == 1 and timed_rounds < to_do:
+        if live.runs % _TIMED_EVERY == 1 and timed_rounds < left:
             if monitor is not None and live.runs == 1 and monitor({"phase": "compiling"}):
                 raise Interrupted("before the stopwatch was compiled")
             loop, times = live.timed(pipeline.LoopState(tuple(envs), carry, memory), (), timed_rounds)
             envs, carry, memory = list(loop.envs), loop.carry, loop.memory
-            to_do -= timed_rounds
+            left = plan.rounds_left(carry, goal)
         live.runs += 1
         began, done = time.perf_counter(), 0
         before = now = plan.counts(carry, memory)
-        while done < to_do:
+        while left > 0:
             chunk_began = time.perf_counter()
-            rounds = min(live.rounds, to_do - done)
+            rounds = min(live.rounds, left)
             loop, _ = live.chunk(pipeline.LoopState(tuple(envs), carry, memory), (), rounds)
             envs, carry, memory = list(loop.envs), loop.carry, loop.memory
             plan.check(memory)
@@ -147,10 +150,10 @@ def runner(
             if rounds == live.rounds:
                 factor = chunk_seconds / max(time.perf_counter() - chunk_began, 1e-6)
                 live.rounds = max(1, int(live.rounds * min(max(factor, 0.5), 2.0)))
-            now = plan.counts(carry, memory)
+            now, left = plan.counts(carry, memory), plan.rounds_left(carry, goal)
             if monitor is not None:
                 progress = plan.progress(before, now, time.perf_counter() - began)
-                if monitor(progress) and done < to_do:
+                if monitor(progress) and left > 0:
                     made = f"{progress['done']} of {progress['total']} {plan.unit}"
                     raise Interrupted(f"{made} were made and are dropped")
         seconds = time.perf_counter() - began

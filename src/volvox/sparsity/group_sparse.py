@@ -4,12 +4,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import optax
 from flax import linen as nn
 
 from volvox.networks.circulant import Grouped
+from volvox.ops.flat import leaf_path
 from volvox.optimizers import described, gradient_transformation
-from volvox.sparsity.masks import sparse
+from volvox.sparsity.masks import masks_of, sparse
 from volvox.sparsity.rules import magnitude
 from volvox.sparsity.schedules import Schedule, check_sparsity, cubic, reward_aware
 from volvox.types import Algorithm
@@ -58,8 +60,8 @@ def group_sparse(
       `optimizer_options`, and the rate is a number or a schedule of optax's.
 
     Raises:
-      ValueError: a number out of its range, or nothing to do; from the call, a block that does not divide a layer, a
-        `make` that takes no optimiser, or a learning rate that is none of the above.
+      ValueError: a number out of its range, or nothing to do; from the call, layers that are all too small, a block
+        that does not divide one, a `make` that takes no optimiser, or a learning rate that is none of the above.
     """
     integer("block", block, low=1)
     integer("every", every, low=1)
@@ -97,9 +99,20 @@ def group_sparse(
             options["optimizer"] = sparse(made.optimizer, rule, min_side=min_side, only_circulant=block > 1)
             about |= made.config
         algorithm = make(*map(grouped, args), **options)
+        if not _found(jax.eval_shape(algorithm.init, jax.random.key(0)), masked=block == 1):
+            raise ValueError(
+                f"min_side={min_side}: no layer has as many inputs and outputs, and nothing would be sparse; lower it."
+            )
         return algorithm._replace(config={**algorithm.config, "group_sparse": about})
 
     return wrap
+
+
+def _found(state: Any, *, masked: bool) -> bool:
+    """Whether a state holds block-circulant parameters, or masks of more than whole leaves."""
+    if masked:
+        return any(leaf.ndim >= 3 for leaf in jax.tree.leaves(masks_of(state)))
+    return any(leaf_path(path)[-1:] == ("circulant",) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0])
 
 
 class _Made(NamedTuple):

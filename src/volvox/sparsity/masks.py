@@ -104,10 +104,15 @@ def sparse(
       to `optimizer`. What that keeps of a kernel in another shape, such as factored moments, is left to it.
 
     Raises:
-      ValueError: (from `init`) a name in `dense` that is no kernel's, a kernel that does not fit the rule, or an
-        optimiser of which it cannot be told what it keeps of which parameter (`optax.sm3`).
+      ValueError: no optimiser, or no rule; (from `init`) a name in `dense` that is no kernel's, a kernel that does not
+        fit the rule, or an optimiser of which it cannot be told what it keeps of which parameter (`optax.sm3`); (from
+        `update`) other parameters.
     """
     integer("min_side", min_side, low=1)
+    if not isinstance(optimizer, optax.GradientTransformation) or isinstance(optimizer, SparseOptimizer):
+        raise ValueError(f"sparse needs an optax.GradientTransformation that is not sparse already; got {optimizer!r}.")
+    if not isinstance(rule, Rule):
+        raise ValueError(f"sparse needs a rule, such as magnitude(schedule) or dynamic(...); got {rule!r}.")
     inner_optimizer = optax.with_extra_args_support(optimizer)
 
     def forgotten(inner: ArrayTree, masks: ArrayTree, params: ArrayTree) -> ArrayTree:
@@ -164,6 +169,7 @@ def sparse(
         if params is None:
             raise ValueError("a sparse optimiser needs the parameters: update(gradient, state, params).")
         gradient, masks = updates, state.masks
+        check_masks(params, masks)
         now = state.step + 1 if step is None else jnp.asarray(step, jnp.int32)
         passed = {"step": now, "mean_return": mean_return, **others}
         updates, inner = inner_optimizer.update(_masked(gradient, masks), state.inner, params, **passed)
@@ -214,7 +220,9 @@ def pruned(params: ArrayTree, state: ArrayTree) -> ArrayTree:
 
 
 def masks_of(state: ArrayTree) -> ArrayTree:
-    """The masks in an optimiser's state, wherever `sparse` stands in it.
+    """The masks in an optimiser's state, wherever `sparse` stands in it: see `SparseState.masks` for their shapes.
+
+    `pruned` puts them on parameters, which do not have the same.
 
     Raises:
       ValueError: there are none.

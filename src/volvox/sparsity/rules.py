@@ -27,6 +27,8 @@ def magnitude(schedule: Schedule, *, group: int = 1, every: int = 100) -> Rule:
     Returns:
       `Rule`. Making an optimiser with it raises ValueError for a kernel whose input axis has no whole number of groups.
     """
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"magnitude needs a schedule, such as cubic(...) or reward_aware(...); got {schedule!r}.")
     integer("group", group, low=1)
     integer("every", every, low=1)
 
