@@ -5,9 +5,8 @@ one with the stored numbers: as many multiplications as with the dense matrix, b
 gradients of many rows, where reading weights is the lesser part, the matrix is formed.
 """
 
-import math
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +43,8 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
             f"block_circulant needs x [..., K] and a kernel [K, N / block]; got {x.shape}, {kernel.shape}."
         )
     check_block(block, kernel.shape[0])
-    multiply: Callable[..., Array] = _many_rows if math.prod(x.shape[:-1]) >= _MANY_ROWS else _rolled
-    out = multiply(x.reshape(-1, x.shape[-1]), kernel, block)
+    rows = x.reshape(-1, x.shape[-1])
+    out: Any = _many_rows(rows, kernel, block) if rows.shape[0] >= _MANY_ROWS else _rolled(rows, kernel, block)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
