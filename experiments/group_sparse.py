@@ -5,13 +5,14 @@
 
 Each way is a run in a directory of its own, `<run-dir>/<way>`, whose seeds learn side by side. All aim at the same
 sparsity of large layers, but for grouping alone; where they ended, the results say. At the end all that the directory
-holds is compared: `group_sparse.json` and `group_sparse.png`. A way that comes to nothing (numbers no longer finite) is
-named and left out. N:M needs layers whose inputs it divides; Humanoid's are not.
+holds is compared: `group_sparse.json`, `curves.json` and `group_sparse.png`. A way that comes to nothing (numbers no
+longer finite) is named and left out. N:M needs layers whose inputs it divides; Humanoid's are not.
 """
 
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -40,7 +41,9 @@ Way = Literal[
 ]
 _ENDS = {"iterative-fast": 0.4, "iterative-medium": 0.7, "iterative-slow": 1.0}
 """When iterative pruning is done, as shares of all steps."""
-_SCORE, _INDEX, _SETTINGS = "score.json", "group_sparse.json", "settings.json"
+_SCORE, _INDEX, _CURVES, _SETTINGS = "score.json", "group_sparse.json", "curves.json", "settings.json"
+_EQUAL = 0.95
+"""Of the dense return: what counts as kept."""
 _FREE = ("ways", "run_dir", "resume")
 """Settings in which calls for one directory may differ."""
 
@@ -198,30 +201,63 @@ def _interval(values: np.ndarray) -> list[float] | None:
     return [float(values.mean() - half), float(values.mean() + half)]
 
 
-def draw(settings: Settings, found: dict[str, dict[str, Any]]) -> Figure:
-    """Return and compression over training."""
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    by_return, by_compression = figure.subplots(1, 2)
+def at_equal_return(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Average compression of group-sparse training over that of iterative pruning, both at 95% of the dense return.
+
+    Iterative pruning is taken at the speed that compresses most of those that keep so much. None where one is missing.
+    """
+    kept = {way: values for way, values in found.items() if values.get("return_over_dense", 0) >= _EQUAL}
+    iterative = [way for way in kept if way in _ENDS]
+    if "gst" not in kept or not iterative:
+        return None
+    best = max(iterative, key=lambda way: kept[way]["average_compression"])
+    points = 100 * (kept["gst"]["average_compression"] - kept[best]["average_compression"])
+    return {"over": best, "percentage_points": points}
+
+
+def curves(settings: Settings, ways: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """Over training: steps, the mean return lately of each seed (None before the first), share that is not stored."""
+    names = [f"recent_mean_{s}" for s in range(settings.seeds)] if settings.seeds > 1 else ["recent_mean"]
+    found = {}
+    for way in ways:
+        rows = [json.loads(line) for line in (Path(settings.run_dir) / way / "metrics.jsonl").read_text().splitlines()]
+        returns = [[None if row.get(name) is None else round(row[name], 1) for name in names] for row in rows]
+        compression = [round(row.get("compression", 0.0), 4) for row in rows]
+        found[way] = {"steps": [row["steps"] for row in rows], "returns": returns, "compression": compression}
+    return found
+
+
+def draw(settings: Settings, found: dict[str, dict[str, Any]], curves: dict[str, dict[str, list[Any]]]) -> Figure:
+    """Return and compression over training, and average compression against what was learned."""
+    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    by_return, by_compression, reached = figure.subplots(1, 3)
     colors = ("#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2", "#0072B2", "#0072B2")
     styles = ("-", "-", "-", "-", "-", "-", "-", ":", "--")
     looks = dict(zip(get_args(Way), zip((*colors, "#999999"), (*styles, "-."), strict=True), strict=True))
     marker = "" if settings.steps > 10 * settings.steps_per_iteration else "."
-    for way in found:
-        rows = [json.loads(line) for line in (Path(settings.run_dir) / way / "metrics.jsonl").read_text().splitlines()]
+    for way, curve in curves.items():
         color, style = looks[way]
-        steps = np.array([row["steps"] for row in rows]) / 1_000
-        names = [f"recent_mean_{s}" for s in range(settings.seeds)] if settings.seeds > 1 else ["recent_mean"]
-        each = np.array([[row.get(name, np.nan) for name in names] for row in rows], float)
+        steps = np.array(curve["steps"]) / 1_000
+        each = np.array(curve["returns"], float)
         by_return.plot(steps, each.mean(axis=1), style, marker=marker, color=color, label=way)
         by_return.fill_between(steps, each.min(axis=1), each.max(axis=1), color=color, alpha=0.1, linewidth=0)
-        compression = [100 * row.get("compression", 0.0) for row in rows]
-        by_compression.plot(steps, compression, style, marker=marker, color=color)
+        by_compression.plot(steps, 100 * np.array(curve["compression"]), style, marker=marker, color=color)
+        x, y = 100 * found[way]["average_compression"], found[way]["return"]
+        reached.plot([x] * settings.seeds, found[way]["return_of_seeds"], ".", color=color, alpha=0.5)
+        reached.plot(x, y, "o", color=color)
+        reached.annotate(way, (x, y), (6, 0), textcoords="offset points", fontsize="x-small", va="center")
+    if found.get("dense", {}).get("return", 0) > 0:
+        reached.axhline(_EQUAL * found["dense"]["return"], color="0.5", linestyle="--", linewidth=0.8)
     by_return.set_ylabel("return, latest episodes: mean and range of seeds")
     by_compression.set_ylabel("weights that need not be stored (%)")
-    for axes in (by_return, by_compression):
-        axes.set_xlabel("steps (thousand)")
+    reached.set_xlabel("the same, mean over training (%)")
+    reached.set_ylabel("return of the last policies; dashed: 95% of dense")
+    reached.margins(x=0.2)
+    for axes in (by_return, by_compression, reached):
         axes.grid(color="0.9", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in (by_return, by_compression):
+        axes.set_xlabel("steps (thousand)")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
     figure.suptitle(f"TD3 on {settings.task}, {settings.seeds} seeds")
     return figure
@@ -280,10 +316,15 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     found = results(settings)
-    written = {"settings": dataclasses.asdict(settings), "ways": found}
+    gain = at_equal_return(found)
+    written = {"settings": dataclasses.asdict(settings), "ways": found, "at_equal_return": gain}
     (folder / _INDEX).write_text(json.dumps(written, indent=1) + "\n")
-    draw(settings, found).savefig(folder / "group_sparse.png", dpi=100)
+    over_training = curves(settings, found)
+    (folder / _CURVES).write_text(json.dumps(over_training) + "\n")
+    draw(settings, found, over_training).savefig(folder / "group_sparse.png", dpi=100)
     say(found)
+    if gain:
+        print(f"gst stores {gain['percentage_points']:.1f} percentage points less than {gain['over']}, over training")
     return 1 if failed else 0
 
 

@@ -31,6 +31,9 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
     assert found["gst"]["return_over_dense"] > 0
     assert len(found["gst"]["return_of_seeds"]) == 2
     assert (run_dir / "group_sparse.png").stat().st_size > 5_000
+    curves = json.loads((run_dir / "curves.json").read_text())
+    assert [len(row) for row in curves["gst"]["returns"]] == [2, 2]
+    assert curves["gst"]["compression"][-1] == pytest.approx(found["gst"]["final_compression"], abs=1e-4)
     assert re.search(r"gst +\d+ .*%", out)
     # What cannot be compared is refused.
     module = load("group_sparse")
@@ -58,6 +61,23 @@ def test_bad_settings_are_refused(load, flags, message):
         module.make_algorithm(
             module.tyro.cli(module.Settings, args=[*TINY, *flags]), "n-of-m" if "n-of-m" in message else "gst"
         )
+
+
+def test_iterative_pruning_is_compared_at_its_best_speed(load):
+    """Of those that keep 95% of the dense return; none can be compared with where none does."""
+    module = load("group_sparse")
+    found = {
+        way: {"return_over_dense": kept, "average_compression": compression}
+        for way, kept, compression in (
+            ("dense", 1.0, 0.0),
+            ("iterative-fast", 0.9, 0.7),
+            ("iterative-medium", 0.95, 0.5),
+            ("iterative-slow", 1.0, 0.4),
+            ("gst", 0.96, 0.8),
+        )
+    }
+    assert module.at_equal_return(found) == {"over": "iterative-medium", "percentage_points": pytest.approx(30)}
+    assert module.at_equal_return({**found, "gst": {**found["gst"], "return_over_dense": 0.94}}) is None
 
 
 def test_every_way_can_be_made(load):
