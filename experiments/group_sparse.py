@@ -277,11 +277,15 @@ def say(found: dict[str, dict[str, Any]]) -> None:
         )
 
 
+def shaping(settings: Settings) -> dict[str, Any]:
+    """The settings that all runs of a directory share."""
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in _FREE}
+
+
 def check_settings(settings: Settings) -> None:
     """Raises ValueError if the directory holds runs of other settings, which could not be compared with these."""
     path = Path(settings.run_dir) / _SETTINGS
-    own = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _FREE}
-    own = json.loads(json.dumps(own))
+    own = json.loads(json.dumps(shaping(settings)))
     if path.exists() and (saved := json.loads(path.read_text())) != own:
         names = [name for name in own if own[name] != saved.get(name)]
         raise ValueError(
@@ -317,7 +321,7 @@ def main() -> int:
         return 2
     found = results(settings)
     gain = at_equal_return(found)
-    written = {"settings": dataclasses.asdict(settings), "ways": found, "at_equal_return": gain}
+    written = {"settings": shaping(settings), "ways": found, "at_equal_return": gain}
     (folder / _INDEX).write_text(json.dumps(written, indent=1) + "\n")
     over_training = curves(settings, found)
     (folder / _CURVES).write_text(json.dumps(over_training) + "\n")
