@@ -79,6 +79,15 @@ def seconds_of(f: Callable[..., Any], *operands: Any, budget: float) -> tuple[fl
     return float(np.median(times)), float((high - low) / 2)
 
 
+def timed(f: Callable[..., Any], *operands: Any, budget: float) -> dict[str, Any]:
+    """Milliseconds of one call, or the error: it is told and makes the exit code 1, and the rest is still measured."""
+    try:
+        median, spread = seconds_of(f, *operands, budget=budget)
+    except Exception as error:  # of a compiler or a device that nobody has seen yet: any may come
+        return {"error": f"{type(error).__name__}: {error}"[:2_000]}
+    return {"ms": 1e3 * median, "spread_ms": 1e3 * spread}
+
+
 def ceilings(options: Options) -> dict[str, float]:
     """What the device can do at all: bytes a second of a copy, read and written; FLOP/s of a large product."""
     # Calls run ahead of the device: so many outputs of this size must fit.
@@ -107,25 +116,18 @@ def kernel_table(options: Options, ceiling: dict[str, float]) -> Iterator[dict[s
         row: dict[str, Any] = {"shape": name, "dtype": dtype, "networks": b, "kernels": p, "bytes": moved}
         for implementation in implementations(x, w, index):
             f = jax.jit(lambda x, w, index, i=implementation: matmul(x, w, index, implementation=i))
-            try:
-                median, spread = seconds_of(f, x, w, index, budget=options.seconds)
-            except Exception as error:  # whatever it is, the others are measured
-                row[implementation] = {"error": f"{type(error).__name__}: {error}"[:2_000]}
+            found = row[implementation] = timed(f, x, w, index, budget=options.seconds)
+            said = f"{name} {dtype} x{b} through {p}: {implementation}"
+            if "error" in found:
+                print(f"{said}: {found['error'][:200]}", flush=True)
                 continue
-            row[implementation] = {
-                "ms": 1e3 * median,
-                "spread_ms": 1e3 * spread,
-                "bytes_per_s": moved / median,
-                "of_copy": moved / median / ceiling["copy_bytes_per_s"],
-                "flop_per_s": flops / median,
-                "of_product": flops / median / ceiling["bf16_flop_per_s"],
-            }
-        measured = [i for i in ("mosaic", "xla") if "ms" in row.get(i, {})]
-        if len(measured) == 2:
+            per_s = 1e3 / found["ms"]
+            found["bytes_per_s"], found["flop_per_s"] = moved * per_s, flops * per_s
+            found["of_copy"] = found["bytes_per_s"] / ceiling["copy_bytes_per_s"]
+            found["of_product"] = found["flop_per_s"] / ceiling["bf16_flop_per_s"]
+            print(f"{said} {found['ms']:.3f} ms ({found['of_copy']:.0%} of copy)", flush=True)
+        if all("ms" in row.get(name, {}) for name in ("mosaic", "xla")):
             row["mosaic_over_xla"] = row["xla"]["ms"] / row["mosaic"]["ms"]
-        said = [f"{i} {row[i]['ms']:.3f} ms ({row[i]['of_copy']:.0%} of copy)" for i in measured]
-        said += [f"{i}: {row[i]['error'][:200]}" for i in row if isinstance(row[i], dict) and "error" in row[i]]
-        print(f"{name} {dtype} x{b} through {p}: {', '.join(said)}", flush=True)
         yield row
 
 
@@ -145,21 +147,14 @@ def whole_network(options: Options, ceiling: dict[str, float]) -> Iterator[dict[
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(variables))
         f = jax.jit(jax.vmap(lambda v, o, net=net: net.apply(v, o, (), None)[0]))
         row: dict[str, Any] = {"dtype": dtype, "computed_in": str(jnp.dtype(computed or jnp.float32)), "networks": b}
-        try:
-            median, spread = seconds_of(f, variables, observation, budget=options.seconds)
-        except Exception as error:  # as above
-            row["error"] = f"{type(error).__name__}: {error}"[:2_000]
-            print(f"large network, {dtype}: {row['error'][:200]}", flush=True)
-            yield row
-            continue
-        # At the rate of a copy, which reads and writes.
-        floor = size / ceiling["copy_bytes_per_s"]
-        row |= {"ms": 1e3 * median, "spread_ms": 1e3 * spread, "over_reading": median / floor}
-        print(
-            f"large network, {dtype}, computed in {row['computed_in']} x{b}: {row['ms']:.2f} ms, "
-            f"{row['over_reading']:.2f} of reading once",
-            flush=True,
-        )
+        row |= timed(f, variables, observation, budget=options.seconds)
+        said = f"large network, {dtype}, computed in {row['computed_in']} x{b}"
+        if "error" in row:
+            print(f"{said}: {row['error'][:200]}", flush=True)
+        else:
+            # At the rate of a copy, which reads and writes.
+            row["over_reading"] = row["ms"] / (1e3 * size / ceiling["copy_bytes_per_s"])
+            print(f"{said}: {row['ms']:.2f} ms, {row['over_reading']:.2f} of reading once", flush=True)
         yield row
 
 

@@ -33,7 +33,7 @@ def run(module, params, x, kernels):
         return module.apply({"params": params}, x)
 
 
-def compare(module, params, x):
+def assert_same_as_flax(module, params, x):
     """Vmapped over networks, with our kernels and without."""
     assert_trees_close(
         *(jax.jit(jax.vmap(partial(run, module, kernels=kernels)))(params, x) for kernels in (True, False))
@@ -120,7 +120,7 @@ def test_half_precision_weights_are_read_as_they_are():
 
 @pytest.mark.parametrize("shape", [(9, 9, 3), (2, 2, 9, 9, 3)], ids=str)
 def test_any_batch_axes(shape):
-    compare(nn.Conv(4, (3, 3)), *network(nn.Conv(4, (3, 3)), shape, networks=2))
+    assert_same_as_flax(nn.Conv(4, (3, 3)), *network(nn.Conv(4, (3, 3)), shape, networks=2))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_any_batch_axes(shape):
 )
 def test_plain_convolutions_are_taken(module):
     assert "custom_vjp_call" in jaxpr(module, (2, 9, 9, 3), kernels=True)
-    compare(module, *network(module, (2, 9, 9, 3)))
+    assert_same_as_flax(module, *network(module, (2, 9, 9, 3)))
 
 
 class Subclass(nn.Dense):
@@ -195,7 +195,7 @@ def test_lifted_modules():
             )
             return heads(3)(nn.remat(nn.Dense)(5)(x)).sum(0)
 
-    compare(Stack(), *network(Stack(), (2, 4)))
+    assert_same_as_flax(Stack(), *network(Stack(), (2, 4)))
 
 
 def test_mlp_without_context_is_plain_flax():
