@@ -70,6 +70,7 @@ class Settings:
     batch_size: Annotated[int, Flag(help="transitions of an update")] = 256
     random_steps: Annotated[int, Flag(help="steps with random actions, before learning")] = 25_000
     replay_size: Annotated[int, Flag(help="steps that are remembered")] = 1_000_000
+    save_replay: Annotated[bool, Flag(help="keep it in checkpoints; else a resumed run gathers one anew")] = True
     steps_per_iteration: Annotated[int, Flag(help="steps in one row of metrics")] = 5_000
     episodes: Annotated[int, Flag(help="fresh episodes each policy plays at the end, without noise")] = 10
     seed: Annotated[int, Flag(help="fixes all random numbers but the simulators'")] = 0
@@ -88,9 +89,10 @@ def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:
     (size,) = env.spec.action_shape or (0,)
     actor = vx.networks.MLP(size, hidden=settings.hidden, activation=nn.relu)
     critic = vx.networks.QNetwork(settings.hidden)
-    names = ("batch_size", "random_steps", "replay_size", "steps_per_iteration")
+    names = ("batch_size", "random_steps", "steps_per_iteration", "save_replay")
     options = vx.off_policy.reference() | {name: getattr(settings, name) for name in names}
-    options |= {"num_learners": settings.seeds, "save_replay": False}
+    # No more than there will be: all of it stands in each checkpoint.
+    options |= {"num_learners": settings.seeds, "replay_size": min(settings.replay_size, settings.steps)}
     rate = options["learning_rate"]
     sparsity, side = settings.final_sparsity, settings.min_side
     updates = max(settings.steps - settings.random_steps, 2)
@@ -139,6 +141,7 @@ def train(settings: Settings, way: str) -> int:
             run_dir=directory,
             resume=settings.resume,
             checkpoint_every=10,
+            keep_checkpoints=1,
         )
         if run.interrupted:
             return run.exit_code
@@ -181,6 +184,7 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
             "wall_clock_s": rows[-1]["seconds"],
             "updates_per_s": float(np.median([row["updates_per_second"] for row in rows if row.get("critic_loss")])),
             "steps": rows[-1]["steps"],
+            "updates": rows[-1]["update"],
         }
     if "dense" in found:
         for values in found.values():
@@ -267,13 +271,14 @@ def say(found: dict[str, dict[str, Any]]) -> None:
     """A line for each way."""
     print(
         f"{'way':18} {'return':>8}  {'of seeds':24} {'compression: mean':>17} {'final':>6} {'wall-clock':>11} "
-        f"{'updates/s':>10}"
+        f"{'updates':>9} {'a second':>9}"
     )
     for way, values in found.items():
         seeds = ", ".join(f"{value:.0f}" for value in values["return_of_seeds"])
         print(
             f"{way:18} {values['return']:8.0f}  {seeds:24} {values['average_compression']:17.1%} "
-            f"{values['final_compression']:6.1%} {values['wall_clock_s']:9.0f} s {values['updates_per_s']:10.0f}"
+            f"{values['final_compression']:6.1%} {values['wall_clock_s']:9.0f} s {values['updates']:9} "
+            f"{values['updates_per_s']:9.0f}"
         )
 
 
