@@ -235,7 +235,7 @@ def draw(settings: Settings, found: dict[str, dict[str, Any]], curves: dict[str,
     """Return and compression over training, and average compression against what was learned."""
     figure = Figure(figsize=(14, 4.6), layout="constrained")
     by_return, by_compression, reached = figure.subplots(1, 3)
-    colors = ("#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2", "#0072B2", "#0072B2")
+    colors = ("#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2", "#7A3E9D", "#8C6D31")
     styles = ("-", "-", "-", "-", "-", "-", "-", ":", "--")
     looks = dict(zip(get_args(Way), zip((*colors, "#999999"), (*styles, "-."), strict=True), strict=True))
     marker = "" if settings.steps > 10 * settings.steps_per_iteration else "."
@@ -248,15 +248,13 @@ def draw(settings: Settings, found: dict[str, dict[str, Any]], curves: dict[str,
         by_compression.plot(steps, 100 * np.array(curve["compression"]), style, marker=marker, color=color)
         x, y = 100 * found[way]["average_compression"], found[way]["return"]
         reached.plot([x] * settings.seeds, found[way]["return_of_seeds"], ".", color=color, alpha=0.5)
-        reached.plot(x, y, "o", color=color)
-        reached.annotate(way, (x, y), (6, 0), textcoords="offset points", fontsize="x-small", va="center")
+        reached.plot(x, y, "D" if way.startswith("gst") else "o", color=color, markersize=7)
     if found.get("dense", {}).get("return", 0) > 0:
         reached.axhline(_EQUAL * found["dense"]["return"], color="0.5", linestyle="--", linewidth=0.8)
     by_return.set_ylabel("return, latest episodes: mean and range of seeds")
     by_compression.set_ylabel("weights that need not be stored (%)")
     reached.set_xlabel("the same, mean over training (%)")
     reached.set_ylabel("return of the last policies; dashed: 95% of dense")
-    reached.margins(x=0.2)
     for axes in (by_return, by_compression, reached):
         axes.grid(color="0.9", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
