@@ -332,6 +332,8 @@ def main() -> int:
     say(found)
     if gain:
         print(f"gst stores {gain['percentage_points']:.1f} percentage points less than {gain['over']}, over training")
+    else:
+        print(f"no compression at equal return: gst and a speed of iterative pruning must keep {_EQUAL:.0%} of dense")
     return 1 if failed else 0
 
 
