@@ -49,7 +49,9 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", "0"), "steps=0: give a positive number"),
+        (("--steps", "0"), "steps must be an integer of at least 1, got 0"),
+        (("--block", "0"), "block must be an integer of at least 1, got 0"),
+        (("--final-sparsity", "1.0"), "final_sparsity=1.0: give a share"),
         (("--steps", "100"), "steps=100: nothing is learned from random_steps=100"),
         (("--block", "3"), "block=3 does not divide"),
         (("--final-sparsity", "0.5"), "final_sparsity=0.5 is below 0.75"),
@@ -81,11 +83,15 @@ def test_iterative_pruning_is_compared_at_its_best_speed(load):
     assert module.at_equal_return({**found, "gst": {**found["gst"], "return_over_dense": 0.94}}) is None
 
 
-def test_every_way_can_be_made(load):
+@pytest.mark.parametrize("task", ["InvertedPendulum", "Humanoid"])
+def test_every_way_can_be_made(load, task):
     module = load("group_sparse")
-    settings = module.tyro.cli(module.Settings, args=TINY)
+    settings = module.tyro.cli(module.Settings, args=[*TINY, "--task", task])
+    settings = module.dataclasses.replace(settings, tolerance=0.1)
     configs = {way: module.make_algorithm(settings, way).config for way in module.get_args(module.Way)}
     assert {way for way, config in configs.items() if "group_sparse" in config} == {
         way for way in configs if way.startswith("gst")
     }
     assert configs["n-of-m"]["optimizer"]["m"] == 8
+    assert configs["n-of-m"]["optimizer"]["dense"] == (["Dense_0/kernel"] if task == "Humanoid" else [])
+    assert configs["gst"]["optimizer"]["tolerance"] < configs["gst-unaware"]["optimizer"]["tolerance"] == 1.0

@@ -325,6 +325,21 @@ def test_the_reward_aware_schedule_rises_stays_and_falls(shift, scale):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_a_sparsity_at_which_returns_keep_falling_is_tried_less_and_less_often():
+    """Returns that fall to nothing above 0.65, and later no longer do: one accident costs no time."""
+    schedule = reward_aware(final_sparsity=0.9, initial_sparsity=0.5, increment=0.1, tolerance=0.1)
+    advance = jax.jit(schedule.advance)
+    _, state = advance(schedule.init(), 0, jnp.float32(0.0))
+    found = []
+    for step in range(1, 40):
+        sparsity, state = advance(state, step, jnp.float32(100.0 if step > 34 or found[-1:] < [0.65] else 0.0))
+        found.append(round(float(sparsity), 3))
+    tries = [i for i, value in enumerate(found) if value > 0.65]
+    # One change for the fall, and as often returns hold up: 1, 2, 4, 8 and 16 times.
+    assert np.diff(tries[:6]).tolist() == [2, 3, 5, 9, 17]
+    assert found[-3:] == [0.7, 0.8, 0.9]
+
+
 def test_densities_of_erdos_renyi():
     sides = {"a": (100, 100), "b": (10, 1_000), "c": (4, 2)}
     found = erdos_renyi(sides, 0.2)

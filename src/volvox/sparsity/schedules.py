@@ -27,6 +27,14 @@ class RewardAwareState(NamedTuple):
     """Largest mean return so far; -inf before the first."""
     worst: Array
     """Smallest; inf before the first."""
+    fell_at: Array
+    """Sparsity at which returns last began to fall; inf once they have held up there."""
+    falls: Array
+    """How often they did without having held up between."""
+    falling: Array
+    """1 from the beginning of a fall until returns hold up again, else 0."""
+    waited: Array
+    """Changes not made, so far, because of what fell."""
 
 
 def cubic(*, final_sparsity: float, begin: int, end: int) -> Schedule:
@@ -73,6 +81,10 @@ def reward_aware(
     must have grown to several times their noise before the bands tell a drop from noise; a return that does not change
     at all holds up.
 
+    A sparsity at which returns fell is tried again when they hold up; where they fall again, only at the 2nd time that
+    they do, then at the 4th, the 8th and so on. Without that, a network that cannot do with fewer weights would lose
+    and regrow some at every other change, to the end.
+
     Args:
       final_sparsity: that is not exceeded.
       initial_sparsity: at the beginning, and never less.
@@ -96,18 +108,32 @@ def reward_aware(
             raise ValueError(f"{name}={value}: give a number above 0 and at most 1.")
 
     def init() -> RewardAwareState:
-        return RewardAwareState(jnp.float32(initial_sparsity), jnp.float32(-jnp.inf), jnp.float32(jnp.inf))
+        begun = (initial_sparsity, -jnp.inf, jnp.inf, jnp.inf, 0.0, 0.0, 0.0)
+        return RewardAwareState(*map(jnp.float32, begun))
 
     def advance(state: Any, step: Array, mean_return: Array | None) -> tuple[Array, RewardAwareState]:
         if mean_return is None:
             raise ValueError("a reward-aware sparsity needs update(gradient, state, params, mean_return=...).")
         best, worst = jnp.fmax(state.best, mean_return), jnp.fmin(state.worst, mean_return)
         below = (best - mean_return) / jnp.maximum(best - worst, 1e-8)
-        change = jnp.where(below <= tolerance, increment, jnp.where(below <= 2 * tolerance, 0.0, -increment))
         # Before the first episode has ended there is no return.
-        change = jnp.where(jnp.isfinite(mean_return) & (step >= begin), change, 0.0)
+        decides = jnp.isfinite(mean_return) & (step >= begin)
+        holds, drops = decides & (below <= tolerance), decides & (below > 2 * tolerance)
+
+        def reaches(sparsity: Array, level: Array) -> Array:
+            return sparsity > level - increment / 2  # whatever the rounding
+
+        passed = holds & reaches(state.sparsity, state.fell_at)
+        begins = drops & (state.falling == 0)
+        fell_at = jnp.where(passed, jnp.inf, jnp.where(begins, state.sparsity, state.fell_at))
+        falls = jnp.where(passed, 0.0, state.falls + begins)
+        waits = holds & reaches(state.sparsity + increment, fell_at) & (state.waited + 1 < 2.0 ** (falls - 1))
+
+        change = jnp.where(drops, -increment, jnp.where(holds & ~waits, increment, 0.0))
         sparsity = jnp.clip(state.sparsity + change, initial_sparsity, final_sparsity)
-        return sparsity, RewardAwareState(sparsity, best, worst)
+        falling = jnp.where(drops, 1.0, jnp.where(holds, 0.0, state.falling))
+        waited = jnp.where(waits, state.waited + 1, jnp.where(change == 0, state.waited, 0.0))
+        return sparsity, RewardAwareState(sparsity, best, worst, fell_at, falls, falling, waited)
 
     config = {
         "schedule": "reward_aware",
