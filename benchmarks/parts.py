@@ -15,14 +15,17 @@ from volvox.types import EnvGroup
 
 def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
     """The emulators alone, in the same pools, driven by the same compiled loop with nothing to compute; closes them."""
-    b = groups[0].num_envs
-    actions = groups[0].spec.num_actions
-    assert actions is not None
+    b, spec = groups[0].num_envs, groups[0].spec
 
     def act(carry, memory, constants, g, timestep):
         del memory, constants, timestep
         # A cheap spread of actions; the emulators' speed depends on what they are made to do.
-        return carry + 1, (jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5) % actions
+        spread = jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5
+        if spec.num_actions is None:
+            (size,) = spec.action_shape or (0,)
+            each = (spread[:, None] + 3 * jnp.arange(size)) % 11 / 10
+            return carry + 1, spec.action_low + each * (spec.action_high - spec.action_low)
+        return carry + 1, spread % spec.num_actions
 
     chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory), None, None), groups)
     state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))

@@ -1,13 +1,16 @@
-"""How fast TD3 learns: updates a second against their matmuls alone, and the whole loop against the parts in turn.
+"""How fast TD3 learns: updates a second against their matmuls alone, and the whole loop against its parts in turn.
 
     python benchmarks/td3.py --json
     python benchmarks/td3.py --json --peers
 
 - updates: the learner's updates in a compiled loop, batches drawn from the replay of a run;
 - floor: the matmuls of such an update, forward and backward, and nothing else;
+- emulators, inference: steps a second of these parts alone, each in the compiled loop with nothing else to do;
 - loop: steps a second of the algorithm with one update a step, over that of its parts in turn;
-- ways: steps a second of the whole loop with sparse weights, in turns with dense ones, and what each stores;
+- ways: the same with sparse weights, in turns with dense ones, and what each stores;
 - torch (with `--peers`): the same update in PyTorch, in a process of its own.
+
+All but PyTorch take turns, and the medians are reported; of the ways means, for their masks change now and then.
 """
 
 import dataclasses
@@ -17,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,15 +30,18 @@ import jax.numpy as jnp
 import optax
 import tyro
 from flax import linen as nn
-from parts import machine, show
+from parts import env_steps_per_s, machine, show
 
 import volvox as vx
 from volvox.networks.off_policy import actor_and_critics
 from volvox.off_policy import schedule as schedules
 from volvox.off_policy.learner import LossSettings, learner
 from volvox.off_policy.schedule import Exploration, Sampling
+from volvox.types import TimeStep
 
 Flag = tyro.conf.arg
+_ROUNDS = 200
+"""Of a loop that is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +55,13 @@ class Options:
     batch_size: int = 256
     iterations: Annotated[
         int, Flag(help="of 1 000 steps, measured; every tenth has a stopwatch, which is left out")
-    ] = 6
-    repeats: int = 7
+    ] = 11
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
-def floor_updates_per_s(options: Options, observation: int, action: int) -> float:
-    """The matmuls of an update in a compiled loop: the same networks without biases, activations, noise or Adam."""
+def floor(options: Options, observation: int, action: int) -> Callable[[], float]:
+    """Updates a second of their matmuls alone, in a compiled loop: no biases, activations, noise or Adam."""
     w, keys = options.width, iter(jax.random.split(jax.random.key(0), 64))
 
     def kernels(*widths: int) -> list[jax.Array]:
@@ -74,15 +80,14 @@ def floor_updates_per_s(options: Options, observation: int, action: int) -> floa
         "critics": [kernels(observation + action, w, w, 1) for _ in range(2)],
     }
     targets = jax.tree.map(jnp.copy, networks)
-    seen = jax.random.normal(next(keys), (options.batch_size, observation))
-    taken = jax.random.normal(next(keys), (options.batch_size, action))
+    batches = jax.random.normal(next(keys), (8, options.batch_size, observation + action))
 
-    def critic_loss(critics):
+    def critic_loss(critics, seen, taken):
         following = through(targets["actor"], seen)
         wanted = both(targets["critics"], jnp.concatenate([seen, following], 1)).min(0)
         return ((both(critics, jnp.concatenate([seen, taken], 1)) - wanted) ** 2).sum()
 
-    def actor_loss(actor, critics):
+    def actor_loss(actor, critics, seen):
         return (through(critics[0], jnp.concatenate([seen, through(actor, seen)], 1)) ** 2).sum()
 
     def descended(params, gradient):
@@ -91,32 +96,38 @@ def floor_updates_per_s(options: Options, observation: int, action: int) -> floa
     @jax.jit
     def run(networks, times):
         def update(i, networks):
-            critics = descended(networks["critics"], jax.grad(critic_loss)(networks["critics"]))
+            # Of one batch the targets' values would be computed once, before the loop.
+            seen, taken = jnp.split(batches[i % len(batches)], [observation], axis=1)
+            critics = descended(networks["critics"], jax.grad(critic_loss)(networks["critics"], seen, taken))
 
             def delayed(networks):
-                gradient = jax.grad(actor_loss)(networks["actor"], networks["critics"])
+                gradient = jax.grad(actor_loss)(networks["actor"], networks["critics"], seen)
                 return {**networks, "actor": descended(networks["actor"], gradient)}
 
             return jax.lax.cond(i % 2 == 0, delayed, lambda x: x, {**networks, "critics": critics})
 
         return jax.lax.fori_loop(0, times, update, networks)
 
-    return 200 / seconds_of(lambda: run(networks, 200), options.repeats)
+    return rate(lambda: run(networks, _ROUNDS), _ROUNDS)
 
 
-def seconds_of(call: Any, repeats: int) -> float:
-    """Median of several calls, after one that compiles."""
+def rate(call: Callable[[], Any], count: int) -> Callable[[], float]:
+    """What a call does a second, of which it does `count`; compiled before."""
     jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
+
+    def measured() -> float:
         began = time.perf_counter()
         jax.block_until_ready(call())
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+        return count / (time.perf_counter() - began)
+
+    return measured
 
 
 def make(options: Options, way: str = "dense") -> vx.types.Algorithm:
-    """The algorithm; sparse ones have an eighth of the large layer's weights after 1 000 updates."""
+    """The algorithm; sparse ones have an eighth of the large layer's weights in the end.
+
+    Masks change as often as in `experiments/group_sparse.py`.
+    """
     env = vx.envs.mujoco(options.task, num_envs=options.num_envs, groups=options.groups)
     (action,) = env.spec.action_shape or (0,)
     hidden = (options.width, options.width)
@@ -126,11 +137,13 @@ def make(options: Options, way: str = "dense") -> vx.types.Algorithm:
     }
     td3 = vx.off_policy.td3
     if way == "group-sparse":
-        td3 = partial(vx.sparsity.group_sparse(block=4, final_sparsity=0.875, end=1_000, every=500), td3)
+        td3 = partial(vx.sparsity.group_sparse(block=4, final_sparsity=0.875, end=1_000, every=5_000), td3)
     elif way != "dense":
         rule = {
-            "magnitude": vx.sparsity.magnitude(vx.sparsity.cubic(final_sparsity=0.875, begin=0, end=1_000), every=500),
-            "dynamic": vx.sparsity.dynamic(sparsity=0.875, every=500),
+            "magnitude": vx.sparsity.magnitude(
+                vx.sparsity.cubic(final_sparsity=0.875, begin=0, end=1_000), every=1_000
+            ),
+            "dynamic": vx.sparsity.dynamic(sparsity=0.875, every=1_000),
         }[way]
         settings["optimizer"] = vx.sparsity.sparse(optax.adam(3e-4), rule, min_side=32)
     return td3(
@@ -154,7 +167,7 @@ def ways(options: Options) -> dict[str, dict[str, float]]:
             compression[way] = metrics.get("compression", 0.0)
     for algorithm in made.values():
         algorithm.close()
-    middle = {way: statistics.median(found) for way, found in rates.items()}
+    middle = {way: statistics.harmonic_mean(found) for way, found in rates.items()}
     return {
         way: {
             "loop_steps_per_s": middle[way],
@@ -167,48 +180,8 @@ def ways(options: Options) -> dict[str, dict[str, float]]:
     }
 
 
-def measure(options: Options) -> dict[str, Any]:
-    """Everything; JSON values."""
-    algorithm = make(options)
-    state = algorithm.init(jax.random.key(0))
-    state, _ = algorithm.step(state)  # random actions, and compilation
-    state, parts = algorithm.step(state)  # the stopwatch goes along
-    rates = []
-    for _ in range(options.iterations):
-        began, before = time.perf_counter(), state.steps
-        state, metrics = algorithm.step(state)
-        if "share_learning" not in metrics:  # no stopwatch went along
-            rates.append(int(state.steps - before) / (time.perf_counter() - began))
-    algorithm.close()
-    env = algorithm.env
-    (observation,), (action,) = env.spec.observation_shape, env.spec.action_shape or (0,)
-    floor = floor_updates_per_s(options, observation, action)
-    updates = updates_per_s(options, algorithm, state)
-    loop = statistics.median(rates)
-    # The stopwatch's shares are of the time a step takes when its parts take turns; learning's is one update.
-    per_step = 1 / updates / parts["share_learning"]
-    figures = {
-        "updates_per_s": updates,
-        "floor_updates_per_s": floor,
-        "fraction_of_floor": updates / floor,
-        "loop_steps_per_s": loop,
-        "bound_steps_per_s": 1 / per_step,
-        "loop_fraction_of_bound": loop * per_step,
-        **{name: parts[name] for name in ("share_emulators", "share_inference", "share_learning")},
-        "ways": ways(options),
-    }
-    if options.peers:
-        script = Path(__file__).parent / "peers" / "torch_td3.py"
-        flags = {"observation": observation, "action": action, "width": options.width, "batch-size": options.batch_size}
-        command = [sys.executable, str(script), *(x for key, value in flags.items() for x in (f"--{key}", str(value)))]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        figures["torch_updates_per_s"] = json.loads(printed)["updates_per_s"]
-        figures["speedup_vs_torch"] = updates / figures["torch_updates_per_s"]
-    return figures
-
-
-def updates_per_s(options: Options, algorithm: vx.types.Algorithm, state: Any) -> float:
-    """The loop's `work` alone, group after group, on the replays of the run: batches are drawn, and learned from."""
+def alone(options: Options, algorithm: vx.types.Algorithm, state: Any) -> dict[str, Callable[[], float]]:
+    """The loop's two halves, each by itself in a compiled loop: actions a second, and updates from a run's replays."""
     env = algorithm.env
     (action,) = env.spec.action_shape or (0,)
     hidden = (options.width, options.width)
@@ -222,33 +195,97 @@ def updates_per_s(options: Options, algorithm: vx.types.Algorithm, state: Any) -
         learning_rate=jnp.array([3e-4]),
         observation_shape=env.spec.observation_shape,
     )
-    updates = env.num_envs // env.num_groups  # one a step
+    b = env.num_envs // env.num_groups
     stages = schedules.stages(
         network,
         learn,
         Exploration(jnp.array([0.1]), 0),
-        Sampling(options.batch_size, 0.99, 1, updates),
+        Sampling(options.batch_size, 0.99, 1, b),  # one update a step
         num_learners=1,
         action_bounds=(-1.0, 1.0),
         normalize=False,
     )
 
     @jax.jit
-    def run(carry, memory, rounds):
+    def learned(carry, memory):
         def each_group(_, memory):
             for g in range(env.num_groups):
                 _, memory = stages.work(carry, memory, (), g)
             return memory
 
-        return jax.lax.fori_loop(0, rounds, each_group, memory)
+        return jax.lax.fori_loop(0, _ROUNDS // env.num_envs, each_group, memory)
+
+    @jax.jit
+    def acted(carry, memory):
+        def each_group(_, both):
+            carry, action = both
+            for g in range(env.num_groups):
+                # The observation depends on the last action, as it does in the loop.
+                seen = jnp.broadcast_to(action[:, :1], (b, *env.spec.observation_shape))
+                none = jnp.zeros(b, bool)
+                carry, action = stages.act(carry, memory, (), g, TimeStep(seen, jnp.zeros(b), none, none, none, {}))
+            return carry, action
+
+        # Of what is remembered nothing is asked for: inference is all there is.
+        return jax.lax.fori_loop(0, _ROUNDS, each_group, (carry, jnp.zeros((b, action))))[1]
 
     groups = env.make(0)
-    carry = schedules.begin(groups, state.replays, state.key, state.draws, state.steps, state.episodes)
+    replays = jax.tree.map(jnp.copy, state.replays)  # the run goes on with its own
+    carry = schedules.begin(groups, replays, state.key, state.draws, state.steps, state.episodes)
+    carry = jax.tree.map(jnp.copy, carry)
     for group in groups:
         group.close()
     memory = learn.init(jax.random.split(jax.random.key(0), 1))
-    rounds = 200 // (updates * env.num_groups)
-    return rounds * updates * env.num_groups / seconds_of(lambda: run(carry, memory, rounds), options.repeats)
+    updates = _ROUNDS // env.num_envs * env.num_envs
+    return {
+        "updates": rate(lambda: learned(carry, memory), updates),
+        "inference": rate(lambda: acted(carry, memory), _ROUNDS * env.num_envs),
+    }
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Everything; JSON values."""
+    algorithm = make(options)
+    env = algorithm.env
+    (observation,), (action,) = env.spec.observation_shape, env.spec.action_shape or (0,)
+    state = algorithm.init(jax.random.key(0))
+    state, _ = algorithm.step(state)  # random actions, and compilation
+    state, _ = algorithm.step(state)  # the stopwatch goes along
+    calls = alone(options, algorithm, state) | {
+        "floor": floor(options, observation, action),
+        "emulators": lambda: env_steps_per_s(env.make(0), 0.5),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in (*calls, "loop")}
+    for _ in range(options.iterations):
+        for name, call in calls.items():
+            rates[name].append(call())
+        began, before = time.perf_counter(), state.steps
+        state, metrics = algorithm.step(state)
+        if "share_learning" not in metrics:  # no stopwatch went along
+            rates["loop"].append(int(state.steps - before) / (time.perf_counter() - began))
+    algorithm.close()
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    bound = 1 / (1 / middle["emulators"] + 1 / middle["inference"] + 1 / middle["updates"])
+    figures = {
+        "updates_per_s": middle["updates"],
+        "floor_updates_per_s": middle["floor"],
+        "fraction_of_floor": middle["updates"] / middle["floor"],
+        "emulators_steps_per_s": middle["emulators"],
+        "inference_steps_per_s": middle["inference"],
+        "loop_steps_per_s": middle["loop"],
+        "bound_steps_per_s": bound,
+        "loop_fraction_of_bound": middle["loop"] / bound,
+        "ranges": {name: [min(values), max(values)] for name, values in rates.items()},
+        "ways": ways(options),
+    }
+    if options.peers:
+        script = Path(__file__).parent / "peers" / "torch_td3.py"
+        flags = {"observation": observation, "action": action, "width": options.width, "batch-size": options.batch_size}
+        command = [sys.executable, str(script), *(x for key, value in flags.items() for x in (f"--{key}", str(value)))]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        figures["torch_updates_per_s"] = json.loads(printed)["updates_per_s"]
+        figures["speedup_vs_torch"] = middle["updates"] / figures["torch_updates_per_s"]
+    return figures
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/peers/torch_td3.py --observation 17 --action 6
 
-Both critics are one module, so that their layers can share kernels' launches; Adam is the fused one; batches are drawn
-from tensors that hold the replay.
+Adam is the fused one, over both critics at once, targets move by one call for all, and batches are drawn from tensors
+that hold the replay.
 """
 
 import argparse

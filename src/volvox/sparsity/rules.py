@@ -211,4 +211,5 @@ def _size(groups: Array) -> Array:
 
 def _rank(values: Array) -> Array:
     """Place of each in ascending order, ties in their own."""
-    return jnp.argsort(jnp.argsort(values, stable=True), stable=True)
+    order = jnp.argsort(values, stable=True)
+    return jnp.zeros_like(order).at[order].set(jnp.arange(len(values)))
