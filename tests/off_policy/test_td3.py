@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,12 @@ from volvox.envs import probe
 from volvox.networks.off_policy import actor_and_critics
 from volvox.off_policy import policy_of, reference, table_of, td3
 from volvox.off_policy import schedule as schedules
-from volvox.off_policy.learner import LossSettings, Normalizer, counted, learner, normalized
+from volvox.off_policy.learner import Learner, LossSettings, Normalizer, counted, learner, normalized
 from volvox.rollout import replay
 from volvox.rollout.replay import Batch
-from volvox.sparsity import dynamic, keep_n_of_m, masks_of, sparse
+from volvox.sparsity import dynamic, keep_n_of_m, magnitude, masks_of, reward_aware, sparse
 from volvox.train import train
+from volvox.types import TimeStep
 
 ENV = probe.target(size=1, num_envs=8, groups=2)
 ACTOR = networks.MLP(1, hidden=(16,), activation=nn.relu)
@@ -249,23 +251,94 @@ def test_a_run_goes_on_where_it_was(tmp_path, save_replay):
 def test_a_sparse_optimiser_keeps_everything_sparse(num_learners):
     rule = dynamic(sparsity=0.5, drop=0.2, every=51)  # odd: changes fall between the targets' moves, too
     optimizer = sparse(optax.adam(3e-3), rule, dense=("Dense_1/kernel",))
-    algorithm = make(optimizer=optimizer, learning_rate=1.0, num_learners=num_learners, steps_per_iteration=250)
+    algorithm = make(optimizer=optimizer, num_learners=num_learners, steps_per_iteration=250)
     state = algorithm.init(jax.random.key(0))
     began = masks_of(state.learner.critics_optimizer)
     state, metrics = algorithm.step(state)
     masks = masks_of(state.learner.critics_optimizer)
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(began), jax.tree.leaves(masks), strict=True))
-    for params in (state.learner.critics, state.learner.target_critics):
-        for one, mask in zip(params, masks, strict=True):
-            kernel, live = (np.asarray(tree["Dense_0"]["kernel"]) for tree in (one, mask))
-            assert live.mean() == 0.5
-            assert not kernel[~live[:, :, 0]].any()
-            assert np.asarray(one["Dense_1"]["kernel"]).all()
+    of_actor = masks_of(state.learner.actor_optimizer)
+    pairs = [*zip(state.learner.critics, masks, strict=True), *zip(state.learner.target_critics, masks, strict=True)]
+    for one, mask in [*pairs, (state.learner.actor, of_actor), (state.learner.target_actor, of_actor)]:
+        kernel, live = (np.asarray(tree["Dense_0"]["kernel"]) for tree in (one, mask))
+        assert live.mean() == 0.5
+        assert not kernel[~live[:, :, 0]].any()
+        assert np.asarray(one["Dense_1"]["kernel"]).all()
     assert table_of(state, num_learners - 1)[-1]["compression"] == pytest.approx(metrics["compression"])
     assert algorithm.config["optimizer"]["sparsity"] == 0.5
     # Half of the first layers' 16 and 2 * 32 weights, of 49 and 2 * 65 with biases and outputs, and a bit for each.
     assert metrics["compression"] == pytest.approx((8 + 2 * 16 - (16 + 2 * 32) / 32) / (49 + 2 * 65))
     algorithm.close()
+
+
+def test_each_learners_sparsity_goes_by_its_own_returns():
+    """The second plays almost at random; zeros, or each other's returns, would lie outside of what was seen."""
+    optimizer = sparse(optax.adam(3e-3), magnitude(reward_aware(final_sparsity=0.5, increment=0.01), every=1))
+    algorithm = make(optimizer=optimizer, num_learners=2, exploration_noise=(0.01, 3.0), discount=0.5)
+    state = algorithm.init(jax.random.key(0))
+    for _ in range(3):
+        state, metrics = algorithm.step(state)
+    for kept in (state.learner.actor_optimizer, state.learner.critics_optimizer):
+        best, worst = (np.asarray(x) for x in (kept.schedule.best, kept.schedule.worst))
+        for s in range(2):
+            assert worst[s] - 1e-3 <= metrics[f"recent_mean_{s}"] <= best[s] + 1e-3 < 0
+        assert best[1] < metrics["recent_mean_0"]
+    algorithm.close()
+
+
+def test_a_learner_whose_returns_fall_gets_weights_back():
+    net = actor_and_critics(ACTOR, CRITIC, ENV.spec)
+    rule = magnitude(reward_aware(final_sparsity=0.75, increment=0.25), every=1)
+    learn = learner(
+        net,
+        settings=LossSettings(jnp.zeros(2), 0.5, 1, 0.05),
+        optimizer=sparse(optax.sgd(1e-3), rule),
+        learning_rate=jnp.ones(2),
+        observation_shape=(1,),
+    )
+    state = learn.init(jax.random.split(jax.random.key(0), 2))
+    batch = jax.tree.map(lambda x: jnp.stack([x, x]), batch_of(12))
+    for returns in ((0.0, 0.0), (20.0, 20.0), (0.0, 20.0)):
+        state = learn.update(state, batch, jnp.zeros((2, 12, 1)), jnp.array(returns))
+    for params, kept in ((state.actor, state.actor_optimizer), (state.critics[0], state.critics_optimizer)):
+        np.testing.assert_allclose(kept.schedule.sparsity, [0.25, 0.75])
+        mask = masks_of(kept)
+        live = np.asarray((mask if kept is state.actor_optimizer else mask[0])["Dense_0"]["kernel"])
+        np.testing.assert_allclose(live.reshape(2, -1).mean(axis=1), [0.75, 0.25])
+        assert not np.asarray(params["Dense_0"]["kernel"])[~live[:, :, 0]].any()
+
+
+def test_learners_draw_from_their_own_environments():
+    """Of two groups of four environments, each of which observes its own number."""
+
+    class Drawn(NamedTuple):
+        update: jax.Array
+        observation: jax.Array
+
+    def update(memory, batch, noise, mean_return):
+        return Drawn(memory.update + 1, batch.observation)
+
+    stages = schedules.stages(
+        actor_and_critics(ACTOR, CRITIC, ENV.spec),
+        Learner(lambda keys: None, update),
+        schedules.Exploration(jnp.zeros(2), 0),
+        schedules.Sampling(64, 0.99, 1, 1),
+        num_learners=2,
+        action_bounds=(-1.0, 1.0),
+        normalize=False,
+    )
+    rows, no = [], jnp.zeros(4, bool)
+    for g in range(2):
+        seen = TimeStep(4.0 * g + jnp.arange(4.0)[:, None], jnp.zeros(4), no, no, no, {})
+        rows.append(replay.empty(5, 4, ENV.spec))
+        for _ in range(5):
+            rows[g] = replay.append(rows[g], seen, jnp.zeros((4, 1)))
+    groups = ENV.make(0)
+    carry = schedules.begin(
+        groups, tuple(rows), jax.random.key(0), jnp.int32(0), jnp.int32(40), schedules.no_episodes(2)
+    )
+    _, memory = stages.work(carry, Drawn(jnp.int32(0), jnp.zeros((2, 64, 1))), (), 0)
+    assert [set(drawn.ravel().tolist()) for drawn in memory.observation] == [{0, 1, 4, 5}, {2, 3, 6, 7}]
 
 
 def test_without_its_replay_a_resumed_run_gathers_anew_before_it_learns():
@@ -307,10 +380,10 @@ def test_an_interrupted_step_leaves_its_state():
     algorithm.close()
 
 
-def test_not_finite_is_an_error():
-    algorithm = make(learning_rate=1e30)
+def test_not_finite_is_an_error_of_a_learner():
+    algorithm = make(learning_rate=(1e-3, 1e30), num_learners=2)
     state = algorithm.init(jax.random.key(0))
-    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+    with pytest.raises(FloatingPointError, match=r"critics, actor, of learner 1 of 2; .* Lower the learning rate"):
         algorithm.step(state)
 
 
@@ -324,7 +397,14 @@ def test_the_reference_settings_are_settings():
     [
         ({"num_learners": 3}, "num_learners=3 do not share a group of 4 environments evenly"),
         ({"batch_size": 33}, "batch_size=33 must be a multiple of the number of groups, 2"),
-        ({"replay_size": 16}, "replay_size=16 is smaller than a batch of 32"),
+        ({"replay_size": 31}, "replay_size=31 is too small: in whole rows of a learner's 8 environments a batch of 32"),
+        # Of 16 steps each has but 12 in whole rows.
+        ({"replay_size": 15, "num_learners": 2, "batch_size": 14}, "4 environments a batch of 14 and targets of 1"),
+        ({"replay_size": 39, "num_steps": 4}, "and targets of 4 steps need 40"),
+        (
+            {"num_learners": 2, "learning_rate": [1e-3, 1e-4], "optimizer": optax.adam(1e-3)},
+            "learning_rate=[0.001, 0.0001] is for an optimiser given by name",
+        ),
         ({"updates_per_env_step": 0.3}, "are 1.2 updates a beat"),
         ({"updates_per_env_step": np.inf}, "are inf updates a beat"),
         ({"discount": 1.5}, "discount=1.5: give a number from 0 to 1"),

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -150,6 +151,15 @@ def test_rates_that_pruning_does_not_take_are_refused(make, options, message):
 def test_networks_of_small_layers_are_refused(options):
     with pytest.raises(ValueError, match="min_side=33: no layer has as many inputs and outputs"):
         group_sparse(min_side=33, **options)(td3, ACTOR, CRITIC, ENV, **SMALL)
+
+
+def test_single_weights_of_critics_alone_may_be_large_enough():
+    algorithm = group_sparse(block=1)(
+        td3, networks.MLP(1, hidden=(16,)), CRITIC, ENV, optimizer=optax.sgd(0.5), **SMALL
+    )
+    assert algorithm.config["group_sparse"]["learning_rate"] is None  # the optimiser has its own
+    masks = masks_of(algorithm.init(jax.random.key(0)).learner.critics_optimizer)
+    assert masks[0]["Dense_1"]["kernel"].shape == (1, 32, 1, 32)
 
 
 def test_a_factory_without_an_optimiser_is_refused():

@@ -381,6 +381,9 @@ def test_a_mixture_of_grouped_and_dense_kernels_is_as_sparse_as_asked():
         ),
         (lambda: keep_n_of_m(2, 4, drop=1.5), "drop=1.5: give a share from 0 to 1"),
         (lambda: dynamic(sparsity=0.5, end=0), "end must be"),
+        (lambda: dynamic(sparsity="0.5"), "sparsity='0.5': give a share"),
+        (lambda: sparse(optax.sgd(1.0), dynamic(sparsity=0.5), dense="Dense_2/kernel"), "give names in a tuple"),
+        (lambda: sparse(optax.sgd(1.0), dynamic(sparsity=0.5), seed=1.5), "seed must be an integer of at least 0"),
         (lambda: sparse(optax.sm3(1.0), dynamic(sparsity=0.5)).init(params_of()), "sparse cannot tell what"),
         (lambda: table({"circulant": jnp.zeros((2, 4, 4, 4))}), "give the parameters of one"),
         (

@@ -22,7 +22,8 @@ def mujoco(
     """Makes a recipe for groups of one Gymnasium MuJoCo task.
 
     Observations are float32 `[B, features]`, actions float32 `[B, joints]`; the simulation itself runs in float64.
-    Actions outside their bounds are passed on as they are. Extras: `elapsed_steps` (int32 `[B]`).
+    Actions outside their bounds are refused with a ValueError where Python drives the environments; inside `jit`, which
+    cannot raise, they are clipped. Extras: `elapsed_steps` (int32 `[B]`).
 
     Args:
         task: "HalfCheetah", "Ant", ... (the newest version), or one with its version: "HalfCheetah-v4".

@@ -240,9 +240,14 @@ def _group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool) -> EnvGroup
         action = xp.asarray(action)
         if action.shape != action_shape:
             raise ValueError(f"actions of {spec.name} must have shape {action_shape}, got {action.shape}")
-        if spec.num_actions is not None:
-            action = xp.clip(action, 0, spec.num_actions - 1)
-        return action.astype(dtype)
+        low, high = (spec.action_low, spec.action_high) if spec.num_actions is None else (0, spec.num_actions - 1)
+        if xp is np and spec.num_actions is None:
+            slack = 1e-6 * (high - low)  # of rounding to float32
+            if (outside := action[~((action >= low - slack) & (action <= high + slack))]).size:
+                raise ValueError(
+                    f"an action of {outside[0]} is outside of {spec.name}'s bounds, {low} to {high}; clip it"
+                )
+        return xp.clip(action, low, high).astype(dtype)
 
     # The only reference to the pool, so that `close` can drop it: envpool's threads end with the last reference.
     held: list[Any] = [native]

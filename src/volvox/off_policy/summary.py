@@ -82,10 +82,28 @@ def _compression(learner: LearnerState) -> float | None:
 
 
 def check_finite(memory: LearnerState) -> None:
-    """Raises FloatingPointError where a loss or a parameter is no finite number."""
-    looked_at = (memory.sums, memory.actor, memory.critics)
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(looked_at)):
+    """Raises FloatingPointError where a loss or a parameter is no finite number, naming the learners and the parts."""
+    parts = {
+        "critics' loss": memory.sums.critic_loss,
+        "actor's loss": memory.sums.actor_loss,
+        "representation's loss": memory.sums.representation_loss,
+        "critics": memory.critics,
+        "actor": memory.actor,
+        "representation": memory.representation,
+        "observations' moments": (memory.normalizer.mean, memory.normalizer.squares),
+    }
+    num_learners = len(memory.sums.value)
+    wrong: dict[str, np.ndarray] = {}
+    for name, part in parts.items():
+        finite = np.ones(num_learners, bool)
+        for leaf in jax.tree.leaves(part):
+            finite &= np.isfinite(leaf).reshape(num_learners, -1).all(axis=1)
+        if not finite.all():
+            wrong[name] = ~finite
+    if wrong:
+        learners = np.flatnonzero(np.any(list(wrong.values()), axis=0)).tolist()
         raise FloatingPointError(
-            f"the loss or the parameters are no longer finite by update {int(memory.update)}: nothing of this step is "
-            "kept; lower the learning rate"
+            f"no longer finite by update {int(memory.update)}: {', '.join(wrong)}, of learner"
+            f"{'s' * (len(learners) > 1)} {', '.join(map(str, learners))} of {num_learners}; nothing of this step is "
+            "kept. Lower the learning rate, unless the environment's observations or rewards are not finite."
         )

@@ -83,6 +83,7 @@ def td3(
         itself, with the same optimiser, to predict the next one (`networks.NextObservationNetwork`); None: none.
       num_learners: S.
       learning_rate: of actor and critics, for an optimiser given by name; a sequence needs one that is linear in it.
+        One number is of no use beside an optimiser that is made, and a sequence is refused.
       optimizer: the name of one of optax's, or any `optax.GradientTransformation`; the latter brings its own rates.
         With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`. Of what
         it is, a resumed run notices the `config` it may have, and the shapes of its state.
@@ -139,15 +140,21 @@ def td3(
             f"updates_per_env_step={updates_per_env_step} times {b // num_learners} environments of a learner in a "
             f"group are {updates:g} updates a beat; it must be a whole number of at least 1."
         )
-    num_rows = replay_size // (env.num_envs // num_learners)
-    needed = max(-(-batch_size // env.num_envs), num_steps + 1)
-    if num_rows < needed or replay_size < batch_size:
+    per_learner = env.num_envs // num_learners
+    num_rows = replay_size // per_learner
+    least = max(-(-batch_size // per_learner), num_steps + 1) * per_learner
+    if replay_size < least:
         raise ValueError(
-            f"replay_size={replay_size} is smaller than a batch of {batch_size}, or than {num_steps + 1} steps of "
-            f"{env.num_envs // num_learners} environments."
+            f"replay_size={replay_size} is too small: in whole rows of a learner's {per_learner} environments a batch "
+            f"of {batch_size} and targets of {num_steps} steps need {least}."
         )
     rate = _each("learning_rate", learning_rate, num_learners, positive=True)
     by_name = isinstance(optimizer, str)
+    if not by_name and isinstance(learning_rate, Sequence):
+        raise ValueError(
+            f"learning_rate={list(learning_rate)} is for an optimiser given by name; this one is made, and all "
+            "learners have its rate."
+        )
     low, high = env.spec.action_low, env.spec.action_high
     if env.spec.num_actions is None and not (np.isfinite([low, high]).all() and low < high):
         raise ValueError(f"{env.spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")

@@ -11,7 +11,7 @@ from flax import linen as nn
 from volvox.networks.circulant import Grouped
 from volvox.ops.flat import leaf_path
 from volvox.optimizers import described, gradient_transformation
-from volvox.sparsity.masks import masks_of, sparse
+from volvox.sparsity.masks import sparse, sparse_states
 from volvox.sparsity.rules import magnitude
 from volvox.sparsity.schedules import Schedule, check_sparsity, cubic, reward_aware
 from volvox.types import Algorithm
@@ -111,7 +111,7 @@ def group_sparse(
 def _found(state: Any, *, masked: bool) -> bool:
     """Whether a state holds block-circulant parameters, or masks of more than whole leaves."""
     if masked:
-        return any(leaf.ndim >= 3 for leaf in jax.tree.leaves(masks_of(state)))
+        return any(leaf.ndim >= 3 for one in sparse_states(state) for leaf in jax.tree.leaves(one.masks))
     return any(leaf_path(path)[-1:] == ("circulant",) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0])
 
 
@@ -141,7 +141,8 @@ def _made(make: Callable[..., Algorithm], options: dict[str, Any]) -> tuple[dict
     made = gradient_transformation(optimizer, rate, given["optimizer_options"] or {}, given.get("max_gradient_norm"))
     config = {
         "optimizer": described(optimizer),
-        "learning_rate": rate if isinstance(rate, int | float) else "given",
+        # A made optimiser has brought its own.
+        "learning_rate": (rate if isinstance(rate, int | float) else "given") if isinstance(optimizer, str) else None,
         "optimizer_options": dict(given["optimizer_options"] or {}),
         "max_gradient_norm": given.get("max_gradient_norm"),
     }

@@ -109,6 +109,9 @@ def sparse(
         `update`) other parameters.
     """
     integer("min_side", min_side, low=1)
+    integer("seed", seed, low=0)
+    if isinstance(dense, str):
+        raise ValueError(f"dense={dense!r}: give names in a tuple or a list, ({dense!r},).")
     if not isinstance(optimizer, optax.GradientTransformation) or isinstance(optimizer, SparseOptimizer):
         raise ValueError(f"sparse needs an optax.GradientTransformation that is not sparse already; got {optimizer!r}.")
     if not isinstance(rule, Rule):
@@ -222,19 +225,19 @@ def pruned(params: ArrayTree, state: ArrayTree) -> ArrayTree:
 def masks_of(state: ArrayTree) -> ArrayTree:
     """The masks in an optimiser's state, wherever `sparse` stands in it: see `SparseState.masks` for their shapes.
 
-    `pruned` puts them on parameters, which do not have the same.
+    `pruned` puts them on parameters, which do not have the same. Of several, the first's.
 
     Raises:
       ValueError: there are none.
     """
-    if not (found := _sparse_states(state)):
+    if not (found := sparse_states(state)):
         raise ValueError("this state is of no sparse optimiser: make it by volvox.sparsity.sparse.")
     return found[0].masks
 
 
 def is_sparse(state: ArrayTree) -> bool:
     """Whether there are masks in an optimiser's state."""
-    return bool(_sparse_states(state))
+    return bool(sparse_states(state))
 
 
 def kernels(params: ArrayTree) -> dict[str, Kernel]:
@@ -284,11 +287,15 @@ def _cut(name: str, kernel: Kernel, group: int) -> Kernel:
     if kernel.block > 1 or kernel.group > 1:
         return kernel
     if kernel.rows % group:
-        raise ValueError(f"group={group} does not divide the input axis of {name}, {kernel.rows} long.")
+        raise ValueError(
+            f"group={group} does not divide the input axis of {name}, {kernel.rows} long; take another group, or leave "
+            f"it whole: sparse(..., dense=({name!r},))."
+        )
     return kernel._replace(rows=kernel.rows // group, group=group)
 
 
-def _sparse_states(state: ArrayTree) -> list[SparseState]:
+def sparse_states(state: ArrayTree) -> list[SparseState]:
+    """All states of sparse optimisers in a state, in its order."""
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, SparseState))
     return [x for x in leaves if isinstance(x, SparseState)]
 

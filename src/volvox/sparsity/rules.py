@@ -81,7 +81,10 @@ def keep_n_of_m(n: int = 2, m: int = 4, *, begin: int = 0, drop: float = 0.0, ev
     def densities(kernels):
         for name, kernel in kernels.items():
             if kernel.rows % m:
-                raise ValueError(f"m={m} does not divide the input axis of {name}, {kernel.rows} long.")
+                raise ValueError(
+                    f"m={m} does not divide the input axis of {name}, {kernel.rows} long; take another m, or leave it "
+                    f"whole: sparse(..., dense=({name!r},))."
+                )
         return dict.fromkeys(kernels, n / m)
 
     def largest(sizes: Array) -> Array:

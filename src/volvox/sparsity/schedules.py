@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from volvox.types import Array, ArrayTree, Config
 from volvox.validation import integer
@@ -147,6 +148,6 @@ def reward_aware(
 
 
 def check_sparsity(name: str, value: float) -> None:
-    """Raises ValueError for a sparsity outside [0, 1)."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}={value}: give a share of at least 0 and below 1.")
+    """Raises ValueError for a sparsity that is no number in [0, 1)."""
+    if not isinstance(value, int | float | np.number) or not 0 <= value < 1:
+        raise ValueError(f"{name}={value!r}: give a share of at least 0 and below 1.")
