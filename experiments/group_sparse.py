@@ -271,7 +271,7 @@ def draw(settings: Settings, found: dict[str, dict[str, Any]], curves: dict[str,
     for axes in (by_return, by_compression):
         axes.set_xlabel("steps (thousand)")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    figure.suptitle(f"TD3 on {settings.task}, {settings.seeds} seeds")
+    figure.suptitle(f"TD3 on {settings.task}, {settings.seeds} seed{'s' * (settings.seeds > 1)}")
     return figure
 
 
