@@ -99,6 +99,7 @@ def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:
     sparsity, side = settings.final_sparsity, settings.min_side
     updates = max(settings.steps - settings.random_steps, 2)
     often = min(1_000, settings.every)
+    whole: tuple[str, ...] = ()
 
     if way == "dense":
         return vx.off_policy.td3(actor, critic, env, **options)
@@ -125,17 +126,12 @@ def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:
             raise ValueError(f"final_sparsity={sparsity}: n-of-m keeps 1 of m weights; take 0.5, 0.75, 0.8, 0.875, ...")
         (observed,) = env.spec.observation_shape
         undivided = any(x % m and x >= side for x in (observed, observed + size))
-        options["optimizer"] = vx.sparsity.sparse(
-            optax.adam(rate),
-            vx.sparsity.keep_n_of_m(1, m, drop=0.05, every=often),
-            min_side=side,
-            dense=("Dense_0/kernel",) if undivided else (),
-        )
-        return vx.off_policy.td3(actor, critic, env, **options)
+        whole = ("Dense_0/kernel",) if undivided else ()
+        rule = vx.sparsity.keep_n_of_m(1, m, drop=0.05, every=often)
     else:
         end = max(round(_ENDS[way] * updates), 1)
         rule = vx.sparsity.magnitude(vx.sparsity.cubic(final_sparsity=sparsity, begin=0, end=end), every=often)
-    options["optimizer"] = vx.sparsity.sparse(optax.adam(rate), rule, min_side=side)
+    options["optimizer"] = vx.sparsity.sparse(optax.adam(rate), rule, min_side=side, dense=whole)
     return vx.off_policy.td3(actor, critic, env, **options)
 
 

@@ -84,7 +84,7 @@ def _compression(learner: LearnerState) -> float | None:
 def check_finite(memory: LearnerState) -> None:
     """Raises FloatingPointError where a loss or a parameter is no finite number, naming the learners and the parts."""
     parts = {
-        "critics' loss": memory.sums.critic_loss,
+        "critics' loss": (memory.sums.critic_loss, memory.sums.value),
         "actor's loss": memory.sums.actor_loss,
         "representation's loss": memory.sums.representation_loss,
         "critics": memory.critics,
