@@ -26,10 +26,10 @@ import tyro
 from parts import env_steps_per_s, machine, show
 
 import volvox as vx
-from volvox.actor_critic.distributions import distribution
 from volvox.actor_critic.learner import Learner, LearnerState, LossSettings, learner
+from volvox.data import segments
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
-from volvox.rollout import segments
+from volvox.networks.distributions import distribution
 
 Flag = tyro.conf.arg
 UPDATES = 40

@@ -31,7 +31,7 @@ class Options:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     strategy = vx.evolution.novelty_ga(
-        behavior=vx.rollout.last("position", 2),
+        behavior=vx.loop.last("position", 2),
         population_size=options.population_size,
         num_parents=20,
         mutation_std=0.1,

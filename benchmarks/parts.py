@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from volvox.machine import num_cpus, processor
-from volvox.rollout import LoopState, Stages, traced
+from volvox._machine import num_cpus, processor
+from volvox.loop import LoopState, Stages, traced
 from volvox.types import EnvGroup
 
 

@@ -22,9 +22,9 @@ import tyro
 from parts import env_steps_per_s, machine, show
 
 import volvox as vx
+from volvox.loop import Figures, SlotMemory, evaluator
 from volvox.ops.low_rank import with_bases
 from volvox.population import Member, decode_many
-from volvox.rollout import Figures, SlotMemory, evaluator
 from volvox.types import Population
 
 Flag = tyro.conf.arg

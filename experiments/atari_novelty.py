@@ -73,9 +73,9 @@ def read_settings(arguments: list[str] | None = None) -> Settings:
 def make_strategy(settings: Settings) -> vx.evolution.Strategy:
     """The strategy with its behaviour."""
     if settings.behavior == "final_ram":
-        behavior = vx.rollout.last("ram", 128)
+        behavior = vx.loop.last("ram", 128)
     else:
-        behavior = vx.rollout.trajectory("ram", 128, every=settings.behavior_every, length=settings.behavior_length)
+        behavior = vx.loop.trajectory("ram", 128, every=settings.behavior_every, length=settings.behavior_length)
     common = {
         **counts(settings.population),
         "behavior": behavior,

@@ -24,9 +24,9 @@ from flax import linen as nn
 from matplotlib.figure import Figure
 
 import volvox as vx
+from volvox._checks import integer
 from volvox.sparsity.schedules import check_sparsity
-from volvox.train import check_unused
-from volvox.validation import integer
+from volvox.training import check_unused
 
 Flag = tyro.conf.arg
 Way = Literal[
@@ -157,7 +157,7 @@ def train(settings: Settings, way: str) -> int:
             returns = []
             for learner in range(settings.seeds):
                 variables = vx.off_policy.policy_of(run.state, learner)
-                played = vx.rollout.play(
+                played = vx.loop.play(
                     algorithm.env,
                     algorithm.network,
                     variables,

@@ -12,8 +12,8 @@ import jax
 import tyro
 
 import volvox as vx
-from volvox.machine import num_cpus
-from volvox.train import check_unused
+from volvox._machine import num_cpus
+from volvox.training import check_unused
 
 Flag = tyro.conf.arg
 
@@ -177,12 +177,12 @@ def score(settings: RunSettings, run: vx.Run, learned: str, *, sampled: bool) ->
     env = run.algorithm.env
     seed = settings.seed + 1_000_003  # episodes that training has not seen
     count = settings.score_episodes
-    scores = {learned: vx.rollout.play(env, run.algorithm.network, run.policy(), num_episodes=count, seed=seed)}
+    scores = {learned: vx.loop.play(env, run.algorithm.network, run.policy(), num_episodes=count, seed=seed)}
     if sampled:
-        scores[f"{learned}, sampled"] = vx.rollout.play(
+        scores[f"{learned}, sampled"] = vx.loop.play(
             env, run.algorithm.network, run.policy(), num_episodes=count, sampled=True, seed=seed
         )
-    scores["random"] = vx.rollout.play_randomly(env, num_episodes=count, seed=seed)
+    scores["random"] = vx.loop.play_randomly(env, num_episodes=count, seed=seed)
     written = {}
     for name, result in scores.items():
         print(f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {count} episodes")

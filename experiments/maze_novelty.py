@@ -51,7 +51,7 @@ def make_algorithm(settings: Settings, strategy: str) -> vx.types.Algorithm:
         "num_elite_candidates": 2,
         "num_validation_episodes": 1,  # nothing is random in the maze
     }
-    behavior = vx.rollout.last("position", 2)
+    behavior = vx.loop.last("position", 2)
     recorded = None
     if strategy == "novelty":
         made = vx.evolution.novelty_ga(

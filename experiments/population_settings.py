@@ -107,7 +107,7 @@ def _make_network(name: Literal["vbn", "large", "small"], env: vx.types.Env) -> 
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     if name == "vbn":
         module = vx.networks.VirtualBatchNormNet(env.spec.num_actions)
-        return vx.networks.reference_policy(module, env.spec, vx.rollout.reference_batch(env))
+        return vx.networks.reference_policy(module, env.spec, vx.loop.reference_batch(env))
     return vx.networks.DeepGA(env.spec.num_actions, size=name)
 
 

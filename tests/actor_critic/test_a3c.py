@@ -369,7 +369,7 @@ def test_a_checkpoint_of_another_network_or_optimiser_is_refused(options, width,
 def test_what_was_learned_plays_fresh_episodes(env, module):
     algorithm = a3c(module, env, segment_length=5)
     params = algorithm.policy(algorithm.init(jax.random.key(0)))
-    score = vx.rollout.play(env, algorithm.network, params, num_episodes=6)
+    score = vx.loop.play(env, algorithm.network, params, num_episodes=6)
     assert score.returns.shape == (6,)
     assert score.lengths.min() >= 1
 

@@ -9,14 +9,14 @@ import pytest
 from flax import linen as nn
 
 from volvox.actor_critic import schedule
-from volvox.actor_critic.distributions import distribution
 from volvox.actor_critic.learner import LossSettings, learner
 from volvox.actor_critic.schedule import Schedule
+from volvox.data.episode_statistics import no_episodes
 from volvox.envs import atari
+from volvox.loop.pipeline import LoopState, traced
 from volvox.networks import ActorCritic
 from volvox.networks.actor_critic import actor_critic
-from volvox.rollout.pipeline import LoopState, traced
-from volvox.rollout.recent import no_episodes
+from volvox.networks.distributions import distribution
 
 B, T, WIDTH = 6, 5, 37  # numbers that occur in no other shape
 

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from volvox.actor_critic.distributions import categorical
 from volvox.actor_critic.learner import LossSettings, learner, loss
+from volvox.data.segments import Segment
 from volvox.networks.actor_critic import ActorCriticNetwork
-from volvox.rollout.segments import Segment
+from volvox.networks.distributions import categorical
 
 T, B, A, K = 5, 3, 4, 2
 LINEAR = ActorCriticNetwork(

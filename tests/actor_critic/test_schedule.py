@@ -7,15 +7,15 @@ import pytest
 from flax import linen as nn
 
 from volvox.actor_critic import schedule
-from volvox.actor_critic.distributions import categorical
 from volvox.actor_critic.learner import Learner, LearnerState, no_sums, unrolled
 from volvox.actor_critic.schedule import Collector, Schedule
+from volvox.data import segments
+from volvox.data.episode_statistics import begun, no_episodes
 from volvox.envs import probe
+from volvox.loop.pipeline import LoopState, driven
 from volvox.networks import RecurrentActorCritic
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
-from volvox.rollout import segments
-from volvox.rollout.pipeline import LoopState, driven
-from volvox.rollout.recent import begun, no_episodes
+from volvox.networks.distributions import categorical
 from volvox.types import TimeStep
 
 NOTHING = Learner(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from volvox import envs
-from volvox.envs.pool import SCREEN, pool
+from volvox.envs.envpool_group import SCREEN, pool
 from volvox.envs.preprocessing import bilinear_frames, opening, resize_bilinear
 
 STEPS = 6

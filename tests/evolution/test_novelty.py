@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import evolution, networks, population, report, rollout
+from volvox import evolution, networks, population, report
+from volvox import loop as rollout
 from volvox.envs import hard_maze, probe
 from volvox.evolution import archive as archives
 from volvox.report import log
-from volvox.train import train
+from volvox.training import train
 from volvox.types import Evaluation
 
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import evolution, networks, population, rollout
+from volvox import evolution, networks, population
+from volvox import loop as rollout
 from volvox.envs import probe
 from volvox.types import Evaluation
 

@@ -8,9 +8,9 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import probe
+from volvox.loop import SlotMemory, evaluator
 from volvox.population import Genome, Member, lineage
 from volvox.population.decoding import mutation_noise
-from volvox.rollout import SlotMemory, evaluator
 from volvox.types import Population
 
 SIZE = 5_000

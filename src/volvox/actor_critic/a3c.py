@@ -13,33 +13,36 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from volvox._checks import group_size, integer
 from volvox.actor_critic import schedule as schedules
-from volvox.actor_critic.distributions import distribution
 from volvox.actor_critic.learner import LearnerState, LossSettings, learner, no_sums
 from volvox.actor_critic.options import annealed, check_rates, micro_batch_size
 from volvox.actor_critic.schedule import Carry, Schedule
 from volvox.actor_critic.summary import summary
+from volvox.data.episode_statistics import Episodes, no_episodes
+from volvox.loop.balance import shares
+from volvox.loop.driver import Counts, Plan, runner
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
-from volvox.networks.policy import perturbed
+from volvox.networks.distributions import distribution
+from volvox.networks.policies import perturbed
 from volvox.optimizers import described, gradient_transformation
-from volvox.rollout.balance import shares
-from volvox.rollout.recent import Episodes, no_episodes
-from volvox.rollout.runner import Counts, Plan, runner
 from volvox.trees import from_named, named
 from volvox.types import Algorithm, Array, Env, Policy
-from volvox.validation import group_size, integer
 
 
 class A3CState(NamedTuple):
-    """A run between two steps."""
+    """A run between two steps.
+
+    Attributes:
+      draws: int32: how often actions were drawn.
+      frames: Emulator frames played, resets not counted.
+    """
 
     key: Array
     learner: LearnerState
     draws: Array
-    """int32: how often actions were drawn."""
     episodes: Episodes
     frames: int
-    """Emulator frames played, resets not counted."""
 
 
 def a3c(

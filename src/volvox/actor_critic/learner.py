@@ -7,60 +7,69 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from volvox.actor_critic.distributions import Distribution
-from volvox.actor_critic.returns import lambda_returns
-from volvox.actor_critic.vtrace import vtrace
+from volvox.data.returns import lambda_returns
+from volvox.data.segments import Segment
+from volvox.data.vtrace import vtrace
 from volvox.networks.actor_critic import ActorCriticNetwork
+from volvox.networks.distributions import Distribution
 from volvox.ops.batching import where_rows
-from volvox.rollout.segments import Segment
 from volvox.sparsity import is_sparse, pruned
 from volvox.types import Array, ArrayTree
 
 
 class LossSettings(NamedTuple):
-    """What the loss is made of."""
+    """What the loss is made of.
+
+    Attributes:
+      trace_decay: λ of the returns; 1 gives n-step returns.
+      correct: V-trace instead of plain returns.
+      log_epsilon: Added to probabilities before their logarithm is taken.
+      value_coefficient: Weight of half the squared error of values.
+    """
 
     discount: float
     trace_decay: float
-    """λ of the returns; 1 gives n-step returns."""
     correct: bool
-    """V-trace instead of plain returns."""
     rho_clip: float
     c_clip: float
     log_epsilon: float
-    """Added to probabilities before their logarithm is taken."""
     value_coefficient: float
-    """Weight of half the squared error of values."""
 
 
 class Sums(NamedTuple):
-    """Sums over the transitions learned from, float32 scalars; and their number."""
+    """Sums over the transitions learned from, float32 scalars; and their number.
+
+    Attributes:
+      lag: Updates between acting and learning.
+      lag_max: The largest, not a sum.
+    """
 
     policy_loss: Array
     value_loss: Array
     entropy: Array
     lag: Array
-    """Updates between acting and learning."""
     lag_max: Array
-    """The largest, not a sum."""
     transitions: Array
 
 
 class LearnerState(NamedTuple):
-    """What learning changes."""
+    """What learning changes.
+
+    Attributes:
+      gradient: Sum over the micro-batches since the last update, as `params`.
+      update: int32: updates made.
+      pending: float32: transitions in `gradient`.
+      sums: Since the host last looked.
+      gradient_norm: float32: sum over updates since then, before clipping.
+    """
 
     params: ArrayTree
     optimizer: ArrayTree
     gradient: ArrayTree
-    """Sum over the micro-batches since the last update, as `params`."""
     update: Array
-    """int32: updates made."""
     pending: Array
-    """float32: transitions in `gradient`."""
     sums: Sums
-    """Since the host last looked."""
     gradient_norm: Array
-    """float32: sum over updates since then, before clipping."""
 
 
 def no_sums() -> Sums:
@@ -149,14 +158,17 @@ def unrolled(params: ArrayTree, segment: Segment, network: ActorCriticNetwork) -
 
 
 class Learner(NamedTuple):
-    """The learning half as pure functions."""
+    """The learning half as pure functions.
+
+    Attributes:
+      init: key -> state.
+      accumulate: (state, micro-batch) -> state with its gradient added.
+      apply: (state, mean return lately) -> state after an update by the gradient gathered.
+    """
 
     init: Callable[[Array], LearnerState]
-    """key -> state."""
     accumulate: Callable[[LearnerState, Segment], LearnerState]
-    """(state, micro-batch) -> state with its gradient added."""
     apply: Callable[[LearnerState, Array], LearnerState]
-    """(state, mean return lately) -> state after an update by the gradient gathered."""
 
 
 def learner(

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from volvox._checks import integer
 from volvox.types import Array
-from volvox.validation import integer
 
 _MICRO_BATCH_TRANSITIONS = 64
 """Micro-batches of 32 to 64 transitions stay in a CPU's cache."""

@@ -12,28 +12,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from volvox.actor_critic.distributions import Distribution
 from volvox.actor_critic.learner import Learner, LearnerState
+from volvox.data import segments
+from volvox.data.episode_statistics import Episodes, Running, begun, book, latest_mean
+from volvox.data.segments import Segment
+from volvox.loop.pipeline import Stages
 from volvox.networks.actor_critic import ActorCriticNetwork
+from volvox.networks.distributions import Distribution
 from volvox.ops.batching import where_rows
-from volvox.rollout import segments
-from volvox.rollout.pipeline import Stages
-from volvox.rollout.recent import Episodes, Running, begun, book, latest_mean
-from volvox.rollout.segments import Segment
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
 
 class Schedule(NamedTuple):
-    """Whole numbers that fix when things happen; all are shapes or trip counts."""
+    """Whole numbers that fix when things happen; all are shapes or trip counts.
+
+    Attributes:
+      segment_length: T, steps of a segment.
+      micro_batch: Environments in a micro-batch; a divisor of a group's size.
+      lag: Rounds between acting and learning.
+      rounds_per_update: Rounds that share an update.
+    """
 
     segment_length: int
-    """T, steps of a segment."""
     micro_batch: int
-    """Environments in a micro-batch; a divisor of a group's size."""
     lag: int
-    """Rounds between acting and learning."""
     rounds_per_update: int
-    """Rounds that share an update."""
 
     @property
     def beats(self) -> int:
@@ -42,28 +45,34 @@ class Schedule(NamedTuple):
 
 
 class Collector(NamedTuple):
-    """What one group of environments is doing."""
+    """What one group of environments is doing.
+
+    Attributes:
+      recurrent: The policy's state, leaves `[B, ...]`.
+      lives: int32 `[B]`: lives left at the last step; 0 unless their loss is taken for an end.
+    """
 
     ring: Segment
     recurrent: ArrayTree
-    """The policy's state, leaves `[B, ...]`."""
     running: Running
     lives: Array
-    """int32 `[B]`: lives left at the last step; 0 unless their loss is taken for an end."""
 
 
 class Carry(NamedTuple):
-    """The small state of the loop, and the segments."""
+    """The small state of the loop, and the segments.
+
+    Attributes:
+      round: int32: rounds begun before this one, since the environments were started.
+      beat: int32: of the round.
+      draws: int32: how often actions were drawn; names the next draw.
+      steps: int32: steps taken since the host last looked, resets not counted.
+    """
 
     round: Array
-    """int32: rounds begun before this one, since the environments were started."""
     beat: Array
-    """int32: of the round."""
     key: Array
     draws: Array
-    """int32: how often actions were drawn; names the next draw."""
     steps: Array
-    """int32: steps taken since the host last looked, resets not counted."""
     episodes: Episodes
     collectors: tuple[Collector, ...]
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from volvox.actor_critic.learner import LearnerState
-from volvox.rollout.recent import Episodes, scores
+from volvox.data.episode_statistics import Episodes, scores
 from volvox.sparsity import compression, is_sparse, masks_of
 
 

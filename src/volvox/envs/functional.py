@@ -8,23 +8,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import group_size, integer
 from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep
-from volvox.validation import group_size, integer
 
 
 class FunctionalState(NamedTuple):
-    """State of a group of functional environments."""
+    """State of a group of functional environments.
+
+    Attributes:
+      key: Keys `[B]`.
+      inner: The environments' own states, leaves `[B, ...]`.
+      elapsed: int32 `[B]`: steps since the episode began.
+      done: bool `[B]`: the last step ended the episode, or there was none yet; the next observation begins one.
+      action: The actions sent last, `[B, ...]`.
+    """
 
     key: Array
-    """Keys `[B]`."""
     inner: ArrayTree
-    """The environments' own states, leaves `[B, ...]`."""
     elapsed: Array
-    """int32 `[B]`: steps since the episode began."""
     done: Array
-    """bool `[B]`: the last step ended the episode, or there was none yet; the next observation begins one."""
     action: Array
-    """The actions sent last, `[B, ...]`."""
 
 
 def from_functions(
@@ -145,12 +148,15 @@ def _check(reset: Any, step: Any, observe: Any, action: jax.ShapeDtypeStruct) ->
 
 
 class _Compiled(NamedTuple):
-    """What all groups of a recipe share, so that another group, seed or cutoff compiles nothing twice."""
+    """What all groups of a recipe share, so that another group, seed or cutoff compiles nothing twice.
+
+    Attributes:
+      init: (key, num_envs=) -> state.
+      recv: (state, limit=) -> (state, TimeStep); `limit` is the number of steps that truncates an episode.
+    """
 
     init: Callable[..., FunctionalState]
-    """(key, num_envs=) -> state."""
     recv: Callable[..., tuple[FunctionalState, TimeStep]]
-    """(state, limit=) -> (state, TimeStep); `limit` is the number of steps that truncates an episode."""
 
 
 def _compile(reset: Any, step: Any, observe: Any, extras: Any, action: jax.ShapeDtypeStruct) -> _Compiled:

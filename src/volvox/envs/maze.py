@@ -44,18 +44,21 @@ _MOST_CHANGE = 0.2
 
 
 class MazeState(NamedTuple):
-    """A robot in the maze."""
+    """A robot in the maze.
+
+    Attributes:
+      position: float32 `[2]`.
+      heading: float32, degrees.
+      speed: float32, a step.
+      turn: float32, degrees a step.
+      steps: int32: steps so far.
+    """
 
     position: Array
-    """float32 `[2]`."""
     heading: Array
-    """float32, degrees."""
     speed: Array
-    """float32, a step."""
     turn: Array
-    """float32, degrees a step."""
     steps: Array
-    """int32: steps so far."""
 
 
 def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:

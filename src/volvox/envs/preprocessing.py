@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import integer
 from volvox.ops.order import rounded
 from volvox.types import Array, ArrayTree, Env, EnvGroup, TimeStep
-from volvox.validation import integer
 
 
 def opening(env: Env, actions: Sequence[int]) -> Env:
@@ -77,9 +77,14 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
 
 
 class _Opening(NamedTuple):
+    """Opening.
+
+    Attributes:
+      left: int32 `[B]`: actions of the opening whose time steps are still to come.
+    """
+
     inner: ArrayTree
     left: Any
-    """int32 `[B]`: actions of the opening whose time steps are still to come."""
 
 
 def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
@@ -144,11 +149,16 @@ def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
 
 
 class _Frames(NamedTuple):
+    """Frames.
+
+    Attributes:
+      older: float32 `[B, image_size, image_size, stack - 1]`: the frames before the next.
+      zero: int32, the runtime zero: both forms round alike.
+    """
+
     inner: ArrayTree
     older: Any
-    """float32 `[B, image_size, image_size, stack - 1]`: the frames before the next."""
     zero: Any
-    """int32, the runtime zero: both forms round alike."""
 
 
 def resize_bilinear(images: Array, size: int, zero: Array) -> Array:

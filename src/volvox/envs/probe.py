@@ -9,9 +9,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from volvox._checks import integer
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
-from volvox.validation import integer
 
 
 def constant(*, num_envs: int = 8, groups: int = 1) -> Env:

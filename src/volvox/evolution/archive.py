@@ -5,20 +5,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from volvox.rollout.behavior import Behavior
+from volvox._checks import integer
+from volvox.loop.behaviors import Behavior
 from volvox.types import Array
-from volvox.validation import integer
 
 _MOST_GIGABYTES = 1.0
 
 
 class Archive(NamedTuple):
-    """Behaviours of fixed room; when it is full, the oldest make way."""
+    """Behaviours of fixed room; when it is full, the oldest make way.
+
+    Attributes:
+      behaviors: float32 `[C, D]`.
+      added: int32: behaviours ever added; the archive holds the last `min(added, C)` of them.
+    """
 
     behaviors: Array
-    """float32 `[C, D]`."""
     added: Array
-    """int32: behaviours ever added; the archive holds the last `min(added, C)` of them."""
 
 
 def empty(capacity: int, size: int) -> Archive:

@@ -5,16 +5,19 @@ from typing import NamedTuple
 
 
 class Cutoff(NamedTuple):
-    """Steps after which training and validation episodes are cut; fixed if `fraction` is 1."""
+    """Steps after which training and validation episodes are cut; fixed if `fraction` is 1.
+
+    Attributes:
+      start: Steps in the first generation.
+      fraction: The cutoff grows when more than this fraction of training episodes reach it.
+      ratio: By which factor it grows.
+      max: Steps it never exceeds; 0: `start`.
+    """
 
     start: int
-    """Steps in the first generation."""
     fraction: float = 1.0
-    """The cutoff grows when more than this fraction of training episodes reach it."""
     ratio: float = 1.0
-    """By which factor it grows."""
     max: int = 0
-    """Steps it never exceeds; 0: `start`."""
 
 
 def cutoff(value: int | str | Cutoff) -> Cutoff:

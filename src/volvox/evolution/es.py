@@ -12,55 +12,61 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from volvox._checks import integer
 from volvox.evolution.schedules import Schedule, at, schedule
 from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
 from volvox.evolution.shaping import Shaping, shaping
 from volvox.evolution.strategy import Round, Strategy, play_test, unchanged
+from volvox.loop.behaviors import Behavior, nothing
 from volvox.optimizers import described, gradient_transformation
 from volvox.population.combination import weighted_noise
 from volvox.population.decoding import Encoding, Member, decode, draw_seeds
-from volvox.rollout.behavior import Behavior, nothing
 from volvox.types import Array, ArrayTree, Config, Evaluation, Population
-from volvox.validation import integer
 
 
 class Guide(NamedTuple):
-    """What an evolution strategy follows. Its functions are pure; its state is its own."""
+    """What an evolution strategy follows. Its functions are pure; its state is its own.
+
+    Attributes:
+      num_bases: M: parameter vectors, of which each generation moves one.
+      behavior: What is recorded of each episode.
+      init: () -> state.
+      select: (key, state) -> int32: which of the M is moved next.
+      objective: (state, evaluation of the pairs, shaping) -> shaped fitness float32 `[N]`.
+      observe: (state, played bool `[M]`, mean returns `[M]`, evaluation of the M) -> (state, metrics).
+    """
 
     num_bases: int
-    """M: parameter vectors, of which each generation moves one."""
     behavior: Behavior
-    """What is recorded of each episode."""
     init: Callable[[], ArrayTree]
-    """() -> state."""
     select: Callable[[Array, ArrayTree], Array]
-    """(key, state) -> int32: which of the M is moved next."""
     objective: Callable[[ArrayTree, Evaluation, Shaping], Array]
-    """(state, evaluation of the pairs, shaping) -> shaped fitness float32 `[N]`."""
     observe: Callable[[ArrayTree, Array, Array, Evaluation], tuple[ArrayTree, dict[str, Array]]]
-    """(state, played bool `[M]`, mean returns `[M]`, evaluation of the M) -> (state, metrics)."""
     config: Config
 
 
 class ESState(NamedTuple):
-    """M parameter vectors, and the best so far behind them."""
+    """M parameter vectors, and the best so far behind them.
+
+    Attributes:
+      bases: Parameters, leaves `[M + 1, ...]`; the last is the best.
+      optimizer: The optimiser's state of each, leaves `[M, ...]`.
+      expected_length: float32 `[M + 1]`: mean episode length of each in validation, steps.
+      generation: int32: generations completed.
+      moved: int32: the one that was moved last.
+      elite: int32: the one with the best mean validation return of this generation.
+      score: float32: that return.
+      best_score: float32: the best of all generations; -inf before there is one.
+    """
 
     bases: ArrayTree
-    """Parameters, leaves `[M + 1, ...]`; the last is the best."""
     optimizer: ArrayTree
-    """The optimiser's state of each, leaves `[M, ...]`."""
     expected_length: Array
-    """float32 `[M + 1]`: mean episode length of each in validation, steps."""
     generation: Array
-    """int32: generations completed."""
     moved: Array
-    """int32: the one that was moved last."""
     elite: Array
-    """int32: the one with the best mean validation return of this generation."""
     score: Array
-    """float32: that return."""
     best_score: Array
-    """float32: the best of all generations; -inf before there is one."""
     guide: ArrayTree
 
 

@@ -8,51 +8,57 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox import networks
+from volvox._checks import integer
 from volvox.evolution.cutoff import Cutoff, cutoff, grown
 from volvox.evolution.scores import fitness, mean_length
 from volvox.evolution.strategy import Strategy, compiled_rounds
+from volvox.loop import behaviors
+from volvox.loop.balance import shares
+from volvox.loop.evaluator import Evaluator, Figures, SlotMemory, evaluator
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, encoding, outline
 from volvox.population.noise import Noise, table
-from volvox.rollout import behavior as behaviors
-from volvox.rollout.balance import shares
-from volvox.rollout.evaluate import Evaluator, Figures, SlotMemory, evaluator
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Interrupted, Policy, Population
-from volvox.validation import integer
 
 _TIMED_EVERY = 10
 """Generations."""
 
 
 class Counts(NamedTuple):
-    """Cumulative counts of a run."""
+    """Cumulative counts of a run.
+
+    Attributes:
+      frames: Emulator frames of scored training steps: what publications count.
+      total_frames: Emulator frames of every step taken: idle slots, resets, validation and test included.
+      episodes: Episodes played to their end, in all rounds.
+    """
 
     frames: int = 0
-    """Emulator frames of scored training steps: what publications count."""
     total_frames: int = 0
-    """Emulator frames of every step taken: idle slots, resets, validation and test included."""
     episodes: int = 0
-    """Episodes played to their end, in all rounds."""
 
 
 class EvolveState(NamedTuple):
-    """A run between two generations."""
+    """A run between two generations.
+
+    Attributes:
+      generation: Generations completed.
+      lineage: None where the strategy keeps none.
+      max_episode_steps: The current cutoff of training and validation.
+      best_score: The best mean validation return of any generation's elite.
+      best_generation: The generation whose elite it was, counted from 1; 0 before the first.
+      members: What `log` gives of the last generation; None before the first, and after a resume.
+    """
 
     key: Array
     generation: int
-    """Generations completed."""
     strategy: ArrayTree
     lineage: lineages.Lineage | None
-    """None where the strategy keeps none."""
     max_episode_steps: int
-    """The current cutoff of training and validation."""
     counts: Counts
     best_score: float
-    """The best mean validation return of any generation's elite."""
     best_generation: int
-    """The generation whose elite it was, counted from 1; 0 before the first."""
     members: dict[str, Array] | None = None
-    """What `log` gives of the last generation; None before the first, and after a resume."""
 
 
 class _Resources:

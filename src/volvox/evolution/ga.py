@@ -10,44 +10,50 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from volvox._checks import integer
 from volvox.evolution import archive as archives
 from volvox.evolution.archive import Archive, check_archive, novelty
 from volvox.evolution.schedules import Schedule, at, schedule
 from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
 from volvox.evolution.strategy import Round, Strategy, play_test
+from volvox.loop.behaviors import Behavior, nothing
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
-from volvox.rollout.behavior import Behavior, nothing
 from volvox.types import Array, ArrayTree, Evaluation, Population
-from volvox.validation import integer
 
 
 class MostNovel(NamedTuple):
-    """What the genetic algorithm keeps for novelty; T parents."""
+    """What the genetic algorithm keeps for novelty; T parents.
+
+    Attributes:
+      parents: The most novel of training, most novel first, each field `[T]`.
+      lengths: float32 `[T]`: their mean episode lengths, steps.
+    """
 
     archive: Archive
     parents: Member
-    """The most novel of training, most novel first, each field `[T]`."""
     lengths: Array
-    """float32 `[T]`: their mean episode lengths, steps."""
 
 
 class GAState(NamedTuple):
-    """T parents, the elite behind them, and what one round leaves for the next. K = max(T, elite candidates)."""
+    """T parents, the elite behind them, and what one round leaves for the next. K = max(T, elite candidates).
+
+    Attributes:
+      bases: Parameters, leaves `[T + 1, ...]`; the last is the elite.
+      expected_length: float32 `[T + 1]`: mean episode length of each base in training, steps.
+      generation: int32: generations completed.
+      elite_score: float32: the elite's mean validation return; -inf before there is one.
+      top: The best of training, best first, each field `[K]`.
+      top_length: float32 `[K]`: their mean episode lengths, steps.
+      survivors: How each base `[T + 1]` came from the bases before.
+    """
 
     bases: ArrayTree
-    """Parameters, leaves `[T + 1, ...]`; the last is the elite."""
     expected_length: Array
-    """float32 `[T + 1]`: mean episode length of each base in training, steps."""
     generation: Array
-    """int32: generations completed."""
     elite_score: Array
-    """float32: the elite's mean validation return; -inf before there is one."""
     top: Member
-    """The best of training, best first, each field `[K]`."""
     top_length: Array
-    """float32 `[K]`: their mean episode lengths, steps."""
     survivors: Member
-    """How each base `[T + 1]` came from the bases before."""
     novel: MostNovel | tuple[()]
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from volvox._checks import integer
 from volvox.evolution import archive as archives
 from volvox.evolution.archive import Archive, check_archive, novelty_in
 from volvox.evolution.es import Guide, guided
@@ -17,23 +18,25 @@ from volvox.evolution.schedules import Schedule
 from volvox.evolution.scores import fitness, mean_over_episodes
 from volvox.evolution.shaping import Shaping
 from volvox.evolution.strategy import Strategy
-from volvox.rollout.behavior import Behavior
+from volvox.loop.behaviors import Behavior
 from volvox.types import Array, Evaluation
-from volvox.validation import integer
 
 
 class Novelty(NamedTuple):
-    """The state of novelty search with M parameter vectors."""
+    """The state of novelty search with M parameter vectors.
+
+    Attributes:
+      behaviors: float32 `[M, D]`: of each when it was last validated.
+      reward_weight: float32: the share of returns in what is followed; the rest is novelty.
+      best_score: float32.
+      stagnant: int32: generations since the best score or the weight last changed.
+    """
 
     archive: Archive
     behaviors: Array
-    """float32 `[M, D]`: of each when it was last validated."""
     reward_weight: Array
-    """float32: the share of returns in what is followed; the rest is novelty."""
     best_score: Array
-    """float32."""
     stagnant: Array
-    """int32: generations since the best score or the weight last changed."""
 
 
 def novelty_es(

@@ -4,7 +4,12 @@ from typing import Any, Literal, NamedTuple
 
 
 class GAPreset(NamedTuple):
-    """Everything about a run but the game, the seed and the directory."""
+    """Everything about a run but the game, the seed and the directory.
+
+    Attributes:
+      max_episode_steps: A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`.
+      minutes: No further generation begins after so many minutes; None: no such limit.
+    """
 
     population_size: int
     num_parents: int
@@ -15,11 +20,9 @@ class GAPreset(NamedTuple):
     network: Literal["large", "small"]
     num_envs: int
     max_episode_steps: str
-    """A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`."""
     test_max_episode_steps: int
     generations: int
     minutes: float | None
-    """No further generation begins after so many minutes; None: no such limit."""
 
     @property
     def strategy(self) -> dict[str, Any]:
@@ -83,24 +86,27 @@ def quick() -> GAPreset:
 
 
 class ESPreset(NamedTuple):
-    """Everything about a run of evolution strategies but the game, the seed and the directory."""
+    """Everything about a run of evolution strategies but the game, the seed and the directory.
+
+    Attributes:
+      noise_std: A number or a schedule.
+      learning_rate: A number or a schedule.
+      max_episode_steps: A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`.
+      minutes: No further generation begins after so many minutes; None: no such limit.
+    """
 
     population_size: int
     noise_std: str
-    """A number or a schedule."""
     learning_rate: str
-    """A number or a schedule."""
     l2_coefficient: float
     num_validation_episodes: int
     num_test_episodes: int
     network: Literal["vbn", "large", "small"]
     num_envs: int
     max_episode_steps: str
-    """A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`."""
     test_max_episode_steps: int
     generations: int
     minutes: float | None
-    """No further generation begins after so many minutes; None: no such limit."""
 
 
 def es_paper() -> ESPreset:
@@ -144,6 +150,10 @@ class NoveltyPreset(NamedTuple):
 
     `noise_std`, `learning_rate`, `l2_coefficient` and `num_bases` are those of `novelty_es`; `mutation_std`,
     `num_parents`, `num_elite_candidates` and `num_archived` those of `novelty_ga`.
+
+    Attributes:
+      max_episode_steps: A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`.
+      minutes: No further generation begins after so many minutes; None: no such limit.
     """
 
     population_size: int
@@ -161,11 +171,9 @@ class NoveltyPreset(NamedTuple):
     num_test_episodes: int
     num_envs: int
     max_episode_steps: str
-    """A cutoff: steps, or `"adaptive:start,fraction,ratio,max"`."""
     test_max_episode_steps: int
     generations: int
     minutes: float | None
-    """No further generation begins after so many minutes; None: no such limit."""
 
 
 def novelty_paper() -> NoveltyPreset:

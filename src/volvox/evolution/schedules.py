@@ -8,14 +8,17 @@ from volvox.types import Array
 
 
 class Schedule(NamedTuple):
-    """From `start` to `end` in a number of generations, then constant."""
+    """From `start` to `end` in a number of generations, then constant.
+
+    Attributes:
+      kind: constant, linear or exponential.
+      start: In the first generation.
+      end: From generation `generations` on (the first is 0).
+    """
 
     kind: str
-    """constant, linear or exponential."""
     start: float
-    """In the first generation."""
     end: float
-    """From generation `generations` on (the first is 0)."""
     generations: int
 
 

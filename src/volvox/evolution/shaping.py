@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from volvox._checks import nearest
 from volvox.types import Array
-from volvox.validation import nearest
 
 Shaping = Callable[[Array], Array]
 """fitness `[N]`, -inf where there is none -> finite float32 `[N]`, order kept (infinite counts as the extreme)."""

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from volvox.evolution.scores import fitness, standard_error
+from volvox.loop.behaviors import Behavior
 from volvox.population.decoding import Encoding, Member
-from volvox.rollout.behavior import Behavior
 from volvox.types import Array, ArrayTree, Config, Evaluation, Population
 
 Role = Literal["training", "validation", "test"]
@@ -16,40 +16,47 @@ Role = Literal["training", "validation", "test"]
 
 
 class Round(NamedTuple):
-    """One `ask -> evaluate -> tell` of a generation. Both functions are pure and jittable."""
+    """One `ask -> evaluate -> tell` of a generation. Both functions are pure and jittable.
+
+    Attributes:
+      num_members: N, of the asked population.
+      num_episodes: E, the most episodes of a member.
+      ask: (key, state, encoding) -> Population, whose bases are the state's.
+      tell: (state, population, evaluation, encoding) -> (state, metrics). Higher returns are better.
+    """
 
     role: Role
     num_members: int
-    """N, of the asked population."""
     num_episodes: int
-    """E, the most episodes of a member."""
     ask: Callable[[Array, ArrayTree, Encoding], Population]
-    """(key, state, encoding) -> Population, whose bases are the state's."""
     tell: Callable[[ArrayTree, Population, Evaluation, Encoding], tuple[ArrayTree, dict[str, Array]]]
-    """(state, population, evaluation, encoding) -> (state, metrics). Higher returns are better."""
 
 
 class Strategy(NamedTuple):
-    """An evolutionary strategy as pure functions over a population of few bases and many seeds."""
+    """An evolutionary strategy as pure functions over a population of few bases and many seeds.
+
+    Attributes:
+      init: (key, encoding) -> state.
+      num_bases: P.
+      survivors: state after a generation -> how each base `[P]` came from the bases before; the lineage's next row.
+        None: bases do not descend from single members, and no lineage is kept.
+      split: state -> (bases, the rest). Where there are lineages, checkpoints hold the rest, and bases are rebuilt.
+      join: (bases, the rest) -> state.
+      elite: Index of the base that is the elite.
+      score: state after a generation -> the elite's score, float32; the best of all generations is the reported
+        solution.
+      behavior: What is recorded of each episode.
+    """
 
     init: Callable[[Array, Encoding], ArrayTree]
-    """(key, encoding) -> state."""
     rounds: tuple[Round, ...]
     num_bases: int
-    """P."""
     survivors: Callable[[ArrayTree], Member] | None
-    """state after a generation -> how each base `[P]` came from the bases before; the lineage's next row. None: bases
-    do not descend from single members, and no lineage is kept."""
     split: Callable[[ArrayTree], tuple[ArrayTree, ArrayTree]]
-    """state -> (bases, the rest). Where there are lineages, checkpoints hold the rest, and bases are rebuilt."""
     join: Callable[[ArrayTree, ArrayTree], ArrayTree]
-    """(bases, the rest) -> state."""
     elite: int
-    """Index of the base that is the elite."""
     score: Callable[[ArrayTree], Array]
-    """state after a generation -> the elite's score, float32; the best of all generations is the reported solution."""
     behavior: Behavior
-    """What is recorded of each episode."""
     config: Config
 
 

@@ -13,7 +13,7 @@ from volvox.networks.deep_ga import DeepGA
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
 from volvox.networks.off_policy import NextObservationNetwork, QNetwork
-from volvox.networks.policy import policy, policy_from_functions
+from volvox.networks.policies import policy, policy_from_functions
 from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_policy
 
 __all__ = [

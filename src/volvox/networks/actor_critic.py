@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from volvox.networks.images import scaled
 from volvox.networks.interception import use_kernels
-from volvox.networks.policy import module_settings
+from volvox.networks.policies import module_settings
 from volvox.ops.flat import num_parameters
 from volvox.types import Array, ArrayTree, Config, EnvSpec
 
@@ -30,16 +30,18 @@ class GA3C(nn.Module):
     uniform within the inverse root of the fan-in.
 
     Input: uint8 `[B, 84, 84, 4]`, scaled to [-1, 1).
+
+    Attributes:
+      num_outputs: Numbers that describe the policy: the number of actions.
+      size: small: 16@8x8/s, 32@4x4/2. large: 32@8x8/s, 32@4x4/2, 64@4x4/2.
+      first_stride: s; the published large networks go from 4 down to 1.
     """
 
     distribution = "categorical"  # not a field: what the output describes
 
     num_outputs: int
-    """Numbers that describe the policy: the number of actions."""
     size: Literal["small", "large"] = "small"
-    """small: 16@8x8/s, 32@4x4/2. large: 32@8x8/s, 32@4x4/2, 64@4x4/2."""
     first_stride: int = 4
-    """s; the published large networks go from 4 down to 1."""
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
@@ -100,12 +102,15 @@ class SmallTorso(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Two linear outputs on one torso; orthogonal initialisation, the policy's small."""
+    """Two linear outputs on one torso; orthogonal initialisation, the policy's small.
+
+    Attributes:
+      num_outputs: Numbers that describe the policy: the number of actions.
+      torso: Observations `[B, ...]` -> features `[B, n]`.
+    """
 
     num_outputs: int
-    """Numbers that describe the policy: the number of actions."""
     torso: nn.Module
-    """Observations `[B, ...]` -> features `[B, n]`."""
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
@@ -114,14 +119,17 @@ class ActorCritic(nn.Module):
 
 
 class RecurrentActorCritic(nn.Module):
-    """An LSTM between torso and outputs."""
+    """An LSTM between torso and outputs.
+
+    Attributes:
+      num_outputs: Numbers that describe the policy: the number of actions.
+      torso: Observations `[B, ...]` -> features `[B, n]`.
+      width: Cells of the LSTM.
+    """
 
     num_outputs: int
-    """Numbers that describe the policy: the number of actions."""
     torso: nn.Module
-    """Observations `[B, ...]` -> features `[B, n]`."""
     width: int = 256
-    """Cells of the LSTM."""
 
     @nn.compact
     def __call__(self, x: Array, state: ArrayTree) -> tuple[tuple[Array, Array], ArrayTree]:
@@ -139,14 +147,16 @@ class GaussianMLP(nn.Module):
     """Two perceptrons, one for means and one for the value, and a standard deviation that no observation changes.
 
     Input: `[B, n]`. For continuous actions.
+
+    Attributes:
+      num_components: Length of an action.
+      hidden: Widths of the hidden layers of each.
     """
 
     distribution = "gaussian"  # not a field: what the output describes
 
     num_components: int
-    """Length of an action."""
     hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of each."""
     initial_log_std: float = 0.0
 
     @nn.compact
@@ -171,14 +181,17 @@ def _outputs(x: Array, num_outputs: int) -> tuple[Array, Array]:
 
 
 class ActorCriticNetwork(NamedTuple):
-    """A network with a policy's output and a value, as pure functions."""
+    """A network with a policy's output and a value, as pure functions.
+
+    Attributes:
+      init: key -> params.
+      initial_state: batch size -> recurrent state, leaves `[B, ...]`; () without recurrence.
+      apply: (params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state).
+    """
 
     init: Callable[[Array], ArrayTree]
-    """key -> params."""
     initial_state: Callable[[int], ArrayTree]
-    """batch size -> recurrent state, leaves `[B, ...]`; () without recurrence."""
     apply: Callable[[ArrayTree, Array, ArrayTree], tuple[Array, Array, ArrayTree]]
-    """(params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state)."""
     recurrent: bool
     config: Config
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
 
+from volvox._checks import integer
 from volvox.ops.circulant import block_circulant, check_block
-from volvox.validation import integer
 
 Array = jax.Array
 
@@ -21,15 +21,17 @@ class BlockCirculantDense(nn.Module):
     the block in row i and column j. The dense matrix is no parameter; see `ops.circulant` for when one is formed.
 
     Input: `[..., K]`. Output: `[..., features]`.
+
+    Attributes:
+      features: Length of the output.
+      block: b; a divisor of both sides.
+      kernel_init: Of the stored numbers: its fan-in is that of the dense matrix.
     """
 
     features: int
-    """Length of the output."""
     block: int = 4
-    """b; a divisor of both sides."""
     use_bias: bool = True
     kernel_init: Callable[..., Any] = nn.initializers.lecun_normal()
-    """Of the stored numbers: its fan-in is that of the dense matrix."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -43,14 +45,16 @@ class Grouped(nn.Module):
 
     Plain `nn.Dense` layers with `min_side` inputs and outputs or more store what `BlockCirculantDense` stores. Where
     the block does not divide the number of inputs, zeros are added to them.
+
+    Attributes:
+      inner: The network.
+      block: b; a divisor of the outputs of those layers.
+      min_side: Layers with fewer inputs or outputs stay as they are.
     """
 
     inner: nn.Module
-    """The network."""
     block: int = 4
-    """b; a divisor of the outputs of those layers."""
     min_side: int = 32
-    """Layers with fewer inputs or outputs stay as they are."""
 
     @nn.compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,8 +13,13 @@ _OUTPUT_STD = 0.1
 
 
 class _Sizes(NamedTuple):
+    """Sizes.
+
+    Attributes:
+      convolutions: (features, kernel size, stride) of each.
+    """
+
     convolutions: tuple[tuple[int, int, int], ...]
-    """(features, kernel size, stride) of each."""
     hidden: int
 
 
@@ -32,14 +37,16 @@ class DeepGA(nn.Module):
 
     Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is taken as scaled already.
     Output: `[B, num_actions]`, float32 if the parameters are.
+
+    Attributes:
+      num_actions: Length of the output.
+      size: large: 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. small: 16@8x8/4, 32@4x4/2, dense 256.
+      dtype: In which all layers but the output compute, e.g. `jnp.bfloat16`; None: that of parameters and observations.
     """
 
     num_actions: int
-    """Length of the output."""
     size: Literal["large", "small"] = "large"
-    """large: 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. small: 16@8x8/4, 32@4x4/2, dense 256."""
     dtype: Any = None
-    """In which all layers but the output compute, e.g. `jnp.bfloat16`; None: that of parameters and observations."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

@@ -14,16 +14,19 @@ class MLP(nn.Module):
 
     Input: `[B, ...]`, flattened to `[B, n]` and cast to float32 if integer.
     Output: `[B, num_outputs]`.
+
+    Attributes:
+      num_outputs: Length of the output.
+      hidden: Widths of the hidden layers; may be empty.
+      activation: Applied after each hidden layer, not after the output.
+      densely_connected: Each layer sees what all before it gave, and the input (Ota et al. 2021, arXiv 2102.07920,
+        section 3.2).
     """
 
     num_outputs: int
-    """Length of the output."""
     hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers; may be empty."""
     activation: Callable[[Array], Array] = nn.tanh
-    """Applied after each hidden layer, not after the output."""
     densely_connected: bool = False
-    """Each layer sees what all before it gave, and the input (Ota et al. 2021, arXiv 2102.07920, section 3.2)."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import hidden_layers
-from volvox.networks.policy import module_settings
+from volvox.networks.policies import module_settings
 from volvox.types import Array, ArrayTree, Config, EnvSpec
 
 
@@ -18,12 +18,14 @@ class QNetwork(nn.Module):
     """A perceptron over an observation and an action side by side.
 
     Input: `[B, n]` and `[B, A]`. Output: `[B]`.
+
+    Attributes:
+      hidden: Widths of the hidden layers.
+      densely_connected: As of `MLP`.
     """
 
     hidden: tuple[int, ...] = (256, 256)
-    """Widths of the hidden layers."""
     densely_connected: bool = False
-    """As of `MLP`."""
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
@@ -41,12 +43,14 @@ class NextObservationNetwork(nn.Module):
     of, and are learned apart from actor and critics (`td3`, `representation`).
 
     Input: `[B, n]`, and `[B, A]`.
+
+    Attributes:
+      observation_widths: Of the layers on observations; features have n numbers more than all of them.
+      action_widths: Of the layers on those features and actions.
     """
 
     observation_widths: tuple[int, ...] = (30,) * 8
-    """Of the layers on observations; features have n numbers more than all of them."""
     action_widths: tuple[int, ...] = (30,) * 8
-    """Of the layers on those features and actions."""
 
     def setup(self):
         """Makes the layers."""
@@ -75,20 +79,23 @@ def _stacked(x: Array, layers: Any) -> Array:
 
 
 class ActorAndCritics(NamedTuple):
-    """A deterministic actor and twin critics, as pure functions. Actions are scaled to [-1, 1]."""
+    """A deterministic actor and twin critics, as pure functions. Actions are scaled to [-1, 1].
+
+    Attributes:
+      init: key -> (actor's params, both critics' params, the representation's; () without one).
+      act: (actor's params, what is observed `[B, ...]`) -> action `[B, A]`.
+      value: (a critic's params, what is observed or acted `[B, ...]`, action `[B, A]`) -> float32 `[B]`.
+      observed: (the representation's params, observation `[B, ...]`) -> features, or the observation itself.
+      acted: (the representation's params, what is observed, action `[B, A]`) -> features, or what is observed.
+      predicted: (the representation's params, observation, action) -> next observation `[B, n]`; None without one.
+    """
 
     init: Callable[[Array], tuple[ArrayTree, tuple[ArrayTree, ArrayTree], ArrayTree]]
-    """key -> (actor's params, both critics' params, the representation's; () without one)."""
     act: Callable[[ArrayTree, Array], Array]
-    """(actor's params, what is observed `[B, ...]`) -> action `[B, A]`."""
     value: Callable[[ArrayTree, Array, Array], Array]
-    """(a critic's params, what is observed or acted `[B, ...]`, action `[B, A]`) -> float32 `[B]`."""
     observed: Callable[[ArrayTree, Array], Array]
-    """(the representation's params, observation `[B, ...]`) -> features, or the observation itself."""
     acted: Callable[[ArrayTree, Array, Array], Array]
-    """(the representation's params, what is observed, action `[B, A]`) -> features, or what is observed."""
     predicted: Callable[[ArrayTree, Array, Array], Array] | None
-    """(the representation's params, observation, action) -> next observation `[B, n]`; None without one."""
     config: Config
 
 

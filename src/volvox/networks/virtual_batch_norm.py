@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from volvox.networks.images import scaled
 from volvox.networks.interception import low_rank_kernels, use_kernels
-from volvox.networks.policy import module_settings, own_initial_std, policy_from_functions
+from volvox.networks.policies import module_settings, own_initial_std, policy_from_functions
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 REFERENCE = "reference"
@@ -46,10 +46,12 @@ class VirtualBatchNormNet(nn.Module):
 
     Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is taken as scaled already.
     Output: float32 `[B, num_actions]`. Made a policy by `reference_policy`.
+
+    Attributes:
+      num_actions: Length of the output.
     """
 
     num_actions: int
-    """Length of the output."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -70,7 +72,7 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
     Args:
       module: its variables are parameters and the collection `reference`.
       spec: the environment it is to act in.
-      reference: observations `[R, *observation_shape]`, for example of `volvox.rollout.reference_batch`.
+      reference: observations `[R, *observation_shape]`, for example of `volvox.loop.reference_batch`.
 
     Returns:
       The policy; `prepare` runs the reference batch through the network. Its config names the batch by a hash.

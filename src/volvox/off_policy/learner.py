@@ -7,71 +7,86 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from volvox.data.replay import Batch
 from volvox.networks.off_policy import ActorAndCritics
-from volvox.rollout.replay import Batch
 from volvox.sparsity import is_sparse, pruned
 from volvox.types import Array, ArrayTree
 
 
 class LossSettings(NamedTuple):
-    """What the losses are made of; the first is of each learner, `[S]`."""
+    """What the losses are made of; the first is of each learner, `[S]`.
+
+    Attributes:
+      target_noise: Standard deviation of the noise on target actions.
+      policy_delay: Updates of the critics for one of the actor and the targets.
+      target_rate: τ, how far targets move towards what they follow.
+    """
 
     target_noise: Array
-    """Standard deviation of the noise on target actions."""
     target_noise_clip: float
     policy_delay: int
-    """Updates of the critics for one of the actor and the targets."""
     target_rate: float
-    """τ, how far targets move towards what they follow."""
 
 
 class Normalizer(NamedTuple):
-    """Running moments of observations, leaves `[S, ...]`."""
+    """Running moments of observations, leaves `[S, ...]`.
+
+    Attributes:
+      seen: float32 `[S]`, how many; 0 where observations are left as they are.
+      squares: Sum of squared differences from the mean.
+    """
 
     seen: Array
-    """float32 `[S]`, how many; 0 where observations are left as they are."""
     mean: Array
     squares: Array
-    """Sum of squared differences from the mean."""
 
 
 class Sums(NamedTuple):
-    """Sums over updates since the host last looked, float32 `[S]`."""
+    """Sums over updates since the host last looked, float32 `[S]`.
+
+    Attributes:
+      actor_loss: Of the updates that had one.
+      value: Mean value of the batch's actions.
+      representation_loss: 0 without a representation.
+    """
 
     critic_loss: Array
     actor_loss: Array
-    """Of the updates that had one."""
     value: Array
-    """Mean value of the batch's actions."""
     representation_loss: Array
-    """0 without a representation."""
 
 
 class LearnerState(NamedTuple):
-    """What learning changes; leaves `[S, ...]` but for `update`."""
+    """What learning changes; leaves `[S, ...]` but for `update`.
+
+    Attributes:
+      representation: () without one.
+      update: int32: updates made.
+    """
 
     actor: ArrayTree
     critics: tuple[ArrayTree, ArrayTree]
     target_actor: ArrayTree
     target_critics: tuple[ArrayTree, ArrayTree]
     representation: ArrayTree
-    """() without one."""
     actor_optimizer: ArrayTree
     critics_optimizer: ArrayTree
     representation_optimizer: ArrayTree
     normalizer: Normalizer
     update: Array
-    """int32: updates made."""
     sums: Sums
 
 
 class Learner(NamedTuple):
-    """The learning half as pure functions of S learners."""
+    """The learning half as pure functions of S learners.
+
+    Attributes:
+      init: keys `[S]` -> state.
+      update: (state, batches `[S, N, ...]`, standard normal noise `[S, N, A]`, mean returns lately `[S]`) -> state.
+    """
 
     init: Callable[[Array], LearnerState]
-    """keys `[S]` -> state."""
     update: Callable[[LearnerState, Batch, Array, Array], LearnerState]
-    """(state, batches `[S, N, ...]`, standard normal noise `[S, N, A]`, mean returns lately `[S]`) -> state."""
 
 
 def no_sums(num_learners: int) -> Sums:

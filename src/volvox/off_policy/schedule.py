@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox.data import episode_statistics as recent
+from volvox.data import replay
+from volvox.data.episode_statistics import Episodes, Running
+from volvox.data.replay import Batch, Replay
+from volvox.loop.pipeline import Stages
 from volvox.networks.off_policy import ActorAndCritics
 from volvox.off_policy.learner import Learner, LearnerState, counted, normalized
-from volvox.rollout import recent, replay
-from volvox.rollout.pipeline import Stages
-from volvox.rollout.recent import Episodes, Running
-from volvox.rollout.replay import Batch, Replay
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
 _LEARNING = 2**31
@@ -22,45 +23,57 @@ _OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
 
 
 class Collector(NamedTuple):
-    """What one group of environments is doing; its environments are split evenly among S learners."""
+    """What one group of environments is doing; its environments are split evenly among S learners.
+
+    Attributes:
+      replay: Of all its environments; those of a learner stand side by side.
+      running: Leaves `[S, B / S]`.
+    """
 
     replay: Replay
-    """Of all its environments; those of a learner stand side by side."""
     running: Running
-    """Leaves `[S, B / S]`."""
 
 
 class Carry(NamedTuple):
-    """The state of the loop that acting changes."""
+    """The state of the loop that acting changes.
+
+    Attributes:
+      draws: int32: how often actions were drawn.
+      steps: int32: steps taken by all environments, resets not counted.
+      episodes: Leaves `[S, ...]`.
+    """
 
     key: Array
     draws: Array
-    """int32: how often actions were drawn."""
     steps: Array
-    """int32: steps taken by all environments, resets not counted."""
     episodes: Episodes
-    """Leaves `[S, ...]`."""
     collectors: tuple[Collector, ...]
 
 
 class Exploration(NamedTuple):
-    """How actions are chosen while learning."""
+    """How actions are chosen while learning.
+
+    Attributes:
+      noise: float32 `[S]`: standard deviation, of actions in [-1, 1].
+      random_steps: Steps of each learner whose actions are uniform, and from which nothing is learned yet.
+    """
 
     noise: Array
-    """float32 `[S]`: standard deviation, of actions in [-1, 1]."""
     random_steps: int
-    """Steps of each learner whose actions are uniform, and from which nothing is learned yet."""
 
 
 class Sampling(NamedTuple):
-    """What updates are made from."""
+    """What updates are made from.
+
+    Attributes:
+      batch_size: Of each learner; a multiple of the number of groups.
+      updates: In one beat of one group, all of whose environments step.
+    """
 
     batch_size: int
-    """Of each learner; a multiple of the number of groups."""
     discount: float
     num_steps: int
     updates: int
-    """In one beat of one group, all of whose environments step."""
 
 
 def no_episodes(num_learners: int) -> Episodes:

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from volvox.data.episode_statistics import Episodes, latest_mean, scores
 from volvox.off_policy.learner import LearnerState
-from volvox.rollout.recent import Episodes, latest_mean, scores
 from volvox.sparsity import compression, is_sparse, masks_of
 from volvox.types import ArrayTree, Env
 

@@ -13,35 +13,38 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from volvox._checks import group_size, integer
+from volvox.data.episode_statistics import Episodes
+from volvox.data.replay import Replay, empty
+from volvox.loop.balance import shares
+from volvox.loop.driver import Counts, Plan, runner
 from volvox.networks.off_policy import ActorAndCritics, actor_and_critics
 from volvox.off_policy import schedule as schedules
 from volvox.off_policy.learner import LearnerState, LossSettings, Normalizer, learner, no_sums, normalized
 from volvox.off_policy.schedule import Carry, Exploration, Sampling, no_episodes
 from volvox.off_policy.summary import check_finite, networks_of, scores_of, summary
 from volvox.optimizers import described, gradient_transformation
-from volvox.rollout.balance import shares
-from volvox.rollout.recent import Episodes
-from volvox.rollout.replay import Replay, empty
-from volvox.rollout.runner import Counts, Plan, runner
 from volvox.sparsity import table
 from volvox.trees import from_named, named
 from volvox.types import Algorithm, Array, ArrayTree, Env, Policy
-from volvox.validation import group_size, integer
 
 
 class TD3State(NamedTuple):
-    """A run between two steps."""
+    """A run between two steps.
+
+    Attributes:
+      replays: One a group.
+      draws: int32: how often actions were drawn.
+      steps: int32: steps taken by all environments, resets not counted.
+      episodes: Leaves `[S, ...]`.
+    """
 
     key: Array
     learner: LearnerState
     replays: tuple[Replay, ...]
-    """One a group."""
     draws: Array
-    """int32: how often actions were drawn."""
     steps: Array
-    """int32: steps taken by all environments, resets not counted."""
     episodes: Episodes
-    """Leaves `[S, ...]`."""
 
 
 def td3(

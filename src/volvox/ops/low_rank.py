@@ -21,18 +21,21 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class LowRank:
-    """The kernel `bases[index] + a @ b.T`, the product read in the kernel's shape. Takes the place of an array."""
+    """The kernel `bases[index] + a @ b.T`, the product read in the kernel's shape. Takes the place of an array.
+
+    Attributes:
+      bases: `[P, K, N]` or `[P, kh, kw, C, F]`; None where they are kept elsewhere (`without_bases`).
+      index: int32 scalar.
+      a: `[K, r]`; of a convolution `[kh * kw * C, r]`.
+      b: `[N, r]`.
+      leaf: Which leaf of the parameters this is, in the order of `jax.tree.leaves`.
+    """
 
     bases: Array | None
-    """`[P, K, N]` or `[P, kh, kw, C, F]`; None where they are kept elsewhere (`without_bases`)."""
     index: Array
-    """int32 scalar."""
     a: Array
-    """`[K, r]`; of a convolution `[kh * kw * C, r]`."""
     b: Array
-    """`[N, r]`."""
     leaf: int = flax.struct.field(pytree_node=False)
-    """Which leaf of the parameters this is, in the order of `jax.tree.leaves`."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -31,13 +31,16 @@ _SHARED_BYTES = 100 * 1024
 
 
 class Streamed(NamedTuple):
-    """How `_streamed` cuts weights."""
+    """How `_streamed` cuts weights.
+
+    Attributes:
+      rows: Rows that share what is read of a kernel.
+      stages: Tiles in flight.
+    """
 
     rows: int
-    """Rows that share what is read of a kernel."""
     tile_k: int
     stages: int
-    """Tiles in flight."""
 
 
 class Tiled(NamedTuple):

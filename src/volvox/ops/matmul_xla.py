@@ -90,16 +90,19 @@ def _chunked(x: Array, w: Array, chunk: int) -> Array:
 
 
 class Sorted(NamedTuple):
-    """Row blocks sorted by kernel."""
+    """Row blocks sorted by kernel.
+
+    Attributes:
+      order: int32 `[B]`: the block at each place.
+      kernel: int32 `[B]`: its kernel.
+      size: int32 `[P]`: blocks of each kernel.
+      start: int32 `[P]`: the first of them.
+    """
 
     order: Array
-    """int32 `[B]`: the block at each place."""
     kernel: Array
-    """int32 `[B]`: its kernel."""
     size: Array
-    """int32 `[P]`: blocks of each kernel."""
     start: Array
-    """int32 `[P]`: the first of them."""
 
 
 def sorted_by_kernel(index: Array, num_kernels: int) -> Sorted:

@@ -17,16 +17,19 @@ from volvox.types import Array, ArrayTree, Policy
 
 
 class Member(NamedTuple):
-    """What names members of a population, each `[...]` of one shape."""
+    """What names members of a population, each `[...]` of one shape.
+
+    Attributes:
+      parent: int32: index of the base.
+      seed: int32: names the noise.
+      scale: float32: signed power of the noise; 0 is the base itself.
+      initial: bool: the initialiser's scaled noise alone.
+    """
 
     parent: Array
-    """int32: index of the base."""
     seed: Array
-    """int32: names the noise."""
     scale: Array
-    """float32: signed power of the noise; 0 is the base itself."""
     initial: Array
-    """bool: the initialiser's scaled noise alone."""
 
 
 @flax.struct.dataclass
@@ -35,25 +38,27 @@ class Encoding:
 
     A pytree, and always an *argument* of jitted functions, never closed over: as a constant, the table would be copied
     into the program, and the runtime zero would be known to the compiler, which may then round otherwise.
+
+    Attributes:
+      data: The noise's data, float32 `[size]`.
+      zero: The runtime zero of `volvox.ops.order`, int32 scalar.
+      draw: `Noise.draw`.
+      sample: `Noise.sample`.
+      from_noise: `Policy.from_noise`.
+      shapes: (path, shape) of every parameter.
+      rank: `Noise.rank`.
+      factored: Whether mutations change each parameter by a matrix of that rank, in the order of `shapes`.
     """
 
     data: Array
-    """The noise's data, float32 `[size]`."""
     zero: Array
-    """The runtime zero of `volvox.ops.order`, int32 scalar."""
     draw: Callable[..., Array] = flax.struct.field(pytree_node=False)
-    """`Noise.draw`."""
     sample: Callable[..., ArrayTree] = flax.struct.field(pytree_node=False)
-    """`Noise.sample`."""
     from_noise: Callable[[ArrayTree], ArrayTree] = flax.struct.field(pytree_node=False)
-    """`Policy.from_noise`."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = flax.struct.field(pytree_node=False)
-    """(path, shape) of every parameter."""
     treedef: Any = flax.struct.field(pytree_node=False)
     rank: int | None = flax.struct.field(pytree_node=False)
-    """`Noise.rank`."""
     factored: tuple[bool, ...] = flax.struct.field(pytree_node=False)
-    """Whether mutations change each parameter by a matrix of that rank, in the order of `shapes`."""
 
     @property
     def like(self) -> ArrayTree:
@@ -162,12 +167,15 @@ def draw_seeds(encoding: Encoding, key: Array, shape: tuple[int, ...]) -> Array:
 
 
 class Factors(NamedTuple):
-    """Noise of low rank for one kernel, read as a matrix `[K, N]`: `a @ b.T`."""
+    """Noise of low rank for one kernel, read as a matrix `[K, N]`: `a @ b.T`.
+
+    Attributes:
+      a: float32 `[K, r]`.
+      b: float32 `[N, r]`.
+    """
 
     a: Array
-    """float32 `[K, r]`."""
     b: Array
-    """float32 `[N, r]`."""
 
 
 def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:

@@ -15,33 +15,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox import files
+from volvox import _files as files
 from volvox.population.decoding import Encoding, Member, decode
 from volvox.types import ArrayTree
 
 
 class Genome(NamedTuple):
-    """One individual: the seed of its first ancestor, and each mutation since."""
+    """One individual: the seed of its first ancestor, and each mutation since.
+
+    Attributes:
+      mutations: (seed, power) from the oldest to the newest.
+    """
 
     initial_seed: int
     mutations: tuple[tuple[int, float], ...]
-    """(seed, power) from the oldest to the newest."""
 
 
 class Lineage(NamedTuple):
     """How the bases of each generation came from those before it; `G` generations of `P` bases, NumPy arrays.
 
     With low-rank noise there is one more: the bases before the first generation.
+
+    Attributes:
+      parent: int32 `[G, P]`: index of the base of the generation before.
+      seed: int32 `[G, P]`.
+      scale: float32 `[G, P]`: 0 where the base was carried over unchanged.
+      initial: bool `[G, P]`: the base is a first ancestor; its parent means nothing.
     """
 
     parent: np.ndarray
-    """int32 `[G, P]`: index of the base of the generation before."""
     seed: np.ndarray
-    """int32 `[G, P]`."""
     scale: np.ndarray
-    """float32 `[G, P]`: 0 where the base was carried over unchanged."""
     initial: np.ndarray
-    """bool `[G, P]`: the base is a first ancestor; its parent means nothing."""
 
 
 def empty(num_bases: int) -> Lineage:

@@ -10,28 +10,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import integer
 from volvox.ops import flat
 from volvox.types import Array, ArrayTree, Config
-from volvox.validation import integer
 
 PUBLISHED_SIZE = 250_000_000
 """Length of the table behind published genomes: `numpy.random.RandomState(123).randn(250_000_000)`."""
 
 
 class Noise(NamedTuple):
-    """A source of standard normal noise. The data is an argument of every function, never closed over."""
+    """A source of standard normal noise. The data is an argument of every function, never closed over.
+
+    Attributes:
+      make: number of parameters -> data: the table, float32 `[size]` (empty for a generator).
+      draw: (key, shape, data, number of parameters) -> int32 seeds.
+      sample: (data, seed, like) -> float32 noise in the structure and shapes of `like`.
+      rank: Rank of the noise that mutations add to kernels; None if it is as free as any.
+      full: With a rank: parameters that get full noise all the same, by path.
+    """
 
     make: Callable[[int], Array]
-    """number of parameters -> data: the table, float32 `[size]` (empty for a generator)."""
     draw: Callable[[Array, tuple[int, ...], Array, int], Array]
-    """(key, shape, data, number of parameters) -> int32 seeds."""
     sample: Callable[[Array, Array, ArrayTree], ArrayTree]
-    """(data, seed, like) -> float32 noise in the structure and shapes of `like`."""
     config: Config
     rank: int | None = None
-    """Rank of the noise that mutations add to kernels; None if it is as free as any."""
     full: frozenset[str] = frozenset()
-    """With a rank: parameters that get full noise all the same, by path."""
 
 
 def table(*, size: int | None = None, seed: int = 123) -> Noise:

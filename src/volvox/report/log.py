@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volvox import files
+from volvox import _files as files
 
 _SUFFIX = ".npz"
 

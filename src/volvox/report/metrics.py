@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from volvox import files
+from volvox import _files as files
 
 Row = dict[str, Any]
 """One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
@@ -84,12 +84,15 @@ def rewrite(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
 
 
 class EventWriter(NamedTuple):
-    """TensorBoard event files."""
+    """TensorBoard event files.
+
+    Attributes:
+      write: (step, row): writes every finite number of the row as a scalar at this step, and flushes.
+      close: Ends the file.
+    """
 
     write: Callable[[int, Row], None]
-    """(step, row): writes every finite number of the row as a scalar at this step, and flushes."""
     close: Callable[[], None]
-    """Ends the file."""
 
 
 def tensorboard(directory: str | os.PathLike[str], *, first_step: int = 1) -> EventWriter:

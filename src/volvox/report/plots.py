@@ -11,16 +11,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from volvox import files
+from volvox import _files as files
 
 # Okabe and Ito's colours: told apart by colour-blind readers, too.
 _BLUE, _SKY, _VERMILLION, _GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"
 
 
 class _Curve(NamedTuple):
+    """Curve.
+
+    Attributes:
+      spread: The metric that says how far the band goes to either side.
+    """
+
     key: str
     spread: str | None
-    """The metric that says how far the band goes to either side."""
     label: str
     color: str
     style: str

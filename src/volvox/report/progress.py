@@ -24,16 +24,19 @@ _INNER_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed
 
 
 class Progress(NamedTuple):
-    """Shows how far a run is. Every function returns at once."""
+    """Shows how far a run is. Every function returns at once.
+
+    Attributes:
+      inside: Figures from inside a step: `phase`, `done` and `total`; `frames_per_second` and `occupancy` if there are.
+      step: (steps done in all, metrics): a step is done.
+      note: Prints one line without disturbing the bar.
+      close: Leaves the bar as it is.
+    """
 
     inside: Callable[[Mapping[str, Any]], None]
-    """Figures from inside a step: `phase`, `done` and `total`; `frames_per_second` and `occupancy` if there are."""
     step: Callable[[int, Mapping[str, Any]], None]
-    """(steps done in all, metrics): a step is done."""
     note: Callable[[str], None]
-    """Prints one line without disturbing the bar."""
     close: Callable[[], None]
-    """Leaves the bar as it is."""
 
 
 def progress(

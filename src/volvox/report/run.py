@@ -17,20 +17,24 @@ PLOT = "learning_curve.png"
 
 @dataclass(frozen=True)
 class Run:
-    """What came of `volvox.train`."""
+    """What came of `volvox.train`.
+
+    Attributes:
+      algorithm: As given.
+      state: The algorithm's state after the last completed step.
+      metrics: One row a completed step, those before a resume included.
+      run_dir: The run directory, if there is one.
+      interrupted: A signal (Ctrl-C, SIGTERM) ended the run early.
+      exit_code: What a script should exit with (`sys.exit(run.exit_code)`): 0, or 128 + the signal's number: 130 for
+        Ctrl-C.
+    """
 
     algorithm: Algorithm = field(repr=False)
-    """As given."""
     state: Any = field(repr=False)
-    """The algorithm's state after the last completed step."""
     metrics: list[Row] = field(repr=False)
-    """One row a completed step, those before a resume included."""
     run_dir: Path | None
-    """The run directory, if there is one."""
     interrupted: bool
-    """A signal (Ctrl-C, SIGTERM) ended the run early."""
     exit_code: int
-    """What a script should exit with (`sys.exit(run.exit_code)`): 0, or 128 + the signal's number: 130 for Ctrl-C."""
 
     def policy(self) -> ArrayTree:
         """Parameters to act with: the best so far, or the latest where the algorithm ranks none."""

@@ -14,23 +14,26 @@ import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from volvox.envs import pool
-from volvox.envs.pool import SCREEN
+from volvox.envs.envpool_group import SCREEN
 from volvox.envs.preprocessing import opening
+from volvox.loop.evaluator import greedy_action
 from volvox.ops.batching import where_rows
 from volvox.report.progress import in_notebook
-from volvox.rollout.evaluate import greedy_action
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 
 class Recording(NamedTuple):
-    """One recorded episode."""
+    """One recorded episode.
+
+    Attributes:
+      path: The MP4 file.
+      episode_return: Undiscounted sum of unclipped rewards.
+      length: Steps played; the video has one picture more, or as many as begin the episode.
+    """
 
     path: Path
-    """The MP4 file."""
     episode_return: float
-    """Undiscounted sum of unclipped rewards."""
     length: int
-    """Steps played; the video has one picture more, or as many as begin the episode."""
 
 
 def record_video(

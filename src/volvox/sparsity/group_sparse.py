@@ -8,6 +8,7 @@ import jax
 import optax
 from flax import linen as nn
 
+from volvox._checks import integer
 from volvox.networks.circulant import Grouped
 from volvox.ops.flat import leaf_path
 from volvox.optimizers import described, gradient_transformation
@@ -15,7 +16,6 @@ from volvox.sparsity.masks import sparse, sparse_states
 from volvox.sparsity.rules import magnitude
 from volvox.sparsity.schedules import Schedule, check_sparsity, cubic, reward_aware
 from volvox.types import Algorithm
-from volvox.validation import integer
 
 
 def group_sparse(

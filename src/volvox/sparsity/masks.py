@@ -11,23 +11,27 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from volvox._checks import integer
 from volvox.ops.flat import is_kernel, leaf_path
 from volvox.sparsity.schedules import Schedule
 from volvox.types import Array, ArrayTree, Config
-from volvox.validation import integer
 
 
 class Kernel(NamedTuple):
-    """How a kernel is cut into groups of weights, which live or die together: `[rows, group, columns]`."""
+    """How a kernel is cut into groups of weights, which live or die together: `[rows, group, columns]`.
+
+    Attributes:
+      rows: R, groups along the input axis.
+      group: g, numbers in a group, one after the other along the input axis, in one column.
+      columns: F.
+      block: Weights that each number stands for: b of a block-circulant kernel, whose groups are its blocks; 1 of
+        others.
+    """
 
     rows: int
-    """R, groups along the input axis."""
     group: int
-    """g, numbers in a group, one after the other along the input axis, in one column."""
     columns: int
-    """F."""
     block: int
-    """Weights that each number stands for: b of a block-circulant kernel, whose groups are its blocks; 1 of others."""
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -36,36 +40,42 @@ class Kernel(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Which groups of one kernel live; kernels are `[R, g, F]`, masks bool `[R, 1, F]`."""
+    """Which groups of one kernel live; kernels are `[R, g, F]`, masks bool `[R, 1, F]`.
+
+    Attributes:
+      init: (key, kernel, share of groups that live) -> mask. The share is of use where the rule spreads it over layers.
+      update: (key, mask, kernel, gradient, step, share of groups that are 0) -> mask. The gradient is that of all
+        weights, masked ones too; the share is the schedule's, where there is one.
+      every: Steps from one change of the masks to the next.
+      group: Weights in a group; a block-circulant kernel has its own.
+      densities: Kernels by name -> density of each; raises ValueError where a kernel does not fit the rule.
+      schedule: Of the sparsity, where it changes.
+    """
 
     init: Callable[[Array, Array, float], Array]
-    """(key, kernel, share of groups that live) -> mask. The share is of use where the rule spreads it over layers."""
     update: Callable[[Array, Array, Array, Array, Array, Array], Array]
-    """(key, mask, kernel, gradient, step, share of groups that are 0) -> mask. The gradient is that of all weights,
-    masked ones too; the share is the schedule's, where there is one."""
     every: int
-    """Steps from one change of the masks to the next."""
     group: int
-    """Weights in a group; a block-circulant kernel has its own."""
     densities: Callable[[dict[str, Kernel]], dict[str, float]]
-    """Kernels by name -> density of each; raises ValueError where a kernel does not fit the rule."""
     schedule: Schedule | None
-    """Of the sparsity, where it changes."""
     config: Config
 
 
 class SparseState(NamedTuple):
-    """State of the wrapped optimiser."""
+    """State of the wrapped optimiser.
+
+    Attributes:
+      masks: As the parameters: bool `[R, 1, F]` of a kernel `[R, g, F]`, or a scalar True where all weights live.
+      schedule: Of the rule's schedule; () where it has none.
+      step: int32: the latest.
+      key: uint32 `[2]`: from which, and the step, the rule draws.
+    """
 
     inner: ArrayTree
     masks: ArrayTree
-    """As the parameters: bool `[R, 1, F]` of a kernel `[R, g, F]`, or a scalar True where all weights live."""
     schedule: ArrayTree
-    """Of the rule's schedule; () where it has none."""
     step: Array
-    """int32: the latest."""
     key: Array
-    """uint32 `[2]`: from which, and the step, the rule draws."""
 
 
 class SparseOptimizer(optax.GradientTransformationExtraArgs):

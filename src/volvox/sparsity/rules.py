@@ -5,10 +5,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from volvox._checks import integer
 from volvox.sparsity.masks import Rule
 from volvox.sparsity.schedules import Schedule, check_sparsity
 from volvox.types import Array
-from volvox.validation import integer
 
 
 def magnitude(schedule: Schedule, *, group: int = 1, every: int = 100) -> Rule:

@@ -6,36 +6,42 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import integer
 from volvox.types import Array, ArrayTree, Config
-from volvox.validation import integer
 
 
 class Schedule(NamedTuple):
-    """A sparsity over training, the share of a kernel's weights that are 0 or need not be stored."""
+    """A sparsity over training, the share of a kernel's weights that are 0 or need not be stored.
+
+    Attributes:
+      init: () -> state.
+      advance: (state, step, mean return lately) -> (sparsity from here on, state); called whenever masks may change.
+    """
 
     init: Callable[[], ArrayTree]
-    """() -> state."""
     advance: Callable[[ArrayTree, Array, Array | None], tuple[Array, ArrayTree]]
-    """(state, step, mean return lately) -> (sparsity from here on, state); called whenever masks may change."""
     config: Config
 
 
 class RewardAwareState(NamedTuple):
-    """What `reward_aware` remembers, float32 scalars."""
+    """What `reward_aware` remembers, float32 scalars.
+
+    Attributes:
+      best: Largest mean return so far; -inf before the first.
+      worst: Smallest; inf before the first.
+      fell_at: Sparsity at which returns last began to fall; inf once they have held up there.
+      falls: How often they did without having held up between.
+      falling: 1 from the beginning of a fall until returns hold up again, else 0.
+      waited: Changes not made, so far, because of what fell.
+    """
 
     sparsity: Array
     best: Array
-    """Largest mean return so far; -inf before the first."""
     worst: Array
-    """Smallest; inf before the first."""
     fell_at: Array
-    """Sparsity at which returns last began to fall; inf once they have held up there."""
     falls: Array
-    """How often they did without having held up between."""
     falling: Array
-    """1 from the beginning of a fall until returns hold up again, else 0."""
     waited: Array
-    """Changes not made, so far, because of what fell."""
 
 
 def cubic(*, final_sparsity: float, begin: int, end: int) -> Schedule:

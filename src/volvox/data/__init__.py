@@ -1,0 +1,1 @@
+"""Data of learners: segments, replay, returns and statistics of episodes."""

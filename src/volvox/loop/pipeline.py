@@ -1,0 +1,309 @@
+"""The one loop: groups of environments take turns, so that emulators and device overlap.
+
+    for each group g:
+        timestep = recv(g)                 # wait for g's emulators
+        carry, action = act(carry, g, timestep)
+        send(g, action)                    # returns at once; g's emulators step in C++ threads
+        carry = work(carry, g)             # device work that runs while emulators step
+
+One pass over the groups is a *beat*, and a fixed number of beats is a *round*; `finish` ends each round, while all
+groups' emulators step. The loop exists in forms with the same meaning: `traced` compiles a chunk of rounds whole;
+`driven` runs it from Python around jitted `act`, `work` and `finish`, is the reference, and serves groups that cannot
+be traced; `timed` is that with a stopwatch, and overlaps nothing.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox._checks import integer
+from volvox.ops.order import after
+from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
+
+
+class Stages(NamedTuple):
+    """What an algorithm does in the loop. `g` is the group's index, a Python int.
+
+    State is split by who may change it: `act` changes `carry` (small) and only reads `memory` (large); `work` changes
+    both. `constants` are read by all and changed by nobody. The large stays in place only so.
+
+    Attributes:
+      act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
+      work: (carry, memory, constants, g) -> (carry, memory). Everything it does must depend on an integer scalar of
+        `carry` (a count, a counter): that is what makes it wait for `send`.
+      active: (carry, g) -> bool: whether the group is stepped in this beat. None: always.
+      remaining: carry -> bool: whether work remains. None: always.
+      finish: (carry, memory, constants) -> (carry, memory), at the end of each round, under the rule of `work`. None:
+        nothing.
+    """
+
+    act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
+    work: Callable[[ArrayTree, ArrayTree, ArrayTree, int], tuple[ArrayTree, ArrayTree]]
+    active: Callable[[ArrayTree, int], Array] | None
+    remaining: Callable[[ArrayTree], Array] | None
+    finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
+
+
+class LoopState(NamedTuple):
+    """All that a chunk changes.
+
+    Attributes:
+      envs: The state of each group, actions in flight.
+    """
+
+    envs: tuple[ArrayTree, ...]
+    carry: ArrayTree
+    memory: ArrayTree
+
+
+Chunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
+"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends when `rounds` are done or nothing
+remains."""
+
+
+def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> Chunk:
+    """The fast form: a chunk of rounds as one compiled, donated program.
+
+    Args:
+      stages: the algorithm.
+      groups: traceable groups; they must outlive the returned function.
+      beats_per_round: beats of a round.
+
+    Returns:
+      A `Chunk`; `chunk.jitted` is the `jax.jit` function behind it, of (state, constants, rounds, zero).
+
+    Raises:
+      ValueError: a group is not traceable, there are none, or a round has no beat.
+    """
+    _check(groups, beats_per_round)
+    for g, group in enumerate(groups):
+        if not group.traceable:
+            raise ValueError(
+                f"group {g} ({group.spec.name}) is host-driven; use driven(...), or make it with host=False."
+            )
+
+    def beat(state: LoopState, constants, zero) -> LoopState:
+        envs, carry, memory = list(state.envs), state.carry, state.memory
+        for g, group in enumerate(groups):
+
+            def step(env, carry, g=g, group=group, memory=memory):
+                env, timestep = group.recv(env)
+                carry, action = stages.act(carry, memory, constants, g, timestep)
+                return group.send(env, action), carry
+
+            if stages.active is None:
+                envs[g], carry = step(envs[g], carry)
+            else:
+                # Memory is an operand only: results of a conditional are copied.
+                envs[g], carry = jax.lax.cond(
+                    stages.active(carry, g), step, lambda env, carry: (env, carry), envs[g], carry
+                )
+            carry, memory = stages.work(after(carry, envs[g], zero), memory, constants, g)
+            following = (g + 1) % len(groups)
+            # Pure-JAX groups hold no token, and need no order.
+            envs[following] = after(envs[following], (carry, memory), zero, required=False)
+        return LoopState(tuple(envs), carry, memory)
+
+    def round_(state: LoopState, constants, zero) -> LoopState:
+        if beats_per_round == 1:
+            state = beat(state, constants, zero)
+        else:
+            state = jax.lax.fori_loop(0, beats_per_round, lambda _, state: beat(state, constants, zero), state)
+        if stages.finish is None:
+            return state
+        envs = list(state.envs)
+        carry, memory = stages.finish(after(state.carry, envs[-1], zero), state.memory, constants)
+        envs[0] = after(envs[0], (carry, memory), zero, required=False)
+        return LoopState(tuple(envs), carry, memory)
+
+    @partial(jax.jit, donate_argnums=0)
+    def chunk(state: LoopState, constants: ArrayTree, rounds: Array, zero: Array):
+        def unfinished(loop):
+            done, state = loop
+            return (done < rounds) & (True if stages.remaining is None else stages.remaining(state.carry))
+
+        def body(loop):
+            done, state = loop
+            return done + 1, round_(state, constants, zero)
+
+        done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+        return state, done
+
+    def run(state, constants, rounds):
+        return chunk(state, constants, jnp.int32(rounds), jnp.int32(0))
+
+    run.jitted = chunk  # type: ignore[attr-defined]  # for tests that read the compiled loop
+    return run
+
+
+def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> Chunk:
+    """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
+
+    Args:
+      stages: the algorithm.
+      groups: of any kind; made with `host=True` where they cannot be traced.
+      beats_per_round: beats of a round.
+
+    Returns:
+      A `Chunk`.
+
+    Raises:
+      ValueError: there are no groups, or a round has no beat.
+    """
+    calls = _calls(stages, groups, beats_per_round)
+
+    def run(state, constants, rounds):
+        envs, carry, memory = list(state.envs), state.carry, state.memory
+        done = 0
+        while done < rounds and calls.remaining(carry):
+            for g in list(range(len(groups))) * beats_per_round:
+                if calls.active[g](carry):
+                    envs[g], timestep = calls.recv[g](envs[g])
+                    carry, action = calls.act[g](carry, memory, constants, timestep)
+                    envs[g] = calls.send[g](envs[g], action)
+                carry, memory = calls.work[g](carry, memory, constants)
+            carry, memory = calls.finish(carry, memory, constants)
+            done += 1
+        return LoopState(tuple(envs), carry, memory), done
+
+    return run
+
+
+class Times(NamedTuple):
+    """Seconds that one step of one environment takes of each part, when nothing overlaps; means over whole rounds.
+
+    Attributes:
+      emulators: `send` to `recv`: all threads stepping one group.
+      acting: `act`.
+      working: `work` and `finish`.
+    """
+
+    emulators: float
+    acting: float
+    working: float
+
+
+def timed(
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1
+) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
+    """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
+
+    It does to carry and memory what the other forms do, so a run can go through a few rounds of it to see where time
+    goes. A group that goes idle meanwhile gets its last actions once more, so that its next `recv` has something to
+    wait for.
+
+    Args:
+      stages: the algorithm.
+      groups: of one size.
+      beats_per_round: beats of a round.
+
+    Returns:
+      (state, constants, rounds) -> (state, times). `rounds` is at least 2: the first one, which may compile, is not
+      timed. It does not ask `remaining`. Donates `state`.
+
+    Raises:
+      ValueError: there are no groups, a round has no beat, or (when called) there are too few rounds.
+    """
+    calls = _calls(stages, groups, beats_per_round)
+    b, num_groups = groups[0].num_envs, len(groups)
+
+    def run(state, constants, rounds):
+        integer("rounds", rounds, low=2)
+        envs, carry, memory = list(state.envs), state.carry, state.memory
+        seen: list[TimeStep | None] = [None] * num_groups
+        actions: list[Any] = [None] * num_groups
+        emulating, acting, working = [], [], []
+        num_beats = rounds * beats_per_round
+
+        def since(began: float, *results: ArrayTree) -> float:
+            jax.block_until_ready(results)
+            return time.perf_counter() - began
+
+        for beat in range(num_beats):
+            if beat == beats_per_round:
+                emulating, acting, working = [], [], []
+            for g in range(num_groups):
+                if calls.active[g](carry):
+                    if seen[g] is None:
+                        envs[g], seen[g] = calls.recv[g](envs[g])
+                    jax.block_until_ready(seen[g])
+                    began = time.perf_counter()
+                    carry, actions[g] = calls.act[g](carry, memory, constants, seen[g])
+                    acting.append(since(began, carry, actions[g]))
+                    began = time.perf_counter()
+                    envs[g], seen[g] = calls.send[g](envs[g], actions[g]), None
+                    if beat + 1 < num_beats:  # the last actions stay in flight, as everywhere
+                        envs[g], seen[g] = calls.recv[g](envs[g])
+                        emulating.append(since(began, envs[g], seen[g]))
+                began = time.perf_counter()
+                carry, memory = calls.work[g](carry, memory, constants)
+                working.append(since(began, carry, memory))
+            if (beat + 1) % beats_per_round == 0:
+                began = time.perf_counter()
+                carry, memory = calls.finish(carry, memory, constants)
+                working.append(since(began, carry, memory))
+        for g in range(num_groups):
+            if seen[g] is not None:
+                envs[g] = calls.send[g](envs[g], actions[g])
+        steps = (num_beats - beats_per_round) * num_groups * b
+        emulators, act = (sum(spent) / max(len(spent), 1) / b for spent in (emulating, acting))
+        return LoopState(tuple(envs), carry, memory), Times(emulators, act, sum(working) / steps)
+
+    return run
+
+
+class _Calls(NamedTuple):
+    """The stages and the groups' calls as Python calls them, each a list by group but the last two."""
+
+    recv: list[Callable[..., Any]]
+    act: list[Callable[..., Any]]
+    send: list[Callable[..., Any]]
+    work: list[Callable[..., Any]]
+    active: list[Callable[..., Any]]
+    remaining: Callable[..., Any]
+    finish: Callable[..., Any]
+
+
+def _calls(stages: Stages, groups: Sequence[EnvGroup], beats_per_round: int) -> _Calls:
+    _check(groups, beats_per_round)
+    numbers = range(len(groups))
+
+    def send(group: EnvGroup) -> Callable[..., Any]:
+        return jax.jit(group.send) if group.traceable else lambda env, action: group.send(env, np.asarray(action))
+
+    is_active, remaining = stages.active, stages.remaining
+    always = lambda carry: True  # noqa: E731
+    return _Calls(
+        recv=[jax.jit(group.recv) if group.traceable else group.recv for group in groups],
+        act=[jax.jit(partial(_act, stages, g), donate_argnums=0) for g in numbers],
+        send=[send(group) for group in groups],
+        work=[jax.jit(partial(_work, stages, g), donate_argnums=(0, 1)) for g in numbers],
+        active=[always if is_active is None else jax.jit(partial(_active, is_active, g)) for g in numbers],
+        remaining=always if remaining is None else jax.jit(remaining),
+        finish=jax.jit(stages.finish, donate_argnums=(0, 1))
+        if stages.finish is not None
+        else lambda carry, memory, constants: (carry, memory),
+    )
+
+
+def _check(groups: Sequence[EnvGroup], beats_per_round: int) -> None:
+    integer("beats_per_round", beats_per_round, low=1)
+    if not groups:
+        raise ValueError("the loop needs at least one group of environments; two let emulators and device overlap.")
+
+
+def _act(stages: Stages, g: int, carry, memory, constants, timestep):
+    return stages.act(carry, memory, constants, g, timestep)
+
+
+def _work(stages: Stages, g: int, carry, memory, constants):
+    return stages.work(carry, memory, constants, g)
+
+
+def _active(is_active: Callable[[ArrayTree, int], Array], g: int, carry):
+    return is_active(carry, g)

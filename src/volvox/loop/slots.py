@@ -1,0 +1,347 @@
+"""Episodes of a population, played in slots (continuous batching).
+
+Episodes to play wait in a queue; an environment slot whose episode ends takes the next, so that slots stay busy
+however unequal the episodes. Those expected to run long go first. Only slots hold parameters: a member is decoded
+when a slot takes it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from volvox.loop import behaviors
+from volvox.loop.behaviors import Behavior
+from volvox.loop.pipeline import Stages
+from volvox.ops.batching import where_rows
+from volvox.ops.low_rank import with_bases, without_bases
+from volvox.population.decoding import Encoding, Member, member_params
+from volvox.types import Array, ArrayTree, EnvGroup, Evaluation, Policy, Population, TimeStep
+
+
+class Queue(NamedTuple):
+    """Episodes to play, in the order in which they start; `C` is the queue's capacity. Constant during a rollout.
+
+    Attributes:
+      members: Each field `[C]`.
+      member: int32 `[C]`: index into the population; out of range past `num_entries`.
+      episode: int32 `[C]`: which of the member's episodes.
+      num_entries: int32 scalar: entries in use.
+    """
+
+    members: Member
+    member: Array
+    episode: Array
+    num_entries: Array
+
+
+class Slots(NamedTuple):
+    """What the `B` slots of one group are doing.
+
+    Attributes:
+      entry: int32 `[B]`: queue entry being played; -1 if idle.
+      started: bool `[B]`: the entry's first observation has been seen.
+      due: bool `[B]`: the entry's parameters must be decoded before its first step.
+      episode_return: float32 `[B]`: rewards so far.
+      length: int32 `[B]`: steps so far.
+      recurrent: The policy's state, leaves `[B, 1, ...]`.
+      records: What the behaviour is made of, leaves `[B, ...]`.
+      ended: int32 `[B]`: queue entry whose episode ended in this beat; out of range where none did.
+    """
+
+    entry: Array
+    started: Array
+    due: Array
+    episode_return: Array
+    length: Array
+    recurrent: ArrayTree
+    records: ArrayTree
+    ended: Array
+
+
+class Counters(NamedTuple):
+    """What happened, int32 scalars.
+
+    Attributes:
+      stepped: Slot-steps of groups that were stepped.
+      busy: Slot-steps in which the slot had an episode to play, its reset step included.
+      group_beats: `[groups]`: beats in which each group was stepped.
+    """
+
+    stepped: Array
+    busy: Array
+    group_beats: Array
+
+
+class EpisodesCarry(NamedTuple):
+    """The small state of a rollout.
+
+    Attributes:
+      num_entries: int32 scalar: length of the queue.
+      taken: int32 scalar: entries handed out.
+      returns: float32 `[C]`, by queue entry.
+      lengths: int32 `[C]`.
+      played: bool `[C]`.
+      num_due: int32 scalar: slots to decode in the next `work`, which waits for `send` through it.
+      num_ended: int32 scalar: slots whose behaviour the next `work` keeps, likewise.
+    """
+
+    num_entries: Array
+    taken: Array
+    slots: tuple[Slots, ...]
+    returns: Array
+    lengths: Array
+    played: Array
+    counters: Counters
+    num_due: Array
+    num_ended: Array
+
+
+def queue(population: Population, num_episodes: int, capacity: int) -> Queue:
+    """Lines up the episodes of a population, those expected to run long first.
+
+    Args:
+      population: of `N` members, each playing `episodes[i] <= num_episodes` episodes.
+      num_episodes: E, the most episodes of any member.
+      capacity: C, at least the sum of `episodes` (checked by the caller, who knows the values).
+
+    Returns:
+      `Queue`.
+    """
+    n = population.seed.shape[0]
+    member = jnp.repeat(jnp.arange(n, dtype=jnp.int32), num_episodes)
+    episode = jnp.tile(jnp.arange(num_episodes, dtype=jnp.int32), n)
+    wanted = episode < population.episodes[member]
+    order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))
+    size = min(capacity, n * num_episodes)
+    order = order[:size]
+    num_entries = wanted.sum(dtype=jnp.int32)
+    used = jnp.arange(capacity) < num_entries
+    # Padding indexes past the end: gathers clamp, scatters drop.
+    member = jnp.where(used, jnp.pad(member[order], (0, capacity - size)), n)
+    episode = jnp.pad(episode[order], (0, capacity - size))
+    named = Member(population.parent, population.seed, population.scale, population.initial)
+    members = jax.tree.map(lambda x: x[jnp.minimum(member, n - 1)], named)
+    return Queue(members, member, episode, num_entries)
+
+
+def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue, behavior: Behavior) -> EpisodesCarry:
+    """Hands the first entries to the slots, round robin over the groups, so that each gets its share of long ones.
+
+    Args:
+      policy: gives the slots' recurrent state.
+      groups: of environments, all of one size.
+      queue: what to play.
+      behavior: what is recorded of each episode.
+
+    Returns:
+      The carry before the first beat; every occupied slot is due.
+    """
+    capacity = queue.member.shape[0]
+    b = groups[0].num_envs
+
+    def occupy(g: int) -> Slots:
+        number = jnp.arange(b, dtype=jnp.int32) * len(groups) + g
+        entry = jnp.where(number < queue.num_entries, number, -1)
+        recurrent = jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), policy.initial_state(1))
+        nothing = jnp.zeros(b, jnp.int32)
+        return Slots(
+            entry=entry,
+            started=jnp.zeros(b, bool),
+            due=entry >= 0,
+            episode_return=jnp.zeros(b, jnp.float32),
+            length=nothing,
+            recurrent=recurrent,
+            records=behaviors.start(behavior, b),
+            ended=nothing + capacity,
+        )
+
+    zero = jnp.int32(0)
+    return EpisodesCarry(
+        num_entries=queue.num_entries,
+        taken=jnp.minimum(queue.num_entries, b * len(groups)),
+        slots=tuple(occupy(g) for g in range(len(groups))),
+        returns=jnp.zeros(capacity, jnp.float32),
+        lengths=jnp.zeros(capacity, jnp.int32),
+        played=jnp.zeros(capacity, bool),
+        counters=Counters(zero, zero, jnp.zeros(len(groups), jnp.int32)),
+        num_due=zero,
+        num_ended=zero,
+    )
+
+
+class Memory(NamedTuple):
+    """The large state of a rollout.
+
+    Attributes:
+      variables: For each group what its slots hold (`slot_variables`), leaves `[B, ...]`.
+      behaviors: float32 `[C, D]`, by queue entry.
+    """
+
+    variables: tuple[ArrayTree, ...]
+    behaviors: Array
+
+
+class Constants(NamedTuple):
+    """What a rollout reads and nobody changes.
+
+    Attributes:
+      bases: Parameters, leaves `[P, ...]`.
+    """
+
+    queue: Queue
+    bases: ArrayTree
+    encoding: Encoding
+
+
+def slot_variables(policy: Policy, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
+    """What a slot holds of the member it plays: prepared variables, less what it shares with others.
+
+    Args:
+      policy: the network.
+      encoding: of the network.
+      bases: parameters, leaves `[P, ...]`.
+      member: scalars.
+
+    Returns:
+      Variables; `with_bases` completes them.
+    """
+    return without_bases(policy.prepare(member_params(encoding, bases, member)))
+
+
+def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior) -> Stages:
+    """The loop's two halves for a population: each slot's own network acts; members that are due are decoded.
+
+    `carry` is `EpisodesCarry`, `memory` is `Memory`, `constants` is `Constants`.
+
+    Args:
+      policy: the network.
+      greedy: network output `[B, ...]` -> action `[B, ...]`.
+      behavior: what is recorded of each episode.
+
+    Returns:
+      `Stages`.
+    """
+
+    def act(carry: EpisodesCarry, memory: Memory, constants: Constants, g: int, timestep: TimeStep):
+        slots = carry.slots[g]
+        busy = slots.entry >= 0
+        # A slot that took an entry waits for the reset step, which has no reward and no length.
+        started = slots.started | (busy & timestep.first)
+        live = started & ~timestep.first
+        episode_return = slots.episode_return + jnp.where(live, timestep.reward, 0.0)
+        length = slots.length + live
+        ended = live & (timestep.terminated | timestep.truncated)
+        booked = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
+
+        candidate = carry.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
+        refilled = ended & (candidate < carry.num_entries)
+        num_refilled = refilled.sum(dtype=jnp.int32)
+
+        recurrent = where_rows(timestep.first, policy.initial_state(1), slots.recurrent)
+
+        def apply(variables, observation, state):
+            return policy.apply(with_bases(variables, constants.bases), observation, state, None)
+
+        output, recurrent = jax.vmap(apply)(memory.variables[g], timestep.observation[:, None], recurrent)
+
+        new = Slots(
+            entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
+            started=started & ~ended,
+            due=refilled,
+            episode_return=jnp.where(ended, 0.0, episode_return),
+            length=jnp.where(ended, 0, length),
+            recurrent=recurrent,
+            records=behaviors.advance(behavior, slots.records, timestep),
+            ended=booked,
+        )
+        counters = Counters(
+            carry.counters.stepped + busy.shape[0],
+            carry.counters.busy + busy.sum(dtype=jnp.int32),
+            carry.counters.group_beats.at[g].add(1),
+        )
+        carry = carry._replace(
+            taken=carry.taken + num_refilled,
+            slots=(*carry.slots[:g], new, *carry.slots[g + 1 :]),
+            returns=carry.returns.at[booked].set(episode_return, mode="drop"),
+            lengths=carry.lengths.at[booked].set(length, mode="drop"),
+            played=carry.played.at[booked].set(True, mode="drop"),
+            counters=counters,
+            num_due=num_refilled,
+            num_ended=ended.sum(dtype=jnp.int32),
+        )
+        return carry, greedy(output[:, 0])
+
+    def work(carry: EpisodesCarry, memory: Memory, constants: Constants, g: int):
+        slots = carry.slots[g]
+        due_first = jnp.argsort(~slots.due, stable=True)
+
+        def decode_into(i, variables):
+            slot = due_first[i]
+            member = jax.tree.map(lambda x: x[slots.entry[slot]], constants.queue.members)
+            one = slot_variables(policy, constants.encoding, constants.bases, member)
+            return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
+
+        variables = jax.lax.fori_loop(0, carry.num_due, decode_into, memory.variables[g])
+        ended_first = jnp.argsort(slots.ended >= memory.behaviors.shape[0], stable=True)
+
+        def keep(i, kept):
+            slot = ended_first[i]
+            vector = behaviors.vector(behavior, jax.tree.map(lambda x: x[slot], slots.records))
+            return kept.at[slots.ended[slot]].set(vector)
+
+        kept = jax.lax.fori_loop(0, carry.num_ended, keep, memory.behaviors) if behavior.size else memory.behaviors
+        memory = Memory((*memory.variables[:g], variables, *memory.variables[g + 1 :]), kept)
+        return carry._replace(num_due=jnp.int32(0), num_ended=jnp.int32(0)), memory
+
+    return Stages(act, work, active, remaining)
+
+
+def active(carry: EpisodesCarry, g: int) -> Array:
+    """Whether a slot of group `g` has an episode to play."""
+    return (carry.slots[g].entry >= 0).any()
+
+
+def remaining(carry: EpisodesCarry) -> Array:
+    """Whether a slot of any group has an episode to play; as long as entries wait, one has."""
+    return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
+
+
+def fill(stages: Stages, carry: EpisodesCarry, memory: Memory, constants: Constants):
+    """Decodes the members of every slot that is due; before the first beat.
+
+    Args:
+      stages: from `stages`.
+      carry: from `start`.
+      memory: of the rollout.
+      constants: of the rollout.
+
+    Returns:
+      (carry, memory).
+    """
+    for g, slots in enumerate(carry.slots):
+        carry = carry._replace(num_due=slots.due.sum(dtype=jnp.int32))
+        carry, memory = stages.work(carry, memory, constants, g)
+    return carry, memory
+
+
+def evaluation(carry: EpisodesCarry, behaviors: Array, queue: Queue, num_members: int, num_episodes: int) -> Evaluation:
+    """Sorts what the queue's entries brought by member and episode.
+
+    Args:
+      carry: after the last beat.
+      behaviors: float32 `[C, D]`.
+      queue: what was played.
+      num_members: N.
+      num_episodes: E.
+
+    Returns:
+      `Evaluation`, each field `[N, E]`.
+    """
+
+    def scatter(values):
+        empty = jnp.zeros((num_members, num_episodes, *values.shape[1:]), values.dtype)
+        return empty.at[queue.member, queue.episode].set(values, mode="drop")
+
+    return Evaluation(scatter(carry.returns), scatter(carry.lengths), scatter(carry.played), scatter(behaviors))

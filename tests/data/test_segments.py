@@ -1,0 +1,98 @@
+"""The ring of segments, on a made-up timeline whose every number says where it belongs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.data import segments
+from volvox.envs import probe
+from volvox.types import TimeStep
+
+B, T = 6, 4
+SPEC = probe.constant().spec
+
+
+def number(k, b):
+    """What environment `b` shows at beat `k`."""
+    return 100.0 * k + b
+
+
+def timestep(k):
+    """Environment b ends at every beat k with (k + b) % 5 == 4, by a time limit if b is odd."""
+    b = np.arange(B)
+    end = (k + b) % 5 == 4
+    first = (k + b - 1) % 5 == 4
+    return TimeStep(
+        observation=jnp.float32(number(k, b))[:, None],
+        reward=jnp.float32(10.0 * k + b),
+        first=jnp.asarray(first),
+        terminated=jnp.asarray(end & (b % 2 == 0)),
+        truncated=jnp.asarray(end & (b % 2 == 1)),
+        extras={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_segments", "rows"),
+    [
+        (2, T),
+        (3, T),
+        (1, T + 1),
+        (2, T + 1),
+        (3, T + 1),
+    ],  # one without a row to spare is overwritten as it is completed
+)
+def test_a_segment_holds_what_belongs_together(num_segments, rows):
+    """`rows` beats a round; steps are completed one beat later."""
+    ring = segments.empty(num_segments, rows, B, SPEC, jnp.zeros((B, 2)))
+    step = jax.jit(
+        lambda ring, r, t, ts, value, action, version, state: segments.append(
+            segments.complete(ring, r, t, ts, ts.reward, value),
+            *(r, t, ts, action, ts.reward * 0 - 1, version, state),
+        )
+    )
+    b = np.arange(B)
+    seen = 0
+    for k in range(4 * rows + 1):
+        r, t = divmod(k, rows)
+        action, state = jnp.asarray((k + b) % 2, jnp.int32), jnp.full((B, 2), float(k))
+        value = jnp.float32(1_000 * k + b)
+        ring = step(ring, jnp.int32(r), jnp.int32(t), timestep(k), value, action, jnp.int32(7 * r), state)
+        # Looked at in the first beat after its T steps; without a row to spare also as late as the ring holds it.
+        last = num_segments * rows - 1 if rows == T else T
+        for begin in {k - T, k - last} & set(range(0, k + 1, rows)):
+            if begin + T > k:
+                continue
+            seen += 1
+            check(ring, begin, rows, num_segments)
+    assert seen > 0
+
+
+def check(ring, begin, rows, num_segments):
+    """The segment that began at beat `begin`."""
+    slot = jnp.int32(begin // rows % num_segments)
+    got = segments.micro_batch(ring, slot, jnp.int32(2), 3, T)
+    ks, bs = np.arange(begin, begin + T)[:, None], np.arange(2, 5)[None]
+    np.testing.assert_array_equal(got.observation[..., 0], number(ks, bs))
+    np.testing.assert_array_equal(got.action, (ks + bs) % 2)
+    np.testing.assert_array_equal(got.log_prob, -np.ones((T, 3)))
+    np.testing.assert_array_equal(got.first, (ks + bs - 1) % 5 == 4)
+    # What the step brought came one beat later.
+    np.testing.assert_array_equal(got.reward, 10.0 * (ks + 1) + bs)
+    end = (ks + 1 + bs) % 5 == 4
+    np.testing.assert_array_equal(got.terminated, end & (bs % 2 == 0))
+    np.testing.assert_array_equal(got.truncated, end & (bs % 2 == 1))
+    np.testing.assert_array_equal(got.valid, (ks + bs) % 5 != 4)
+    np.testing.assert_array_equal(got.version, np.full(T, 7 * (begin // rows)))
+    np.testing.assert_array_equal(got.bootstrap, 1_000 * (begin + T) + bs[0])
+    np.testing.assert_array_equal(got.recurrent, np.full((3, 2), float(begin)))
+
+
+def test_a_ring_of_continuous_actions_and_images():
+    env = probe.target(size=3)
+    ring = segments.empty(2, T, B, env.spec, ())
+    assert ring.action.shape == (2, T, B, 3)
+    assert ring.observation.shape == (2, T, B, 3)
+    assert ring.recurrent == ()
+    assert not ring.valid.any()

@@ -1,0 +1,176 @@
+import gc
+import os
+import warnings
+
+import envpool
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import envs
+from volvox.envs.envpool_group import environment_seeds
+
+
+def raw_pool(task, *, seed, num_envs, **config):
+    seeds = environment_seeds(seed, group=0, num_envs=num_envs)
+    return envpool.make(task, env_type="gymnasium", num_envs=num_envs, batch_size=num_envs, seed=seeds, **config)
+
+
+def test_images_are_envpools_transposed_and_ends_are_its_ends(drive, actions_for):
+    env = envs.atari("frostbite", num_envs=2, groups=1, max_episode_steps=8)
+    actions = actions_for(env, 20)
+    (group,) = env.make(4)
+    step = drive(group, actions)
+    group.close()
+    raw = raw_pool("Frostbite-v5", seed=4, num_envs=2, max_episode_steps=8)
+    raw.async_reset()
+    for beat in range(21):
+        observation, reward, terminated, truncated, info = raw.recv()
+        np.testing.assert_array_equal(step.observation[beat], observation.transpose(0, 2, 3, 1))
+        np.testing.assert_array_equal(step.reward[beat], reward)
+        np.testing.assert_array_equal(step.terminated[beat], terminated)
+        np.testing.assert_array_equal(step.truncated[beat], truncated)
+        np.testing.assert_array_equal(step.extras["ram"][beat], info["ram"])
+        np.testing.assert_array_equal(step.extras["lives"][beat], info["lives"])
+        if beat < 20:
+            raw.send(actions[beat])
+
+
+def test_mujoco_in_jit_matches_envpools_doubles(actions_for):
+    env = envs.mujoco("HalfCheetah", num_envs=3)
+    actions = actions_for(env, 50)
+    (group,) = env.make(9)
+
+    @jax.jit
+    def play(state, actions):
+        def beat(state, action):
+            state, step = group.recv(state)
+            return group.send(state, action), step
+
+        return jax.lax.scan(beat, state, actions)
+
+    state, steps = play(group.init(), jnp.asarray(actions))
+    jax.block_until_ready(group.recv(state))
+    group.close()
+    raw = raw_pool("HalfCheetah-v5", seed=9, num_envs=3)
+    raw.async_reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of gymnasium's, about float64 bounds
+        for beat in range(50):
+            observation, reward, *_ = raw.recv()
+            np.testing.assert_allclose(steps.observation[beat], observation, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(steps.reward[beat], reward, rtol=1e-5, atol=1e-5)
+            raw.send(actions[beat].astype(np.float64))
+        raw.recv()
+    assert steps.observation.dtype == jnp.float32
+    assert not jax.config.jax_enable_x64
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_rewards_are_unclipped(host, drive):
+    actions = np.tile(np.arange(120, dtype=np.int32)[:, None] % 7, (1, 2))
+    steps = {}
+    for clip in (False, True):
+        env = envs.pool("Assault-v5", num_envs=2, reward_clip=clip)
+        (group,) = env.make(0, host=host)
+        steps[clip] = drive(group, actions)
+        group.close()
+    assert steps[True].reward.max() > 1
+    np.testing.assert_array_equal(steps[True].reward, steps[False].reward)
+
+
+def test_an_end_at_the_time_limit_is_a_termination(drive):
+    env = envs.atari("assault", num_envs=2, groups=1)
+    idle = np.zeros((200, 2), np.int32)
+    (group,) = env.make(0, host=True)
+    step = drive(group, idle)
+    group.close()
+    ended = int(step.terminated[:, 0].argmax())
+    assert step.terminated[ended, 0]
+    length = int(step.extras["elapsed_steps"][ended, 0])
+    (group,) = env.make(0, host=True, max_episode_steps=length)
+    step = drive(group, idle[: ended + 1])
+    group.close()
+    assert step.terminated[ended, 0]
+    assert not step.truncated[ended, 0]
+    assert step.first[ended + 1, 0]
+
+
+def test_restart_at_any_beat_starts_episodes_everywhere(actions_for):
+    env = envs.pool("CartPole-v1", num_envs=4)
+    (group,) = env.make(0)
+    recv, send = jax.jit(group.recv), jax.jit(group.send)
+    state = group.init()
+    for action in actions_for(env, 30):
+        state, _ = recv(state)
+        state = group.restart(state)
+        state, step = recv(state)
+        assert step.first.all()
+        assert (step.extras["elapsed_steps"] == 0).all()
+        state, step = recv(send(state, action))
+        assert not step.first.any()
+        state = send(state, action)
+    recv(state)
+    group.close()
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_close_ends_the_threads(host, drive, actions_for):
+    env = envs.pool("CartPole-v1", num_envs=4, threads=4)
+    before = len(os.listdir("/proc/self/task"))
+    (group,) = env.make(0, host=host)
+    drive(group, actions_for(env, 3))
+    during = len(os.listdir("/proc/self/task"))
+    group.close()
+    group.close()
+    gc.collect()
+    assert during - len(os.listdir("/proc/self/task")) >= 4
+    assert before <= during
+    with pytest.raises(RuntimeError, match="closed"):
+        group.recv(group.restart(()))
+
+
+def test_a_group_starts_once():
+    (group,) = envs.pool("CartPole-v1", num_envs=2).make(0, host=True)
+    group.recv(group.init())
+    with pytest.raises(RuntimeError, match="restart"):
+        group.init()
+    group.close()
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_actions_out_of_range_are_clamped(host, drive, assert_equal):
+    env = envs.pool("CartPole-v1", num_envs=2)
+    played = []
+    for action in (1, 99):
+        (group,) = env.make(0, host=host)
+        played.append(drive(group, np.full((5, 2), action, np.int32)))
+        group.close()
+    assert_equal(*played)
+
+
+def test_seeds_differ_between_environments_and_groups():
+    seeds = [environment_seeds(7, group=group, num_envs=64) for group in range(8)]
+    assert len({seed for group in seeds for seed in group}) == 8 * 64
+    assert seeds[0][:16] == environment_seeds(7, group=0, num_envs=16)
+    assert all(0 <= seed < 2**31 for group in seeds for seed in group)
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "message"),
+    [
+        ("Frostbit-v5", {}, "'Frostbit-v5' is not one of envpool's; the nearest are 'Frostbite-v5'"),
+        ("Pong-v5", {"num_envs": 0}, "num_envs must be an integer of at least 1, got 0"),
+        ("Pong-v5", {"num_envs": 2.5}, "num_envs must be an integer of at least 1, got 2.5"),
+        ("Pong-v5", {"num_envs": 10, "groups": 4}, "use num_envs=8 or num_envs=12"),
+        ("Pong-v5", {"threads": 0}, "threads must be an integer of at least 1, got 0"),
+        ("Pong-v5", {"frame_skip": 0}, "frame_skip must be an integer of at least 1, got 0"),
+        ("Pong-v5", {"max_episode_steps": -1}, "max_episode_steps must be an integer of at least 1, got -1"),
+        ("Pong-v5", {"noop_maxx": 3}, "'noop_maxx' is not a setting of task 'Pong-v5'; the nearest are 'noop_max'"),
+        ("CartPole-v1", {"frame_skip": 4}, "frame_skip must be 1 or None for task 'CartPole-v1'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_made(task, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        envs.pool(task, **{"num_envs": 4, **arguments})

@@ -1,0 +1,131 @@
+"""What must be true of the compiled loop, read from its scheduled HLO."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from volvox import networks, population
+from volvox.envs import atari
+from volvox.loop import LoopState, SlotMemory, Stages, evaluator, traced, trajectory
+from volvox.loop import slots as episodes
+from volvox.types import Population
+
+ENVS_PER_GROUP = 5  # a number that occurs in no other shape
+
+
+@pytest.fixture(scope="module", params=[population.table, population.low_rank], ids=["full", "low-rank"])
+def hlo(request):
+    """The optimised program of a population's chunk, on real Atari pools."""
+    env = atari("Pong", num_envs=2 * ENVS_PER_GROUP, groups=2)
+    net = networks.policy(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
+    code = population.encoding(net, request.param())
+    memory = SlotMemory(net, code, 2, ENVS_PER_GROUP)
+    groups = env.make(0)
+    n = 16
+    behavior = trajectory("ram", 128, every=1, length=3_000)
+    played = evaluator(net, groups, memory, capacity=n, behavior=behavior)
+    bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
+    zeros = jnp.zeros(n, jnp.int32)
+    everyone = Population(bases, zeros, zeros, jnp.ones(n), zeros > 0, zeros + 1, jnp.zeros(n))
+    queue = episodes.queue(everyone, 1, n)
+    envs = tuple(group.init() for group in groups)
+    held = episodes.Memory(memory.groups, jnp.zeros((n, behavior.size)))
+    state = LoopState(envs, episodes.start(net, groups, queue, behavior), held)
+    constants = episodes.Constants(queue, bases, code)
+    text = played.chunk.jitted.lower(state, constants, jnp.int32(1), jnp.int32(0)).compile().as_text()
+    for group, env_state in zip(groups, envs, strict=True):
+        group.recv(env_state)  # nothing may be in flight when a pool is dropped
+    played.close()
+    return text
+
+
+def computations(text):
+    """Name -> lines of every computation of an HLO module."""
+    found, name = {}, None
+    for line in text.splitlines():
+        head = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head and "=" not in line.split("(")[0]:
+            name = head.group(1)
+            found[name] = []
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def test_a_beat_is_step_work_step_work(hlo):
+    """In the loop's body each group's conditional (recv, act, send) comes before its work, and that before the next."""
+    found = computations(hlo)
+    slots = rf"f32\[{ENVS_PER_GROUP},\d+,\d+\]"
+    for lines in found.values():
+        kinds = []
+        for line in lines:
+            if " conditional(" in line:
+                kinds.append("step")
+            elif " while(" in line and re.search(slots, line.split(" while(")[0]):
+                kinds.append("work")
+        if kinds.count("step") == 2:
+            # Work is two loops: over the slots that are due, and over those whose episode ended.
+            assert kinds == ["step", "work", "work", "step", "work", "work"]
+            break
+    else:
+        pytest.fail("no computation holds both groups' steps")
+
+
+def test_recv_comes_before_send_in_a_step(hlo):
+    steps = []
+    for lines in computations(hlo).values():
+        calls = [m.group(1) for line in lines if (m := re.search(r'custom_call_target="\w+_(recv|send)"', line))]
+        if calls:
+            steps.append(calls)
+    assert steps == [["recv", "send"]] * 2
+
+
+def largest_copy(text):
+    """(elements, line) of the largest copy in an HLO module."""
+    found = [(0, "")]
+    for line in text.splitlines():
+        match = re.search(r"= (\S+?)\{?[\d,]*\}? copy(?:-start)?\(", line)
+        if match:
+            size = re.match(r"\w+\[([\d,]*)\]", match.group(1))
+            found.append((math.prod(int(n) for n in filter(None, size.group(1).split(",") if size else [])), line))
+    return max(found)
+
+
+def test_no_copy_the_size_of_the_slots(hlo):
+    """Slot parameters, bases, the table and the episodes' behaviours (6 million numbers) stay where they are."""
+    assert largest_copy(hlo)[0] < 1_000_000, largest_copy(hlo)
+
+
+def test_order_holds_without_conditionals():
+    """Always-active groups (no conditional): send, then work, then the next recv; written naively they are not."""
+    env = atari("Pong", num_envs=4, groups=2)
+    groups = env.make(0)
+
+    def act(carry, memory, constants, g, timestep):
+        return carry + 1, jnp.zeros(2, jnp.int32) + (timestep.observation.astype(jnp.int32).sum() + carry) % 2
+
+    def work(carry, memory, constants, g):
+        return carry, jax.lax.fori_loop(0, carry % 2 + 1, lambda i, m: jnp.tanh(m @ m), memory)
+
+    chunk = traced(Stages(act, work, None, None), groups)
+    envs = tuple(group.init() for group in groups)
+    state = LoopState(envs, jnp.int32(0), jnp.eye(64))
+    text = chunk.jitted.lower(state, (), jnp.int32(1), jnp.int32(0)).compile().as_text()
+    order = []
+    for lines in computations(text).values():
+        calls = []
+        for line in lines:
+            call = re.search(r'custom_call_target="\w+_(recv|send)"', line)
+            if call:
+                calls.append(call.group(1))
+            elif " while(" in line and "f32[64,64]" in line:
+                calls.append("work")
+        if "recv" in calls:
+            order = calls
+    assert order == ["recv", "send", "work"] * 2
+    for group, env_state in zip(groups, envs, strict=True):
+        group.recv(env_state)
+        group.close()

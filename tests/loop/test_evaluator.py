@@ -1,0 +1,222 @@
+"""Populations in slots: every episode played once, scored right, in both forms of the loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import networks, population
+from volvox.envs import atari, probe
+from volvox.loop import SlotMemory, evaluator
+from volvox.types import Interrupted, Population
+
+
+def encoded(net):
+    return population.encoding(net, population.table(size=5_000))
+
+
+def population_of(code, n, episodes=1, priority=None, num_bases=3):
+    keys = jax.random.split(jax.random.key(1), 2)
+    noise = jax.vmap(lambda seed: code.sample(code.data, seed, code.like))
+    return Population(
+        bases=noise(population.draw_seeds(code, keys[0], (num_bases,))),
+        parent=jnp.arange(n, dtype=jnp.int32) % num_bases,
+        seed=population.draw_seeds(code, keys[1], (n,)),
+        scale=jnp.full(n, 0.5),
+        initial=jnp.zeros(n, bool),
+        episodes=jnp.broadcast_to(jnp.asarray(episodes, jnp.int32), (n,)),
+        priority=jnp.zeros(n) if priority is None else priority,
+    )
+
+
+def make(env, *, capacity=64, host=False, hidden=(4,), seed=0, **options):
+    net = networks.policy(networks.MLP(env.spec.num_actions or env.spec.action_shape[0], hidden=hidden), env.spec)
+    code = encoded(net)
+    memory = SlotMemory(net, code, env.num_groups, env.num_envs // env.num_groups)
+    groups = env.make(seed, host=host)
+    return net, code, evaluator(net, groups, memory, capacity=capacity, **options)
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
+def test_every_episode_is_played_once_and_scored(num_groups, host):
+    """A countdown's return is its length; members play unequal numbers of episodes."""
+    env = probe.countdown(low=1, high=9, num_envs=6, groups=num_groups)
+    _, code, played = make(env, host=host)
+    episodes = jnp.array([3, 1, 0, 2] * 5)
+    result, figures = played.evaluate(population_of(code, 20, episodes), 3, code)
+    np.testing.assert_array_equal(result.valid, np.arange(3)[None] < np.asarray(episodes)[:, None])
+    np.testing.assert_array_equal(result.returns, result.lengths.astype(jnp.float32))
+    lengths = np.asarray(result.lengths)[np.asarray(result.valid)]
+    assert lengths.min() >= 1
+    assert lengths.max() <= 9
+    assert not np.asarray(result.lengths)[~np.asarray(result.valid)].any()
+    assert figures.episodes == 30
+    assert figures.steps == lengths.sum()
+    # Every episode costs its length and one reset step; the first reset of a slot is the restart.
+    assert figures.stepped >= figures.steps + 30
+    assert 0 < figures.occupancy <= 1
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
+@pytest.mark.parametrize(("n", "chunk_seconds"), [(2, 1e9), (40, 1e-9)])
+def test_the_stopwatch_changes_nothing(n, chunk_seconds, host):
+    env = probe.countdown(low=1, high=9, num_envs=6, groups=3)
+    _, code, played = make(env, host=host, chunk_seconds=chunk_seconds)
+    plain, figures = played.evaluate(population_of(code, n), 1, code, seed=5)
+    timed, timed_figures = played.evaluate(population_of(code, n), 1, code, seed=5, timed=True)
+    jax.tree.map(np.testing.assert_array_equal, timed, plain)
+    assert figures.times is None
+    if n == 2:  # over within one chunk
+        assert timed_figures.times is None
+    else:
+        assert min(timed_figures.times) > 0
+    again, _ = played.evaluate(population_of(code, n), 1, code, seed=5)
+    jax.tree.map(np.testing.assert_array_equal, again, plain)
+
+
+def test_traced_and_driven_agree():
+    """The fast form against the reference: same seeds, same time steps, bit-equal results, twice over."""
+    env = probe.matched_reward(num_envs=4, groups=2)
+    results = []
+    for host in (False, True):
+        _, code, played = make(env, host=host)
+        everyone = population_of(code, 11, 3)
+        results.append([played.evaluate(everyone, 3, code)[0] for _ in range(2)])
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_members_play_their_own_parameters():
+    """On the target probe a linear policy's return follows from its parameters; each member must get its own."""
+    env = probe.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
+    _, code, played = make(env, hidden=())
+    members = population_of(code, 13)
+    identity = jax.tree.map(lambda x: jnp.eye(2) if x.ndim == 2 else jnp.zeros_like(x), code.like)
+    bases = jax.tree.map(lambda perfect, x: x.at[1].set(perfect), identity, members.bases)
+    # Members of base 1 with no noise act perfectly: return 0. The others do not.
+    members = members._replace(bases=bases, scale=jnp.where(members.parent == 1, 0.0, 0.5))
+    result, _ = played.evaluate(members, 1, code)
+    perfect = np.asarray(members.parent) == 1
+    np.testing.assert_allclose(np.asarray(result.returns)[perfect, 0], 0.0, atol=1e-5)
+    assert (np.asarray(result.returns)[~perfect, 0] < -0.01).all()
+    np.testing.assert_array_equal(result.lengths, 5)
+
+
+def test_long_members_start_first_and_makespan_is_counted():
+    env = probe.countdown(low=4, high=4, num_envs=2, groups=1)
+    _, code, played = make(env)
+    result, figures = played.evaluate(population_of(code, 6, priority=jnp.arange(6.0)), 1, code)
+    np.testing.assert_array_equal(result.lengths, 4)
+    # Two slots, three episodes each, four steps and a reset step every time.
+    assert figures.makespan == 3 * (4 + 1)
+    assert figures.makespan_over_bound == pytest.approx(15 / 12)
+    assert figures.occupancy == 1.0
+
+
+def test_idle_groups_are_not_stepped():
+    env = probe.countdown(low=7, high=7, num_envs=4, groups=2)
+    _, code, played = make(env)
+    _, figures = played.evaluate(population_of(code, 1), 1, code)
+    assert figures.stepped == 2 * 8  # one group of two slots
+    assert figures.occupancy == 0.5
+
+
+def test_nothing_is_compiled_twice():
+    """Another population, another number of episodes, and a second rollout reuse the compiled loop."""
+    env = probe.countdown(num_envs=4, groups=2)
+    _, code, played = make(env)
+    for n, episodes in ((20, 1), (5, 4), (20, 1)):
+        played.evaluate(population_of(code, n, episodes), 4, code)
+    assert played.chunk.jitted._cache_size() == 1
+
+
+def test_more_episodes_than_announced_are_refused():
+    _, code, played = make(probe.countdown(num_envs=2, groups=1))
+    with pytest.raises(ValueError, match="asks for 3 episodes, but num_episodes=2"):
+        played.evaluate(population_of(code, 2, 3), 2, code)
+
+
+def test_interrupt_leaves_the_evaluator_usable():
+    env = probe.countdown(low=5, high=9, num_envs=2, groups=1)
+    _, code, played = make(env, chunk_seconds=1e-6)
+    seen = []
+
+    def monitor(progress):
+        seen.append(progress)
+        return len(seen) == 2
+
+    with pytest.raises(Interrupted, match="of 40 episodes"):
+        played.evaluate(population_of(code, 40), 1, code, monitor=monitor)
+    assert seen[0]["total"] == 40
+    result, _ = played.evaluate(population_of(code, 40), 1, code)
+    assert result.valid.all()
+    np.testing.assert_array_equal(result.returns, result.lengths.astype(jnp.float32))
+
+
+def test_chunks_do_not_outgrow_short_rollouts():
+    """Rollouts that end before their chunk does say nothing of how long a beat takes."""
+    env = probe.constant(num_envs=2, groups=1)
+    _, code, played = make(env, capacity=4)
+    for _ in range(40):
+        result, _ = played.evaluate(population_of(code, 2), 1, code)
+        np.testing.assert_array_equal(result.returns, 1.0)
+
+
+def test_strange_priorities_lose_no_episode():
+    env = probe.countdown(num_envs=2, groups=1)
+    _, code, played = make(env, capacity=12)
+    strange = jnp.array([jnp.nan, -jnp.inf, jnp.inf, 0.0, jnp.nan, 3.0])
+    result, _ = played.evaluate(population_of(code, 6, jnp.array([2, 1, 2, 0, 1, 2]), priority=strange), 2, code)
+    np.testing.assert_array_equal(result.valid.sum(axis=1), [2, 1, 2, 0, 1, 2])
+
+
+def test_a_closed_evaluator_says_so():
+    _, code, played = make(probe.countdown(num_envs=2, groups=1))
+    played.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        played.evaluate(population_of(code, 2), 1, code)
+
+
+def test_recurrent_state_begins_anew_with_each_episode():
+    """A policy that counts its steps and turns back after three walks 3 right, then left, in every episode."""
+
+    def apply(variables, observation, state, key):
+        del variables, key
+        right = jnp.where(state < 3, 1.0, -1.0)
+        return jnp.stack([-right, right], axis=-1) + 0 * observation, state + 1
+
+    env = probe.corridor(length=4, max_episode_steps=9, num_envs=2, groups=1)
+    like = networks.policy(networks.MLP(2, hidden=()), env.spec)
+    net = like._replace(initial_state=lambda batch: jnp.zeros(batch, jnp.int32), apply=apply)
+    code = encoded(net)
+    played = evaluator(net, env.make(0), SlotMemory(net, code, 1, 2), capacity=16)
+    result, _ = played.evaluate(population_of(code, 5, 3), 3, code)
+    # After 3 right and 3 left it stands at 0 and stays there.
+    np.testing.assert_array_equal(result.returns, 0.0)
+    np.testing.assert_array_equal(result.lengths, 9)
+
+
+def test_too_many_or_no_episodes_are_refused():
+    env = probe.countdown(num_envs=2, groups=1)
+    _, code, played = make(env, capacity=8)
+    for n, episodes in ((9, 1), (3, 0)):
+        with pytest.raises(ValueError, match=f"{n * episodes} episodes"):
+            played.evaluate(population_of(code, n, episodes), 1, code)
+
+
+def test_atari_traced_and_driven_agree():
+    """Real emulators: the same population scores the same in both forms, cut episodes and restarts included."""
+    env = atari("Assault", num_envs=4, groups=2, max_episode_steps=90, threads=2)
+    net = networks.policy(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
+    code = population.encoding(net, population.table())
+    results = []
+    for host in (False, True):
+        memory = SlotMemory(net, code, 2, 2)
+        played = evaluator(net, env.make(3, host=host), memory, capacity=8)
+        everyone = population_of(code, 6)
+        results.append([played.evaluate(everyone, 1, code)[0] for _ in range(2)])
+        played.close()
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    # What was played matters: scores differ between members, and between the two rollouts.
+    np.testing.assert_array_equal(results[0][0].lengths, 90)
+    assert len(np.unique(results[0][0].returns)) > 2

@@ -1,0 +1,56 @@
+"""Families of distributions over actions, against SciPy-free formulas and samples."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.envs import probe
+from volvox.networks.distributions import categorical, distribution, gaussian
+
+LOGITS = np.float32([[0.0, 1.0, -2.0], [3.0, 3.0, 3.0]])
+
+
+def test_categorical_probabilities():
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+    family = categorical(3)
+    action = jnp.array([2, 0])
+    for epsilon in (0.0, 0.1):
+        want = np.log(p + epsilon)
+        np.testing.assert_allclose(family.log_prob(LOGITS, action, epsilon), want[[0, 1], [2, 0]], rtol=1e-5)
+        np.testing.assert_allclose(family.entropy(LOGITS, epsilon), -(p * want).sum(-1), rtol=1e-5)
+
+
+def test_log_epsilon_bounds_the_gradient():
+    """Of an action all but impossible: without epsilon it is as steep as ever, with it, flat."""
+    family = categorical(2)
+    steep = jax.grad(lambda x: family.log_prob(jnp.array([x, 0.0]), jnp.int32(0), 0.0))(-30.0)
+    flat = jax.grad(lambda x: family.log_prob(jnp.array([x, 0.0]), jnp.int32(0), 1e-6))(-30.0)
+    assert steep == pytest.approx(1.0)
+    assert abs(flat) < 1e-6
+
+
+def test_gaussian_density():
+    output = np.float32([[0.5, -1.0, 0.0, np.log(2.0)]])  # means 0.5, -1; deviations 1, 2
+    action = np.float32([[1.5, 3.0]])
+    family = gaussian((2,))
+    want = -0.5 * (1.0**2 + 2.0**2) - np.log(2.0) - np.log(2 * np.pi)
+    np.testing.assert_allclose(family.log_prob(output, action, 0.0), [want], rtol=1e-5)
+    np.testing.assert_allclose(family.entropy(output, 0.0), [np.log(2.0) + np.log(2 * np.pi * np.e)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", [categorical(3), gaussian((2, 2))], ids=["categorical", "gaussian"])
+def test_samples_have_the_stated_entropy(family):
+    """The entropy is the mean of minus the log-probability of samples."""
+    output = jnp.linspace(-1, 1, family.size)
+    many = jnp.broadcast_to(output, (20_000, family.size))
+    action = family.sample(jax.random.key(0), many)
+    estimate = -family.log_prob(many, action, 0.0)
+    error = 5 * float(estimate.std()) / np.sqrt(estimate.size)
+    assert abs(float(estimate.mean()) - float(family.entropy(output, 0.0))) < error
+
+
+def test_the_environment_chooses_the_family():
+    assert distribution(probe.corridor().spec).size == 2
+    assert distribution(probe.target(size=3).spec).size == 6
+    assert distribution(probe.target(size=3).spec).sample(jax.random.key(0), jnp.zeros((5, 6))).shape == (5, 3)

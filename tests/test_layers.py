@@ -1,0 +1,69 @@
+"""The layers of docs/architecture.md: imports go down only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "volvox"
+LAYER = {
+    "types": 0,
+    "_checks": 0,
+    "_docs": 0,
+    "_files": 0,
+    "_machine": 0,
+    "optimizers": 0,
+    "trees": 0,
+    "ops": 1,
+    "networks": 2,
+    "envs": 2,
+    "population": 2,
+    "data": 3,
+    "loop": 4,
+    "sparsity": 3,
+    "evolution": 5,
+    "actor_critic": 5,
+    "off_policy": 5,
+    "learners": 5,
+    "checkpoint": 6,
+    "report": 6,
+    "training": 7,
+    "tuning": 7,
+    "__init__": 8,
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Parts of volvox that a file imports: `volvox.ops.flat` is in the part `ops`."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+            assert "volvox" not in names, f"{path}: import a layer, not all of volvox"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; name the layer"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("volvox.")}
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_every_file_has_a_floor():
+    assert len(FILES) > 20
+    assert {part(path) for path in FILES} == set(LAYER)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down(path):
+    here = part(path)
+    for there in imported(path):
+        if there not in LAYER:  # a name of volvox/__init__.py
+            assert here == "__init__", f"{path} imports volvox.{there}"
+            continue
+        down = LAYER[there] < LAYER[here] or there == here
+        assert down, f"{path.relative_to(ROOT)} (floor {LAYER[here]}) imports {there}"

@@ -1,0 +1,112 @@
+"""Tuning: trials in processes of their own, a change only where the gain is real, results kept."""
+
+import math
+import os
+import time
+
+import pytest
+
+import volvox as vx
+from volvox.envs import probe
+from volvox.tuning import _is_faster, measured
+from volvox.types import Algorithm, Interrupted
+
+
+def make(*, speed=1, fail=None):
+    """An algorithm that counts so many steps every hundredth of a second."""
+    if fail == "value":
+        raise ValueError("this does not fit")
+    if fail == "crash":
+        os._exit(3)
+
+    def step(state, *, monitor=None):
+        for i in range(1, 10_000):
+            time.sleep(0.01)
+            if monitor({"phase": "training", "stepped": i * speed}):
+                raise Interrupted("enough")
+        return state, {}
+
+    nothing = lambda *args: None  # noqa: E731
+    env = probe.constant()
+    return Algorithm(nothing, step, nothing, None, nothing, nothing, nothing, env, None, {})
+
+
+def tune(choices, tmp_path, **options):
+    return vx.tune(make, choices, seconds=0.2, cache=tmp_path / "cache", **options)
+
+
+def test_the_fastest_is_found_and_kept(tmp_path, capsys):
+    tuned = tune({"speed": (2, 8)}, tmp_path)
+    assert tuned.settings == {"speed": 8}
+    tried = [trial["settings"]["speed"] for trial in tuned.trials]
+    assert tried == [2, *(2, 8), *(8, 2), *(2, 8)]  # pairs in alternating order
+    assert tuned.steps_per_second > 0
+    assert capsys.readouterr().out.count("steps/s") == 7
+    again = tune({"speed": (2, 8)}, tmp_path)
+    assert again == tuned
+    assert capsys.readouterr().out == ""  # nothing was run
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_text("{}")
+    with pytest.raises(ValueError, match="remove it"):
+        tune({"speed": (2, 8)}, tmp_path)
+
+
+def test_values_that_cannot_be_run_are_passed_over(tmp_path):
+    tuned = tune({"fail": (None, "value", "crash")}, tmp_path)
+    assert tuned.settings == {"fail": None}
+    errors = [trial["error"] for trial in tuned.trials if "error" in trial]
+    assert errors == ["ValueError: this does not fit", "the process ended with exit code 3"]
+
+
+def test_where_the_search_begins_must_run(tmp_path):
+    with pytest.raises(ValueError, match="this does not fit"):
+        tune({"fail": ("value", None)}, tmp_path)
+
+
+@pytest.mark.parametrize("choices", [{}, {"speed": ()}])
+def test_choices_are_needed(choices, tmp_path):
+    with pytest.raises(ValueError, match="choices"):
+        tune(choices, tmp_path)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"min_gain": -0.1}, "min_gain"), ({"seconds": 0}, "seconds")])
+def test_bad_numbers_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        vx.tune(make, {"speed": (1, 2)}, cache=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("gains", "faster"),
+    [
+        ([0.05, 0.06, 0.05], True),
+        ([-0.01], False),
+        ([0.01, 0.015, 0.01], False),  # real, but not worth a change
+        ([0.20, -0.10, 0.05], False),  # noise
+    ],
+)
+def test_a_change_needs_a_real_gain(gains, faster):
+    best, candidate = {"speed": 1}, {"speed": 2}
+    calls = []
+
+    def measure(settings):
+        pair = len(calls) // 2
+        calls.append(settings)
+        return math.exp(gains[pair]) * 100 if settings is candidate else 100.0
+
+    assert _is_faster(measure, best, candidate, 0.02) is faster
+    assert len(calls) == 2 * len(gains)
+
+
+@pytest.mark.parametrize("chunk_seconds", [0.01, 1.0], ids=["many calls a step", "one call a step"])
+def test_a_real_algorithm_is_measured(chunk_seconds):
+    net = vx.networks.ActorCritic(2, vx.networks.MLP(4, hidden=(4,)))
+    env = probe.corridor(num_envs=8, groups=2)
+    algorithm = vx.actor_critic.a3c(net, env, segment_length=5, updates_per_step=3, chunk_seconds=chunk_seconds)
+    assert measured(algorithm, 0.05) > 0
+    algorithm.close()
+
+
+def test_an_algorithm_that_tells_nothing_is_given_up():
+    silent = make()._replace(step=lambda state, *, monitor=None: (state, {}))
+    with pytest.raises(RuntimeError, match="no progress"):
+        measured(silent, 0.1)
