@@ -12,6 +12,7 @@ LAYER = {
     "_docs": 0,
     "_files": 0,
     "_machine": 0,
+    "_settings": 0,
     "optimizers": 0,
     "trees": 0,
     "ops": 1,

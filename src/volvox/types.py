@@ -1,4 +1,4 @@
-"""Records spoken on every floor.
+"""Types that all layers share.
 
 Arrays are documented by shape: `B` environments of one group, `N` members of a population, `E` episodes of a
 member, `P` bases. Counts are named by what they count: *frames* (emulator frames), *steps* (agent decisions),
@@ -27,8 +27,8 @@ class EnvSpec(NamedTuple):
       observation_shape: Shape of one observation, channels last.
       num_actions: Number of discrete actions; actions are then int32 `[B]`.
       action_shape: Shape of one continuous action; actions are then float32 `[B, *action_shape]`.
-      action_low: Smallest allowed value of a continuous action (unused if discrete).
-      action_high: Largest allowed value of a continuous action (unused if discrete).
+      action_low: float32 `[*action_shape]`: smallest allowed values of a continuous action; None if discrete.
+      action_high: float32 `[*action_shape]`: largest allowed values of a continuous action; None if discrete.
       max_episode_steps: Steps after which an episode is truncated.
       frame_skip: Emulator frames per step.
       extras: Names in `TimeStep.extras`.
@@ -39,8 +39,8 @@ class EnvSpec(NamedTuple):
     observation_dtype: Any
     num_actions: int | None
     action_shape: tuple[int, ...] | None
-    action_low: float
-    action_high: float
+    action_low: np.ndarray | None
+    action_high: np.ndarray | None
     max_episode_steps: int
     frame_skip: int
     extras: tuple[str, ...] = ()
@@ -115,25 +115,25 @@ class Env(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A network as pure functions. Any flax module becomes one by `volvox.networks.policy`.
+    """What acts: a network and what its output says about actions, as pure functions.
 
     Attributes:
-      init: key -> params, in the layout in which they are mutated and logged.
-      prepare: params -> variables: what can be computed once per genome (layouts, reference statistics).
-      initial_state: batch size -> recurrent state with leaves `[B, ...]`; () without recurrence.
-      apply: (variables, observation `[B, ...]`, state, key) -> (output `[B, ...]`, state). Without a key the output
-        describes the policy; with one it is drawn: the largest entry, or the continuous action, is a sample.
-      from_noise: Standard normal noise shaped as params -> params of the first generation.
-      low_rank: Paths of the kernels in whose place `prepare` and `apply` take a `volvox.ops.low_rank.LowRank` as well.
+      init: key -> params.
+      initial_state: batch size -> recurrent state in which episodes begin, leaves `[B, ...]`; () without recurrence.
+      apply: (variables, observation `[B, ...]`, state) -> (output `[B, ...]`, state). The output describes a
+        distribution over actions. Variables are params, or what a genotype's `prepare` makes of them.
+      sample: (key, output `[B, ...]`) -> action `[B, ...]`, drawn from the distribution. Raises ValueError where the
+        output is one action and no distribution.
+      mode: output `[B, ...]` -> action `[B, ...]`, the likeliest, within the environment's bounds.
+      config: what describes the network: JSON values.
     """
 
     init: Callable[[Array], ArrayTree]
-    prepare: Callable[[ArrayTree], ArrayTree]
     initial_state: Callable[[int], ArrayTree]
-    apply: Callable[[ArrayTree, Array, ArrayTree, Array | None], tuple[Array, ArrayTree]]
-    from_noise: Callable[[ArrayTree], ArrayTree]
+    apply: Callable[[ArrayTree, Array, ArrayTree], tuple[Array, ArrayTree]]
+    sample: Callable[[Array, Array], Array]
+    mode: Callable[[Array], Array]
     config: Config
-    low_rank: frozenset[tuple[str, ...]] = frozenset()
 
 
 class Population(NamedTuple):
@@ -177,32 +177,35 @@ class Evaluation(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """Something that learns; `volvox.train` runs them all. State is host data and device arrays, opaque to callers.
+    """Something that learns; `volvox.train` runs them all.
 
     Attributes:
-      init: key -> state.
-      step: (state, *, monitor=None) -> (state, metrics). One generation or one round. `monitor`, if given, is called
-        about once a second with a dict of progress figures; if it returns True, the step is abandoned by raising
-        `Interrupted`, and the state passed in stays valid for `save`.
-      policy: state -> params to act with: the best so far, or the latest where nothing ranks them.
+      init: key -> state, a pytree of arrays, keys and Python numbers.
+      step: (state, *, monitor=None) -> (state, metrics): one generation, or one iteration of a learner. `monitor`, if
+        given, is called about once a second with a dict of progress figures; if it returns True, the step is abandoned
+        by raising `Interrupted`, and the state passed in stays valid.
+      variables: state -> what `policy.apply` takes: the best so far, or the latest where nothing ranks them.
+      policy: what acts with these variables.
+      env: the environments.
+      config: the settings: JSON values. Written to `config.json`, and compared when a run is resumed.
+      close: frees pools and their threads.
       genome: state -> the same individual as a lineage in JSON form; None if the algorithm keeps none.
-      save: state -> pytree of numpy arrays, all that is needed to go on.
-      restore: What `save` gave -> state.
-      close: Frees pools and their threads.
+      save: state -> pytree, all that is needed to go on; None: the state itself.
+      restore: what `save` gave -> state; None: what was saved is the state.
       log: state after a step -> arrays that say more of it than its metrics; None if there are none.
-      step_name: What a step is called, in rows of metrics and in the progress display.
+      step_name: what a step is called, in rows of metrics and in the progress display.
     """
 
     init: Callable[[Array], Any]
     step: Callable[..., tuple[Any, dict[str, Any]]]
-    policy: Callable[[Any], ArrayTree]
-    genome: Callable[[Any], Any] | None
-    save: Callable[[Any], ArrayTree]
-    restore: Callable[[ArrayTree], Any]
-    close: Callable[[], None]
+    variables: Callable[[Any], ArrayTree]
+    policy: Policy
     env: Env
-    network: Policy
     config: Config
+    close: Callable[[], None]
+    genome: Callable[[Any], Any] | None = None
+    save: Callable[[Any], ArrayTree] | None = None
+    restore: Callable[[ArrayTree], Any] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     step_name: str = "generation"
 

@@ -1,183 +1,182 @@
-"""The host's side of a learner on the pipeline: pools, chunks of about a second, progress, interrupts, a stopwatch."""
+"""The one driver of the loop: pools, chunks of about a second, and a stopwatch.
+
+Whoever learns iterates over chunks, so that progress, checks and interrupts are plain statements:
+
+    loop = Loop(stages, partial(env.make, host=False))
+    loop.open(seed)
+    for chunk in loop.run(carry, memory, rounds_left=lambda carry: goal - int(carry.round)):
+        if interrupted():
+            break
+"""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from volvox.loop import pipeline
-from volvox.loop.pipeline import Stages, Times
-from volvox.types import ArrayTree, Env, EnvGroup, Interrupted
+from volvox.loop.pipeline import LoopState, Stages, Times
+from volvox.types import ArrayTree, EnvGroup
 
-_TIMED_EVERY = 10
-"""Runs; in the second after a start, and then every so many, the stopwatch goes along."""
-
-Monitor = Callable[[dict[str, Any]], bool]
-Counts = Mapping[str, int]
+_MOST_ROUNDS = 2**20
+"""In one chunk."""
 
 
-class Plan(NamedTuple):
-    """What one run of the loop is to do.
+class Chunk(NamedTuple):
+    """The loop after some rounds.
 
     Attributes:
-      seed: () -> seed of the environments, should they have to be started.
-      begin: groups just made -> carry to begin with.
-      prepare: (carry, memory) -> the same with what is counted in each run set back.
-      goal: carry to begin with -> what is to be reached, in whatever `rounds_left` counts.
-      rounds_left: (carry, goal) -> rounds that bring it no further than one round beyond the goal; none left ends the
-        run.
-      counts: (carry, memory) -> numbers that progress and rates are made of; looked at between chunks.
-      progress: (counts before, counts now, seconds in between) -> what the monitor is told: `done` and `total`, and
-        more.
-      unit: What `done` and `total` count.
-      check: memory -> nothing; raises where learning has failed. After each chunk.
-    """
-
-    seed: Callable[[], int]
-    begin: Callable[[tuple[EnvGroup, ...]], ArrayTree]
-    prepare: Callable[[ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]]
-    goal: Callable[[ArrayTree], int]
-    rounds_left: Callable[[ArrayTree, int], int]
-    counts: Callable[[ArrayTree, ArrayTree], Counts]
-    progress: Callable[[Counts, Counts, float], dict[str, Any]]
-    unit: str
-    check: Callable[[ArrayTree], None]
-
-
-class Ran(NamedTuple):
-    """What came of it.
-
-    Attributes:
-      rounds: Rounds of the loop, those with the stopwatch left out, as in all that follows but `times`.
-      times: None where the stopwatch did not go along.
+      carry: what `act` changes.
+      memory: what `work` changes.
+      rounds: rounds of this chunk.
+      seconds: wall-clock time of this chunk, compilation included where it was the first.
     """
 
     carry: ArrayTree
     memory: ArrayTree
     rounds: int
     seconds: float
-    before: Counts
-    after: Counts
-    times: Times | None
 
 
-class Runner(NamedTuple):
-    """The loop over pools of its own; they stay open from one run to the next.
+class Loop:
+    """The loop over pools of its own, run in chunks.
+
+    It owns the pools, the compiled forms of the loop and the environments' states, whose actions are in flight between
+    two chunks. It is the only thing that does, and it is never part of an algorithm's state. Groups that can be traced
+    run in the compiled loop, others are driven from Python.
 
     Attributes:
-      run: (memory, plan, monitor) -> Ran. Goes on in the same episodes where `memory` is what the last run returned;
-        otherwise it makes new pools. Neither `memory` nor what the last run returned is changed. Raises `Interrupted`
-        if the monitor returns True before all rounds are done; after any exception, pools are closed.
+      groups: the pools; () while closed.
+      standing: a mark for the caller, to tell whether a state goes on from where the loop stands; None after `open`,
+        `restart` and `close`, and from the beginning of each run.
     """
 
-    run: Callable[..., Ran]
-    close: Callable[[], None]
+    def __init__(
+        self,
+        stages: Stages,
+        make_groups: Callable[[int], tuple[EnvGroup, ...]],
+        *,
+        beats_per_round: int = 1,
+        chunk_seconds: float = 1.0,
+    ):
+        """Prepares the loop; pools are made by `open`.
 
+        Args:
+          stages: the algorithm's part in the loop.
+          make_groups: seed -> new groups of environments, of one size.
+          beats_per_round: beats of a round.
+          chunk_seconds: about how long a chunk takes: how often progress and interrupts are looked at.
 
-class _Live:
-    """Pools, the compiled loop, and what is in flight: never part of a state."""
-
-    def __init__(self):
+        Raises:
+          ValueError: `chunk_seconds` is not a positive number.
+        """
+        if not 0 < chunk_seconds < float("inf"):
+            raise ValueError(f"chunk_seconds={chunk_seconds}: give a positive number of seconds.")
+        self._stages, self._make_groups = stages, make_groups
+        self._beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
+        self._chunk: Any = None
+        self._envs: tuple[ArrayTree, ...] = ()
+        self._rounds = 4
         self.groups: tuple[EnvGroup, ...] = ()
-        self.chunk: pipeline.Chunk | None = None
-        self.timed: Any = None
-        self.loop: tuple[ArrayTree, ArrayTree] | None = None
-        """(environment states, carry) where the last run ended."""
-        self.follows: ArrayTree = None
-        """The memory that goes on from there."""
-        self.rounds = 4
-        """In a chunk, so that it lasts about as long as asked."""
-        self.runs = 0
-        """On these pools."""
+        self.standing: Any = None
 
-    def close(self):
+    @property
+    def chunk(self) -> pipeline.Chunk:
+        """The loop itself, for tests that read what was compiled; `open` makes it."""
+        return self._chunk
+
+    def open(self, seed: int) -> None:
+        """Makes new pools, seeded by `seed`, and closes the old ones; every environment begins its first episode."""
+        self.close()
+        self.groups = self._make_groups(seed)
+        traceable = all(group.traceable for group in self.groups)
+        form = pipeline.traced if traceable else pipeline.driven
+        self._chunk = form(self._stages, self.groups, beats_per_round=self._beats_per_round)
+        self._stopwatch = pipeline.timed(self._stages, self.groups, beats_per_round=self._beats_per_round)
+        land = [partial(_land, group.recv) for group in self.groups]
+        self._land = [jax.jit(f) if group.traceable else f for f, group in zip(land, self.groups, strict=True)]
+        self._envs = tuple(group.init() for group in self.groups)
+
+    def restart(self, seed: int | None = None) -> None:
+        """Drops all episodes and begins new ones in the same pools, seeded by `seed` where they can be."""
+        self.standing = None
+        # What is in flight (the first episodes, or the actions of the last beat) must land first.
+        landed = [land(env) for land, env in zip(self._land, self._envs, strict=True)]
+        self._envs = tuple(group.restart(env, seed) for group, env in zip(self.groups, landed, strict=True))
+
+    def run(
+        self,
+        carry: ArrayTree,
+        memory: ArrayTree,
+        constants: ArrayTree = (),
+        *,
+        rounds_left: Callable[[ArrayTree], int] | None = None,
+    ) -> Iterator[Chunk]:
+        """Runs the loop, chunk by chunk; `carry` and `memory` are donated.
+
+        Between two chunks everything is whole: whoever stops iterating there loses nothing but the chunks to come.
+
+        Args:
+          carry: what `act` changes.
+          memory: what `work` changes.
+          constants: what nobody changes.
+          rounds_left: carry -> rounds that may still be run; asked before each chunk, and none left ends the run. None:
+            the run ends when nothing remains (`Stages.remaining`).
+
+        Yields:
+          `Chunk`.
+        """
+        self.standing = None
+        while (left := _MOST_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
+            began, rounds = time.perf_counter(), min(self._rounds, left)
+            try:
+                state, done = self._chunk(LoopState(self._envs, carry, memory), constants, rounds)
+                done = int(done)
+            except BaseException:
+                self.close()  # donated buffers and pools in flight cannot be trusted any more
+                raise
+            self._envs, carry, memory = state
+            seconds = time.perf_counter() - began
+            if done == self._rounds:
+                # Towards chunks of the asked length, at most doubling: the first chunks include compilation.
+                factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
+                self._rounds = min(max(1, int(self._rounds * factor)), _MOST_ROUNDS)
+            if done:
+                yield Chunk(carry, memory, done, seconds)
+            if done < rounds:
+                return
+
+    def time_parts(
+        self, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree = (), *, rounds: int
+    ) -> tuple[ArrayTree, ArrayTree, Times]:
+        """Runs a few rounds in which nothing overlaps, with a stopwatch; `carry` and `memory` are donated.
+
+        Args:
+          carry: what `act` changes.
+          memory: what `work` changes.
+          constants: what nobody changes.
+          rounds: at least 2; the first is not timed.
+
+        Returns:
+          (carry, memory, seconds of each part).
+        """
+        self.standing = None
+        try:
+            state, times = self._stopwatch(LoopState(self._envs, carry, memory), constants, rounds)
+        except BaseException:
+            self.close()
+            raise
+        self._envs, carry, memory = state
+        return carry, memory, times
+
+    def close(self) -> None:
+        """Frees the pools and their threads; `open` makes others."""
         for group in self.groups:
             group.close()
-        self.__init__()
+        self.groups, self._envs, self._chunk, self.standing = (), (), None, None
 
 
-def runner(
-    stages: Stages, env: Env, *, beats_per_round: int, timed_rounds: int, chunk_seconds: float, host: bool
-) -> Runner:
-    """Makes a runner.
-
-    Args:
-      stages: of the learner.
-      env: recipe of the environments.
-      beats_per_round: beats of a round.
-      timed_rounds: rounds with the stopwatch, at least 2.
-      chunk_seconds: how often progress and interrupts are looked at.
-      host: drive the loop from Python.
-
-    Returns:
-      `Runner`.
-
-    Raises:
-      ValueError: `chunk_seconds` is not positive.
-    """
-    if not 0 < chunk_seconds < float("inf"):
-        raise ValueError(f"chunk_seconds={chunk_seconds}: give a positive number of seconds.")
-    live = _Live()
-
-    def start(memory: ArrayTree, plan: Plan) -> tuple[list[ArrayTree], ArrayTree]:
-        if live.loop is not None and live.follows is memory:
-            envs, carry = live.loop
-            return list(envs), carry
-        live.close()  # envpool's emulators cannot be seeded anew, and may have actions in flight
-        live.groups = env.make(plan.seed(), host=host)
-        form = pipeline.driven if host else pipeline.traced
-        live.chunk = form(stages, live.groups, beats_per_round=beats_per_round)
-        live.timed = pipeline.timed(stages, live.groups, beats_per_round=beats_per_round)
-        carry = plan.begin(live.groups)
-        return [group.init() for group in live.groups], carry
-
-    def advance(memory: ArrayTree, plan: Plan, monitor: Monitor | None) -> Ran:
-        envs, carry = start(memory, plan)
-        assert live.chunk is not None
-        live.loop = None
-        # The loop donates what it is given; what was passed in must outlive it, and so must what the last run returned.
-        carry, memory = plan.prepare(*jax.tree.map(jnp.copy, (carry, memory)))
-        goal, times = plan.goal(carry), None
-        left = plan.rounds_left(carry, goal)
-        # Not in the first run after a start, whose time is compilation anyway; tests and short runs end there.
-        if live.runs % _TIMED_EVERY == 1 and timed_rounds < left:
-            if monitor is not None and live.runs == 1 and monitor({"phase": "compiling"}):
-                raise Interrupted("before the stopwatch was compiled")
-            loop, times = live.timed(pipeline.LoopState(tuple(envs), carry, memory), (), timed_rounds)
-            envs, carry, memory = list(loop.envs), loop.carry, loop.memory
-            left = plan.rounds_left(carry, goal)
-        live.runs += 1
-        began, done = time.perf_counter(), 0
-        before = now = plan.counts(carry, memory)
-        while left > 0:
-            chunk_began = time.perf_counter()
-            rounds = min(live.rounds, left)
-            loop, _ = live.chunk(pipeline.LoopState(tuple(envs), carry, memory), (), rounds)
-            envs, carry, memory = list(loop.envs), loop.carry, loop.memory
-            plan.check(memory)
-            done += rounds
-            if rounds == live.rounds:
-                factor = chunk_seconds / max(time.perf_counter() - chunk_began, 1e-6)
-                live.rounds = max(1, int(live.rounds * min(max(factor, 0.5), 2.0)))
-            now, left = plan.counts(carry, memory), plan.rounds_left(carry, goal)
-            if monitor is not None:
-                progress = plan.progress(before, now, time.perf_counter() - began)
-                if monitor(progress) and left > 0:
-                    made = f"{progress['done']} of {progress['total']} {plan.unit}"
-                    raise Interrupted(f"{made} were made and are dropped")
-        seconds = time.perf_counter() - began
-        live.loop, live.follows = (tuple(envs), carry), memory
-        return Ran(carry, memory, done, seconds, before, now, times)
-
-    def run(memory: ArrayTree, plan: Plan, monitor: Monitor | None = None) -> Ran:
-        if monitor is not None and live.chunk is None and monitor({"phase": "compiling"}):
-            raise Interrupted("before the loop was compiled")
-        try:
-            return advance(memory, plan, monitor)
-        except BaseException:
-            live.close()  # donated buffers and pools in flight cannot be trusted any more
-            raise
-
-    return Runner(run, live.close)
+def _land(recv: Callable[[ArrayTree], tuple[ArrayTree, Any]], env: ArrayTree) -> ArrayTree:
+    return recv(env)[0]

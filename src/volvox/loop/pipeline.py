@@ -175,7 +175,7 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
 
 
 class Times(NamedTuple):
-    """Seconds that one step of one environment takes of each part, when nothing overlaps; means over whole rounds.
+    """Seconds that one timestep of one environment takes of each part, when nothing overlaps; means over whole rounds.
 
     Attributes:
       emulators: `send` to `recv`: all threads stepping one group.
@@ -186,6 +186,27 @@ class Times(NamedTuple):
     emulators: float
     acting: float
     working: float
+
+    def shares(self, timesteps_per_second: float, *, working: str) -> dict[str, float]:
+        """What a row of metrics says about where time goes.
+
+        Args:
+          timesteps_per_second: of the loop that overlaps the parts, reset timesteps included.
+          working: what `work` does, e.g. "learning".
+
+        Returns:
+          `share_emulators`, `share_inference` and `share_` + `working`, which add up to 1; and `speed_over_turns`: the
+          loop's rate over that of the parts taking turns. The parts are called from Python, and each call costs some
+          tenths of a millisecond: with networks so small that this counts, the parts look slower than they are in the
+          loop.
+        """
+        total = sum(self)
+        return {
+            "share_emulators": self.emulators / total,
+            "share_inference": self.acting / total,
+            f"share_{working}": self.working / total,
+            "speed_over_turns": timesteps_per_second * total,
+        }
 
 
 def timed(
