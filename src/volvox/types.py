@@ -1,8 +1,8 @@
 """Types that all layers share.
 
 Arrays are documented by shape: `B` environments of one group, `N` members of a population, `E` episodes of a
-member, `P` bases. Counts are named by what they count: *frames* (emulator frames), *steps* (agent decisions),
-*episodes*.
+member, `P` bases. Counts are named by what they count: *frames* (emulator frames), *timesteps* (decisions of one
+environment), *episodes*.
 """
 
 from collections.abc import Callable, Mapping
@@ -134,6 +134,23 @@ class Policy(NamedTuple):
     sample: Callable[[Array, Array], Array]
     mode: Callable[[Array], Array]
     config: Config
+
+
+class Genotype(NamedTuple):
+    """What evolves: a policy whose parameters are drawn from noise, mutated, and prepared once for each genome.
+
+    Attributes:
+      policy: what acts with the variables that `prepare` makes.
+      prepare: params -> variables: what can be computed once for each genome (layouts, reference statistics).
+      from_noise: standard normal noise shaped as params -> params of the first generation.
+      low_rank: paths of the kernels in whose place `prepare` and `policy.apply` also take a
+        `volvox.ops.low_rank.LowRank`.
+    """
+
+    policy: Policy
+    prepare: Callable[[ArrayTree], ArrayTree]
+    from_noise: Callable[[ArrayTree], ArrayTree]
+    low_rank: frozenset[tuple[str, ...]] = frozenset()
 
 
 class Population(NamedTuple):
