@@ -19,7 +19,6 @@ from volvox.evolution.scores import fitness, mean_length
 from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases
 from volvox.loop import behaviors
 from volvox.loop.behaviors import Behavior
-from volvox.loop.driver import seed_of
 from volvox.loop.evaluator import Evaluator, Figures, Monitor, SlotMemory
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, encoding, outline
@@ -75,7 +74,7 @@ def evolve(
     network: nn.Module | Genotype,
     env: Env,
     *,
-    noise: Noise | None = None,
+    noise: Noise = Table(),
     behavior: Behavior | None = None,
     max_episode_steps: int | str | Cutoff | None = None,
     test_max_episode_steps: int | None = None,
@@ -95,7 +94,7 @@ def evolve(
       strategy: for example `GA(...)`.
       network: any flax module, or a genotype.
       env: the environments; its `num_envs` is the number of slots.
-      noise: where noise comes from; default: `Table()`, sized to the network.
+      noise: where noise comes from; the default is sized to the network.
       behavior: what is recorded of each episode, for `log`; default: what the strategy compares them by.
       max_episode_steps: cutoff of training and validation episodes in timesteps, or
         `"adaptive:start,fraction,ratio,max"`; default: the environment's own.
@@ -122,7 +121,6 @@ def evolve(
     if all(phase.role == "test" for phase in strategy.phases):
         raise ValueError(f"strategy {strategy} has no training or validation phase, so nothing would learn.")
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
-    noise = Table() if noise is None else noise
     state = jax.eval_shape(strategy.init, jax.random.key(0), outline(genotype, noise))  # raises where they do not fit
     row = jax.eval_shape(strategy.lineage_row, state)
     if behavior is not None and strategy.behavior.size:
