@@ -61,7 +61,7 @@ def test_first_generation_is_initial_noise_and_the_best_become_parents():
     np.testing.assert_array_equal(candidates.episodes, [3, 3])
     for base, best in ((0, 3), (1, 6), (2, 1), (3, 6)):  # three parents, and the elite behind them
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
-    assert state.elite_score == 2.0
+    assert state.score == 2.0
     np.testing.assert_array_equal(state.expected_length, [7, 7, 7, 7])
 
 

@@ -24,9 +24,7 @@ KINDS = {"ns_es": Novelty.ns_es, "nsr_es": Novelty.nsr_es, "nsra_es": Novelty.ns
 
 def novelty_es(kind, num_bases=1, es=None, **changes):
     objective = KINDS[kind](**SMALL | changes)
-    return ES(
-        population_size=8, num_validation_episodes=1, num_bases=num_bases, objective=objective, **(es or {})
-    )
+    return ES(population_size=8, num_validation_episodes=1, num_bases=num_bases, objective=objective, **(es or {}))
 
 
 def played(returns, behaviors, valid=None):

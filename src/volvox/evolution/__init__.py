@@ -1,7 +1,6 @@
 """Evolution on pipelined pools of environments: genetic algorithms, evolution strategies, novelty and random search."""
 
-from volvox.evolution.algorithm import Counts, EvolveState, evolve
-from volvox.evolution.archive import Archive
+from volvox.evolution.algorithm import EvolveState, evolve
 from volvox.evolution.cutoff import Cutoff, parse_cutoff
 from volvox.evolution.es import ES, ESState
 from volvox.evolution.ga import GA, GAState, RandomSearch
@@ -9,24 +8,5 @@ from volvox.evolution.objective import Novelty, NoveltyState, Objective, Returns
 from volvox.evolution.schedules import schedule
 from volvox.evolution.strategy import Phase, Strategy, compiled_phases
 
-__all__ = [
-    "ES",
-    "GA",
-    "Archive",
-    "Counts",
-    "Cutoff",
-    "ESState",
-    "EvolveState",
-    "GAState",
-    "Novelty",
-    "NoveltyState",
-    "Objective",
-    "Phase",
-    "RandomSearch",
-    "Returns",
-    "Strategy",
-    "compiled_phases",
-    "evolve",
-    "parse_cutoff",
-    "schedule",
-]
+__all__ = ["ES", "GA", "Cutoff", "ESState", "EvolveState", "GAState", "Novelty", "NoveltyState", "Objective", "Phase"]
+__all__ += ["RandomSearch", "Returns", "Strategy", "compiled_phases", "evolve", "parse_cutoff", "schedule"]

@@ -1,6 +1,7 @@
 """Any strategy as an `Algorithm`: its phases, played on pools of environments."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ class EvolveState(NamedTuple):
 
     key: Array
     generation: int
-    strategy: ArrayTree
+    strategy: Any
     lineage: lineages.Lineage | None
     max_episode_steps: int
     counts: Counts = Counts()
@@ -74,7 +75,7 @@ def evolve(
     network: nn.Module | Genotype,
     env: Env,
     *,
-    noise: Noise = Table(),
+    noise: Noise = Table(),  # noqa: B008  # frozen
     behavior: Behavior | None = None,
     max_episode_steps: int | str | Cutoff | None = None,
     test_max_episode_steps: int | None = None,
@@ -122,13 +123,16 @@ def evolve(
         raise ValueError(f"strategy {strategy} has no training or validation phase, so nothing would learn.")
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
     state = jax.eval_shape(strategy.init, jax.random.key(0), outline(genotype, noise))  # raises where they do not fit
-    row = jax.eval_shape(strategy.lineage_row, state)
     if behavior is not None and strategy.behavior.size:
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
     behaviors.check(recorded, env.spec)
-    pools = _Pools(genotype, noise, env, strategy, recorded, test_cutoff, chunk_seconds)
-    num_bases = None if row is None else row.seed.shape[0]
+    capacity = {"training": 0, "test": 0}
+    for phase in strategy.phases:
+        pool = _pool(phase.role)
+        capacity[pool] = max(capacity[pool], phase.num_members * phase.num_episodes)
+    pools = _Pools(genotype, noise, env, recorded, capacity, test_cutoff, chunk_seconds)
+    num_bases = None if state.survivors is None else state.survivors.seed.shape[0]
     evolution = _Evolution(strategy, compiled_phases(strategy), genotype, env, cutoff, pools, num_bases)
     return Algorithm(
         init=evolution.init,
@@ -153,69 +157,60 @@ def evolve(
     )
 
 
+@dataclasses.dataclass
 class _Pools:
-    """Pools, slots and tables: made on first use, and never part of the state."""
+    """Pools, slots and the noise table: made on first use, and never part of the state.
 
-    def __init__(
-        self,
-        genotype: Genotype,
-        noise: Noise,
-        env: Env,
-        strategy: Strategy,
-        behavior: Behavior,
-        test_cutoff: int,
-        chunk_seconds: float,
-    ):
-        self._genotype, self._noise, self._env, self._behavior = genotype, noise, env, behavior
-        self._test_cutoff, self._chunk_seconds = test_cutoff, chunk_seconds
-        episodes = {"training": 0, "test": 0}
-        for phase in strategy.phases:
-            episodes[_pool(phase.role)] = max(episodes[_pool(phase.role)], phase.num_members * phase.num_episodes)
-        self._capacity = episodes
-        self._encoding: Encoding | None = None
-        self._memory: SlotMemory | None = None
-        self._evaluators: dict[str, tuple[int, Evaluator]] = {}
+    Attributes:
+      capacity: The largest number of episodes of a phase, in training and in test.
+      memory: The parameters of the slots.
+      evaluators: What plays training and test, each with its cutoff in timesteps.
+    """
 
-    @property
+    genotype: Genotype
+    noise: Noise
+    env: Env
+    behavior: Behavior
+    capacity: dict[str, int]
+    test_cutoff: int
+    chunk_seconds: float
+    memory: SlotMemory | None = None
+    evaluators: dict[str, tuple[int, Evaluator]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
     def encoding(self) -> Encoding:
-        if self._encoding is None:
-            self._encoding = encoding(self._genotype, self._noise)
-        return self._encoding
-
-    def made(self, role: Role, max_episode_steps: int) -> bool:
-        """Whether the pools of a role are there; otherwise the loop must be compiled."""
-        cutoff, _ = self._evaluators.get(_pool(role), (None, None))
-        return cutoff == (self._test_cutoff if role == "test" else max_episode_steps)
+        return encoding(self.genotype, self.noise)
 
     def evaluator(self, role: Role, max_episode_steps: int, seed: int) -> Evaluator:
         """What plays a phase; pools are made anew when the cutoff has changed."""
-        if not self.made(role, max_episode_steps):
-            self._close(_pool(role))
-            size = self._env.num_envs // self._env.num_groups
-            if self._memory is None:
-                self._memory = SlotMemory(self._genotype, self.encoding, self._env.num_groups, size)
-            test = role == "test"
-            cutoff = self._test_cutoff if test else max_episode_steps
+        pool, cutoff = _pool(role), self.test_cutoff if role == "test" else max_episode_steps
+        if self.must_compile(role, max_episode_steps):
+            if pool in self.evaluators:
+                self.evaluators.pop(pool)[1].close()
+            if self.memory is None:
+                size = self.env.num_envs // self.env.num_groups
+                self.memory = SlotMemory(self.genotype, self.encoding, self.env.num_groups, size)
             evaluator = Evaluator(
-                self._genotype,
-                self._env.make(seed, max_episode_steps=cutoff, host=test),
-                self._memory,
-                capacity=self._capacity[_pool(role)],
-                behavior=None if test else self._behavior,
-                chunk_seconds=self._chunk_seconds,
+                self.genotype,
+                self.env.make(seed, max_episode_steps=cutoff, host=role == "test"),
+                self.memory,
+                capacity=self.capacity[pool],
+                behavior=None if role == "test" else self.behavior,
+                chunk_seconds=self.chunk_seconds,
             )
-            self._evaluators[_pool(role)] = cutoff, evaluator
-        return self._evaluators[_pool(role)][1]
+            self.evaluators[pool] = cutoff, evaluator
+        return self.evaluators[pool][1]
 
-    def _close(self, pool: str) -> None:
-        if pool in self._evaluators:
-            self._evaluators.pop(pool)[1].close()
+    def must_compile(self, role: Role, max_episode_steps: int) -> bool:
+        """Whether there are no pools of that role and cutoff yet."""
+        cutoff = self.test_cutoff if role == "test" else max_episode_steps
+        return self.evaluators.get(_pool(role), (None,))[0] != cutoff
 
     def close(self) -> None:
         """Frees pools and slots, and keeps the table; all are made anew when they are needed again."""
-        for pool in list(self._evaluators):
-            self._close(pool)
-        self._memory = None
+        while self.evaluators:
+            self.evaluators.popitem()[1][1].close()
+        self.memory = None
 
 
 def _pool(role: Role) -> str:
@@ -248,10 +243,10 @@ class _Evolution:
 
     def init(self, key: Array) -> EvolveState:
         inner, log = self.strategy.init(key, self.pools.encoding), None
-        if (row := self.strategy.lineage_row(inner)) is not None:
-            log = lineages.empty(row.seed.shape[0])
+        if self.num_bases is not None:
+            log = lineages.empty(self.num_bases)
             if self.pools.encoding.rank is not None:  # bases before the first generation
-                log = lineages.extend(log, row)
+                log = lineages.extend(log, inner.survivors)
         return EvolveState(key, 0, inner, log, self.cutoff.start)
 
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
@@ -277,12 +272,11 @@ class _Evolution:
                 if figures.times is not None:
                     metrics |= figures.times.shares(figures.stepped_per_second, working="decoding")
         elapsed = time.perf_counter() - began
-        row, log = self.strategy.lineage_row(inner), state.lineage
-        if row is not None and log is not None:
-            log = lineages.extend(log, row)
+        log, generation, score = state.lineage, state.generation + 1, float(inner.score)
+        if log is not None:
+            log = lineages.extend(log, inner.survivors)
             if members is not None:
-                members |= {f"base_{name}": x for name, x in row._asdict().items()}
-        generation, score = state.generation + 1, float(self.strategy.score(inner))
+                members |= {f"base_{name}": x for name, x in inner.survivors._asdict().items()}
         improved = not state.best_generation or score > state.best_score
         state = EvolveState(
             key=state.key,
@@ -302,7 +296,7 @@ class _Evolution:
     def _play(self, i: int, state: EvolveState, inner: ArrayTree, monitor: Monitor | None) -> _Played:
         """Plays one phase: ask, evaluate, tell."""
         phase, code = self.phases[i], self.pools.encoding
-        compiles = not self.pools.made(phase.role, state.max_episode_steps)
+        compiles = self.pools.must_compile(phase.role, state.max_episode_steps)
         if monitor is not None and compiles:
             announced = {"phase": "compiling", "generation": state.generation + 1, "role": phase.role}
             if monitor(announced):
@@ -360,12 +354,12 @@ class _Evolution:
         if state.lineage is not None:
             params = lineages.rebuild(self.pools.encoding, self._genome(state))
         else:
-            params = jax.tree.map(lambda x: x[self.strategy.elite], self.strategy.bases(state.strategy))
+            params = jax.tree.map(lambda x: x[self.strategy.elite], state.strategy.bases)
         return jax.jit(self.genotype.prepare)(params)
 
     def save(self, state: EvolveState) -> EvolveState:
         # Where bases descend from members, lineages are all that is needed to compute them again.
-        inner = state.strategy if state.lineage is None else self.strategy.with_bases(state.strategy, ())
+        inner = state.strategy if state.lineage is None else state.strategy._replace(bases=())
         return state._replace(strategy=inner, members=None)
 
     def restore(self, saved: Mapping[str, Any] | EvolveState) -> EvolveState:
@@ -384,7 +378,7 @@ class _Evolution:
         log = lineages.Lineage(*(np.asarray(x) for x in state.lineage))
         bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(log.seed.shape[1])]
         bases = jax.tree.map(lambda *rows: jnp.stack(rows), *bases)
-        return state._replace(strategy=self.strategy.with_bases(state.strategy, bases), lineage=log)
+        return state._replace(strategy=state.strategy._replace(bases=bases), lineage=log)
 
     def log(self, state: EvolveState) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in (state.members or {}).items()}

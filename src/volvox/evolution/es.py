@@ -6,7 +6,6 @@ et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from volvox._checks import integer
+from volvox._checks import gradient_transformation, integers, numbers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.scores import Shaping, fitness, mean_length, num_nan, shaping, standard_error, summary
-from volvox.evolution.strategy import Phase, tell_test, unchanged
+from volvox.evolution.strategy import Phase, test_phase, unchanged
 from volvox.loop.behaviors import Behavior
 from volvox.population.combination import weighted_noise
 from volvox.population.decoding import Encoding, Member, decode, draw_seeds
@@ -38,6 +37,7 @@ class ESState(NamedTuple):
       score: float32: that return.
       best_score: float32: the best of all generations; -inf before there is one.
       objective: The objective's own state.
+      survivors: None: bases move along sums of noise, and descend from no single member.
     """
 
     bases: ArrayTree
@@ -49,6 +49,7 @@ class ESState(NamedTuple):
     score: Array
     best_score: Array
     objective: Any
+    survivors: None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class ES:
     optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = optax.adam
     l2_coefficient: float = 0.005
     fitness_shaping: Shaping = "centered_ranks"
-    objective: Objective = Returns()
+    objective: Objective = Returns()  # noqa: RUF009  # frozen
     num_bases: int = 1
     num_episodes: int = 1
     num_validation_episodes: int = 30
@@ -95,18 +96,15 @@ class ES:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting out of range, an odd population, or a learning rate that does not fit."""
-        integer("population_size", self.population_size, low=2)
-        integer("num_bases", self.num_bases, low=1)
-        integer("num_episodes", self.num_episodes, low=1)
-        integer("num_validation_episodes", self.num_validation_episodes, low=1)
-        integer("num_test_episodes", self.num_test_episodes, low=0)
+        integers(self, "population_size", low=2)
+        integers(self, "num_bases", "num_episodes", "num_validation_episodes", low=1)
+        integers(self, "num_test_episodes", low=0)
+        numbers(self, "l2_coefficient", low=0)
         if self.population_size % 2:
             raise ValueError(
                 f"population_size={self.population_size} is odd: noise is antithetic, members come in pairs; take "
                 f"{self.population_size - 1} or {self.population_size + 1}."
             )
-        if not 0 <= self.l2_coefficient < math.inf:
-            raise ValueError(f"l2_coefficient={self.l2_coefficient}: give a finite number of at least 0.")
         shaping(self.fitness_shaping)
         schedule("noise_std", self.noise_std)
         _ = self.transformation  # raises where the learning rate does not fit
@@ -125,35 +123,19 @@ class ES:
     @property
     def transformation(self) -> optax.GradientTransformation:
         """The optimiser with its learning rate."""
-        ready_made = isinstance(self.optimizer, optax.GradientTransformation)
-        if ready_made != (self.learning_rate is None):
-            raise ValueError(
-                f"learning_rate={self.learning_rate!r}: "
-                + (
-                    "a ready-made optimizer brings its own; give learning_rate=None, or a function of the learning "
-                    "rate such as optax.adam as optimizer."
-                    if ready_made
-                    else "optimizer is a function of the learning rate; give one."
-                )
-            )
-        if isinstance(self.optimizer, optax.GradientTransformation):
-            return self.optimizer
-        assert self.learning_rate is not None
-        made = self.optimizer(schedule("learning_rate", self.learning_rate))
-        if not isinstance(made, optax.GradientTransformation):
-            raise ValueError(f"optimizer={self.optimizer!r} makes no optax.GradientTransformation; take e.g. optax.adam.")
-        return made
+        rate = self.learning_rate
+        if rate is not None and not isinstance(self.optimizer, optax.GradientTransformation):
+            rate = schedule("learning_rate", rate)
+        return gradient_transformation(self.optimizer, rate)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The current parameters in validation, then in test, if asked for, before pairs around them in training."""
-        e = self.num_validation_episodes
-        validation = Phase("validation", self.num_bases, e, self.ask_current, self.tell_current)
-        test = (Phase("test", 1, self.num_test_episodes, self.ask_test, tell_test),) if self.num_test_episodes else ()
+        """Validation and test of the current parameters, then training of pairs around them."""
+        n, m, v = self.population_size, self.num_bases, self.num_validation_episodes
         return (
-            validation,
-            *test,
-            Phase("training", self.population_size, self.num_episodes, self.ask_pairs, self.tell_pairs),
+            Phase("validation", m, v, self.ask_current, self.tell_current),
+            *test_phase(self.num_test_episodes, lambda state: state.elite),  # before it is moved
+            Phase("training", n, self.num_episodes, self.ask_pairs, self.tell_pairs),
         )
 
     @property
@@ -192,7 +174,7 @@ class ES:
         """Validation: the base that was moved last; all of them at first."""
         del key, encoding
         episodes = jnp.where(self._validated(state), jnp.int32(self.num_validation_episodes), 0)
-        return unchanged(state.bases, jnp.arange(self.num_bases, dtype=jnp.int32), episodes, state.expected_length)
+        return unchanged(state, jnp.arange(self.num_bases, dtype=jnp.int32), episodes)
 
     def tell_current(self, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
         """Keeps the best so far, and shows the objective what the bases did."""
@@ -222,12 +204,6 @@ class ES:
         )
         return state, metrics
 
-    def ask_test(self, key: Array, state: ESState, encoding: Encoding) -> Population:
-        """Test: what was validated, before it is moved."""
-        del key, encoding
-        episodes = jnp.array([self.num_test_episodes], jnp.int32)
-        return unchanged(state.bases, state.elite[None], episodes, state.expected_length)
-
     def ask_pairs(self, key: Array, state: ESState, encoding: Encoding) -> Population:
         """Training: the base that the objective chooses, plus and minus the noise of N/2 seeds."""
         n, (key_choice, key_seed) = self.population_size, jax.random.split(key)
@@ -247,9 +223,7 @@ class ES:
         base = population.parent[0]
         weights = self.objective.weigh(state.objective, evaluation, shaping(self.fitness_shaping))
         params = _row(state.bases, base)
-        ascent = weighted_noise(
-            encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size
-        )
+        ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
         updates, optimizer = self.transformation.update(gradient, _row(state.optimizer, base), params)
         moved = optax.apply_updates(params, updates)
@@ -266,22 +240,6 @@ class ES:
             moved=base,
         )
         return state, metrics
-
-    def score(self, state: ESState) -> Array:
-        """The best mean validation return of this generation."""
-        return state.score
-
-    def bases(self, state: ESState) -> ArrayTree:
-        """See `Strategy`."""
-        return state.bases
-
-    def with_bases(self, state: ESState, bases: ArrayTree) -> ESState:
-        """See `Strategy`."""
-        return state._replace(bases=bases)
-
-    def lineage_row(self, state: ESState) -> None:
-        """None: bases move along sums of noise."""
-        del state
 
     def _validated(self, state: ESState) -> Array:
         """Which bases play validation, bool `[M]`: all at first, then the one that was moved."""

@@ -6,16 +6,17 @@ objective: returns (then the elite is one of them), or novelty. Random search ha
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integer
+from volvox._checks import integers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
-from volvox.evolution.strategy import Metrics, Phase, tell_test, unchanged
+from volvox.evolution.strategy import Metrics, Phase, test_phase
 from volvox.loop.behaviors import Behavior, nothing
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
 from volvox.types import Array, ArrayTree, Evaluation, Population
@@ -28,7 +29,7 @@ class GAState(NamedTuple):
       bases: Parameters, leaves `[T + 1, ...]`; the last is the elite.
       expected_length: float32 `[T + 1]`: mean episode length of each base in training, timesteps.
       generation: int32: generations completed.
-      elite_score: float32: the elite's mean validation return; -inf before there is one.
+      score: float32: the elite's mean validation return; -inf before there is one.
       top: The members of the highest returns in training, best first, each field `[C]`.
       top_length: float32 `[C]`: their mean episode lengths, timesteps.
       parents: The members that the objective ranks highest, each field `[T]`.
@@ -40,7 +41,7 @@ class GAState(NamedTuple):
     bases: ArrayTree
     expected_length: Array
     generation: Array
-    elite_score: Array
+    score: Array
     top: Member
     top_length: Array
     parents: Member
@@ -67,7 +68,7 @@ class GA:
         schedule over generations (see `volvox.evolution.schedule`).
       objective: What parents are chosen by: `Returns()` or `Novelty(...)`.
       num_elite_candidates: C, how many play for elite: the elite so far, and the best of training; at least 2.
-      num_validation_episodes: Validation episodes of each candidate; the candidate of the best mean return is the elite.
+      num_validation_episodes: Validation episodes of each candidate; the best mean return makes the elite.
       num_test_episodes: Episodes the elite then plays in the test environments (published: 200); 0 for no test.
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
@@ -75,7 +76,7 @@ class GA:
     population_size: int = 1_000
     num_parents: int = 20
     mutation_std: Scheduled = 0.002
-    objective: Objective = Returns()
+    objective: Objective = Returns()  # noqa: RUF009  # frozen
     num_elite_candidates: int = 10
     num_validation_episodes: int = 30
     num_test_episodes: int = 0
@@ -85,7 +86,8 @@ class GA:
         """Raises ValueError for a setting out of range, or more parents or candidates than members."""
         _check(self)
         schedule("mutation_std", self.mutation_std)
-        if integer("num_parents", self.num_parents, low=1) > self.population_size:
+        integers(self, "num_parents", low=1)
+        if self.num_parents > self.population_size:
             raise ValueError(
                 f"num_parents={self.num_parents} exceeds population_size={self.population_size}; parents are the best "
                 "members of a generation."
@@ -113,8 +115,8 @@ class GA:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Offspring in training, then candidates in validation, then the elite in test, if asked for."""
-        return _phases(self)
+        """Training of offspring, then validation of candidates, then test of the elite."""
+        return _phases(self, elite_is_parent=self.objective.elite_is_parent)
 
     @property
     def behavior(self) -> Behavior:
@@ -159,49 +161,10 @@ class GA:
         del encoding
         scores, objective, metrics = self.objective.rank(state.objective, population.seed, evaluation)
         best = jnp.argsort(-scores, stable=True)[: self.num_parents]
-        members, lengths = _members(population), mean_length(evaluation)
-        state = _with_top(state, population, evaluation)
-        state = state._replace(parents=_take(members, best), parents_length=lengths[best], objective=objective)
+        state = _with_top(state, population, evaluation)._replace(
+            parents=_members(population, best), parents_length=mean_length(evaluation)[best], objective=objective
+        )
         return state, summary(evaluation) | {"parents_mean": fitness(evaluation)[best].mean()} | metrics
-
-    def ask_candidates(self, key: Array, state: GAState, encoding: Encoding) -> Population:
-        """Validation: the elite so far, and the best of training."""
-        del key, encoding
-        return _ask_candidates(state, self.num_validation_episodes)
-
-    def tell_candidates(self, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
-        """Elitism: the candidate of the best mean return is the elite; it takes the last parent's place."""
-        del population
-        elite, elite_length, place, metrics = _best_candidate(state, evaluation)
-        parents, lengths, t = state.parents, state.parents_length, self.num_parents
-        if self.objective.elite_is_parent:
-            # Unless it is one of the parents, which are the best of training.
-            replaced = (jnp.arange(t) == t - 1) & ((place < 0) | (place >= t))
-            parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)
-            lengths = jnp.where(replaced, elite_length, lengths)
-        survivors = jax.tree.map(lambda all_, one: jnp.append(all_, one), parents, elite)
-        return _succeeded(state, survivors, jnp.append(lengths, elite_length), metrics, encoding), metrics
-
-    def ask_test(self, key: Array, state: GAState, encoding: Encoding) -> Population:
-        """Test: the elite."""
-        del key, encoding
-        return _ask_test(state, self.elite, self.num_test_episodes)
-
-    def score(self, state: GAState) -> Array:
-        """The elite's mean validation return."""
-        return state.elite_score
-
-    def bases(self, state: GAState) -> ArrayTree:
-        """See `Strategy`."""
-        return state.bases
-
-    def with_bases(self, state: GAState, bases: ArrayTree) -> GAState:
-        """See `Strategy`."""
-        return state._replace(bases=bases)
-
-    def lineage_row(self, state: GAState) -> Member:
-        """Parents and elite descend from single members."""
-        return state.survivors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,7 +179,7 @@ class RandomSearch:
     Attributes:
       population_size: N, members of each generation.
       num_elite_candidates: C, how many play for elite: the elite so far, and the best of training; at least 2.
-      num_validation_episodes: Validation episodes of each candidate; the candidate of the best mean return is the elite.
+      num_validation_episodes: Validation episodes of each candidate; the best mean return makes the elite.
       num_test_episodes: Episodes the elite then plays in the test environments; 0 for no test.
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
@@ -233,8 +196,8 @@ class RandomSearch:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Members in training, then candidates in validation, then the elite in test, if asked for."""
-        return _phases(self)
+        """Training of members, then validation of candidates, then test of the elite."""
+        return _phases(self, elite_is_parent=False)
 
     @property
     def behavior(self) -> Behavior:
@@ -274,74 +237,29 @@ class RandomSearch:
         metrics = summary(evaluation) | {"parents_mean": fitness(evaluation).max()}
         return _with_top(state, population, evaluation), metrics
 
-    def ask_candidates(self, key: Array, state: GAState, encoding: Encoding) -> Population:
-        """Validation: the elite so far, and the best of training."""
-        del key, encoding
-        return _ask_candidates(state, self.num_validation_episodes)
-
-    def tell_candidates(self, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
-        """The candidate of the best mean return is the elite."""
-        del population
-        elite, length, _, metrics = _best_candidate(state, evaluation)
-        elite = jax.tree.map(lambda x: x[None], elite)
-        return _succeeded(state, elite, length[None], metrics, encoding), metrics
-
-    def ask_test(self, key: Array, state: GAState, encoding: Encoding) -> Population:
-        """Test: the elite."""
-        del key, encoding
-        return _ask_test(state, self.elite, self.num_test_episodes)
-
-    def score(self, state: GAState) -> Array:
-        """The elite's mean validation return."""
-        return state.elite_score
-
-    def bases(self, state: GAState) -> ArrayTree:
-        """See `Strategy`."""
-        return state.bases
-
-    def with_bases(self, state: GAState, bases: ArrayTree) -> GAState:
-        """See `Strategy`."""
-        return state._replace(bases=bases)
-
-    def lineage_row(self, state: GAState) -> Member:
-        """The elite is a single member."""
-        return state.survivors
-
 
 # What both have in common: validation, in which the best of training play against the elite so far.
 
 
 def _check(settings: GA | RandomSearch) -> None:
-    integer("population_size", settings.population_size, low=1)
-    integer("num_validation_episodes", settings.num_validation_episodes, low=1)
-    integer("num_test_episodes", settings.num_test_episodes, low=0)
-    integer("num_episodes", settings.num_episodes, low=1)
-    if integer("num_elite_candidates", settings.num_elite_candidates, low=2) > settings.population_size:
+    integers(settings, "population_size", "num_validation_episodes", "num_episodes", low=1)
+    integers(settings, "num_elite_candidates", low=2)
+    integers(settings, "num_test_episodes", low=0)
+    if settings.num_elite_candidates > settings.population_size:
         raise ValueError(
             f"num_elite_candidates={settings.num_elite_candidates} exceeds population_size={settings.population_size}; "
             "candidates are members of it."
         )
 
 
-def _phases(s: GA | RandomSearch) -> tuple[Phase, ...]:
-    training = Phase("training", s.population_size, s.num_episodes, s.ask_offspring, s.tell_offspring)
-    validation = Phase(
-        "validation", s.num_elite_candidates, s.num_validation_episodes, s.ask_candidates, s.tell_candidates
+def _phases(s: GA | RandomSearch, *, elite_is_parent: bool) -> tuple[Phase, ...]:
+    ask_candidates = partial(_ask_candidates, num_episodes=s.num_validation_episodes)
+    tell_candidates = partial(_tell_candidates, elite_is_parent=elite_is_parent)
+    return (
+        Phase("training", s.population_size, s.num_episodes, s.ask_offspring, s.tell_offspring),
+        Phase("validation", s.num_elite_candidates, s.num_validation_episodes, ask_candidates, tell_candidates),
+        *test_phase(s.num_test_episodes, lambda state: jnp.int32(s.elite)),
     )
-    test = (Phase("test", 1, s.num_test_episodes, s.ask_test, tell_test),) if s.num_test_episodes else ()
-    return (training, validation, *test)
-
-
-def _take(tree: ArrayTree, index: Array) -> ArrayTree:
-    return jax.tree.map(lambda x: x[index], tree)
-
-
-def _members(population: Population) -> Member:
-    return Member(population.parent, population.seed, population.scale, population.initial)
-
-
-def _nobody(*shape: int) -> Member:
-    return Member(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.ones(shape, bool))
 
 
 def _init(encoding: Encoding, num_parents: int, num_candidates: int, objective: Any) -> GAState:
@@ -350,7 +268,7 @@ def _init(encoding: Encoding, num_parents: int, num_candidates: int, objective: 
         bases=jax.tree.map(lambda x: jnp.zeros((num_bases, *x.shape), x.dtype), encoding.like),
         expected_length=jnp.zeros(num_bases),
         generation=jnp.int32(0),
-        elite_score=jnp.float32(-jnp.inf),
+        score=jnp.float32(-jnp.inf),
         top=_nobody(num_candidates),
         top_length=jnp.zeros(num_candidates),
         parents=_nobody(num_parents),
@@ -360,9 +278,22 @@ def _init(encoding: Encoding, num_parents: int, num_candidates: int, objective: 
     )
 
 
+def _nobody(*shape: int) -> Member:
+    return Member(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.ones(shape, bool))
+
+
+def _members(population: Population, index: Array) -> Member:
+    return _take(Member(population.parent, population.seed, population.scale, population.initial), index)
+
+
+def _take(tree: ArrayTree, index: Array) -> ArrayTree:
+    return jax.tree.map(lambda x: x[index], tree)
+
+
 def _with_top(state: GAState, population: Population, evaluation: Evaluation) -> GAState:
+    """Keeps the best of training for validation."""
     best = jnp.argsort(-fitness(evaluation), stable=True)[: state.top_length.shape[0]]
-    return state._replace(top=_take(_members(population), best), top_length=mean_length(evaluation)[best])
+    return state._replace(top=_members(population, best), top_length=mean_length(evaluation)[best])
 
 
 def _candidates(state: GAState) -> tuple[Member, Array]:
@@ -371,24 +302,36 @@ def _candidates(state: GAState) -> tuple[Member, Array]:
     carried = Member(jnp.int32(elite), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
 
     def behind(first, others):
-        both = jnp.concatenate([jnp.asarray(first, others.dtype)[None], others[:-1]])
+        both = jnp.concatenate([first[None], others[:-1]])
         return jnp.where(state.generation > 0, both, others)
 
     return jax.tree.map(behind, carried, state.top), behind(state.expected_length[elite], state.top_length)
 
 
-def _ask_candidates(state: GAState, num_episodes: int) -> Population:
+def _ask_candidates(key: Array, state: GAState, encoding: Encoding, *, num_episodes: int) -> Population:
+    """Validation: the elite so far, and the best of training."""
+    del key, encoding
     members, lengths = _candidates(state)
     episodes = jnp.full(lengths.shape, num_episodes, jnp.int32)
     return Population(state.bases, *members, episodes=episodes, priority=lengths)
 
 
-def _best_candidate(state: GAState, evaluation: Evaluation) -> tuple[Member, Array, Array, Metrics]:
-    """The new elite, its expected length, its place in training (negative if it was the elite before), and metrics."""
-    scores = fitness(evaluation)
+def _tell_candidates(
+    state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding, *, elite_is_parent: bool
+) -> tuple[GAState, Metrics]:
+    """Elitism: the candidate of the best mean return is the elite; it takes the last parent's place if it is one."""
+    del population
+    scores, (candidates, candidate_lengths) = fitness(evaluation), _candidates(state)
     winner = jnp.argmax(scores)  # the first of equals: the elite gives way only to a better one
-    place = winner - (state.generation > 0)
-    members, lengths = _candidates(state)
+    elite, elite_length = _take(candidates, winner), candidate_lengths[winner]
+    place = winner - (state.generation > 0)  # in training; negative if it was the elite before
+    parents, lengths, t = state.parents, state.parents_length, state.parents_length.shape[0]
+    if elite_is_parent:
+        # It is one of the parents already if it is among the best T of training.
+        replaced = (jnp.arange(t) == t - 1) & ((place < 0) | (place >= t))
+        parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)
+        lengths = jnp.where(replaced, elite_length, lengths)
+    survivors = jax.tree.map(jnp.append, parents, elite)
     metrics = {
         "elite_score": scores[winner],
         "elite_standard_error": standard_error(evaluation.returns[winner]),
@@ -396,20 +339,11 @@ def _best_candidate(state: GAState, evaluation: Evaluation) -> tuple[Member, Arr
         "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
         "validation_num_nan": num_nan(evaluation),
     }
-    return _take(members, winner), lengths[winner], place, metrics
-
-
-def _succeeded(state: GAState, survivors: Member, lengths: Array, metrics: Metrics, encoding: Encoding) -> GAState:
-    """The state after the generation, with the survivors as its bases."""
-    return state._replace(
+    state = state._replace(
         bases=decode_many(encoding, state.bases, survivors),
-        expected_length=lengths,
+        expected_length=jnp.append(lengths, elite_length),
         generation=state.generation + 1,
-        elite_score=metrics["elite_score"],
+        score=scores[winner],
         survivors=survivors,
     )
-
-
-def _ask_test(state: GAState, elite: int, num_episodes: int) -> Population:
-    episodes = jnp.array([num_episodes], jnp.int32)
-    return unchanged(state.bases, jnp.array([elite], jnp.int32), episodes, state.expected_length)
+    return state, metrics

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integer
+from volvox._checks import integers, numbers
 from volvox._settings import describe
 from volvox.evolution import archive as archives
 from volvox.evolution.archive import Archive, novelty, novelty_in
@@ -172,15 +172,9 @@ class Novelty:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting out of range, or an archive that is too large or cannot hold k behaviours."""
-        for name in ("num_neighbors", "archive_size", "num_archived", "patience"):
-            integer(name, getattr(self, name), low=1)
-        if not 0 <= self.reward_weight <= 1:
-            raise ValueError(f"reward_weight={self.reward_weight}: give a number from 0 to 1.")
-        if self.reward_weight_step is not None and not 0 < self.reward_weight_step <= 1:
-            raise ValueError(
-                f"reward_weight_step={self.reward_weight_step}: give a number above 0 and up to 1, or None for a fixed "
-                "weight."
-            )
+        integers(self, "num_neighbors", "archive_size", "num_archived", "patience", low=1)
+        numbers(self, "reward_weight", low=0, high=1)
+        numbers(self, "reward_weight_step", above=0, high=1)
         if self.behavior.size < 1:
             raise ValueError(
                 f"the behaviour {describe(self.behavior)} has size {self.behavior.size}: nothing could be novel."
@@ -199,19 +193,19 @@ class Novelty:
             )
 
     @classmethod
-    def ns_es(cls, **settings: Any) -> "Novelty":
-        """NS-ES: novelty alone. `settings` are the other fields."""
-        return cls(**{"reward_weight": 0.0} | settings)
+    def ns_es(cls, *, behavior: Behavior, **settings: Any) -> "Novelty":
+        """NS-ES: novelty alone. `settings` are other fields."""
+        return cls(behavior=behavior, **settings)
 
     @classmethod
-    def nsr_es(cls, **settings: Any) -> "Novelty":
-        """NSR-ES: novelty and returns, evenly. `settings` are the other fields."""
-        return cls(**{"reward_weight": 0.5} | settings)
+    def nsr_es(cls, *, behavior: Behavior, **settings: Any) -> "Novelty":
+        """NSR-ES: novelty and returns, evenly. `settings` are other fields."""
+        return cls(behavior=behavior, reward_weight=0.5, **settings)
 
     @classmethod
-    def nsra_es(cls, **settings: Any) -> "Novelty":
-        """NSRA-ES: returns at first, then more novelty when they stagnate. `settings` are the other fields."""
-        return cls(**{"reward_weight": 1.0, "reward_weight_step": 0.05} | settings)
+    def nsra_es(cls, *, behavior: Behavior, reward_weight_step: float = 0.05, **settings: Any) -> "Novelty":
+        """NSRA-ES: returns at first, then more novelty when they stagnate. `settings` are other fields."""
+        return cls(behavior=behavior, reward_weight=1.0, reward_weight_step=reward_weight_step, **settings)
 
     @property
     def elite_is_parent(self) -> bool:
@@ -290,9 +284,7 @@ class Novelty:
             lower = stagnant >= self.patience
             weight = weight + self.reward_weight_step * (improved.astype(jnp.float32) - lower)
             weight, stagnant = jnp.clip(weight, 0.0, 1.0), jnp.where(lower, 0, stagnant)
-        return state._replace(
-            reward_weight=weight, best_score=jnp.maximum(score, state.best_score), stagnant=stagnant
-        )
+        return state._replace(reward_weight=weight, best_score=jnp.maximum(score, state.best_score), stagnant=stagnant)
 
 
 def _metrics(state: NoveltyState) -> Metrics:

@@ -36,11 +36,33 @@ class Phase(NamedTuple):
     tell: Callable[[Any, Population, Evaluation, Encoding], tuple[Any, Metrics]]
 
 
+class StrategyState(Protocol):
+    """What the state of any strategy holds; it is a NamedTuple, and a pytree of arrays of fixed shapes and dtypes."""
+
+    @property
+    def bases(self) -> ArrayTree:
+        """The parameters of the bases, leaves `[P, ...]`."""
+        ...
+
+    @property
+    def score(self) -> Array:
+        """The elite's score after a generation, float32; the run reports the elite of the best generation."""
+        ...
+
+    @property
+    def survivors(self) -> Member | None:
+        """How each base `[P]` came from the bases before the generation: the next row of the lineage.
+
+        None if bases do not descend from single members. Then there is no lineage, and checkpoints hold the bases;
+        otherwise they hold the lineage, from which the bases are computed anew.
+        """
+        ...
+
+
 class Strategy(Protocol):
     """An evolutionary strategy: settings with pure methods, over a population of few bases and many seeds.
 
-    `GA`, `ES` and `RandomSearch` are strategies, and so is any frozen dataclass that has these members. Its state is a
-    pytree of arrays of fixed shapes and dtypes. All methods but `init` run inside `jax.jit` or on shapes alone.
+    `GA`, `ES` and `RandomSearch` are strategies, and so is any frozen dataclass that has these members.
     """
 
     @property
@@ -59,50 +81,41 @@ class Strategy(Protocol):
         ...
 
     def init(self, key: Array, encoding: Encoding) -> Any:
-        """Makes the state before the first generation; raises ValueError where the noise does not fit the strategy."""
-        ...
-
-    def score(self, state: Any) -> Array:
-        """The elite's score after a generation, float32; the run reports the elite of the best generation."""
-        ...
-
-    def bases(self, state: Any) -> ArrayTree:
-        """The parameters of the bases, leaves `[P, ...]`."""
-        ...
-
-    def with_bases(self, state: Any, bases: ArrayTree) -> Any:
-        """The same state with other bases; `()` where they are left out."""
-        ...
-
-    def lineage_row(self, state: Any) -> Member | None:
-        """How each base `[P]` came from the bases before the generation: the next row of the lineage.
-
-        Returns:
-          None if bases do not descend from single members. Then there is no lineage, and checkpoints hold the bases;
-          otherwise checkpoints hold the lineage, from which the bases are computed anew.
-        """
+        """Makes the first state (see `StrategyState`); raises ValueError where the noise does not fit the strategy."""
         ...
 
 
-def unchanged(bases: ArrayTree, index: Array, episodes: Array, expected_length: Array) -> Population:
+def unchanged(state: Any, index: Array, episodes: Array) -> Population:
     """A population of the bases themselves.
 
     Args:
-      bases: parameters, leaves `[P, ...]`.
+      state: the state of a strategy, with fields `bases` and `expected_length` (float32 `[P]` timesteps).
       index: int32 `[N]`: which bases.
       episodes: int32 `[N]`: episodes each of them plays.
-      expected_length: float32 `[P]`: expected episode length of each base, timesteps.
     """
     seed, scale = jnp.zeros(index.shape, jnp.int32), jnp.zeros(index.shape, jnp.float32)
-    return Population(bases, index, seed, scale, scale > 0, episodes, expected_length[index])
+    return Population(state.bases, index, seed, scale, scale > 0, episodes, state.expected_length[index])
 
 
-def tell_test(state: Any, population: Population, evaluation: Evaluation, encoding: Encoding) -> tuple[Any, Metrics]:
-    """The `tell` of a test phase with one member: the state stays as it is.
+def test_phase(num_episodes: int, base: Callable[[Any], Array]) -> tuple[Phase, ...]:
+    """The phase in which one base plays test episodes; its metrics are `test_score`, `_standard_error` and `_best`.
+
+    Args:
+      num_episodes: E; 0 for no test.
+      base: state -> int32: which base; the state is one that `unchanged` takes.
 
     Returns:
-      (state, metrics `test_score`, `test_standard_error` and `test_best`).
+      One phase, or none.
     """
+
+    def ask(key: Array, state: Any, encoding: Encoding) -> Population:
+        del key, encoding
+        return unchanged(state, base(state)[None], jnp.array([num_episodes], jnp.int32))
+
+    return (Phase("test", 1, num_episodes, ask, _tell_test),) if num_episodes else ()
+
+
+def _tell_test(state: Any, population: Population, evaluation: Evaluation, encoding: Encoding) -> tuple[Any, Metrics]:
     del population, encoding
     returns = evaluation.returns[0]
     return state, {
@@ -116,17 +129,11 @@ def compiled_phases(strategy: Strategy) -> tuple[Phase, ...]:
     """The phases of a strategy with `ask` and `tell` compiled, so that bases they only pass on are not copied.
 
     A compiled function copies what it returns unchanged, and the bases take up to hundreds of megabytes.
-
-    Args:
-      strategy: any strategy.
-
-    Returns:
-      Its phases, with the same meaning.
     """
-    return tuple(_compiled(phase, strategy) for phase in strategy.phases)
+    return tuple(_compiled(phase) for phase in strategy.phases)
 
 
-def _compiled(phase: Phase, strategy: Strategy) -> Phase:
+def _compiled(phase: Phase) -> Phase:
     @jax.jit
     def ask_without_bases(key, state, encoding):
         population = phase.ask(key, state, encoding)._replace(bases=())
@@ -136,18 +143,17 @@ def _compiled(phase: Phase, strategy: Strategy) -> Phase:
     @jax.jit
     def tell_changes(state, population, evaluation, encoding):
         chex.assert_shape(evaluation[:3], (phase.num_members, phase.num_episodes))
-        old = strategy.bases(state)
-        state, metrics = phase.tell(state, population, evaluation, encoding)
+        new, metrics = phase.tell(state, population, evaluation, encoding)
         chex.assert_shape(list(metrics.values()), ())
-        bases = strategy.bases(state)
-        passed_on = all(a is b for a, b in zip(jax.tree.leaves(bases), jax.tree.leaves(old), strict=True))
-        return None if passed_on else bases, strategy.with_bases(state, ()), metrics
+        before, after = jax.tree.leaves(state.bases), jax.tree.leaves(new.bases)
+        passed_on = all(a is b for a, b in zip(before, after, strict=True))
+        return None if passed_on else new.bases, new._replace(bases=()), metrics
 
     def ask(key, state, encoding):
-        return ask_without_bases(key, state, encoding)._replace(bases=strategy.bases(state))
+        return ask_without_bases(key, state, encoding)._replace(bases=state.bases)
 
     def tell(state, population, evaluation, encoding):
         bases, rest, metrics = tell_changes(state, population, evaluation, encoding)
-        return strategy.with_bases(rest, strategy.bases(state) if bases is None else bases), metrics
+        return rest._replace(bases=state.bases if bases is None else bases), metrics
 
     return phase._replace(ask=ask, tell=tell)
