@@ -132,6 +132,7 @@ def test_no_checkpoints(tmp_path):
         ({"a": np.array(["x"])}, "no array of dtype <U1"),
         ({"a": np.array([None])}, "no array of dtype object"),
         ({"a": np.zeros(2, ">f4")}, "no array of dtype >f4"),
+        ({"a": np.zeros(2, np.longdouble)}, "no array of dtype float128"),
         ({"a": {1, 2}}, "cannot hold a builtins.set"),
         ({"a": b"x"}, "cannot hold a builtins.bytes"),
     ],
@@ -140,6 +141,14 @@ def test_what_cannot_be_saved_is_named_and_nothing_written(tmp_path, tree, messa
     with pytest.raises(TypeError, match=message):
         checkpoint.save(tmp_path / "c", 1, tree)
     assert not (tmp_path / "c").exists()
+
+
+def test_keys_with_dots_are_kept_apart_or_refused(tmp_path):
+    tree = {"a": {"b/c": 1}, "a/b": {"c": 2}, "d.e": 3}
+    checkpoint.save(tmp_path, 1, tree)
+    assert checkpoint.restore(tmp_path, 1) == checkpoint.restore(tmp_path, 1, tree) == tree
+    with pytest.raises(ValueError, match=r"two leaves are then 'a\.b'"):
+        checkpoint.save(tmp_path, 2, {"a": {"b": 1}, "a.b": 2})
 
 
 class Counters(NamedTuple):

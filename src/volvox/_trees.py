@@ -9,10 +9,10 @@ import numpy as np
 ArrayTree = Any
 
 
-def leaves(tree: ArrayTree) -> dict[str, Any]:
-    """Leaves by their places: `opt/0/mu`, whether `mu` is the field of a NamedTuple or the key of a dict."""
+def leaves(tree: ArrayTree) -> dict[tuple[str, ...], Any]:
+    """Leaves by their places: `("opt", "0", "mu")`, be `mu` the field of a NamedTuple or the key of a dict."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
+    return {tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path): leaf for path, leaf in flat}
 
 
 def is_key(leaf: Any) -> bool:
@@ -38,7 +38,7 @@ def restored(saved: ArrayTree, like: ArrayTree, *, what: str) -> ArrayTree:
     for place in dict.fromkeys([*has, *wanted]):
         found, needed = (_describe(tree[place]) if place in tree else "nothing" for tree in (has, wanted))
         if found != needed:
-            at = repr(place) if place else "its root"
+            at = repr("/".join(place)) if place else "its root"
             raise ValueError(f"the checkpoint is of another {what}: at {at} it holds {found}, and this one {needed}")
     return jax.tree.unflatten(jax.tree.structure(like), [_on_device(has[place]) for place in wanted])
 

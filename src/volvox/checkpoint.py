@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,16 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
 
     Raises:
       TypeError: a leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
-      ValueError: a negative step, or `keep` below 1.
+      ValueError: a negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
     """
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")
     if keep is not None and keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}: the checkpoint just written always stays")
     encoded = jax.tree_util.tree_map_with_path(_encoded, tree)
+    names = Counter(".".join(place) for place in _trees.leaves(tree))
+    if (twice := names.most_common(1)) and twice[0][1] > 1:
+        raise ValueError(f"a checkpoint joins the keys of a tree by dots, and two leaves are then {twice[0][0]!r}")
     root = Path(directory).absolute()
     root.mkdir(parents=True, exist_ok=True)
     _clear(root)
@@ -186,7 +190,8 @@ def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(f"{place}: a checkpoint cannot hold a {type(leaf).__module__}.{type(leaf).__qualname__}")
     array = np.asarray(leaf)
-    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool) or not array.dtype.isnative:
+    known = array.dtype == bool or (jnp.issubdtype(array.dtype, np.number) and array.dtype.char not in "gG")
+    if not known or not array.dtype.isnative:
         raise TypeError(f"{place}: a checkpoint holds no array of dtype {array.dtype}")
     return array if array.size else f"{_EMPTY} {array.dtype.name} {json.dumps(array.shape)}"
 
