@@ -26,25 +26,22 @@ def to_json(value: Any, place: str = "metrics") -> Any:
     Raises:
       TypeError: anything else, named by its place.
     """
-    if value is None or isinstance(value, bool | str):
+    if hasattr(value, "dtype"):
+        array = np.asarray(value)
+        if array.dtype.kind in "biufV" and array.dtype.fields is None:  # bfloat16 and its kin have kind V
+            value = array.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"{place}: keys must be strings, got {key!r}")
-        return {key: to_json(child, f"{place}[{key!r}]") for key, child in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(child, f"{place}[{i}]") for i, child in enumerate(value)]
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        array = np.asarray(value)
-        # bfloat16 and its kin have kind V; their tolist() gives floats
-        if array.dtype.kind in "biufV" and array.dtype.fields is None:
-            return to_json(array.tolist(), place)
-    raise TypeError(f"{place}: JSON has no {type(value).__module__}.{type(value).__qualname__}")
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{place}: JSON has no {type(value).__module__}.{type(value).__qualname__}")
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"{place}: keys must be strings, got {key!r}")
+    return {key: to_json(child, f"{place}[{key!r}]") for key, child in value.items()}
 
 
 def append(path: str | os.PathLike[str], row: Row) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -54,7 +53,6 @@ def learning_curve(
     panel_rows, legend_rows = -(-len(others) // _PANELS), max(1, -(-len(scores) // _PANELS))
     top, height = 4.1 + 0.25 * legend_rows, 4.4 + 0.25 * legend_rows + 1.5 * panel_rows
     figure = Figure(figsize=(10, height))
-    FigureCanvasAgg(figure)
     grid = figure.add_gridspec(1, 2, left=0.08, right=0.98, top=1 - 0.4 / height, bottom=1 - 3.6 / height, wspace=0.06)
     by_frames = figure.add_subplot(grid[0])
     by_time = figure.add_subplot(grid[1], sharey=by_frames)
@@ -89,9 +87,7 @@ def learning_curve(
     if scores:
         shown = by_frames.get_legend_handles_labels()
         place = (0.5, 1 - 4.05 / height)
-        figure.legend(
-            *shown, loc="upper center", bbox_to_anchor=place, ncols=_PANELS, frameon=False, fontsize="small"
-        )
+        figure.legend(*shown, loc="upper center", bbox_to_anchor=place, ncols=_PANELS, frameon=False, fontsize="small")
     else:
         for axes in (by_frames, by_time):
             axes.set(xticks=[], yticks=[])

@@ -38,9 +38,7 @@ def progress_display(
     return ProgressLines(total, done, step_name, stop_after, output, enabled=enabled)
 
 
-def figures(
-    metrics: Mapping[str, Any], *, skip: Collection[str] = (), separator: str = "  ", width: int = 100
-) -> str:
+def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), separator: str = "  ", width: int = 100) -> str:
     """Writes the numbers of a step in one line, as many as there is room for.
 
     The scores come first: names that begin with "elite", then "evaluation" and "test", then "training". Others follow
@@ -115,7 +113,7 @@ class ProgressBar:
         self._phase: Any = None  # reused, since a notebook keeps every bar ever made
 
     def inside(self, shown: Mapping[str, Any]) -> None:
-        """Shows figures from inside a step: its `phase`, how much of a `total` is `done`, and whatever else is given."""
+        """Shows figures from inside a step: its `phase`, how much of a `total` is `done`, and what else is given."""
         phase, done, total = str(shown.get("phase", "working")), shown.get("done"), shown.get("total")
         numbers = figures(shown, skip=[*_PLACES, self._step_name], separator=", ")
         if self._one_line:
