@@ -1,4 +1,4 @@
-"""Networks, and what makes policies of them."""
+"""Networks, and what makes genotypes of them."""
 
 from volvox.networks.actor_critic import (
     GA3C,
@@ -10,11 +10,11 @@ from volvox.networks.actor_critic import (
 )
 from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.deep_ga import DeepGA
+from volvox.networks.genotypes import genotype, genotype_from_functions
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
 from volvox.networks.off_policy import NextObservationNetwork, QNetwork
-from volvox.networks.policies import policy, policy_from_functions
-from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_policy
+from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
 
 __all__ = [
     "GA3C",
@@ -31,8 +31,8 @@ __all__ = [
     "SmallTorso",
     "VirtualBatchNorm",
     "VirtualBatchNormNet",
-    "policy",
-    "policy_from_functions",
-    "reference_policy",
+    "genotype",
+    "genotype_from_functions",
+    "reference_genotype",
     "use_kernels",
 ]

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from volvox._settings import describe
 from volvox.networks.images import scaled
 from volvox.networks.interception import use_kernels
-from volvox.networks.policies import module_settings
 from volvox.ops.flat import num_parameters
 from volvox.types import Array, ArrayTree, Config, EnvSpec
 
@@ -253,5 +253,5 @@ def actor_critic(module: nn.Module, spec: EnvSpec, *, output_size: int) -> Actor
         initial_state=initial_state,
         apply=apply,
         recurrent=recurrent,
-        config={"network": name, "num_parameters": num_parameters(params), **module_settings(module)},
+        config={"network": name, "num_parameters": num_parameters(params), **describe(module)},
     )

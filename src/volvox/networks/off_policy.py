@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from volvox._settings import describe
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import hidden_layers
-from volvox.networks.policies import module_settings
 from volvox.types import Array, ArrayTree, Config, EnvSpec
 
 
@@ -181,6 +181,6 @@ def actor_and_critics(
             f"{spec.name}, and a representation predict observations; for B={batch} they give {action.shape}, "
             f"{valued.shape} and {predicted.shape}."
         )
-    config = {name: {"network": type(module).__name__, **module_settings(module)} for name, module in modules.items()}
+    config = {name: {"network": type(module).__name__, **describe(module)} for name, module in modules.items()}
     predict = None if representation is None else partial(applied, representation)
     return ActorAndCritics(init, act, value, observed, acted, predict, config)
