@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from volvox.envs import pool
-from volvox.envs.envpool_group import SCREEN
-from volvox.envs.preprocessing import opening
+from volvox.envs.ale import color_screen
 from volvox.loop.evaluator import greedy_action
 from volvox.ops.batching import where_rows
 from volvox.report.progress import in_notebook
@@ -70,7 +68,7 @@ def record_video(
         RuntimeError: the camera's emulator lost step with the one that is played (it never should), or ffmpeg failed.
     """
     path, spec = Path(path), env.spec
-    camera = _colour(env)
+    camera = color_screen(env)
     if camera is None and (len(spec.observation_shape) != 3 or np.dtype(spec.observation_dtype) != np.uint8):
         raise ValueError(
             f"{spec.name} cannot be filmed: a video needs uint8 images [height, width, stack] as observations, "
@@ -165,16 +163,6 @@ def _episode(groups: list[EnvGroup], network: Policy, params: ArrayTree, limit: 
         output, memory = apply(variables, jnp.asarray(played.observation), memory, None)
         action = greedy_action(spec)(output)
         states = [group.send(state, action) for group, (state, _) in zip(groups, replies, strict=True)]
-
-
-def _colour(env: Env) -> Env | None:
-    """The recipe of the same Atari game with its screen as the observation; None if it is none."""
-    settings = dict(env.config.get("settings", {}))
-    if env.config.get("environment") != "envpool" or "gray_scale" not in settings:
-        return None
-    settings |= {"gray_scale": False, "img_height": SCREEN[0], "img_width": SCREEN[1], "stack_num": 1}
-    settings.pop("task", None)  # envpool's own name of the game, which goes with the task
-    return opening(pool(env.config["task"], num_envs=1, **settings), env.config.get("opening", ()))
 
 
 def _in_step(played: TimeStep, filmed: TimeStep) -> bool:
