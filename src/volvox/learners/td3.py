@@ -1,0 +1,533 @@
+"""Twin delayed deep deterministic policy gradients (Fujimoto et al. 2018, arXiv 1802.09477), on pipelined environments.
+
+`act` explores and adds to a replay, `work` makes the updates of a beat while simulators step. Several learners, with
+seeds or settings of their own, learn side by side in one program, each from its share of the environments: arrays of
+all learners have a leading axis S, and all counts in the settings are of each learner.
+
+    env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
+    actor = vx.networks.MLP(6, (256, 256), activation=nn.relu)
+    networks = vx.networks.ActorAndCritic(actor, vx.networks.QNetwork((256, 256)))
+    algorithm = vx.learn(vx.TD3(), networks, env)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from volvox._checks import gradient_transformation, group_size, integers, number, numbers
+from volvox._settings import describe
+from volvox.data import episode_statistics, metrics, normalization, replay
+from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
+from volvox.data.metrics import Metrics
+from volvox.data.normalization import Moments
+from volvox.data.replay import Batch, Replay
+from volvox.learners.learn import LearnState, Progress
+from volvox.networks.off_policy import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
+from volvox.sparsity import compression, is_sparse, masks_of, pruned, table
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+
+_LEARNING = 2**31
+"""Names the stream of keys that learning draws; those of actions are named by their count, an int32."""
+_OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
+"""The smallest number above -1, whose normal quantile is finite."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TD3:
+    """Settings of TD3; the defaults are those that reference implementations share.
+
+    Attributes:
+      num_learners: S, learners side by side.
+      learning_rate: of all networks, one number or one for each learner; None if the optimizer is ready-made. Updates of
+        an optimizer with a learning rate of 1 are multiplied by it.
+      optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
+        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`.
+      batch_size: transitions of an update; a multiple of the number of groups.
+      discount: γ.
+      target_rate: τ, how far targets move towards the parameters that they follow.
+      exploration_noise: standard deviation of the noise on actions, which are scaled to [-1, 1]; one number or one for
+        each learner.
+      target_noise: standard deviation of the noise on target actions; one number or one for each learner.
+      target_noise_clip: largest absolute value of that noise.
+      policy_delay: updates of the critics for one of the actor and the targets.
+      random_timesteps: timesteps with uniform actions, before anything is learned.
+      replay_size: timesteps that are remembered, rounded down to whole rows of the environments.
+      updates_per_timestep: updates for each timestep that does not begin an episode; times the learner's environments in
+        a group it must be a whole number.
+      n_step: n, timesteps of n-step targets.
+      normalize_observations: show actor and critics observations with running mean 0 and variance 1.
+      timesteps_per_iteration: timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
+        multiple of it or some timesteps later.
+      save_replay: keep the replay in checkpoints. Without it, a resumed run gathers `random_timesteps` anew before it
+        learns on.
+
+    Raises:
+      ValueError: a setting is out of range, or two contradict each other.
+    """
+
+    num_learners: int = 1
+    learning_rate: float | Sequence[float] | None = 3e-4
+    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = optax.adam
+    batch_size: int = 256
+    discount: float = 0.99
+    target_rate: float = 0.005
+    exploration_noise: float | Sequence[float] = 0.1
+    target_noise: float | Sequence[float] = 0.2
+    target_noise_clip: float = 0.5
+    policy_delay: int = 2
+    random_timesteps: int = 25_000
+    replay_size: int = 1_000_000
+    updates_per_timestep: float = 1.0
+    n_step: int = 1
+    normalize_observations: bool = False
+    timesteps_per_iteration: int = 5_000
+    save_replay: bool = True
+
+    def __post_init__(self):
+        integers(self, "num_learners", "batch_size", "policy_delay", "replay_size", low=1)
+        integers(self, "n_step", "timesteps_per_iteration", low=1)
+        integers(self, "random_timesteps", low=0)
+        numbers(self, "discount", "target_rate", low=0, high=1)
+        numbers(self, "target_noise_clip", low=0)
+        if callable(self.learning_rate):
+            raise ValueError("learning_rate: give numbers; a rate that changes belongs in a ready-made optimizer.")
+        gradient_transformation(self.optimizer, self.learning_rate, unit_rate=True)
+        for name in ("learning_rate", "exploration_noise", "target_noise"):
+            self.each(name)
+
+    def each(self, name: str) -> np.ndarray:
+        """A setting that may be one number for each learner, float32 `[S]`; 1 where it is None."""
+        given = getattr(self, name)
+        values = list(given) if isinstance(given, Sequence) else [1.0 if given is None else given] * self.num_learners
+        if len(values) != self.num_learners:
+            raise ValueError(
+                f"{name} has {len(values)} entries for num_learners={self.num_learners}; give one each, or a number."
+            )
+        limits = {"above": 0.0} if name == "learning_rate" else {"low": 0.0}
+        return np.array([number(name, value, **limits) for value in values], np.float32)
+
+    def bind(self, network: ActorAndCritic, env: Env) -> "_TD3":
+        """The learners of these networks in an environment.
+
+        Raises:
+          TypeError: `network` is no `ActorAndCritic` of flax modules.
+          ValueError: the networks or the environment do not fit the settings.
+        """
+        networks, spec = actor_and_critics(network, env.spec), env.spec
+        b, (low, high) = group_size(env.num_envs, env.num_groups), (spec.action_low, spec.action_high)
+        if b % self.num_learners:
+            raise ValueError(f"num_learners={self.num_learners} do not share a group of {b} environments evenly.")
+        if self.batch_size % env.num_groups:
+            raise ValueError(
+                f"batch_size={self.batch_size} must be a multiple of the number of groups, {env.num_groups}."
+            )
+        updates = self.updates_per_timestep * (b // self.num_learners)
+        if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
+            raise ValueError(
+                f"updates_per_timestep={self.updates_per_timestep} times {b // self.num_learners} environments of a "
+                f"learner in a group are {updates:g} updates a beat; it must be a whole number of at least 1."
+            )
+        width = env.num_envs // self.num_learners
+        least = max(-(-self.batch_size // width), self.n_step + 1) * width
+        if self.replay_size < least:
+            raise ValueError(
+                f"replay_size={self.replay_size} is too small: in whole rows of a learner's {width} environments a "
+                f"batch of {self.batch_size} and targets of {self.n_step} timesteps need {least}."
+            )
+        if not (np.isfinite([low, high]).all() and np.less(low, high).all()):
+            raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
+        if network.representation is not None and self.n_step != 1:
+            raise ValueError(f"n_step={self.n_step}: a representation predicts one timestep ahead; take 1.")
+        return _TD3(self, env, networks, round(updates))
+
+
+class Acting(NamedTuple):
+    """What acting changes.
+
+    Attributes:
+      draws: int32: how often actions were drawn; names the next draw.
+      timesteps: int32: timesteps of all environments, those that begin an episode not counted.
+      episodes: episodes that have ended, leaves `[S, ...]`.
+      replays: one a group, of all its environments; those of a learner stand side by side.
+      collectors: episodes that have not ended, one a group, leaves `[S, B / S]`; () between pools.
+    """
+
+    draws: Array
+    timesteps: Array
+    episodes: EpisodeStatistics
+    replays: tuple[Replay, ...]
+    collectors: tuple[RunningEpisodes, ...]
+
+
+class Learning(NamedTuple):
+    """What learning changes; leaves `[S, ...]` but for `update`.
+
+    Attributes:
+      params: parameters of actor, critics and representation.
+      targets: those of the targets; the representation has none.
+      optimizer: states of the optimizer, one for each part of `params`.
+      moments: of observations, if they are normalised.
+      update: int32: updates made.
+      metrics: of this iteration.
+    """
+
+    params: Params
+    targets: Params
+    optimizer: Params
+    moments: Moments
+    update: Array
+    metrics: Metrics
+
+
+class Variables(NamedTuple):
+    """What one learner's policy takes."""
+
+    actor: ArrayTree
+    representation: ArrayTree
+    moments: Moments
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _TD3:
+    """The learners in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file.
+
+    Attributes:
+      num_updates: updates in one beat of one group in which no episode begins.
+    """
+
+    settings: TD3
+    env: Env
+    networks: ActorAndCritics
+    num_updates: int
+    beats_per_round: int = 1
+    timed_rounds: int = 20
+    finish: None = None
+
+    def critic_loss(self, critics, params: Params, targets: Params, batch: Batch, noise: Array, target_noise: Array):
+        """Squared errors of both critics of one learner (equations 9 to 11 of the paper), and metrics."""
+        net, clip = self.networks, self.settings.target_noise_clip
+        noise = jnp.clip(target_noise * noise, -clip, clip)
+        next_action = jnp.clip(net.act(targets.actor, batch.next_observation) + noise, -1.0, 1.0)
+        encoded = net.encode_action(params.representation, batch.next_observation, next_action)
+        first, second = (net.value(critic, encoded, next_action) for critic in targets.critics)
+        target = batch.reward + batch.discount * jnp.minimum(first, second)
+        encoded = net.encode_action(params.representation, batch.observation, batch.action)
+        first, second = (net.value(critic, encoded, batch.action) for critic in critics)
+        loss = _mean((first - target) ** 2 + (second - target) ** 2, batch.valid)
+        return loss, {"critic_loss": loss, "value": _mean(first, batch.valid)}
+
+    def actor_loss(self, actor, params: Params, batch: Batch):
+        """Minus the first critic's value of one learner's actions, and metrics."""
+        action = self.networks.act(actor, batch.observation)
+        encoded = self.networks.encode_action(params.representation, batch.observation, action)
+        loss = -_mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
+        return loss, {"actor_loss": loss}
+
+    def representation_loss(self, representation, batch: Batch):
+        """Squared error of the predictions of one learner's representation, and metrics."""
+        predicted = self.networks.predict(representation, batch.observation, batch.action)
+        loss = _mean(((predicted - batch.next_observation) ** 2).mean(axis=-1), batch.valid)
+        return loss, {"representation_loss": loss}
+
+    def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
+        """One update of all learners (algorithm 1 of the paper).
+
+        Args:
+          learning: before the update.
+          batch: transitions, leaves `[S, N, ...]`.
+          noise: standard normal, `[S, N, A]`.
+          mean_return: float32 `[S]`, which a sparse optimizer is told.
+        """
+        s, step = self.settings, learning.update + 1
+        descend = functools.partial(self.descend, step, mean_return)
+        batch = _observed(jax.vmap(normalization.normalize), learning.moments, batch)
+        params, optimizer, gathered = learning.params, learning.optimizer, learning.metrics
+        if params.representation:
+            # Learned first and by itself; to actor and critics its features are the observations.
+            new, representation, state = descend(
+                self.representation_loss, params.representation, optimizer.representation, batch
+            )
+            params, optimizer = params._replace(representation=representation), optimizer._replace(representation=state)
+            gathered = metrics.add(gathered, new)
+        batch = _observed(jax.vmap(self.networks.encode_observation), params.representation, batch)
+
+        given = (params, learning.targets, batch, noise, s.each("target_noise"))
+        new, critics, state = descend(self.critic_loss, params.critics, optimizer.critics, *given)
+        params, optimizer = params._replace(critics=critics), optimizer._replace(critics=state)
+        # Targets are pruned at once, for they are used before they move again.
+        targets = learning.targets._replace(critics=_pruned(learning.targets.critics, optimizer.critics))
+        gathered = metrics.add(gathered, new)
+
+        def update_actor(params: Params, targets: Params, optimizer: Params):
+            new, actor, state = descend(self.actor_loss, params.actor, optimizer.actor, params, batch)
+            params, optimizer = params._replace(actor=actor), optimizer._replace(actor=state)
+            followed = Params(actor, params.critics, ())
+            targets = optax.incremental_update(followed, targets, s.target_rate)
+            return (params, targets._replace(actor=_pruned(targets.actor, state)), optimizer), new
+
+        def skip(*state: Params):
+            return state, metrics.zeros(jax.eval_shape(update_actor, *state)[1])
+
+        (params, targets, optimizer), new = jax.lax.cond(
+            step % s.policy_delay == 0, update_actor, skip, params, targets, optimizer
+        )
+        return Learning(params, targets, optimizer, learning.moments, step, metrics.add(gathered, new))
+
+    def descend(self, step: Array, mean_return: Array, loss: Callable[..., Any], params, state, *args):
+        """Moves each learner's parameters against the gradient of its loss; (metrics, params, optimizer's state)."""
+        (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(params, *args)
+
+        def one(gradient, state, params, rate, mean_return):
+            updates, state = self.optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
+            return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, updates)), state
+
+        rates = self.settings.each("learning_rate")
+        return metrics.means(new), *jax.vmap(one)(gradient, state, params, rates, mean_return)
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        made = gradient_transformation(self.settings.optimizer, self.settings.learning_rate, unit_rate=True)
+        return optax.with_extra_args_support(made)
+
+    def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
+        """Group `g` takes uniform actions at first, then its actors' with noise, and adds them to its replay."""
+        s, net = self.settings, self.networks
+        scored = timestep._replace(observation=(), extras={})
+        episodes, running = jax.vmap(episode_statistics.update)(
+            acting.episodes, acting.collectors[g], jax.tree.map(self.split, scored)
+        )
+        observation = self.split(timestep.observation).astype(jnp.float32)
+        chosen = jax.vmap(self.choose)(self.all_variables(learning), observation)
+        # One draw for both kinds: making random numbers takes a loop each time.
+        drawn = jax.random.uniform(jax.random.fold_in(key, acting.draws), chosen.shape, minval=_OPEN, maxval=1.0)
+        noise = s.each("exploration_noise")[:, None, None] * (2**0.5 * jax.lax.erf_inv(drawn))
+        at_random = acting.timesteps < s.random_timesteps * s.num_learners
+        action = jnp.where(at_random, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
+        action = action.reshape(-1, action.shape[-1])
+        rows = replay.add(acting.replays[g], timestep, action)
+        acting = Acting(
+            draws=acting.draws + 1,
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
+            episodes=episodes,
+            replays=(*acting.replays[:g], rows, *acting.replays[g + 1 :]),
+            collectors=(*acting.collectors[:g], running, *acting.collectors[g + 1 :]),
+        )
+        return acting, self.scale(action)
+
+    def choose(self, variables: Variables, observation: Array) -> Array:
+        """Actions `[B, A]` in [-1, 1] of one learner's actor."""
+        seen = normalization.normalize(variables.moments, observation.astype(jnp.float32))
+        return self.networks.act(variables.actor, self.networks.encode_observation(variables.representation, seen))
+
+    def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
+        """Makes as many updates as the timesteps so far are worth, which group `g` has just added to."""
+        s, num_updates = self.settings, self.num_updates
+        if s.normalize_observations:
+            rows = acting.replays[g]
+            place = (rows.rows - 1) % rows.reward.shape[0]
+            newest = self.split(jax.lax.dynamic_index_in_dim(rows.observation, place, keepdims=False))
+            learning = learning._replace(moments=jax.vmap(normalization.update)(learning.moments, newest))
+        # A resumed run may have to fill its replay anew.
+        capacity, enough = sum(x.reward.size for x in acting.replays), s.random_timesteps * s.num_learners
+        held = sum(jnp.minimum(x.rows, x.reward.shape[0]) * x.reward.shape[1] for x in acting.replays)
+        ready = (acting.timesteps >= enough) & (held >= min(enough, capacity))
+        for rows in acting.replays:
+            ready &= replay.num_starts(rows, s.n_step) > 0
+        latest_mean = functools.partial(episode_statistics.latest_mean, num_envs=self.env.num_envs // s.num_learners)
+        mean_return = jax.vmap(latest_mean)(acting.episodes)
+
+        # Drawn for all updates of the beat at once.
+        key = jax.random.fold_in(jax.random.fold_in(key, _LEARNING), learning.update)
+        keys = jax.random.split(key, s.num_learners + 1)
+        batches = jax.vmap(functools.partial(self.sample, acting), out_axes=1)(keys[1:], jnp.arange(s.num_learners))
+        noise = jax.random.normal(keys[0], batches.action.shape)
+
+        def one(i: Array, learning: Learning) -> Learning:
+            batch, drawn = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batches, noise))
+            return self.update(learning, batch, drawn, mean_return)
+
+        # Resets are no timesteps.
+        b = self.env.num_envs // self.env.num_groups // s.num_learners
+        timesteps = acting.timesteps // s.num_learners - s.random_timesteps
+        wanted = (timesteps // b) * num_updates + (timesteps % b) * num_updates // b
+        due = jnp.clip(wanted - learning.update, 0, num_updates)
+        # A trip count, not a condition, so that what is learned stays in place.
+        return acting, jax.lax.fori_loop(0, jnp.where(ready, due, 0), one, learning)
+
+    def sample(self, acting: Acting, key: Array, learner: Array) -> Batch:
+        """A batch for each update of a beat, `[U, N, ...]`, from one learner's environments in all groups alike."""
+        size, parts = self.settings.batch_size // self.env.num_groups, []
+        for g, rows in enumerate(acting.replays):
+            count = rows.reward.shape[1] // self.settings.num_learners
+            part = replay.sample(
+                jax.random.fold_in(key, g),
+                rows,
+                self.num_updates * size,
+                discount=self.settings.discount,
+                n_step=self.settings.n_step,
+                envs=(learner * count, (learner + 1) * count),
+            )
+            parts.append(jax.tree.map(lambda x: x.reshape(self.num_updates, size, *x.shape[1:]), part))
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+
+    def split(self, x: Array) -> Array:
+        """`[B, ...]` -> `[S, B / S, ...]`."""
+        return x.reshape(self.settings.num_learners, -1, *x.shape[1:])
+
+    def scale(self, action: Array) -> Array:
+        """Actions in [-1, 1] -> the environment's."""
+        low, high = self.env.spec.action_low, self.env.spec.action_high
+        return low + (action + 1.0) * ((high - low) / 2)
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        return () if self.settings.save_replay else ("replays",)
+
+    @property
+    def policy(self) -> Policy:
+        def init(key: Array) -> Variables:
+            params, moments = self.networks.init(key), normalization.init(self.env.spec.observation_shape)
+            return Variables(params.actor, params.representation, moments)
+
+        def sample(key: Array, output: Array) -> Array:
+            raise ValueError("TD3's policy gives one action and no distribution: it cannot be sampled from.")
+
+        return Policy(
+            init=init,
+            initial_state=lambda batch_size: (),
+            apply=lambda variables, observation, state: (self.choose(variables, observation), state),
+            sample=sample,
+            mode=self.scale,
+            config=describe(self.networks.networks),
+        )
+
+    def init(self, key: Array) -> tuple[Acting, Learning]:
+        s = self.settings
+        params = jax.vmap(self.networks.init)(jax.random.split(key, s.num_learners))
+        optimizer = Params(*(jax.vmap(self.optimizer.init)(x) if jax.tree.leaves(x) else () for x in params))
+        params = Params(*map(_pruned, params, optimizer))
+        each = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (s.num_learners, *x.shape)), tree)  # noqa: E731
+        moments, episodes = each(normalization.init(self.env.spec.observation_shape)), each(episode_statistics.init())
+        acting = Acting(jnp.int32(0), jnp.int32(0), episodes, self.empty_replays(), ())
+        targets = params._replace(representation=())
+        learning = Learning(params, targets, optimizer, moments, jnp.int32(0), metrics={})
+
+        def updated(learning: Learning) -> Learning:
+            batch = jax.vmap(functools.partial(self.sample, acting), out_axes=1)
+            batch = jax.tree.map(
+                lambda x: x[0], batch(jax.random.split(key, s.num_learners), jnp.arange(s.num_learners))
+            )
+            return self.update(learning, batch, batch.action, jnp.zeros(s.num_learners))
+
+        gathered = jax.eval_shape(updated, learning).metrics
+        return acting, learning._replace(metrics=metrics.zeros(gathered))
+
+    def empty_replays(self) -> tuple[Replay, ...]:
+        s, env = self.settings, self.env
+        num_rows = s.replay_size // (env.num_envs // s.num_learners)
+        return tuple(replay.init(num_rows, env.num_envs // env.num_groups, env.spec) for _ in range(env.num_groups))
+
+    def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
+        running = tuple(jax.tree.map(self.split, episode_statistics.init_running(group.num_envs)) for group in groups)
+        return acting._replace(replays=acting.replays or self.empty_replays(), collectors=running)
+
+    def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
+        s, before, now = self.settings, int(begun.timesteps), int(acting.timesteps)
+        in_all = s.timesteps_per_iteration * s.num_learners
+        missing = (before // in_all + 1) * in_all - now
+        # Resets are no timesteps, so that these rounds may not be enough, and some follow.
+        rounds = -(-missing // self.env.num_envs)
+        return Progress((now - before) // s.num_learners, s.timesteps_per_iteration, "timesteps", max(rounds, 0))
+
+    def watched(self, learning: Learning) -> dict[str, ArrayTree]:
+        parts = learning.params._asdict() | {"moments": learning.moments}
+        return {
+            f"{name} of learner {i}": jax.tree.map(lambda x, i=i: np.asarray(x)[i], part)
+            for name, part in parts.items()
+            for i in range(self.settings.num_learners)
+        }
+
+    def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
+        num_learners, episodes = self.settings.num_learners, jax.device_get(acting.episodes)
+        row = {"timesteps": int(acting.timesteps) // num_learners, "episodes": int(episodes.total.sum())}
+        each = _scores(episodes)
+        if all(each):
+            row |= {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+            row["training_best"] = max(one["training_best"] for one in each)
+            latest_mean = functools.partial(episode_statistics.latest_mean, num_envs=self.env.num_envs // num_learners)
+            recent = np.asarray(jax.vmap(latest_mean)(episodes))
+            row["recent_mean"] = float(recent.mean())
+            if num_learners > 1:
+                row |= {f"training_mean_{i}": one["training_mean"] for i, one in enumerate(each)}
+                row |= {f"recent_mean_{i}": float(value) for i, value in enumerate(recent)}
+        shares = [compression(*_stored(learning, i)) for i in range(num_learners)]
+        return row if None in shares else row | {"compression": float(np.mean(np.array(shares, float)))}
+
+    def all_variables(self, learning: Learning) -> Variables:
+        return Variables(learning.params.actor, learning.params.representation, learning.moments)
+
+    def variables(self, acting: Acting, learning: Learning) -> Variables:
+        each = _scores(jax.device_get(acting.episodes))
+        best = int(np.argmax([one.get("training_mean", -np.inf) for one in each]))
+        return jax.tree.map(lambda x: x[best], self.all_variables(learning))
+
+
+def variables_of(state: LearnState, learner: int = 0) -> Variables:
+    """Variables of one learner's policy; `algorithm.variables` takes those of the best.
+
+    Raises:
+      ValueError: there is no such learner.
+    """
+    _check_learner(state, learner)
+    learning = state.learning
+    given = Variables(learning.params.actor, learning.params.representation, learning.moments)
+    return jax.tree.map(lambda x: x[learner], given)
+
+
+def table_of(state: LearnState, learner: int = 0) -> list[dict[str, Any]]:
+    """What is stored of one learner's actor, critics and representation, layer by layer: `volvox.sparsity.table`.
+
+    Raises:
+      ValueError: there is no such learner.
+    """
+    _check_learner(state, learner)
+    return table(*_stored(state.learning, learner))
+
+
+def _check_learner(state: LearnState, learner: int) -> None:
+    if not 0 <= learner < (count := len(state.acting.episodes.total)):
+        raise ValueError(f"learner={learner}: there are {count}, counted from 0.")
+
+
+def _scores(episodes: EpisodeStatistics) -> list[dict[str, float]]:
+    """Scores of each learner."""
+    return [episode_statistics.scores(jax.tree.map(lambda x, i=i: x[i], episodes)) for i in range(len(episodes.total))]
+
+
+def _stored(learning: Learning, learner: int) -> tuple[dict[str, ArrayTree], dict[str, ArrayTree] | None]:
+    """One learner's parameters and masks, by network; None for masks if there are none."""
+    parts = {name: part for name, part in learning.params._asdict().items() if jax.tree.leaves(part)}
+    states = learning.optimizer._asdict()
+    masks = {name: masks_of(states[name]) for name in parts} if is_sparse(learning.optimizer) else None
+    return jax.tree.map(lambda x: x[learner], jax.device_get((parts, masks)))
+
+
+def _mean(x: Array, valid: Array) -> Array:
+    return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
+
+
+def _observed(see: Callable[[ArrayTree, Array], Array], variables: ArrayTree, batch: Batch) -> Batch:
+    """The batch with what `see` makes of its observations."""
+    observation, next_observation = see(variables, batch.observation), see(variables, batch.next_observation)
+    return batch._replace(observation=observation, next_observation=next_observation)
+
+
+def _pruned(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
+    """What a sparse optimizer's masks leave of all learners' parameters."""
+    return jax.vmap(pruned)(params, optimizer) if is_sparse(optimizer) else params
