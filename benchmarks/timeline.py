@@ -28,7 +28,7 @@ from parts import machine, show
 from population_rollout import Options as RolloutOptions
 from population_rollout import Setting
 
-from volvox.loop import evaluator
+from volvox.loop import Evaluator
 from volvox.population import Member
 from volvox.types import Interrupted, Population
 
@@ -78,7 +78,7 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     n = 4 * options.num_envs
     played = evaluator(setting.net, groups, setting.memory, capacity=n, chunk_seconds=0.5)
     state = setting.strategy.init(jax.random.key(0), setting.code)
-    asked = setting.rounds[0].ask(jax.random.key(0), state, setting.code)
+    asked = setting.phases[0].ask(jax.random.key(0), state, setting.code)
     member = Member(*(jnp.resize(x, (n,)) for x in asked[1:5]))
     population = Population(asked.bases, *member, jnp.ones(n, jnp.int32), jnp.zeros(n))
     began, ended = [], []
