@@ -53,7 +53,7 @@ LOW_RANK = {"low_rank": 1, "low_rank_20": 20}
 def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]:
     """Compiled calls without arguments, all for the same observations."""
     module = DeepGA(NUM_ACTIONS, size=size)  # pyright: ignore[reportArgumentType]
-    net = policy(module, SPEC)
+    net = genotype(module, SPEC)
 
     # A first generation: slices of one table of noise, as drawing so many numbers would take a minute.
     shapes = jax.eval_shape(net.init, jax.random.key(0))

@@ -72,11 +72,11 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     """Runs the loop; per interval: its begin in seconds, and how many threads of each side ran on the average."""
     rollout = RolloutOptions(game=options.game, num_envs=options.num_envs, groups=num_groups)
     setting = Setting(rollout, 20)
-    before = threads_of_this_process()
-    groups = setting.env.make(0)
-    emulators = threads_of_this_process() - before
     n = 4 * options.num_envs
-    played = evaluator(setting.net, groups, setting.memory, capacity=n, chunk_seconds=0.5)
+    played = Evaluator(setting.net, setting.env.make, setting.memory, capacity=n, chunk_seconds=0.5)
+    before = threads_of_this_process()
+    played.loop.open(0)
+    emulators = threads_of_this_process() - before
     state = setting.strategy.init(jax.random.key(0), setting.code)
     asked = setting.phases[0].ask(jax.random.key(0), state, setting.code)
     member = Member(*(jnp.resize(x, (n,)) for x in asked[1:5]))
