@@ -47,7 +47,7 @@ def novelty_ga(num_validation_episodes, **options):
 def novelty_es(kind, **changes):
     objective = kind(behavior=loop.Last("position", 2), num_neighbors=3, archive_size=16, **changes)
     strategy = es(population_size=8, num_bases=3, learning_rate=0.1, num_validation_episodes=1, objective=objective)
-    return evolve(strategy, "maze", max_episode_steps=50)
+    return evolve(strategy, "maze")
 
 
 def ga_target_low_rank_2():

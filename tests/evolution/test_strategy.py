@@ -19,7 +19,7 @@ CODES = {
     "low_rank": population.encoding(NET, population.LowRank(source=population.Table(size=5_000))),
 }
 CODE = CODES["free"]
-BEHAVIOR = rollout.last("elapsed_steps", 1)
+BEHAVIOR = rollout.Last("elapsed_steps", 1)
 N = 12
 COMMON = {"population_size": N, "num_validation_episodes": 3, "num_test_episodes": 2}
 GA = {"num_parents": 3, "mutation_std": 0.1, "num_elite_candidates": 2}

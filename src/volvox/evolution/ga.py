@@ -17,7 +17,7 @@ from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
 from volvox.evolution.strategy import Metrics, Phase, test_phase
-from volvox.loop.behaviors import Behavior, nothing
+from volvox.loop.behaviors import Behavior, Nothing
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
@@ -202,7 +202,7 @@ class RandomSearch:
     @property
     def behavior(self) -> Behavior:
         """Nothing is compared."""
-        return nothing()
+        return Nothing()
 
     @property
     def elite(self) -> int:

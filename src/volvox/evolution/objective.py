@@ -21,7 +21,7 @@ from volvox._settings import describe
 from volvox.evolution import archive as archives
 from volvox.evolution.archive import Archive, novelty, novelty_in
 from volvox.evolution.scores import centered_ranks, fitness, mean_over_episodes
-from volvox.loop.behaviors import Behavior, nothing
+from volvox.loop.behaviors import Behavior, Nothing
 from volvox.types import Array, Evaluation
 
 _MOST_GIGABYTES = 1.0
@@ -77,7 +77,7 @@ class Returns:
     @property
     def behavior(self) -> Behavior:
         """Nothing is recorded."""
-        return nothing()
+        return Nothing()
 
     @property
     def elite_is_parent(self) -> bool:
