@@ -2,22 +2,24 @@
 
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from volvox._settings import describe
 from volvox.sparsity import (
+    Cubic,
+    Dynamic,
+    KeepNOfM,
+    Magnitude,
+    RewardAware,
     compression,
-    cubic,
-    dynamic,
-    keep_n_of_m,
     kernels,
-    magnitude,
     masks_of,
     pruned,
-    reward_aware,
     sparse,
     table,
 )
@@ -54,13 +56,13 @@ def cut(kernel, group=1):
 STEP, KEY = jnp.int32(1), jax.random.key(0)
 
 RULES = {
-    "magnitude": lambda: magnitude(cubic(final_sparsity=0.75, begin=2, end=12), every=2),
-    "groups": lambda: magnitude(cubic(final_sparsity=0.5, begin=0, end=10), group=4, every=2),
-    "n-of-m": lambda: keep_n_of_m(2, 4, every=3),
-    "n-of-m-dropping": lambda: keep_n_of_m(1, 4, drop=0.2, every=3),
-    "n-of-m-later": lambda: keep_n_of_m(1, 4, begin=6, every=3),
-    "dynamic": lambda: dynamic(sparsity=0.6, drop=0.2, every=3),
-    "rigl": lambda: dynamic(sparsity=0.6, drop=0.2, every=3, grow="gradient"),
+    "magnitude": lambda: Magnitude(schedule=Cubic(final_sparsity=0.75, begin=2, end=12), every=2),
+    "groups": lambda: Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=10), group=4, every=2),
+    "n-of-m": lambda: KeepNOfM(n=2, m=4, every=3),
+    "n-of-m-dropping": lambda: KeepNOfM(n=1, m=4, drop=0.2, every=3),
+    "n-of-m-later": lambda: KeepNOfM(n=1, m=4, begin=6, every=3),
+    "dynamic": lambda: Dynamic(sparsity=0.6, drop=0.2, every=3),
+    "rigl": lambda: Dynamic(sparsity=0.6, drop=0.2, every=3, grow="gradient"),
 }
 FINAL = {
     "magnitude": 0.25,
@@ -122,14 +124,14 @@ def test_what_is_masked_is_nothing(rule, optimizer):
 
 def test_the_smallest_are_pruned():
     kernel = cut(params_of()["Dense_0"]["kernel"])
-    rule = magnitude(cubic(final_sparsity=0.5, begin=0, end=1))
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1))
     mask = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.5))
     np.testing.assert_array_equal(mask, np.abs(kernel) > np.sort(np.abs(kernel).ravel())[95])
 
 
 def test_groups_live_and_die_together():
     kernel = cut(params_of()["Dense_0"]["kernel"], 4)
-    rule = magnitude(cubic(final_sparsity=0.25, begin=0, end=1), group=4)
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.25, begin=0, end=1), group=4)
     mask = rule.update(KEY, jnp.ones((6, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.25))
     sizes = np.sqrt((np.asarray(kernel) ** 2).mean(1))
     np.testing.assert_array_equal(mask[:, 0], sizes > np.sort(sizes.ravel())[11])
@@ -137,7 +139,7 @@ def test_groups_live_and_die_together():
 
 def test_the_dead_with_the_largest_gradients_come_back_first():
     kernel, gradient = cut(params_of()["Dense_0"]["kernel"]), cut(params_of(3)["Dense_0"]["kernel"])
-    rule = magnitude(cubic(final_sparsity=0.5, begin=0, end=1))
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1))
     old = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, gradient, STEP, jnp.float32(0.5))
     gradient = 1e-9 * gradient  # small ones are told apart as well
     new = np.asarray(rule.update(KEY, old, jnp.where(old, kernel, 0), gradient, STEP, jnp.float32(0.375)))
@@ -149,7 +151,7 @@ def test_the_dead_with_the_largest_gradients_come_back_first():
 
 def test_two_of_every_four_live():
     kernel = params_of()["Dense_0"]["kernel"]
-    mask = np.asarray(keep_n_of_m(2, 4).init(KEY, cut(kernel), 0.5)).reshape(6, 4, 8)
+    mask = np.asarray(KeepNOfM(n=2, m=4).init(KEY, cut(kernel), 0.5)).reshape(6, 4, 8)
     np.testing.assert_array_equal(mask.sum(1), 2)
     sizes = np.abs(np.asarray(kernel)).reshape(6, 4, 8)
     assert (np.where(mask, sizes, np.inf).min(1) > np.where(mask, 0, sizes).max(1)).all()
@@ -158,7 +160,7 @@ def test_two_of_every_four_live():
 def test_n_of_m_makes_room_among_each_m():
     """A tenth of the living die, the smallest; for each lives the one of its m that has the largest gradient."""
     kernel, gradient = cut(params_of()["Dense_0"]["kernel"]), cut(params_of(3)["Dense_0"]["kernel"])
-    rule = keep_n_of_m(1, 4, drop=0.1)
+    rule = KeepNOfM(n=1, m=4, drop=0.1)
     old = rule.init(KEY, kernel, 0.25)
     kernel = jnp.where(old, kernel, 0.0)
     new = np.asarray(rule.update(KEY, old, kernel, gradient, STEP, jnp.float32(0))).reshape(6, 4, 8)
@@ -174,15 +176,15 @@ def test_n_of_m_makes_room_among_each_m():
 
 def test_one_group_of_each_kernel_lives():
     kernel = jnp.arange(1.0, 10.0).reshape(9, 1, 1)
-    rule = magnitude(cubic(final_sparsity=0.96, begin=0, end=1))
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.96, begin=0, end=1))
     mask = rule.update(KEY, jnp.ones((9, 1, 1), bool), kernel, kernel, STEP, jnp.float32(0.96))
     assert mask.ravel().tolist() == [False] * 8 + [True]
-    assert int(dynamic(sparsity=0.96).init(KEY, kernel, 0.04).sum()) == 1
+    assert int(Dynamic(sparsity=0.96).init(KEY, kernel, 0.04).sum()) == 1
 
 
 def test_fewer_and_fewer_weights_change_until_an_end():
     kernel = cut(params_of()["Dense_0"]["kernel"])
-    rule = dynamic(sparsity=0.5, drop=0.4, end=100, grow="gradient")
+    rule = Dynamic(sparsity=0.5, drop=0.4, end=100, grow="gradient")
     mask = rule.init(KEY, kernel, 0.5)
     for step, left in ((0, 1.0), (50, 0.5), (100, 0.0), (200, 0.0)):
         new = rule.update(KEY, mask, kernel, kernel, jnp.int32(step), jnp.float32(0))
@@ -192,7 +194,7 @@ def test_fewer_and_fewer_weights_change_until_an_end():
 @pytest.mark.parametrize("grow", ["random", "gradient"])
 def test_as_many_begin_to_live_as_die(grow):
     kernel, gradient = cut(params_of()["Dense_0"]["kernel"]), cut(params_of(3)["Dense_0"]["kernel"])
-    rule = dynamic(sparsity=0.5, drop=0.25, grow=grow)
+    rule = Dynamic(sparsity=0.5, drop=0.25, grow=grow)
     mask = rule.init(KEY, kernel, 0.5)
     kernel = jnp.where(mask, kernel, 0.0)
     new = np.asarray(rule.update(jax.random.key(1), mask, kernel, gradient, STEP, jnp.float32(0)))
@@ -217,7 +219,7 @@ def test_blocks_of_a_circulant_kernel_are_its_groups():
         CIRCULANT,
         is_leaf=lambda x: isinstance(x, tuple),
     )
-    optimizer = sparse(optax.sgd(0.0), magnitude(cubic(final_sparsity=0.9, begin=0, end=2), every=1))
+    optimizer = sparse(optax.sgd(0.0), Magnitude(schedule=Cubic(final_sparsity=0.9, begin=0, end=2), every=1))
     state = optimizer.init(params)
     for step, living in ((1, 1 - 0.7875), (2, 0.1)):
         _, state = optimizer.update(params, state, params)
@@ -235,7 +237,7 @@ def test_blocks_of_a_circulant_kernel_are_its_groups():
 
 def test_steps_may_be_given_and_rows_of_learners_change_together():
     """Under `vmap`, a change happens in the steps it is due, though the optimiser itself is called every other step."""
-    optimizer = sparse(optax.sgd(0.1), magnitude(cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8)
+    optimizer = sparse(optax.sgd(0.1), Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8)
     params = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params_of())
     state = jax.vmap(optimizer.init)(params)
 
@@ -254,7 +256,7 @@ def test_steps_may_be_given_and_rows_of_learners_change_together():
 
 def test_rows_that_are_not_due_stay_as_they_are():
     """A population whose rows have made different numbers of steps: only those that are due change."""
-    optimizer = sparse(optax.sgd(0.1), magnitude(cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8)
+    optimizer = sparse(optax.sgd(0.1), Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8)
     params = jax.tree.map(lambda x: jnp.stack([x, x, x]), params_of())
     state = jax.vmap(optimizer.init)(params)
     state = jax.jit(jax.vmap(lambda s, p, step: optimizer.update(p, s, p, step=step)[1]))(
@@ -279,7 +281,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimisers_of_all_kinds_are_wrapped(name):
-    optimizer = sparse(OPTIMIZERS[name](), dynamic(sparsity=0.5, every=2))
+    optimizer = sparse(OPTIMIZERS[name](), Dynamic(sparsity=0.5, every=2))
     params = params_of()
     state = optimizer.init(params)
     params, update = pruned(params, state), jax.jit(optimizer.update)
@@ -294,11 +296,22 @@ def test_optimisers_of_all_kinds_are_wrapped(name):
             assert np.asarray(kernel)[~dead].any()
 
 
-def test_what_a_sparse_optimiser_is_stands_in_its_config():
-    assert sparse(optax.sgd(1.0), dynamic(sparsity=0.5), min_side=8).config == {
-        **{"rule": "dynamic", "sparsity": 0.5, "drop": 0.05, "every": 1_000, "end": None, "grow": "random"},
+def test_an_optimiser_of_a_learning_rate_is_described_in_full():
+    made = sparse(optax.sgd, Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9)), min_side=8)
+    assert describe(made) == {
+        "type": "volvox.sparsity.optimizers:_Sparse",
+        "optimizer": {"function": "optax._src.alias:sgd"},
+        "rule": {
+            **{"type": "volvox.sparsity.rules:Magnitude", "group": 1, "every": 100},
+            "schedule": {"type": "volvox.sparsity.schedules:Cubic", "final_sparsity": 0.5, "begin": 0, "end": 9},
+        },
         **{"dense": [], "min_side": 8, "only_circulant": False, "seed": 0},
     }
+    params = params_of()
+    given, rule = sparse(optax.sgd(0.1), made.rule, min_side=8), made(0.1)
+    for optimizer in (given, rule):
+        assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
+    chex.assert_trees_all_equal(*(o.update(params, o.init(params), params)[0] for o in (given, rule)))
 
 
 def test_biases_and_scales_are_no_kernels():
@@ -307,14 +320,14 @@ def test_biases_and_scales_are_no_kernels():
 
 
 def test_the_cubic_schedule():
-    schedule = cubic(final_sparsity=0.8, begin=10, end=30)
+    schedule = Cubic(final_sparsity=0.8, begin=10, end=30)
     found = [schedule.advance((), jnp.int32(t), None)[0] for t in (0, 10, 20, 30, 99)]
     np.testing.assert_allclose(found, [0, 0, 0.7, 0.8, 0.8], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (-500.0, 1.0), (3.0, 1e-3)])
 def test_the_reward_aware_schedule_rises_stays_and_falls(shift, scale):
-    schedule = reward_aware(final_sparsity=0.8, initial_sparsity=0.5, increment=0.1, tolerance=0.1, begin=2)
+    schedule = RewardAware(final_sparsity=0.8, initial_sparsity=0.5, increment=0.1, tolerance=0.1, begin=2)
     state, found = schedule.init(), []
     #             no episode yet, too early, begins, best, within 10%, within 20%, below, below, below, back, ...
     returns = [np.nan, 0.0, 0.0, 100.0, 91.0, 85.0, 70.0, 10.0, 0.0, 95.0, 100.0, 200.0, 300.0]
@@ -327,7 +340,7 @@ def test_the_reward_aware_schedule_rises_stays_and_falls(shift, scale):
 
 def test_a_sparsity_at_which_returns_keep_falling_is_tried_less_and_less_often():
     """Returns that fall to nothing above 0.65, and later no longer do: one accident costs no time."""
-    schedule = reward_aware(final_sparsity=0.9, initial_sparsity=0.5, increment=0.1, tolerance=0.1)
+    schedule = RewardAware(final_sparsity=0.9, initial_sparsity=0.5, increment=0.1, tolerance=0.1)
     advance = jax.jit(schedule.advance)
     _, state = advance(schedule.init(), 0, jnp.float32(0.0))
     found = []
@@ -354,57 +367,58 @@ def test_densities_of_erdos_renyi():
 
 def test_a_mixture_of_grouped_and_dense_kernels_is_as_sparse_as_asked():
     params = {"dense": {"kernel": jnp.ones((64, 64))}, "grouped": {"circulant": jnp.ones((16, 4, 16))}}
-    state = sparse(optax.sgd(1.0), dynamic(sparsity=0.5)).init(params)
+    state = sparse(optax.sgd(1.0), Dynamic(sparsity=0.5)).init(params)
     assert table(params, masks_of(state))[-1]["density"] == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: cubic(final_sparsity=1.0, begin=0, end=1), "final_sparsity=1.0: give a share"),
-        (lambda: cubic(final_sparsity=0.5, begin=5, end=5), "end=5 must come after begin=5"),
-        (lambda: dynamic(sparsity=-0.1), "sparsity=-0.1: give a share"),
-        (lambda: dynamic(sparsity=0.5, grow="best"), "grow='best' is unknown"),
-        (lambda: keep_n_of_m(5, 4), "n=5 exceeds m=4"),
-        (lambda: magnitude(0.5), "magnitude needs a schedule"),
-        (lambda: sparse(optax.sgd(1.0), cubic(final_sparsity=0.5, begin=0, end=1)), "sparse needs a rule"),
-        (lambda: sparse(optax.adam, dynamic(sparsity=0.5)), "sparse needs an optax.GradientTransformation"),
+        (lambda: Cubic(final_sparsity=1.0, begin=0, end=1), "final_sparsity=1.0: give a share"),
+        (lambda: Cubic(final_sparsity=0.5, begin=5, end=5), "end=5 must come after begin=5"),
+        (lambda: Dynamic(sparsity=-0.1), "sparsity=-0.1: give a share"),
+        (lambda: Dynamic(sparsity=0.5, grow="best"), "grow='best' is unknown"),
+        (lambda: KeepNOfM(n=5, m=4), "n=5 exceeds m=4"),
+        (lambda: Magnitude(schedule=0.5), "Magnitude needs a schedule"),
+        (lambda: sparse(optax.sgd(1.0), Cubic(final_sparsity=0.5, begin=0, end=1)), "sparse needs a rule"),
+        (lambda: sparse("adam", Dynamic(sparsity=0.5)), "sparse needs an optax.GradientTransformation"),
+        (lambda: sparse(lambda rate: rate, Dynamic(sparsity=0.5))(0.1), "made no optax.GradientTransformation"),
         (
-            lambda: sparse(sparse(optax.sgd(1.0), dynamic(sparsity=0.5)), dynamic(sparsity=0.5)),
+            lambda: sparse(sparse(optax.sgd(1.0), Dynamic(sparsity=0.5)), Dynamic(sparsity=0.5)).init(params_of()),
             "that is not sparse already",
         ),
         (
-            lambda: (o := sparse(optax.sgd(1.0), dynamic(sparsity=0.5))).update(
+            lambda: (o := sparse(optax.sgd(1.0), Dynamic(sparsity=0.5))).update(
                 {"w": jnp.ones((4, 4))}, o.init({"w": jnp.ones((8, 8))}), {"w": jnp.ones((4, 4))}
             ),
             "masks do not match the parameters: w is [4, 4], its mask [8, 1, 8]",
         ),
-        (lambda: keep_n_of_m(2, 4, drop=1.5), "drop=1.5: give a share from 0 to 1"),
-        (lambda: dynamic(sparsity=0.5, end=0), "end must be"),
-        (lambda: dynamic(sparsity="0.5"), "sparsity='0.5': give a share"),
-        (lambda: sparse(optax.sgd(1.0), dynamic(sparsity=0.5), dense="Dense_2/kernel"), "give names in a tuple"),
-        (lambda: sparse(optax.sgd(1.0), dynamic(sparsity=0.5), seed=1.5), "seed must be an integer of at least 0"),
-        (lambda: sparse(optax.sm3(1.0), dynamic(sparsity=0.5)).init(params_of()), "sparse cannot tell what"),
+        (lambda: KeepNOfM(n=2, m=4, drop=1.5), "drop=1.5: give a share from 0 to 1"),
+        (lambda: Dynamic(sparsity=0.5, end=0), "end must be"),
+        (lambda: Dynamic(sparsity="0.5"), "sparsity='0.5': give a share"),
+        (lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), dense="Dense_2/kernel"), "give names in a tuple"),
+        (lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), seed=1.5), "seed must be an integer of at least 0"),
+        (lambda: sparse(optax.sm3(1.0), Dynamic(sparsity=0.5)).init(params_of()), "sparse cannot tell what"),
         (lambda: table({"circulant": jnp.zeros((2, 4, 4, 4))}), "give the parameters of one"),
         (
-            lambda: sparse(optax.sgd(1.0), keep_n_of_m(2, 4), dense=("Dense_9/kernel",)).init(params_of()),
+            lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=4), dense=("Dense_9/kernel",)).init(params_of()),
             "Dense_9/kernel",
         ),
         (
-            lambda: sparse(optax.sgd(1.0), keep_n_of_m(2, 16)).init(params_of()),
+            lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=16)).init(params_of()),
             "m=16 does not divide the input axis of",
         ),
         (
-            lambda: sparse(optax.sgd(1.0), magnitude(cubic(final_sparsity=0.5, begin=0, end=9), group=5)).init(
+            lambda: sparse(optax.sgd(1.0), Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9), group=5)).init(
                 params_of()
             ),
             "group=5 does not divide",
         ),
-        (lambda: reward_aware(final_sparsity=0.5, initial_sparsity=0.6), "initial_sparsity=0.6 exceeds"),
-        (lambda: reward_aware(final_sparsity=0.5, tolerance=0.0), "tolerance=0.0: give a number above 0"),
-        (lambda: reward_aware(final_sparsity=0.5).advance((), STEP, None), "needs update(gradient"),
+        (lambda: RewardAware(final_sparsity=0.5, initial_sparsity=0.6), "initial_sparsity=0.6 exceeds"),
+        (lambda: RewardAware(final_sparsity=0.5, tolerance=0.0), "tolerance=0.0: give a number above 0"),
+        (lambda: RewardAware(final_sparsity=0.5).advance((), STEP, None), "needs update(gradient"),
         (lambda: table({"a": jnp.zeros((4, 3))}, {"a": jnp.ones((4, 1, 2), bool)}), "a is [4, 3], its mask [4, 1, 2]"),
-        (lambda: table({"a": jnp.zeros(3)}, {"b": jnp.ones((), bool)}), "a is only in"),
+        (lambda: table({"a": jnp.zeros(3)}, {"b": jnp.ones((), bool)}), "a is in only one"),
         (lambda: masks_of(optax.adam(1.0).init(params_of())), "of no sparse optimiser"),
     ],
 )
