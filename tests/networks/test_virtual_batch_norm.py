@@ -49,7 +49,7 @@ def test_many_networks_each_have_their_own_statistics():
 
 def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
     net = networks.reference_genotype(Net(), SPEC, REFERENCE)
-    code = population.encoding(net, population.table(size=5_000))
+    code = population.encoding(net, population.Table(size=5_000))
     assert code.num_parameters == 15 + 5 + 15 + 3
     first = net.from_noise(jax.tree.map(lambda x: jnp.ones(x.shape), code.like))
     np.testing.assert_array_equal(first["VirtualBatchNorm_0"]["bias"], np.zeros(5))

@@ -1,64 +1,30 @@
-"""Novelty: the archive against brute force, and what each strategy follows."""
+"""Objectives: what each of them follows, ranks and archives."""
 
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from volvox import evolution, networks, population, report
-from volvox import loop as rollout
+from volvox import evolution, loop, networks, population, report
 from volvox.envs import hard_maze, probe
-from volvox.evolution import archive as archives
+from volvox.evolution import ES, GA, Novelty, Returns
 from volvox.report import log
 from volvox.training import train
 from volvox.types import Evaluation
 
-
-def brute_force(behaviors, others, k):
-    distances = np.sqrt(((behaviors[:, None].astype(float) - others[None]) ** 2).sum(-1))
-    nearest = np.sort(distances, axis=1)[:, :k]
-    return nearest.mean(1) if nearest.shape[1] else np.zeros(len(behaviors))
-
-
-@pytest.mark.parametrize("held", [0, 1, 3, 40, 64, 700])  # of 700, the nearest are looked for block by block
-def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
-    random = np.random.RandomState(0)
-    # Far from the origin, where |a|^2 + |b|^2 - 2ab alone would lose all digits.
-    room = 700 if held != 64 else 64
-    behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, room))
-    others[:2] = behaviors[:2]
-    archive = archives.add(archives.empty(room, 3), others, jnp.arange(room) < held)
-    got = archives.novelty_in(archive, behaviors, 5)
-    np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
-
-
-def test_what_is_not_finite_is_nobodys_neighbour_and_has_no_novelty():
-    behaviors = np.array([[0.0], [np.nan], [3.0], [np.inf]])
-    others = np.array([[1.0], [np.nan], [7.0]])
-    got = archives.novelty(jnp.asarray(behaviors), jnp.asarray(others), jnp.ones(3, bool), 2)
-    np.testing.assert_allclose(got, [(1 + 7) / 2, -np.inf, (2 + 4) / 2, -np.inf])
-
-
-def test_a_full_archive_forgets_the_oldest():
-    archive = archives.empty(4, 1)
-    for first in (0, 3, 6):
-        rows = first + jnp.arange(3.0)[:, None]
-        archive = archives.add(archive, rows, jnp.array([True, False, True]))
-    assert archive.added == 6
-    np.testing.assert_array_equal(np.sort(np.asarray(archive.behaviors)[:, 0]), [3, 5, 6, 8])
-    assert archives.held(archive).all()
-
-
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
-CODE = population.encoding(networks.policy(networks.MLP(2, hidden=()), ENV.spec), population.table(size=5_000))
-BEHAVIOR = rollout.last("elapsed_steps", 1)
-SMALL = {"behavior": BEHAVIOR, "population_size": 8, "num_neighbors": 2, "archive_size": 20}
+CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.Table(size=5_000))
+BEHAVIOR = loop.Last("elapsed_steps", 1)
+SMALL = {"behavior": BEHAVIOR, "num_neighbors": 2, "archive_size": 20}
+KINDS = {"ns_es": Novelty.ns_es, "nsr_es": Novelty.nsr_es, "nsra_es": Novelty.nsra_es}
 
 
-def novelty_es(kind, **changes):
-    return evolution.novelty_es(**SMALL | {"kind": kind, "num_validation_episodes": 1} | changes)
+def novelty_es(kind, num_bases=1, es=None, **changes):
+    objective = KINDS[kind](**SMALL | changes)
+    return ES(population_size=8, num_validation_episodes=1, num_bases=num_bases, objective=objective, **(es or {}))
 
 
 def played(returns, behaviors, valid=None):
@@ -69,7 +35,7 @@ def played(returns, behaviors, valid=None):
 
 def first_pairs(strategy, base_behaviors):
     """State after the first validation, and the pairs then asked for."""
-    validation, pairs = strategy.rounds[:2]
+    validation, pairs = strategy.phases[:2]
     state = strategy.init(jax.random.key(0), CODE)
     asked = validation.ask(jax.random.key(0), state, CODE)
     assert (asked.episodes == 1).all()  # every member, the first time
@@ -80,34 +46,34 @@ def first_pairs(strategy, base_behaviors):
 def test_the_archive_begins_with_every_member_and_gains_the_moved_one():
     strategy = novelty_es("ns_es", num_bases=3)
     state, asked = first_pairs(strategy, [1.0, 2.0, 3.0])
-    np.testing.assert_array_equal(state.guide.archive.behaviors[:3, 0], [1, 2, 3])
-    state, _ = strategy.rounds[1].tell(state, asked, played(np.zeros(8), np.arange(8)), CODE)
+    np.testing.assert_array_equal(state.objective.archive.behaviors[:3, 0], [1, 2, 3])
+    state, _ = strategy.phases[1].tell(state, asked, played(np.zeros(8), np.arange(8)), CODE)
     moved = int(state.moved)
     assert moved == asked.parent[0]
-    again = strategy.rounds[0].ask(jax.random.key(2), state, CODE)
+    again = strategy.phases[0].ask(jax.random.key(2), state, CODE)
     np.testing.assert_array_equal(again.episodes, np.arange(3) == moved)
     behaviors = np.where(np.arange(3) == moved, 9.0, -5.0)  # those that did not play must not count
-    state, _ = strategy.rounds[0].tell(state, again, played(np.zeros(3), behaviors, np.arange(3) == moved), CODE)
-    assert state.guide.archive.added == 4
-    assert state.guide.archive.behaviors[3, 0] == 9.0
-    assert state.guide.behaviors[moved, 0] == 9.0
+    state, _ = strategy.phases[0].tell(state, again, played(np.zeros(3), behaviors, np.arange(3) == moved), CODE)
+    assert state.objective.archive.added == 4
+    assert state.objective.archive.behaviors[3, 0] == 9.0
+    assert state.objective.behaviors[moved, 0] == 9.0
 
 
 def test_novel_members_are_moved_more_often():
     strategy = novelty_es("ns_es", num_bases=3, num_neighbors=3)
     state, _ = first_pairs(strategy, [0.0, 1.0, 10.0])
     # Means of the distances to all three of the archive: 11/3, 10/3, 19/3.
-    ask = jax.jit(jax.vmap(lambda key: strategy.rounds[1].ask(key, state, CODE).parent[0]))
+    ask = jax.jit(jax.vmap(lambda key: strategy.phases[1].ask(key, state, CODE).parent[0]))
     counts = np.bincount(np.asarray(ask(jax.random.split(jax.random.key(0), 4_000))), minlength=3)
     np.testing.assert_allclose(counts / 4_000, np.array([11, 10, 19]) / 40, atol=0.03)
 
 
 @pytest.mark.parametrize(("kind", "reward_share"), [("ns_es", 0.0), ("nsr_es", 0.5), ("nsra_es", 1.0)])
 def test_what_is_followed(kind, reward_share):
-    strategy = novelty_es(kind, num_bases=1, optimizer="sgd", learning_rate=1.0, l2_coefficient=0.0)
+    strategy = novelty_es(kind, es={"optimizer": optax.sgd, "learning_rate": 1.0, "l2_coefficient": 0.0})
     state, asked = first_pairs(strategy, [0.0])
     returns, behaviors = np.random.RandomState(0).randn(2, 8)
-    new, _ = strategy.rounds[1].tell(state, asked, played(returns, behaviors), CODE)
+    new, _ = strategy.phases[1].tell(state, asked, played(returns, behaviors), CODE)
 
     def ranks(values):
         return values.argsort().argsort() / 7 - 0.5
@@ -120,7 +86,7 @@ def test_what_is_followed(kind, reward_share):
 
 def test_nsra_lowers_the_weight_of_returns_where_they_stagnate():
     strategy = novelty_es("nsra_es", num_bases=1, patience=2, reward_weight_step=0.25)
-    validation, pairs = strategy.rounds[:2]
+    validation, pairs = strategy.phases[:2]
     state = strategy.init(jax.random.key(0), CODE)
     weights = []
     for score in (1.0, 0.0, 0.5, 1.0, 0.0, 2.0, 0.0):
@@ -133,28 +99,25 @@ def test_nsra_lowers_the_weight_of_returns_where_they_stagnate():
 
 
 def test_the_most_novel_are_parents_and_the_best_is_the_elite():
-    strategy = evolution.novelty_ga(
-        behavior=BEHAVIOR,
+    strategy = GA(
         population_size=6,
         num_parents=2,
         mutation_std=0.1,
-        num_neighbors=2,
-        archive_size=10,
-        num_archived=2,
+        objective=Novelty(behavior=BEHAVIOR, num_neighbors=2, archive_size=10, num_archived=2),
         num_elite_candidates=2,
         num_validation_episodes=1,
     )
     state = strategy.init(jax.random.key(0), CODE)
-    training, validation = strategy.rounds
+    training, validation = strategy.phases
     asked = training.ask(jax.random.key(1), state, CODE)
     behaviors = np.array([0.0, np.nan, 0.2, 5.0, 9.0, 0.3])
     state, metrics = training.tell(state, asked, played([1, 2, 9, 3, 4, 5], behaviors), CODE)
     # Of the others: the two nearest.
     assert metrics["novelty_best"] == pytest.approx((4.0 + 8.7) / 2)
     assert metrics["parents_mean"] == (4 + 3) / 2
-    np.testing.assert_array_equal(state.novel.parents.seed, asked.seed[jnp.array([4, 3])])
+    np.testing.assert_array_equal(state.parents.seed, asked.seed[jnp.array([4, 3])])
     archived = np.sort(behaviors[np.argsort(asked.seed)[:2]])
-    np.testing.assert_allclose(np.sort(state.novel.archive.behaviors[:2, 0]), archived)
+    np.testing.assert_allclose(np.sort(state.objective.archive.behaviors[:2, 0]), archived)
     candidates = validation.ask(jax.random.key(2), state, CODE)
     assert candidates.seed[0] == asked.seed[2]
     state, _ = validation.tell(state, candidates, played([7.0, 1.0], [0.0, 0.0]), CODE)
@@ -167,35 +130,75 @@ def test_the_most_novel_are_parents_and_the_best_is_the_elite():
         ({"archive_size": 10**9}, "would take 4.0 GB"),
         ({"archive_size": 1}, "archive_size=1 is smaller than num_neighbors=2"),
         ({"num_neighbors": 0}, "num_neighbors"),
-        ({"num_bases": 30}, "must hold the 30"),
-        ({"behavior": rollout.last("ram", 128)._replace(size=0)}, "nothing could be novel"),
+        ({"num_archived": 0}, "num_archived"),
+        ({"behavior": Returns().behavior}, "nothing could be novel"),
+        ({"reward_weight": 1.5}, "reward_weight=1.5"),
         ({"reward_weight_step": 0.0}, "reward_weight_step=0.0"),
-        ({"kind": "nses"}, "kind='nses'"),
+        ({"patience": 0}, "patience"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        evolution.novelty_es(**SMALL | {"kind": "ns_es"} | changes)
+        Novelty(**SMALL | changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: novelty_es("ns_es", num_bases=30), "must hold the 30"),
+        (lambda: GA(population_size=64, objective=Novelty(**SMALL, num_archived=30)), "must hold the 30"),
+        (lambda: small_ga(Novelty(**SMALL | {"num_neighbors": 8})), "num_neighbors=8 must be below population_size=8"),
+        (lambda: small_ga(Novelty(**SMALL, num_archived=8)), "num_archived=8 must be below population_size=8"),
+    ],
+)
+def test_settings_that_do_not_fit_the_strategy_are_refused(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def small_ga(objective):
+    return GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1, objective=objective)
+
+
+def test_a_genetic_algorithm_may_weigh_novelty_against_returns():
+    """Member 0 is best by returns, member 7 by novelty; the weight decides who is the first parent."""
+    returns, behaviors = np.array([9.0, 1, 2, 3, 4, 5, 6, 7]), np.array([0.1, 0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0])
+    first = []
+    for weight in (0.0, 1.0):
+        strategy = small_ga(Novelty(**SMALL, reward_weight=weight))
+        state = strategy.init(jax.random.key(0), CODE)
+        asked = strategy.ask_offspring(jax.random.key(1), state, CODE)
+        state, metrics = strategy.tell_offspring(state, asked, played(returns, behaviors), CODE)
+        assert metrics["reward_weight"] == weight
+        first.append(int(np.flatnonzero(asked.seed == state.parents.seed[0])[0]))
+    assert first == [7, 0]
+
+
+def test_returns_follow_the_mean_over_episodes():
+    objective = Returns()
+    state = objective.init(0)
+    evaluation = played([3.0, 1.0, np.nan], np.zeros(3))
+    scores, state, metrics = objective.rank(state, jnp.arange(3), evaluation)
+    np.testing.assert_array_equal(scores, [3.0, 1.0, -np.inf])
+    assert (state, metrics, objective.behavior.size) == ((), {}, 0)
 
 
 def test_a_behavior_that_the_environment_does_not_tell_is_refused():
-    strategy = novelty_es("ns_es", behavior=rollout.last("ram", 128))
+    strategy = novelty_es("ns_es", behavior=loop.Last("ram", 128))
     with pytest.raises(ValueError, match=r"'ram'.*elapsed_steps"):
         evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV)
 
 
 def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
-    strategy = evolution.novelty_ga(
-        behavior=BEHAVIOR,
+    strategy = GA(
         population_size=6,
         num_parents=2,
         mutation_std="linear:0.5,0.1,3",
-        num_neighbors=2,
-        archive_size=10,
+        objective=Novelty(behavior=BEHAVIOR, num_neighbors=2, archive_size=10),
         num_elite_candidates=2,
         num_validation_episodes=1,
     )
-    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, noise=population.table(size=5_000))
+    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, noise=population.Table(size=5_000))
     for steps in (2, 4):
         run = train(
             algorithm, jax.random.key(0), steps=steps, run_dir=tmp_path / "run", log=True, resume=True, progress=False
@@ -217,34 +220,24 @@ def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
 def test_novelty_spreads_over_the_maze():
     """A few generations in the hard maze: the archive covers more of it than the first generation did."""
     env = hard_maze(num_envs=64, groups=2)
-    strategy = evolution.novelty_ga(
-        behavior=rollout.last("position", 2),
+    strategy = GA(
         population_size=64,
         num_parents=8,
         mutation_std=0.3,
-        num_archived=8,
+        objective=Novelty(behavior=loop.Last("position", 2), num_archived=8),
         num_elite_candidates=2,
         num_validation_episodes=1,
     )
-    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=(8,)), env, noise=population.table())
+    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=(8,)), env, noise=population.Table())
     state = algorithm.init(jax.random.key(0))
     rows = []
     for _ in range(6):
         state, metrics = algorithm.step(state)
         rows.append(metrics)
-    held = np.asarray(state.strategy.novel.archive.behaviors)[:48]
+    held = np.asarray(state.strategy.objective.archive.behaviors)[:48]
     assert rows[-1]["archive_size"] == 48
     assert len({tuple(cell) for cell in (held[24:] // 20).astype(int)}) > len(
         {tuple(cell) for cell in (held[:24] // 20).astype(int)}
     )
     restored = algorithm.restore(algorithm.save(state))
-    np.testing.assert_array_equal(restored.strategy.novel.archive.behaviors[:48], held)
-
-
-def test_the_nearest_are_not_found_by_sorting():
-    """XLA makes a sort of all distances of `top_k` unless it is kept from it; that takes thirty times as long."""
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1_000, 128), (10_000, 128))]
-    held = jax.ShapeDtypeStruct((10_000,), bool)
-    compiled = jax.jit(archives.novelty, static_argnums=3).lower(*shapes, held, 10).compile().as_text()
-    assert " sort(" not in compiled
-    assert "TopK" in compiled
+    np.testing.assert_array_equal(restored.strategy.objective.archive.behaviors[:48], held)

@@ -14,11 +14,11 @@ ENV = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
 
 def make(env=ENV, strategy=None, **options):
     if strategy is None:
-        strategy = evolution.ga(
+        strategy = evolution.GA(
             population_size=48, num_parents=6, mutation_std=0.1, num_elite_candidates=4, num_validation_episodes=6
         )
     size = env.spec.num_actions or env.spec.action_shape[0]
-    options = {"noise": population.table(size=20_000), **options}
+    options = {"noise": population.Table(size=20_000), **options}
     return evolution.evolve(strategy, networks.MLP(size, hidden=()), env, **options)
 
 
@@ -39,13 +39,13 @@ def test_ga_learns_the_probe():
     # Frames of scored training steps: 48 episodes of 6 steps, one frame each.
     assert [row["frames"] for row in rows[:2]] == [288, 576]
     assert rows[0]["episodes"] == 48 + 4 * 6
-    params = algorithm.policy(state)["Dense_0"]["kernel"]
+    params = algorithm.variables(state)["Dense_0"]["kernel"]
     assert abs(np.asarray(params) - np.eye(2)).max() < 0.5
 
 
 def test_random_search_does_worse_than_ga_at_equal_frames():
     searched = make(
-        strategy=evolution.random_search(population_size=48, num_elite_candidates=4, num_validation_episodes=6)
+        strategy=evolution.RandomSearch(population_size=48, num_elite_candidates=4, num_validation_episodes=6)
     )
     _, rows = run(searched, searched.init(jax.random.key(0)), 12)
     algorithm = make()
@@ -87,7 +87,7 @@ def test_same_key_same_result_and_policy_is_the_elite_rebuilt():
     assert results[0] == results[1]
     if state.best_generation == state.generation:
         elite = jax.tree.map(lambda x: x[-1], state.strategy.bases)
-        jax.tree.map(np.testing.assert_array_equal, algorithm.policy(state), elite)
+        jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), elite)
 
 
 def test_bases_rebuilt_from_their_lineages_are_those_that_played():
@@ -132,7 +132,7 @@ def test_no_compilation_after_the_first_generation():
 
 def test_adaptive_cutoff_grows_and_announces_its_compilation():
     env = probe.countdown(low=4, high=12, num_envs=8, groups=2)
-    strategy = evolution.ga(
+    strategy = evolution.GA(
         population_size=16, num_parents=4, mutation_std=0.1, num_elite_candidates=2, num_validation_episodes=2
     )
     algorithm = make(env, strategy, max_episode_steps="adaptive:4,0.2,2,10")
@@ -150,7 +150,7 @@ def test_adaptive_cutoff_grows_and_announces_its_compilation():
 
 def test_test_episodes_have_their_own_cutoff():
     env = probe.countdown(low=9, high=9, num_envs=4, groups=2)
-    strategy = evolution.ga(
+    strategy = evolution.GA(
         population_size=8, num_parents=2, mutation_std=0.1, num_elite_candidates=2, num_validation_episodes=2,
         num_test_episodes=5,
     )  # fmt: skip
@@ -189,7 +189,7 @@ def test_an_error_inside_a_step_leaves_the_algorithm_usable():
 def test_policy_before_the_first_generation_is_an_error():
     algorithm = make()
     with pytest.raises(ValueError, match="no generation is complete"):
-        algorithm.policy(algorithm.init(jax.random.key(0)))
+        algorithm.variables(algorithm.init(jax.random.key(0)))
 
 
 def test_bad_cutoffs_and_networks_come_before_work():
@@ -197,7 +197,7 @@ def test_bad_cutoffs_and_networks_come_before_work():
         make(max_episode_steps=0)
     with pytest.raises(ValueError, match="test_max_episode_steps must be an integer of at least 1, got 0"):
         make(test_max_episode_steps=0)
-    strategy = evolution.random_search(population_size=8, num_elite_candidates=2)
+    strategy = evolution.RandomSearch(population_size=8, num_elite_candidates=2)
     with pytest.raises(ValueError, match="3"):
         evolution.evolve(strategy, networks.MLP(3), ENV)
 
