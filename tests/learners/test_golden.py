@@ -47,8 +47,8 @@ def target(**options):
 
 
 def a3c(env=None, network=None, *, settings=None, host=False, **changes):
-    plain = {"segment_length": 5, "learning_rate": 0.01}
-    settings = A3C(**plain, **changes, updates_per_iteration=5) if settings is None else settings
+    plain = {"segment_length": 5, "learning_rate": 0.01, "optimizer": optax.adam}
+    settings = A3C(**(plain | changes), updates_per_iteration=5) if settings is None else settings
     network = networks.ActorCritic(2, Torso()) if network is None else network
     return learn(settings, network, corridor() if env is None else env, host=host)
 
