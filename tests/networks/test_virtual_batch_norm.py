@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from volvox import networks, population
 from volvox.envs import atari, probe
-from volvox.loop.scoring import reference_batch
+from volvox.loop import reference_batch
 
 SPEC = probe.target(size=3).spec
 

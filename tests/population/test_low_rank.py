@@ -1,5 +1,7 @@
 """Low-rank noise: decoding, updates and play against weights formed in NumPy."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import probe
-from volvox.loop import SlotMemory, evaluator
+from volvox.loop import Evaluator, SlotMemory
 from volvox.population import Genome, Member, lineage
 from volvox.population.decoding import mutation_noise
 from volvox.types import Population
@@ -135,7 +137,7 @@ def test_members_play_as_their_formed_weights_do(host):
 
     def play(code, members):
         slots = SlotMemory(NET, code, ENV.num_groups, size)
-        played = evaluator(NET, ENV.make(0, host=host), slots, capacity=n)
+        played = Evaluator(NET, partial(ENV.make, host=host), slots, capacity=n)
         result, _ = played.evaluate(members, 1, code, seed=3)
         played.close()
         return result, slots
@@ -219,7 +221,7 @@ def test_bad_ranks_and_parameters_are_refused():
     with pytest.raises(ValueError, match=r"full='matrix' is one name"):
         population.LowRank(full="matrix")
     code = encoded(1)
-    played = evaluator(NET, ENV.make(0), SlotMemory(NET, code, 2, 4), capacity=4)
+    played = Evaluator(NET, ENV.make, SlotMemory(NET, code, 2, 4), capacity=4)
     with pytest.raises(ValueError, match="first ancestors are bases"):
         played.evaluate(members_of(code, 4, 0.1)._replace(initial=jnp.ones(4, bool)), 1, code)
     played.close()
