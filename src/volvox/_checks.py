@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import optax
 
+Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+"""What settings hold: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
+
 
 def integer(name: str, value: object, *, low: int) -> int:
     """Returns `value` as an int of at least `low`.
@@ -84,17 +87,14 @@ def numbers(settings: object, *names: str, **limits: float) -> None:
 
 
 def gradient_transformation(
-    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation],
-    learning_rate: Any,
-    *,
-    unit_rate: bool = False,
-) -> optax.GradientTransformation:
-    """Returns the optimiser that two settings describe.
+    optimizer: Optimizer, learning_rate: Any, max_gradient_norm: float | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimiser that settings describe.
 
     Args:
         optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made transformation.
         learning_rate: for the former a number or a schedule; None for the latter, which brings its own.
-        unit_rate: make it with a learning rate of 1, for updates that the caller multiplies by `learning_rate`.
+        max_gradient_norm: global norm to which gradients are clipped before; None leaves them.
 
     Raises:
         ValueError: only one of both says the learning rate, or the function makes no transformation.
@@ -105,14 +105,16 @@ def gradient_transformation(
             raise ValueError(f"optimizer={optimizer!r}: give an optax.GradientTransformation, or e.g. optax.adam.")
         if learning_rate is None:
             raise ValueError(
-                f"learning_rate=None: optimizer={optimizer!r} is a function of the learning rate; give one."
+                f"learning_rate=None: {optimizer!r} is a function of the learning rate; give one."
             )
-        made = optimizer(1.0 if unit_rate else learning_rate)
+        made = optimizer(learning_rate)
     elif learning_rate is not None:
         raise ValueError(
-            f"learning_rate={learning_rate!r}: a ready-made optimizer brings its own; take learning_rate=None, or give a "
-            "function of the learning rate, such as optax.adam, as the optimizer."
+            f"learning_rate={learning_rate!r}: a ready-made optimizer brings its own; take learning_rate=None, or give "
+            "a function of the learning rate, such as optax.adam, as the optimizer."
         )
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(f"optimizer={optimizer!r} makes no optax.GradientTransformation; take e.g. optax.adam.")
-    return made
+    if max_gradient_norm is not None:
+        made = optax.chain(optax.clip_by_global_norm(max_gradient_norm), made)
+    return optax.with_extra_args_support(made)

@@ -47,6 +47,6 @@ def update(moments: Moments, observation: Array) -> Moments:
 
 
 def normalize(moments: Moments, observation: Array) -> Array:
-    """Observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged while fewer than 2 are counted."""
+    """Observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged before 2 are counted."""
     scaled = (observation - moments.mean) * jax.lax.rsqrt(moments.squares / jnp.maximum(moments.count, 1.0) + 1e-8)
     return jnp.where(moments.count > 1, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)

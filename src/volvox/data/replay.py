@@ -8,6 +8,7 @@ the observation that followed, stand in the next row: no observation is held twi
     batch = replay.sample(key, rows, 256, discount=0.99)
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -174,3 +175,51 @@ def sample(
         next_observation=at(replay.observation, steps),
         valid=~at(replay.first, 1),
     )
+
+
+def sample_batches(
+    keys: Array, replays: Sequence[Replay], batch_size: int, num_batches: int, *, discount: float, n_step: int = 1
+) -> Batch:
+    """Draws batches for several learners, each from its share of the environments, from all groups alike.
+
+    Args:
+      keys: `[S]`, a random key for each learner.
+      replays: one a group; environments of a learner stand side by side.
+      batch_size: N, a multiple of the number of groups.
+      num_batches: U.
+      discount: γ.
+      n_step: n, timesteps of a transition.
+
+    Returns:
+      `Batch`, leaves `[U, S, N, ...]`.
+    """
+    chex.assert_rank(keys, 1)
+    size = batch_size // len(replays)
+
+    def of_learner(key: Array, learner: Array) -> Batch:
+        parts = []
+        for g, replay in enumerate(replays):
+            width = replay.reward.shape[1] // len(keys)
+            envs = (learner * width, (learner + 1) * width)
+            key_g, total = jax.random.fold_in(key, g), num_batches * size
+            part = sample(key_g, replay, total, discount=discount, n_step=n_step, envs=envs)
+            parts.append(jax.tree.map(lambda x: x.reshape(num_batches, size, *x.shape[1:]), part))
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+
+    return jax.vmap(of_learner, out_axes=1)(keys, jnp.arange(len(keys)))
+
+
+def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
+    """Whether replays together hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
+    capacity = sum(replay.reward.size for replay in replays)
+    held = sum(jnp.minimum(x.rows, x.reward.shape[0]) * x.reward.shape[1] for x in replays)
+    enough = held >= min(timesteps, capacity)
+    for replay in replays:
+        enough &= num_starts(replay, n_step) > 0
+    return enough
+
+
+def latest(replay: Replay) -> Array:
+    """Observations `[B, ...]` of the latest row."""
+    place = (replay.rows - 1) % replay.reward.shape[0]
+    return jax.lax.dynamic_index_in_dim(replay.observation, place, keepdims=False)

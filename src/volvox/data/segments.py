@@ -1,7 +1,7 @@
 """Segments: what a group of environments did in the latest rounds, for a learner that looks at it later.
 
-A ring of `R` segments of `L` timesteps of `B` environments. A timestep is added when its action is chosen, and completed
-when the next timestep tells its reward; the last one of a segment is completed in the round after.
+A ring of `R` segments of `L` timesteps of `B` environments. A timestep is added when its action is chosen, and is
+completed when the next timestep tells its reward; the last one of a segment is completed in the round after.
 
     ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
     ring = segments.complete(ring, round_, beat, timestep, timestep.reward, value)
@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
+
+_MICRO_BATCH_TRANSITIONS = 64
 
 
 class Segment(NamedTuple):
@@ -154,6 +156,22 @@ def add(
         version=_put(ring.version, version, slot, beat),
         recurrent=jax.tree.map(keep, ring.recurrent, recurrent),
     )
+
+
+def micro_batch_size(given: int | None, num_envs: int, length: int) -> int:
+    """Environments in a micro-batch of segments: as given, or as many as have about 64 transitions.
+
+    Micro-batches of 32 to 64 transitions stay in a CPU's cache.
+
+    Raises:
+      ValueError: `given` does not divide `num_envs`.
+    """
+    divisors = [m for m in range(1, num_envs + 1) if num_envs % m == 0]
+    if given is not None and given not in divisors:
+        raise ValueError(
+            f"micro_batch={given} does not divide a group of {num_envs} environments; take one of {divisors}."
+        )
+    return given or max((m for m in divisors if m * length <= _MICRO_BATCH_TRANSITIONS), default=1)
 
 
 def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int) -> Segment:

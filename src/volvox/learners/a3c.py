@@ -2,9 +2,9 @@
 
 Mnih et al. 2016 (arXiv 1602.01783) in the form of GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256), with a fixed
 schedule in place of its queues. In round r every group collects a segment with the parameters of that round, while
-`work` goes through the segments of round r - lag in micro-batches, spread evenly over the round's beats; `finish` updates
-the parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 nothing overlaps: the round has one beat more,
-which completes the segments, and `finish` learns them all; the timestep taken in that beat is not learned from. Where u
+`work` goes through the segments of round r - lag in micro-batches, spread evenly over the beats; `finish` updates the
+parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 nothing overlaps: the round has one more beat,
+which completes the segments, and `finish` learns them all; the timestep of that beat is not learned from. Where u
 rounds share an update, data are `lag / u` updates old on average, and at most that rounded up.
 
     env = vx.envs.atari("Pong", num_envs=64, groups=2)
@@ -14,7 +14,6 @@ rounds share an update, data are `lag / u` updates old on average, and at most t
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,20 +21,17 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import gradient_transformation, group_size, integers, numbers
+from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
 from volvox.data import episode_statistics, metrics, segments
 from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
 from volvox.data.metrics import Maximum, Metrics
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
 from volvox.learners.learn import Progress
+from volvox.learners.side_by_side import compression_row, stored
 from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic, clipped
-from volvox.ops.batching import where_rows
-from volvox.sparsity import compression, is_sparse, masks_of, pruned
+from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
-
-_MICRO_BATCH_TRANSITIONS = 64
-"""Micro-batches of 32 to 64 transitions stay in a CPU's cache."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,9 +72,7 @@ class A3C:
 
     segment_length: int = 20
     learning_rate: float | optax.Schedule | None = 6e-4
-    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = functools.partial(
-        optax.adam, eps=1e-5
-    )
+    optimizer: Optimizer = functools.partial(optax.adam, eps=1e-5)  # noqa: RUF009  # a constant
     max_gradient_norm: float | None = 0.5
     loss_reduction: Literal["mean", "sum"] = "mean"
     anneal_frames: int | None = None
@@ -140,10 +134,7 @@ class A3C:
 
     @classmethod
     def mujoco(cls) -> "A3C":
-        """Continuous control: the defaults with unclipped rewards, no entropy bonus and shorter traces.
-
-        Observations and rewards are learned from as they are, without running normalisation.
-        """
+        """Continuous control: the defaults with rewards as they are, no entropy bonus and shorter traces."""
         return cls(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
@@ -160,14 +151,8 @@ class A3C:
             )
         if self.episodic_life and "lives" not in env.spec.extras:
             raise ValueError(f"episodic_life=True needs an environment that tells lives; {name} does not.")
-        divisors = [m for m in range(1, group + 1) if group % m == 0]
-        if self.micro_batch not in (None, *divisors):
-            raise ValueError(
-                f"micro_batch={self.micro_batch} does not divide a group of {group} environments; take one of {divisors}."
-            )
-        small = [m for m in divisors if m * self.segment_length <= _MICRO_BATCH_TRANSITIONS]
-        made, micro_batch = actor_critic(network, env.spec), self.micro_batch or max(small, default=1)
-        beats = self.segment_length + (self.lag == 0)
+        micro_batch = segments.micro_batch_size(self.micro_batch, group, self.segment_length)
+        made, beats = actor_critic(network, env.spec), self.segment_length + (self.lag == 0)
         return _A3C(self, env, made, made.policy, micro_batch, group // micro_batch, beats, 1 + self.rounds_per_update)
 
 
@@ -229,23 +214,16 @@ class Learning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _A3C:
-    """The learner in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file.
-
-    Attributes:
-      micro_batch: environments in a micro-batch.
-      num_batches: micro-batches of a group's segment.
-      beats_per_round: one for each timestep of a segment, and one more without lag.
-      timed_rounds: as many as make an update, after the first.
-    """
+    """The learner in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file."""
 
     settings: A3C
     env: Env
     network: ActorCriticNetwork
     policy: Policy
-    micro_batch: int
-    num_batches: int
-    beats_per_round: int
-    timed_rounds: int
+    micro_batch: int  # environments in a micro-batch
+    num_batches: int  # micro-batches of a group's segment
+    beats_per_round: int  # one for each timestep of a segment, and one more without lag
+    timed_rounds: int  # the first, and as many as make an update
     unsaved: tuple[str, ...] = ()
 
     def loss(self, params: ArrayTree, segment: Segment, update: Array) -> tuple[Array, Metrics]:
@@ -261,15 +239,14 @@ class _A3C:
         discount_t = s.discount * (1.0 - segment.terminated)
         lambda_t = s.trace_decay * (1.0 - segment.truncated)
         log_prob = actions.log_prob(output, segment.action, s.log_epsilon)
+        per_env = functools.partial(jax.vmap, in_axes=1, out_axes=1)
         if s.vtrace:
             learned_log_prob = actions.log_prob(jax.lax.stop_gradient(output), segment.action)
             rho_tm1 = jnp.exp(learned_log_prob - segment.log_prob)
             correct = functools.partial(vtrace, rho_clip=s.rho_clip, c_clip=s.c_clip)
-            target, advantage = jax.vmap(correct, in_axes=1, out_axes=1)(
-                v_tm1, v_t, segment.reward, discount_t, rho_tm1, lambda_t
-            )
+            target, advantage = per_env(correct)(v_tm1, v_t, segment.reward, discount_t, rho_tm1, lambda_t)
         else:
-            target = jax.vmap(lambda_returns, in_axes=1, out_axes=1)(segment.reward, discount_t, v_t, lambda_t)
+            target = per_env(lambda_returns)(segment.reward, discount_t, v_t, lambda_t)
             advantage = target - v_tm1
 
         def total(x: Array) -> Array:
@@ -280,13 +257,9 @@ class _A3C:
         entropy = total(actions.entropy(output, s.log_epsilon))
         loss = policy_loss - self.annealed(s.entropy_coefficient)(update) * entropy + s.value_coefficient * value_loss
         lag = jnp.where(segment.valid, (update - segment.version)[:, None], 0)
-        totals = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "lag_mean": lag.sum(dtype=jnp.float32),
-        }
-        return loss, metrics.means(totals, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
+        new = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        new["lag_mean"] = lag.sum(dtype=jnp.float32)
+        return loss, metrics.means(new, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
 
     def accumulate(self, learning: Learning, segment: Segment) -> Learning:
         """Adds the gradient of a micro-batch."""
@@ -316,14 +289,10 @@ class _A3C:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        """The optimizer with its learning rate, after the gradient is clipped."""
         s, rate = self.settings, self.settings.learning_rate
         if s.anneal_frames is not None and rate is not None and not callable(rate):
             rate = self.annealed(rate)
-        made = gradient_transformation(s.optimizer, rate)
-        if s.max_gradient_norm is not None:
-            made = optax.chain(optax.clip_by_global_norm(s.max_gradient_norm), made)
-        return optax.with_extra_args_support(made)
+        return gradient_transformation(s.optimizer, rate, s.max_gradient_norm)
 
     def annealed(self, value: float) -> optax.Schedule:
         """Updates made -> the value, which falls linearly to 0 over `anneal_frames`."""
@@ -336,11 +305,9 @@ class _A3C:
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` samples actions from the policy, and adds the timestep to its segment."""
         s, actions, me = self.settings, self.network.distribution, acting.collectors[g]
-        live = ~timestep.first
         episodes, running = episode_statistics.update(acting.episodes, me.running, timestep)
 
-        initial = self.policy.initial_state(live.shape[0])
-        recurrent = where_rows(timestep.first, initial, me.recurrent)
+        recurrent = self.network.reset(timestep.first, me.recurrent)
         output, value, next_recurrent = self.network.apply(learning.params, timestep.observation, recurrent)
         action = actions.sample(jax.random.fold_in(key, acting.draws), output)
 
@@ -349,23 +316,22 @@ class _A3C:
             reward = jnp.clip(reward, -s.reward_bound, s.reward_bound)
         if s.episodic_life:
             lives = timestep.extras["lives"].astype(jnp.int32)
-            lost = live & (lives < me.lives)
+            lost = ~timestep.first & (lives < me.lives)
             learned = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
         place, log_prob = (acting.round, acting.beat), actions.log_prob(output, action)
         ring = segments.complete(me.ring, *place, learned, reward, value)
         ring = segments.add(ring, *place, timestep, action, log_prob, learning.update, recurrent)
-        mine = Collector(ring, next_recurrent, running, lives)
+        me = Collector(ring, next_recurrent, running, lives)
         acting = acting._replace(
             draws=acting.draws + 1,
-            timesteps=acting.timesteps + live.sum(dtype=jnp.int32),
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
-            collectors=(*acting.collectors[:g], mine, *acting.collectors[g + 1 :]),
+            collectors=(*acting.collectors[:g], me, *acting.collectors[g + 1 :]),
         )
         return acting, clipped(action, self.env.spec)
 
     def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
         """Learns this beat's share of the micro-batches of group `g`."""
-        del key
         if self.settings.lag > 0:
             low, high = (self.num_batches * (acting.beat + i) // self.settings.segment_length for i in (0, 1))
             learning = self.learn(acting, learning, g, low, high)
@@ -375,7 +341,6 @@ class _A3C:
 
     def finish(self, acting: Acting, learning: Learning, key: Array) -> tuple[Acting, Learning]:
         """Ends a round, with an update if one is due."""
-        del key
         s, env = self.settings, self.env
         if s.lag == 0:
             for g in range(env.num_groups):
@@ -403,29 +368,25 @@ class _A3C:
         return jax.lax.fori_loop(low, jnp.where(acting.round >= s.lag, high, low), one, learning)
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
-        params = self.policy.init(key)
-        optimizer = self.optimizer.init(params)
-        if is_sparse(optimizer):
-            params = pruned(params, optimizer)
+        (params,), (optimizer,) = init_optimizers(self.optimizer, [self.policy.init(key)], jax.random.fold_in(key, 1))
         zero, gradient = jnp.int32(0), jax.tree.map(jnp.zeros_like, params)
+        learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, metrics={})
 
-        def learned_once(learning: Learning) -> Learning:
-            segment = segments.take(self.empty_ring(self.micro_batch), zero, zero, self.micro_batch, 1)
+        def updated(learning: Learning) -> Learning:
+            segment = segments.take(self.collector(self.micro_batch).ring, zero, zero, self.micro_batch, 1)
             return self.update(self.accumulate(learning, segment), jnp.float32(0))
 
-        learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, metrics={})
-        learning = learning._replace(metrics=metrics.zeros(jax.eval_shape(learned_once, learning).metrics))
+        learning = learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
         return Acting(zero, zero, zero, zero, episode_statistics.init(), ()), learning
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
-        b = groups[0].num_envs
-        initial, running = self.policy.initial_state(b), episode_statistics.init_running(b)
-        collector = Collector(self.empty_ring(b), initial, running, lives=jnp.zeros(b, jnp.int32))
-        return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), collectors=(collector,) * len(groups))
+        collectors = tuple(self.collector(group.num_envs) for group in groups)
+        return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), collectors=collectors)
 
-    def empty_ring(self, num_envs: int) -> Segment:
-        recurrent = self.policy.initial_state(num_envs)
-        return segments.init(self.settings.lag + 1, self.beats_per_round, num_envs, self.env.spec, recurrent)
+    def collector(self, b: int) -> Collector:
+        state, lives = self.policy.initial_state(b), jnp.zeros(b, jnp.int32)
+        ring = segments.init(self.settings.lag + 1, self.beats_per_round, b, self.env.spec, state)
+        return Collector(ring, state, episode_statistics.init_running(b), lives)
 
     def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
         s = self.settings
@@ -437,11 +398,9 @@ class _A3C:
         return {"parameters": learning.params}
 
     def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
-        row = {"episodes": int(acting.episodes.total)} | episode_statistics.scores(jax.device_get(acting.episodes))
-        masks = masks_of(learning.optimizer) if is_sparse(learning.optimizer) else None
-        share = compression(learning.params, masks)
-        return row if share is None else row | {"compression": share}
+        compression = compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
+        scores = episode_statistics.scores(jax.device_get(acting.episodes))
+        return {"episodes": int(acting.episodes.total)} | scores | compression
 
     def variables(self, acting: Acting, learning: Learning) -> ArrayTree:
-        del acting
         return learning.params

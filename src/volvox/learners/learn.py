@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox import _trees
 from volvox._settings import describe
 from volvox.data import metrics
 from volvox.loop.driver import Loop, seed_of
@@ -152,12 +153,12 @@ def learn(
 
     Returns:
       `Algorithm`. Its metrics: what the learner's `metrics` gives; `update`, updates made so far; `frames`, emulator
-      frames so far, those that begin an episode not counted; `predictions_per_second` (timesteps with those that begin
-      an episode), `updates_per_second` and `frames_per_second`. In the second iteration after a start and every tenth
-      from there also `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns`, of a few rounds with
-      a stopwatch (`volvox.loop.Times`), which the rates leave out. `step` raises FloatingPointError where a number is no
-      longer finite. A state restored from a checkpoint goes on in new environments, whose seed depends on the timesteps
-      made.
+      frames so far, those that begin an episode not counted; `predictions_per_second`, which are timesteps with those
+      that begin an episode, `updates_per_second` and `frames_per_second`. In the second iteration after a start, and
+      every tenth from there, also `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` of a
+      few rounds with a stopwatch (`volvox.loop.Times`), which the rates leave out. `step` raises FloatingPointError
+      where a number is no longer finite. A restored state goes on in new environments, whose seed depends on the
+      timesteps made.
 
     Raises:
       ValueError: networks or environments that do not fit the settings, or `chunk_seconds` is not positive.
@@ -167,6 +168,7 @@ def learn(
     make_groups = functools.partial(env.make, host=host)
     loop = Loop(stages, make_groups, beats_per_round=learner.beats_per_round, chunk_seconds=chunk_seconds)
     run = _Run(learner, loop, env)
+    jax.eval_shape(run.init, jax.random.key(0))  # which refuses what does not fit
     return Algorithm(
         init=run.init,
         step=run.step,
@@ -175,7 +177,8 @@ def learn(
         env=env,
         config={"settings": describe(settings), "network": describe(network), "env": dict(env.config)},
         close=loop.close,
-        save=lambda state: state._replace(acting=state.acting._replace(**dict.fromkeys(learner.unsaved, ()))),
+        save=run.save,
+        restore=run.restore,
         step_name="iteration",
     )
 
@@ -203,6 +206,13 @@ class _Run:
     def init(self, key: Array) -> LearnState:
         init_key, run_key = jax.random.split(key)
         return LearnState(run_key, *jax.jit(self.learner.init)(init_key), timesteps=0)
+
+    def save(self, state: LearnState) -> LearnState:
+        return state._replace(acting=state.acting._replace(**dict.fromkeys(self.learner.unsaved, ())))
+
+    def restore(self, saved: ArrayTree) -> LearnState:
+        like = jax.eval_shape(lambda key: self.save(self.init(key)), jax.random.key(0))
+        return _trees.restored(saved, like, what="state")
 
     def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
         try:

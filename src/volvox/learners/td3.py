@@ -20,16 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from volvox._checks import gradient_transformation, group_size, integers, number, numbers
+from volvox._checks import Optimizer, gradient_transformation, group_size, integers, number, numbers
 from volvox._settings import describe
 from volvox.data import episode_statistics, metrics, normalization, replay
 from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
 from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments
 from volvox.data.replay import Batch, Replay
+from volvox.learners import side_by_side
 from volvox.learners.learn import LearnState, Progress
 from volvox.networks.off_policy import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
-from volvox.sparsity import compression, is_sparse, masks_of, pruned, table
+from volvox.sparsity import init_optimizers, is_sparse, pruned
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 _LEARNING = 2**31
@@ -44,8 +45,7 @@ class TD3:
 
     Attributes:
       num_learners: S, learners side by side.
-      learning_rate: of all networks, one number or one for each learner; None if the optimizer is ready-made. Updates of
-        an optimizer with a learning rate of 1 are multiplied by it.
+      learning_rate: of all networks, one number or one for each learner; None if the optimizer is ready-made.
       optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
         With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`.
       batch_size: transitions of an update; a multiple of the number of groups.
@@ -58,8 +58,8 @@ class TD3:
       policy_delay: updates of the critics for one of the actor and the targets.
       random_timesteps: timesteps with uniform actions, before anything is learned.
       replay_size: timesteps that are remembered, rounded down to whole rows of the environments.
-      updates_per_timestep: updates for each timestep that does not begin an episode; times the learner's environments in
-        a group it must be a whole number.
+      updates_per_timestep: updates for each timestep that does not begin an episode; times the learner's environments
+        in a group it must be a whole number.
       n_step: n, timesteps of n-step targets.
       normalize_observations: show actor and critics observations with running mean 0 and variance 1.
       timesteps_per_iteration: timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
@@ -73,7 +73,7 @@ class TD3:
 
     num_learners: int = 1
     learning_rate: float | Sequence[float] | None = 3e-4
-    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = optax.adam
+    optimizer: Optimizer = optax.adam
     batch_size: int = 256
     discount: float = 0.99
     target_rate: float = 0.005
@@ -97,7 +97,7 @@ class TD3:
         numbers(self, "target_noise_clip", low=0)
         if callable(self.learning_rate):
             raise ValueError("learning_rate: give numbers; a rate that changes belongs in a ready-made optimizer.")
-        gradient_transformation(self.optimizer, self.learning_rate, unit_rate=True)
+        gradient_transformation(self.optimizer, None if self.learning_rate is None else 1.0)
         for name in ("learning_rate", "exploration_noise", "target_noise"):
             self.each(name)
 
@@ -284,20 +284,18 @@ class _TD3:
         (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(params, *args)
 
         def one(gradient, state, params, rate, mean_return):
-            updates, state = self.optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
-            return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, updates)), state
+            updates, state = self.optimizer(rate).update(gradient, state, params, step=step, mean_return=mean_return)
+            return optax.apply_updates(params, updates), state
 
         rates = self.settings.each("learning_rate")
         return metrics.means(new), *jax.vmap(one)(gradient, state, params, rates, mean_return)
 
-    @functools.cached_property
-    def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        made = gradient_transformation(self.settings.optimizer, self.settings.learning_rate, unit_rate=True)
-        return optax.with_extra_args_support(made)
+    def optimizer(self, rate: Array) -> optax.GradientTransformationExtraArgs:
+        return gradient_transformation(self.settings.optimizer, None if self.settings.learning_rate is None else rate)
 
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` takes uniform actions at first, then its actors' with noise, and adds them to its replay."""
-        s, net = self.settings, self.networks
+        s = self.settings
         scored = timestep._replace(observation=(), extras={})
         episodes, running = jax.vmap(episode_statistics.update)(
             acting.episodes, acting.collectors[g], jax.tree.map(self.split, scored)
@@ -329,23 +327,18 @@ class _TD3:
         """Makes as many updates as the timesteps so far are worth, which group `g` has just added to."""
         s, num_updates = self.settings, self.num_updates
         if s.normalize_observations:
-            rows = acting.replays[g]
-            place = (rows.rows - 1) % rows.reward.shape[0]
-            newest = self.split(jax.lax.dynamic_index_in_dim(rows.observation, place, keepdims=False))
+            newest = self.split(replay.latest(acting.replays[g]))
             learning = learning._replace(moments=jax.vmap(normalization.update)(learning.moments, newest))
         # A resumed run may have to fill its replay anew.
-        capacity, enough = sum(x.reward.size for x in acting.replays), s.random_timesteps * s.num_learners
-        held = sum(jnp.minimum(x.rows, x.reward.shape[0]) * x.reward.shape[1] for x in acting.replays)
-        ready = (acting.timesteps >= enough) & (held >= min(enough, capacity))
-        for rows in acting.replays:
-            ready &= replay.num_starts(rows, s.n_step) > 0
+        enough = s.random_timesteps * s.num_learners
+        ready = (acting.timesteps >= enough) & replay.filled(acting.replays, enough, s.n_step)
         latest_mean = functools.partial(episode_statistics.latest_mean, num_envs=self.env.num_envs // s.num_learners)
         mean_return = jax.vmap(latest_mean)(acting.episodes)
 
         # Drawn for all updates of the beat at once.
         key = jax.random.fold_in(jax.random.fold_in(key, _LEARNING), learning.update)
         keys = jax.random.split(key, s.num_learners + 1)
-        batches = jax.vmap(functools.partial(self.sample, acting), out_axes=1)(keys[1:], jnp.arange(s.num_learners))
+        batches = self.sample(keys[1:], acting)
         noise = jax.random.normal(keys[0], batches.action.shape)
 
         def one(i: Array, learning: Learning) -> Learning:
@@ -360,21 +353,11 @@ class _TD3:
         # A trip count, not a condition, so that what is learned stays in place.
         return acting, jax.lax.fori_loop(0, jnp.where(ready, due, 0), one, learning)
 
-    def sample(self, acting: Acting, key: Array, learner: Array) -> Batch:
-        """A batch for each update of a beat, `[U, N, ...]`, from one learner's environments in all groups alike."""
-        size, parts = self.settings.batch_size // self.env.num_groups, []
-        for g, rows in enumerate(acting.replays):
-            count = rows.reward.shape[1] // self.settings.num_learners
-            part = replay.sample(
-                jax.random.fold_in(key, g),
-                rows,
-                self.num_updates * size,
-                discount=self.settings.discount,
-                n_step=self.settings.n_step,
-                envs=(learner * count, (learner + 1) * count),
-            )
-            parts.append(jax.tree.map(lambda x: x.reshape(self.num_updates, size, *x.shape[1:]), part))
-        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+    def sample(self, keys: Array, acting: Acting) -> Batch:
+        """Batches of all updates of a beat, leaves `[U, S, N, ...]`."""
+        s = self.settings
+        sizes = (s.batch_size, self.num_updates)
+        return replay.sample_batches(keys, acting.replays, *sizes, discount=s.discount, n_step=s.n_step)
 
     def split(self, x: Array) -> Array:
         """`[B, ...]` -> `[S, B / S, ...]`."""
@@ -408,25 +391,23 @@ class _TD3:
         )
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
-        s = self.settings
-        params = jax.vmap(self.networks.init)(jax.random.split(key, s.num_learners))
-        optimizer = Params(*(jax.vmap(self.optimizer.init)(x) if jax.tree.leaves(x) else () for x in params))
-        params = Params(*map(_pruned, params, optimizer))
-        each = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (s.num_learners, *x.shape)), tree)  # noqa: E731
-        moments, episodes = each(normalization.init(self.env.spec.observation_shape)), each(episode_statistics.init())
-        acting = Acting(jnp.int32(0), jnp.int32(0), episodes, self.empty_replays(), ())
-        targets = params._replace(representation=())
-        learning = Learning(params, targets, optimizer, moments, jnp.int32(0), metrics={})
+        s, zero, keys = self.settings, jnp.int32(0), jax.random.split(key, self.settings.num_learners)
+
+        def one(key: Array, rate: Array) -> tuple[Params, Params]:
+            params = self.networks.init(key)
+            params, optimizer = init_optimizers(self.optimizer(rate), params, jax.random.fold_in(key, 4))
+            return Params(*params), Params(*optimizer)
 
         def updated(learning: Learning) -> Learning:
-            batch = jax.vmap(functools.partial(self.sample, acting), out_axes=1)
-            batch = jax.tree.map(
-                lambda x: x[0], batch(jax.random.split(key, s.num_learners), jnp.arange(s.num_learners))
-            )
+            batch = jax.tree.map(lambda x: x[0], self.sample(keys, acting))
             return self.update(learning, batch, batch.action, jnp.zeros(s.num_learners))
 
-        gathered = jax.eval_shape(updated, learning).metrics
-        return acting, learning._replace(metrics=metrics.zeros(gathered))
+        params, optimizer = jax.vmap(one)(keys, s.each("learning_rate"))
+        moments = side_by_side.repeat(normalization.init(self.env.spec.observation_shape), s.num_learners)
+        episodes = side_by_side.repeat(episode_statistics.init(), s.num_learners)
+        acting = Acting(zero, zero, episodes, self.empty_replays(), ())
+        learning = Learning(params, params._replace(representation=()), optimizer, moments, zero, metrics={})
+        return acting, learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
 
     def empty_replays(self) -> tuple[Replay, ...]:
         s, env = self.settings, self.env
@@ -447,35 +428,20 @@ class _TD3:
 
     def watched(self, learning: Learning) -> dict[str, ArrayTree]:
         parts = learning.params._asdict() | {"moments": learning.moments}
-        return {
-            f"{name} of learner {i}": jax.tree.map(lambda x, i=i: np.asarray(x)[i], part)
-            for name, part in parts.items()
-            for i in range(self.settings.num_learners)
-        }
+        return side_by_side.each(parts, self.settings.num_learners)
 
     def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
-        num_learners, episodes = self.settings.num_learners, jax.device_get(acting.episodes)
-        row = {"timesteps": int(acting.timesteps) // num_learners, "episodes": int(episodes.total.sum())}
-        each = _scores(episodes)
-        if all(each):
-            row |= {name: float(np.mean([one[name] for one in each])) for name in each[0]}
-            row["training_best"] = max(one["training_best"] for one in each)
-            latest_mean = functools.partial(episode_statistics.latest_mean, num_envs=self.env.num_envs // num_learners)
-            recent = np.asarray(jax.vmap(latest_mean)(episodes))
-            row["recent_mean"] = float(recent.mean())
-            if num_learners > 1:
-                row |= {f"training_mean_{i}": one["training_mean"] for i, one in enumerate(each)}
-                row |= {f"recent_mean_{i}": float(value) for i, value in enumerate(recent)}
-        shares = [compression(*_stored(learning, i)) for i in range(num_learners)]
-        return row if None in shares else row | {"compression": float(np.mean(np.array(shares, float)))}
+        n, networks = self.settings.num_learners, (learning.params._asdict(), learning.optimizer._asdict())
+        row = {"timesteps": int(acting.timesteps) // n, "episodes": int(acting.episodes.total.sum())}
+        row |= side_by_side.compression_row(*(side_by_side.stored(*networks, i) for i in range(n)))
+        return row | side_by_side.score_row(acting.episodes, self.env.num_envs // n)
 
     def all_variables(self, learning: Learning) -> Variables:
         return Variables(learning.params.actor, learning.params.representation, learning.moments)
 
     def variables(self, acting: Acting, learning: Learning) -> Variables:
-        each = _scores(jax.device_get(acting.episodes))
-        best = int(np.argmax([one.get("training_mean", -np.inf) for one in each]))
-        return jax.tree.map(lambda x: x[best], self.all_variables(learning))
+        best = np.argmax([one.get("training_mean", -np.inf) for one in side_by_side.scores(acting.episodes)])
+        return side_by_side.pick(self.all_variables(learning), int(best))
 
 
 def variables_of(state: LearnState, learner: int = 0) -> Variables:
@@ -484,38 +450,8 @@ def variables_of(state: LearnState, learner: int = 0) -> Variables:
     Raises:
       ValueError: there is no such learner.
     """
-    _check_learner(state, learner)
-    learning = state.learning
-    given = Variables(learning.params.actor, learning.params.representation, learning.moments)
-    return jax.tree.map(lambda x: x[learner], given)
-
-
-def table_of(state: LearnState, learner: int = 0) -> list[dict[str, Any]]:
-    """What is stored of one learner's actor, critics and representation, layer by layer: `volvox.sparsity.table`.
-
-    Raises:
-      ValueError: there is no such learner.
-    """
-    _check_learner(state, learner)
-    return table(*_stored(state.learning, learner))
-
-
-def _check_learner(state: LearnState, learner: int) -> None:
-    if not 0 <= learner < (count := len(state.acting.episodes.total)):
-        raise ValueError(f"learner={learner}: there are {count}, counted from 0.")
-
-
-def _scores(episodes: EpisodeStatistics) -> list[dict[str, float]]:
-    """Scores of each learner."""
-    return [episode_statistics.scores(jax.tree.map(lambda x, i=i: x[i], episodes)) for i in range(len(episodes.total))]
-
-
-def _stored(learning: Learning, learner: int) -> tuple[dict[str, ArrayTree], dict[str, ArrayTree] | None]:
-    """One learner's parameters and masks, by network; None for masks if there are none."""
-    parts = {name: part for name, part in learning.params._asdict().items() if jax.tree.leaves(part)}
-    states = learning.optimizer._asdict()
-    masks = {name: masks_of(states[name]) for name in parts} if is_sparse(learning.optimizer) else None
-    return jax.tree.map(lambda x: x[learner], jax.device_get((parts, masks)))
+    params, moments = state.learning.params, state.learning.moments
+    return side_by_side.pick(Variables(params.actor, params.representation, moments), learner)
 
 
 def _mean(x: Array, valid: Array) -> Array:

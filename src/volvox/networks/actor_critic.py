@@ -198,6 +198,10 @@ class ActorCriticNetwork(NamedTuple):
     distribution: Distribution
     recurrent: bool
 
+    def reset(self, first: Array, state: ArrayTree) -> ArrayTree:
+        """Recurrent states `[B, ...]`, begun anew where `first` `[B]` holds."""
+        return where_rows(first, self.policy.initial_state(first.shape[0]), state)
+
     def unroll(self, params: ArrayTree, observation: Array, first: Array, state: ArrayTree) -> tuple[Array, Array]:
         """Applies the network along trajectories; recurrent state is reset where episodes begin.
 
@@ -217,8 +221,7 @@ class ActorCriticNetwork(NamedTuple):
 
         def step(state: ArrayTree, x: tuple[Array, Array]):
             observation, first = x
-            state = where_rows(first, self.policy.initial_state(num_envs), state)
-            output, value, state = self.apply(params, observation, state)
+            output, value, state = self.apply(params, observation, self.reset(first, state))
             return state, (output, value)
 
         return jax.lax.scan(step, state, (observation, first))[1]
