@@ -269,8 +269,8 @@ def test_other_settings_are_refused_naming_each(tmp_path):
         "  algorithm.size: saved 4, now 5",
         '  algorithm.env.game: saved "a", now "b"',
         "  algorithm.old: saved null, now absent",
-        "  algorithm.new: not saved, now true",
         "  key.data: saved [0, 0], now [0, 9]",
+        "  algorithm.new: not saved, now true",
     ]
     assert calls == []
     # the budget and the versions may differ

@@ -223,7 +223,7 @@ def _is_faster(
             return False
     from scipy import stats  # takes a second to import, which only those who tune should wait for
 
-    noise = stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * stats.sem(gains)
+    noise = float(stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * stats.sem(gains))
     return statistics.mean(gains) > max(math.log1p(min_gain), noise)
 
 
