@@ -128,10 +128,7 @@ def evolve(
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
     behaviors.check(recorded, env.spec)
-    capacity = {"training": 0, "test": 0}
-    for phase in strategy.phases:
-        pool = _pool(phase.role)
-        capacity[pool] = max(capacity[pool], phase.num_members * phase.num_episodes)
+    capacity = max(phase.num_members * phase.num_episodes for phase in strategy.phases)
     pools = _Pools(genotype, noise, env, recorded, capacity, test_cutoff, chunk_seconds)
     num_bases = None if state.survivors is None else state.survivors.seed.shape[0]
     evolution = _Evolution(strategy, compiled_phases(strategy), genotype, env, cutoff, pools, num_bases)
@@ -163,7 +160,7 @@ class _Pools:
     """Pools, slots and the noise table: made on first use, and never part of the state.
 
     Attributes:
-      capacity: The largest number of episodes of a phase, in training and in test.
+      capacity: The largest number of episodes of a phase.
       memory: The parameters of the slots.
       evaluators: What plays training and test, each with its cutoff in timesteps.
     """
@@ -172,7 +169,7 @@ class _Pools:
     noise: Noise
     env: Env
     behavior: Behavior
-    capacity: dict[str, int]
+    capacity: int
     test_cutoff: int
     chunk_seconds: float
     memory: SlotMemory | None = None
@@ -195,7 +192,7 @@ class _Pools:
                 self.genotype,
                 lambda _: self.env.make(seed, max_episode_steps=cutoff, host=role == "test"),
                 self.memory,
-                capacity=self.capacity[pool],
+                capacity=self.capacity,
                 behavior=None if role == "test" else self.behavior,
                 chunk_seconds=self.chunk_seconds,
             )
@@ -287,15 +284,15 @@ class _Evolution:
         """Plays the population of a phase."""
         phase, cutoff = self.phases[i], state.max_episode_steps
         compiles = self.pools.must_compile(phase.role, cutoff)
-        if monitor is not None and compiles:
-            if monitor({"phase": "compiling", "generation": state.generation + 1, "role": phase.role}):
-                raise Interrupted("before the loop was compiled")
 
-        def watch(progress):
-            assert monitor is not None
+        def watch(progress: dict[str, Any]) -> bool | None:
             frames_per_second = progress.pop("timesteps_per_second") * self.env.spec.frame_skip
-            return monitor({"phase": phase.role, "frames_per_second": frames_per_second, **progress})
+            figures = {"phase": phase.role, "frames_per_second": frames_per_second, **progress}
+            return monitor is not None and monitor(figures)
 
+        announced = {"phase": "compiling", "generation": state.generation + 1, "role": phase.role}
+        if compiles and monitor is not None and monitor(announced):
+            raise Interrupted("before the loop was compiled")
         # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
         pool_seed = seed_of(state.key, state.generation, len(self.phases) + int(phase.role == "test"))
         try:
@@ -306,7 +303,7 @@ class _Evolution:
                 seed=seed_of(state.key, state.generation, i),
                 # At once where all is compiled, for later.
                 timed=compiles or (phase.role == "training" and state.generation % _TIMED_EVERY == 1),
-                monitor=None if monitor is None else watch,
+                monitor=watch,
             )
         except Interrupted:
             raise
