@@ -17,7 +17,7 @@ from flax import linen as nn
 from volvox import networks
 from volvox.envs import probe
 from volvox.learners import A3C, TD3, learn
-from volvox.sparsity import is_sparse, masks_of
+from volvox.sparsity import Cubic, GroupSparse, Magnitude, is_sparse, masks_of, sparse
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXACT = os.environ.get("VOLVOX_EXACT") == "1"
@@ -53,11 +53,26 @@ def a3c(env=None, network=None, *, settings=None, host=False, **changes):
     return learn(settings, network, corridor() if env is None else env, host=host)
 
 
-def td3(env=None, *, representation=None, host=False, **changes):
+def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, **changes):
     small = {"batch_size": 16, "random_timesteps": 32, "replay_size": 128, "timesteps_per_iteration": 64}
-    actor, critic = networks.MLP(2, (8, 8), activation=nn.relu), networks.QNetwork((8, 8))
+    actor, critic = networks.MLP(2, hidden, activation=nn.relu), networks.QNetwork(hidden)
+    if gst is not None:
+        actor, critic = gst.network(actor), gst.network(critic)
+        changes["optimizer"] = gst.optimizer(optax.adam)
     net = networks.ActorAndCritic(actor, critic, representation)
     return learn(TD3(**(small | {"learning_rate": 3e-3} | changes)), net, target() if env is None else env, host=host)
+
+
+TD3_GST = GroupSparse(block=4, final_sparsity=0.95, increment=0.05, every=4, min_side=8)
+
+
+def a3c_group_sparse():
+    gst = GroupSparse(block=4, final_sparsity=0.9, every=2, min_side=8, end=14)
+    # Clipped inside, where the gradients of dead weights are 0.
+    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01))
+    changes = {"learning_rate": None, "segment_length": 5, "max_gradient_norm": None}
+    settings = A3C(**preset(A3C.mujoco()) | changes | {"optimizer": gst.optimizer(clipped)})
+    return a3c(target(max_episode_steps=24), gst.network(networks.GaussianMLP(2, (16, 16))), settings=settings)
 
 
 def preset(settings):
@@ -97,6 +112,16 @@ CASES = {
     "td3_representation": (34, 3, lambda: td3(representation=networks.NextObservationNetwork((4, 4), (4, 4)))),
     # So many rounds that the second iteration goes through the stopwatch.
     "td3_stopwatch": (35, 3, lambda: td3(target(num_envs=4), timesteps_per_iteration=128, updates_per_timestep=0.5)),
+    "td3_group_sparse": (42, 4, lambda: td3(hidden=(16, 16), gst=TD3_GST)),
+    "a3c_magnitude_cubic": (
+        43,
+        3,
+        lambda: a3c(
+            network=networks.ActorCritic(2, Torso((16, 16))),
+            optimizer=sparse(optax.adam, Magnitude(Cubic(final_sparsity=0.8, begin=1, end=14), every=2)),
+        ),
+    ),
+    "a3c_group_sparse": (45, 3, lambda: a3c_group_sparse()),
 }
 
 

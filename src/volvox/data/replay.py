@@ -8,7 +8,7 @@ the observation that followed, stand in the next row: no observation is held twi
     batch = replay.sample(key, rows, 256, discount=0.99)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -59,6 +59,10 @@ class Batch(NamedTuple):
     next_observation: Array
     valid: Array
 
+    def map_observations(self, function: Callable[[Array], Array]) -> "Batch":
+        """The batch with what a function makes of its observations."""
+        return self._replace(observation=function(self.observation), next_observation=function(self.next_observation))
+
 
 def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
     """A ring of zeros.
@@ -85,6 +89,21 @@ def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
         truncated=zeros(dtype=bool),
         rows=jnp.int32(0),
     )
+
+
+def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -> int:
+    """Whole rows of `num_envs` environments in a replay of `replay_size` timesteps.
+
+    Raises:
+      ValueError: they do not suffice for a batch.
+    """
+    least = max(-(-batch_size // num_envs), n_step + 1) * num_envs
+    if replay_size < least:
+        raise ValueError(
+            f"replay_size={replay_size} is too small: in whole rows of a learner's {num_envs} environments a batch of "
+            f"{batch_size} and targets of {n_step} timesteps need {least}."
+        )
+    return replay_size // num_envs
 
 
 def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:

@@ -138,17 +138,11 @@ class A3C:
         return cls(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
-        """The learner of a flax module with two outputs (see `volvox.networks.actor_critic`) in an environment.
-
-        Raises:
-          ValueError: the network or the environment does not fit the settings.
-        """
+        """The learner of a module with two outputs in an environment; raises ValueError where they do not fit."""
         group, name = group_size(env.num_envs, env.num_groups), env.spec.name
         if self.segment_length > env.spec.max_episode_steps:
-            raise ValueError(
-                f"segment_length={self.segment_length} is longer than an episode of {name} can be "
-                f"({env.spec.max_episode_steps} steps); take a shorter segment."
-            )
+            longest = f"an episode of {name} can be ({env.spec.max_episode_steps} timesteps)"
+            raise ValueError(f"segment_length={self.segment_length} is longer than {longest}; take a shorter segment.")
         if self.episodic_life and "lives" not in env.spec.extras:
             raise ValueError(f"episodic_life=True needs an environment that tells lives; {name} does not.")
         micro_batch = segments.micro_batch_size(self.micro_batch, group, self.segment_length)
@@ -256,10 +250,9 @@ class _A3C:
         value_loss = total(0.5 * (target - value) ** 2)
         entropy = total(actions.entropy(output, s.log_epsilon))
         loss = policy_loss - self.annealed(s.entropy_coefficient)(update) * entropy + s.value_coefficient * value_loss
-        lag = jnp.where(segment.valid, (update - segment.version)[:, None], 0)
-        new = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        new["lag_mean"] = lag.sum(dtype=jnp.float32)
-        return loss, metrics.means(new, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
+        lag = jnp.where(segment.valid, (update - segment.version)[:, None], 0).astype(jnp.float32)
+        sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
+        return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
 
     def accumulate(self, learning: Learning, segment: Segment) -> Learning:
         """Adds the gradient of a micro-batch."""
@@ -341,13 +334,13 @@ class _A3C:
 
     def finish(self, acting: Acting, learning: Learning, key: Array) -> tuple[Acting, Learning]:
         """Ends a round, with an update if one is due."""
-        s, env = self.settings, self.env
+        s = self.settings
         if s.lag == 0:
-            for g in range(env.num_groups):
+            for g in range(self.env.num_groups):
                 learning = self.learn(acting, learning, g, jnp.int32(0), jnp.int32(self.num_batches))
         learned = acting.round - s.lag + 1  # rounds learned since the pools were made
         due = (learned > 0) & (learned % s.rounds_per_update == 0)
-        mean_return = episode_statistics.latest_mean(acting.episodes, num_envs=env.num_envs)
+        mean_return = episode_statistics.latest_mean(acting.episodes, num_envs=self.env.num_envs)
         # A trip count, not a condition, so that parameters stay in place.
         learning = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, x: self.update(x, mean_return), learning)
         return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning
@@ -398,9 +391,8 @@ class _A3C:
         return {"parameters": learning.params}
 
     def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
-        compression = compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
-        scores = episode_statistics.scores(jax.device_get(acting.episodes))
-        return {"episodes": int(acting.episodes.total)} | scores | compression
+        row = {"episodes": int(acting.episodes.total)} | episode_statistics.scores(jax.device_get(acting.episodes))
+        return row | compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
 
     def variables(self, acting: Acting, learning: Learning) -> ArrayTree:
         return learning.params

@@ -4,17 +4,53 @@ variables = variables_of(state, learner=1)
 table_of(state, learner=1)[-1]["compression"]
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import number
 from volvox.data import episode_statistics
 from volvox.data.episode_statistics import EpisodeStatistics
-from volvox.sparsity import compression, is_sparse, masks_of, table
+from volvox.sparsity import compression, is_sparse, masks_of, pruned, table
 from volvox.types import ArrayTree
+
+
+def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
+    """A setting of `num_learners` learners that may be one number for each, float32 `[S]`; 1 where it is None.
+
+    Raises:
+      ValueError: another number of entries, or one that is not within the limits (see `_checks.number`).
+    """
+    given, count = getattr(settings, name), settings.num_learners
+    values = list(given) if isinstance(given, Sequence) else [1.0 if given is None else given] * count
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for num_learners={count}; give one each, or a number.")
+    return np.array([number(name, value, **limits) for value in values], np.float32)
+
+
+def updates_per_beat(updates_per_timestep: float, num_learners: int, group: int) -> int:
+    """Updates in a beat of a group of environments in which no episode begins.
+
+    Raises:
+      ValueError: learners do not share the group evenly, or the updates are no whole number of at least 1.
+    """
+    if group % num_learners:
+        raise ValueError(f"num_learners={num_learners} do not share a group of {group} environments evenly.")
+    updates = updates_per_timestep * (group // num_learners)
+    if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
+        raise ValueError(
+            f"updates_per_timestep={updates_per_timestep} times {group // num_learners} environments of a learner in a "
+            f"group are {updates:g} updates a beat; it must be a whole number of at least 1."
+        )
+    return round(updates)
+
+
+def kept(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
+    """What a sparse optimizer's masks leave of each learner's parameters."""
+    return jax.vmap(pruned)(params, optimizer) if is_sparse(optimizer) else params
 
 
 def repeat(tree: ArrayTree, num_learners: int) -> ArrayTree:

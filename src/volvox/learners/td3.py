@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from volvox._checks import Optimizer, gradient_transformation, group_size, integers, number, numbers
-from volvox._settings import describe
+from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
 from volvox.data import episode_statistics, metrics, normalization, replay
 from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
 from volvox.data.metrics import Metrics
@@ -29,14 +28,13 @@ from volvox.data.normalization import Moments
 from volvox.data.replay import Batch, Replay
 from volvox.learners import side_by_side
 from volvox.learners.learn import LearnState, Progress
+from volvox.learners.side_by_side import kept, setting, updates_per_beat
 from volvox.networks.off_policy import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
-from volvox.sparsity import init_optimizers, is_sparse, pruned
+from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
-_LEARNING = 2**31
-"""Names the stream of keys that learning draws; those of actions are named by their count, an int32."""
-_OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
-"""The smallest number above -1, whose normal quantile is finite."""
+_LEARNING = 2**31  # names the stream of keys that learning draws; those of actions are named by their count, an int32
+_OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))  # the smallest number with a finite normal quantile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,53 +96,21 @@ class TD3:
         if callable(self.learning_rate):
             raise ValueError("learning_rate: give numbers; a rate that changes belongs in a ready-made optimizer.")
         gradient_transformation(self.optimizer, None if self.learning_rate is None else 1.0)
-        for name in ("learning_rate", "exploration_noise", "target_noise"):
-            self.each(name)
-
-    def each(self, name: str) -> np.ndarray:
-        """A setting that may be one number for each learner, float32 `[S]`; 1 where it is None."""
-        given = getattr(self, name)
-        values = list(given) if isinstance(given, Sequence) else [1.0 if given is None else given] * self.num_learners
-        if len(values) != self.num_learners:
-            raise ValueError(
-                f"{name} has {len(values)} entries for num_learners={self.num_learners}; give one each, or a number."
-            )
-        limits = {"above": 0.0} if name == "learning_rate" else {"low": 0.0}
-        return np.array([number(name, value, **limits) for value in values], np.float32)
+        setting(self, "learning_rate", above=0.0)
+        setting(self, "exploration_noise", low=0.0)
+        setting(self, "target_noise", low=0.0)
 
     def bind(self, network: ActorAndCritic, env: Env) -> "_TD3":
-        """The learners of these networks in an environment.
-
-        Raises:
-          TypeError: `network` is no `ActorAndCritic` of flax modules.
-          ValueError: the networks or the environment do not fit the settings.
-        """
-        networks, spec = actor_and_critics(network, env.spec), env.spec
-        b, (low, high) = group_size(env.num_envs, env.num_groups), (spec.action_low, spec.action_high)
-        if b % self.num_learners:
-            raise ValueError(f"num_learners={self.num_learners} do not share a group of {b} environments evenly.")
-        if self.batch_size % env.num_groups:
-            raise ValueError(
-                f"batch_size={self.batch_size} must be a multiple of the number of groups, {env.num_groups}."
-            )
-        updates = self.updates_per_timestep * (b // self.num_learners)
-        if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
-            raise ValueError(
-                f"updates_per_timestep={self.updates_per_timestep} times {b // self.num_learners} environments of a "
-                f"learner in a group are {updates:g} updates a beat; it must be a whole number of at least 1."
-            )
-        width = env.num_envs // self.num_learners
-        least = max(-(-self.batch_size // width), self.n_step + 1) * width
-        if self.replay_size < least:
-            raise ValueError(
-                f"replay_size={self.replay_size} is too small: in whole rows of a learner's {width} environments a "
-                f"batch of {self.batch_size} and targets of {self.n_step} timesteps need {least}."
-            )
-        if not (np.isfinite([low, high]).all() and np.less(low, high).all()):
-            raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
+        """The learners of these networks in an environment; raises ValueError where they do not fit the settings."""
+        networks, groups = actor_and_critics(network, env.spec), env.num_groups
+        updates = updates_per_beat(self.updates_per_timestep, self.num_learners, group_size(env.num_envs, groups))
+        if self.batch_size % groups:
+            raise ValueError(f"batch_size={self.batch_size} must be a multiple of the number of groups, {groups}.")
         if network.representation is not None and self.n_step != 1:
             raise ValueError(f"n_step={self.n_step}: a representation predicts one timestep ahead; take 1.")
-        return _TD3(self, env, networks, round(updates))
+        sizes, width = {"batch_size": self.batch_size, "n_step": self.n_step}, env.num_envs // self.num_learners
+        rows, unsaved = replay.num_rows(self.replay_size, width, **sizes), () if self.save_replay else ("replays",)
+        return _TD3(self, env, networks, updates, rows, unsaved)
 
 
 class Acting(NamedTuple):
@@ -195,22 +161,20 @@ class Variables(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TD3:
-    """The learners in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file.
-
-    Attributes:
-      num_updates: updates in one beat of one group in which no episode begins.
-    """
+    """The learners in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file."""
 
     settings: TD3
     env: Env
     networks: ActorAndCritics
-    num_updates: int
+    num_updates: int  # updates in one beat of a group in which no episode begins
+    num_rows: int  # rows of a group's replay
+    unsaved: tuple[str, ...]
     beats_per_round: int = 1
     timed_rounds: int = 20
     finish: None = None
 
     def critic_loss(self, critics, params: Params, targets: Params, batch: Batch, noise: Array, target_noise: Array):
-        """Squared errors of both critics of one learner (equations 9 to 11 of the paper), and metrics."""
+        """Squared errors of both critics of one learner, with clipped double Q-learning and smoothed targets."""
         net, clip = self.networks, self.settings.target_noise_clip
         noise = jnp.clip(target_noise * noise, -clip, clip)
         next_action = jnp.clip(net.act(targets.actor, batch.next_observation) + noise, -1.0, 1.0)
@@ -223,30 +187,26 @@ class _TD3:
         return loss, {"critic_loss": loss, "value": _mean(first, batch.valid)}
 
     def actor_loss(self, actor, params: Params, batch: Batch):
-        """Minus the first critic's value of one learner's actions, and metrics."""
+        """Minus the first critic's value of one learner's actions."""
         action = self.networks.act(actor, batch.observation)
         encoded = self.networks.encode_action(params.representation, batch.observation, action)
         loss = -_mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
         return loss, {"actor_loss": loss}
 
     def representation_loss(self, representation, batch: Batch):
-        """Squared error of the predictions of one learner's representation, and metrics."""
+        """Squared error of the predictions of one learner's representation."""
         predicted = self.networks.predict(representation, batch.observation, batch.action)
         loss = _mean(((predicted - batch.next_observation) ** 2).mean(axis=-1), batch.valid)
         return loss, {"representation_loss": loss}
 
     def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
-        """One update of all learners (algorithm 1 of the paper).
+        """One update of all learners by transitions `[S, N, ...]` and standard normal noise `[S, N, A]` (algorithm 1).
 
-        Args:
-          learning: before the update.
-          batch: transitions, leaves `[S, N, ...]`.
-          noise: standard normal, `[S, N, A]`.
-          mean_return: float32 `[S]`, which a sparse optimizer is told.
+        A sparse optimizer is told the mean returns `[S]`.
         """
         s, step = self.settings, learning.update + 1
         descend = functools.partial(self.descend, step, mean_return)
-        batch = _observed(jax.vmap(normalization.normalize), learning.moments, batch)
+        batch = batch.map_observations(functools.partial(jax.vmap(normalization.normalize), learning.moments))
         params, optimizer, gathered = learning.params, learning.optimizer, learning.metrics
         if params.representation:
             # Learned first and by itself; to actor and critics its features are the observations.
@@ -255,21 +215,21 @@ class _TD3:
             )
             params, optimizer = params._replace(representation=representation), optimizer._replace(representation=state)
             gathered = metrics.add(gathered, new)
-        batch = _observed(jax.vmap(self.networks.encode_observation), params.representation, batch)
+        encode = jax.vmap(self.networks.encode_observation)
+        batch = batch.map_observations(functools.partial(encode, params.representation))
 
-        given = (params, learning.targets, batch, noise, s.each("target_noise"))
+        given = (params, learning.targets, batch, noise, setting(s, "target_noise"))
         new, critics, state = descend(self.critic_loss, params.critics, optimizer.critics, *given)
         params, optimizer = params._replace(critics=critics), optimizer._replace(critics=state)
         # Targets are pruned at once, for they are used before they move again.
-        targets = learning.targets._replace(critics=_pruned(learning.targets.critics, optimizer.critics))
+        targets = learning.targets._replace(critics=kept(learning.targets.critics, optimizer.critics))
         gathered = metrics.add(gathered, new)
 
         def update_actor(params: Params, targets: Params, optimizer: Params):
             new, actor, state = descend(self.actor_loss, params.actor, optimizer.actor, params, batch)
             params, optimizer = params._replace(actor=actor), optimizer._replace(actor=state)
-            followed = Params(actor, params.critics, ())
-            targets = optax.incremental_update(followed, targets, s.target_rate)
-            return (params, targets._replace(actor=_pruned(targets.actor, state)), optimizer), new
+            targets = optax.incremental_update(Params(actor, params.critics, ()), targets, s.target_rate)
+            return (params, targets._replace(actor=kept(targets.actor, state)), optimizer), new
 
         def skip(*state: Params):
             return state, metrics.zeros(jax.eval_shape(update_actor, *state)[1])
@@ -287,8 +247,8 @@ class _TD3:
             updates, state = self.optimizer(rate).update(gradient, state, params, step=step, mean_return=mean_return)
             return optax.apply_updates(params, updates), state
 
-        rates = self.settings.each("learning_rate")
-        return metrics.means(new), *jax.vmap(one)(gradient, state, params, rates, mean_return)
+        rate = setting(self.settings, "learning_rate")
+        return metrics.means(new), *jax.vmap(one)(gradient, state, params, rate, mean_return)
 
     def optimizer(self, rate: Array) -> optax.GradientTransformationExtraArgs:
         return gradient_transformation(self.settings.optimizer, None if self.settings.learning_rate is None else rate)
@@ -300,11 +260,10 @@ class _TD3:
         episodes, running = jax.vmap(episode_statistics.update)(
             acting.episodes, acting.collectors[g], jax.tree.map(self.split, scored)
         )
-        observation = self.split(timestep.observation).astype(jnp.float32)
-        chosen = jax.vmap(self.choose)(self.all_variables(learning), observation)
+        chosen = jax.vmap(self.choose)(_variables(learning), self.split(timestep.observation))
         # One draw for both kinds: making random numbers takes a loop each time.
         drawn = jax.random.uniform(jax.random.fold_in(key, acting.draws), chosen.shape, minval=_OPEN, maxval=1.0)
-        noise = s.each("exploration_noise")[:, None, None] * (2**0.5 * jax.lax.erf_inv(drawn))
+        noise = setting(s, "exploration_noise")[:, None, None] * (2**0.5 * jax.lax.erf_inv(drawn))
         at_random = acting.timesteps < s.random_timesteps * s.num_learners
         action = jnp.where(at_random, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
         action = action.reshape(-1, action.shape[-1])
@@ -316,7 +275,7 @@ class _TD3:
             replays=(*acting.replays[:g], rows, *acting.replays[g + 1 :]),
             collectors=(*acting.collectors[:g], running, *acting.collectors[g + 1 :]),
         )
-        return acting, self.scale(action)
+        return acting, self.networks.scale(action)
 
     def choose(self, variables: Variables, observation: Array) -> Array:
         """Actions `[B, A]` in [-1, 1] of one learner's actor."""
@@ -363,32 +322,13 @@ class _TD3:
         """`[B, ...]` -> `[S, B / S, ...]`."""
         return x.reshape(self.settings.num_learners, -1, *x.shape[1:])
 
-    def scale(self, action: Array) -> Array:
-        """Actions in [-1, 1] -> the environment's."""
-        low, high = self.env.spec.action_low, self.env.spec.action_high
-        return low + (action + 1.0) * ((high - low) / 2)
-
-    @property
-    def unsaved(self) -> tuple[str, ...]:
-        return () if self.settings.save_replay else ("replays",)
-
     @property
     def policy(self) -> Policy:
         def init(key: Array) -> Variables:
             params, moments = self.networks.init(key), normalization.init(self.env.spec.observation_shape)
             return Variables(params.actor, params.representation, moments)
 
-        def sample(key: Array, output: Array) -> Array:
-            raise ValueError("TD3's policy gives one action and no distribution: it cannot be sampled from.")
-
-        return Policy(
-            init=init,
-            initial_state=lambda batch_size: (),
-            apply=lambda variables, observation, state: (self.choose(variables, observation), state),
-            sample=sample,
-            mode=self.scale,
-            config=describe(self.networks.networks),
-        )
+        return self.networks.policy(init, self.choose)
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
         s, zero, keys = self.settings, jnp.int32(0), jax.random.split(key, self.settings.num_learners)
@@ -402,17 +342,16 @@ class _TD3:
             batch = jax.tree.map(lambda x: x[0], self.sample(keys, acting))
             return self.update(learning, batch, batch.action, jnp.zeros(s.num_learners))
 
-        params, optimizer = jax.vmap(one)(keys, s.each("learning_rate"))
-        moments = side_by_side.repeat(normalization.init(self.env.spec.observation_shape), s.num_learners)
-        episodes = side_by_side.repeat(episode_statistics.init(), s.num_learners)
+        params, optimizer = jax.vmap(one)(keys, setting(s, "learning_rate"))
+        begun = (normalization.init(self.env.spec.observation_shape), episode_statistics.init())
+        moments, episodes = side_by_side.repeat(begun, s.num_learners)
         acting = Acting(zero, zero, episodes, self.empty_replays(), ())
         learning = Learning(params, params._replace(representation=()), optimizer, moments, zero, metrics={})
         return acting, learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
 
     def empty_replays(self) -> tuple[Replay, ...]:
-        s, env = self.settings, self.env
-        num_rows = s.replay_size // (env.num_envs // s.num_learners)
-        return tuple(replay.init(num_rows, env.num_envs // env.num_groups, env.spec) for _ in range(env.num_groups))
+        b, groups = self.env.num_envs // self.env.num_groups, range(self.env.num_groups)
+        return tuple(replay.init(self.num_rows, b, self.env.spec) for _ in groups)
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
         running = tuple(jax.tree.map(self.split, episode_statistics.init_running(group.num_envs)) for group in groups)
@@ -436,12 +375,9 @@ class _TD3:
         row |= side_by_side.compression_row(*(side_by_side.stored(*networks, i) for i in range(n)))
         return row | side_by_side.score_row(acting.episodes, self.env.num_envs // n)
 
-    def all_variables(self, learning: Learning) -> Variables:
-        return Variables(learning.params.actor, learning.params.representation, learning.moments)
-
     def variables(self, acting: Acting, learning: Learning) -> Variables:
         best = np.argmax([one.get("training_mean", -np.inf) for one in side_by_side.scores(acting.episodes)])
-        return side_by_side.pick(self.all_variables(learning), int(best))
+        return side_by_side.pick(_variables(learning), int(best))
 
 
 def variables_of(state: LearnState, learner: int = 0) -> Variables:
@@ -450,20 +386,13 @@ def variables_of(state: LearnState, learner: int = 0) -> Variables:
     Raises:
       ValueError: there is no such learner.
     """
-    params, moments = state.learning.params, state.learning.moments
-    return side_by_side.pick(Variables(params.actor, params.representation, moments), learner)
+    return side_by_side.pick(_variables(state.learning), learner)
+
+
+def _variables(learning: Learning) -> Variables:
+    """Of all learners."""
+    return Variables(learning.params.actor, learning.params.representation, learning.moments)
 
 
 def _mean(x: Array, valid: Array) -> Array:
     return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
-
-
-def _observed(see: Callable[[ArrayTree, Array], Array], variables: ArrayTree, batch: Batch) -> Batch:
-    """The batch with what `see` makes of its observations."""
-    observation, next_observation = see(variables, batch.observation), see(variables, batch.next_observation)
-    return batch._replace(observation=observation, next_observation=next_observation)
-
-
-def _pruned(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
-    """What a sparse optimizer's masks leave of all learners' parameters."""
-    return jax.vmap(pruned)(params, optimizer) if is_sparse(optimizer) else params

@@ -1,16 +1,19 @@
 """Networks that value actions, and the pure functions that a deterministic policy gradient needs."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
+from volvox._settings import describe
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import hidden_layers
 from volvox.networks.modules import batch_of, check_module
-from volvox.types import Array, ArrayTree, EnvSpec
+from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 
 class QNetwork(nn.Module):
@@ -155,6 +158,31 @@ class ActorAndCritics:
         assert self.networks.representation is not None
         return _apply(self.networks.representation, params, observation, action)
 
+    def scale(self, action: Array) -> Array:
+        """Actions in [-1, 1] -> the environment's."""
+        low, high = self.spec.action_low, self.spec.action_high
+        return low + (action + 1.0) * ((high - low) / 2)
+
+    def policy(self, init: Callable[[Array], ArrayTree], act: Callable[[ArrayTree, Array], Array]) -> Policy:
+        """A policy of deterministic actions.
+
+        Args:
+          init: key -> variables.
+          act: (variables, observation `[B, ...]`) -> action `[B, A]` in [-1, 1].
+        """
+
+        def sample(key: Array, output: Array) -> Array:
+            raise ValueError("This policy gives one action and no distribution: it cannot be sampled from.")
+
+        return Policy(
+            init=init,
+            initial_state=lambda batch_size: (),
+            apply=lambda variables, observation, state: (act(variables, observation), state),
+            sample=sample,
+            mode=self.scale,
+            config=describe(self.networks),
+        )
+
     @property
     def _action_shape(self) -> tuple[int, ...]:
         return self.spec.action_shape or ()
@@ -176,12 +204,16 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
 
     Raises:
       TypeError: one of the networks is no flax module.
-      ValueError: the actions are discrete, or the modules do not fit the environment or one another.
+      ValueError: the actions are discrete or without finite bounds, or the modules do not fit the environment or one
+        another.
     """
     if not isinstance(networks, ActorAndCritic):
         raise TypeError(f"give the networks as ActorAndCritic(actor, critic), not {networks!r}.")
     if spec.action_shape is None or len(spec.action_shape) != 1:
         raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
+    low, high = spec.action_low, spec.action_high
+    if not (np.isfinite([low, high]).all() and np.less(low, high).all()):
+        raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
     made = ActorAndCritics(networks, spec)
     observation, action = batch_of(spec.observation_shape), batch_of(spec.action_shape)
     features = encoded = observation
