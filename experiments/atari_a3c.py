@@ -1,14 +1,14 @@
 """Learns to play an Atari game by actor-critic (GA3C, Babaeizadeh et al. 2017, arXiv 1611.06256).
 
-    python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong
-    python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong --resume --frames 40_000_000
+python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong
+python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong --resume --frames 40_000_000
 """
 
 import dataclasses
 import sys
 from typing import Any, Literal
 
-from flags import Atari, Run
+from flags import Atari, Run, iterations
 from launch import launch
 
 import volvox as vx
@@ -53,7 +53,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     """The algorithm, and its iterations in about the frames asked for; every bad setting is refused here."""
     env = settings.env.make()
     algorithm = vx.learn(settings.learner, make_network(settings, env.spec.num_actions or 0), env)
-    return algorithm, settings.learner.iterations(env, frames=settings.frames)
+    return algorithm, iterations(settings.learner, env, settings.frames)
 
 
 if __name__ == "__main__":

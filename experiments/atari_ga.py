@@ -1,7 +1,7 @@
 """Evolves a network to play an Atari game with the deep genetic algorithm (Such et al. 2017, arXiv 1712.06567).
 
-    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite
-    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --generations 200
+python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite
+python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --generations 200
 """
 
 import dataclasses
@@ -19,30 +19,28 @@ class Settings:
 
     strategy: vx.GA | vx.RandomSearch
     env: Atari = Atari()
-    population: Population = Population()
+    population: Population = Population(generations=100)
     run: Run = Run(run_dir="runs/atari_ga", minutes=60)
 
 
 _DESKTOP = {"population_size": 128, "num_elite_candidates": 4, "num_validation_episodes": 8}
-_QUICK = vx.GA(
-    population_size=64, num_parents=8, mutation_std=0.01, num_elite_candidates=3, num_validation_episodes=6
-)
+_QUICK = {"population_size": 64, "num_elite_candidates": 3, "num_validation_episodes": 6}
 PRESETS = {
     "quick": (
         "What two cores can show in five minutes: the small network, a small population, short episodes.",
         Settings(
-            strategy=_QUICK,
+            strategy=vx.GA(num_parents=8, mutation_std=0.01, **_QUICK),
             population=Population(network="small", max_episode_steps="700", generations=1_000),
             run=Run(run_dir="runs/atari_ga", minutes=5),
         ),
     ),
     "desktop": (
         "What two cores can do in an hour: fewer members than published, larger mutations, shorter episodes.",
-        Settings(strategy=vx.GA(num_parents=10, mutation_std=0.005, **_DESKTOP), population=Population(generations=100)),
+        Settings(strategy=vx.GA(num_parents=10, mutation_std=0.005, **_DESKTOP)),
     ),
     "random-search": (
         "As desktop, but every member is a fresh initialisation.",
-        Settings(strategy=vx.RandomSearch(**_DESKTOP), population=Population(generations=100)),
+        Settings(strategy=vx.RandomSearch(**_DESKTOP)),
     ),
     "paper": (
         "Population and episodes of Such et al. 2017, the large network, 1 500 generations; weeks on a desktop's CPU.",

@@ -31,23 +31,20 @@ _KINDS = {
     "nsr-es": ("NSR-ES: novelty and returns evenly", vx.Novelty.nsr_es),
     "nsra-es": ("NSRA-ES: more novelty where returns stagnate", vx.Novelty.nsra_es),
 }
-_PAPER = {
-    "env": Atari(num_envs=128),
-    "run": Run(run_dir="runs/atari_novelty"),
-}
+_PAPER = Population(network="vbn", max_episode_steps="5000", test_max_episode_steps=100_000)
 
 
 def _presets() -> dict[str, tuple[str, Settings]]:
     """Each strategy as two cores can run it in an hour, and with the published population."""
-    behavior = vx.loop.Trajectory(extra="ram", size=128, every=50, length=12)
+    behavior = vx.loop.Trajectory(extra="ram", sample_size=128, every=50, length=12)
     found = {}
     for name, (about, kind) in _KINDS.items():
         strategy = vx.ES(population_size=128, num_bases=3, num_validation_episodes=8, objective=kind(behavior=behavior))
         paper = dataclasses.replace(strategy, population_size=5_000, num_validation_episodes=30, num_test_episodes=200)
         found[name] = (f"{about}; an hour on two cores.", Settings(strategy=strategy))
-        population = Population(network="vbn", max_episode_steps="5000", test_max_episode_steps=100_000)
-        about = f"{about}; a meta-population of 3 of Conti et al. 2018, 5 000 members."
-        found[f"{name}-paper"] = (about, Settings(strategy=paper, population=population, **_PAPER))
+        about = f"{about}; the population of Conti et al. 2018."
+        run, env = Run(run_dir="runs/atari_novelty"), Atari(num_envs=128)
+        found[f"{name}-paper"] = (about, Settings(strategy=paper, population=_PAPER, env=env, run=run))
     return found
 
 

@@ -91,6 +91,18 @@ class MuJoCo:
         return vx.envs.mujoco(**vars(self))
 
 
+def iterations(learner: vx.A3C, env: vx.Env, frames: int) -> int:
+    """Iterations of an actor-critic in about so many frames.
+
+    Raises:
+      ValueError: no frames are asked for.
+    """
+    if frames < 1:
+        raise ValueError(f"frames={frames}: give the number of emulator frames in all.")
+    beats = (learner.segment_length + (learner.lag == 0)) * learner.rounds_per_update
+    return -(-frames // (env.num_envs * beats * env.spec.frame_skip * learner.updates_per_iteration))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Population:
     """How a population on Atari is made and played, whatever the strategy.
@@ -115,7 +127,7 @@ class Population:
 
     def evolve(self, strategy: Any, env: vx.Env) -> tuple[vx.Algorithm, int]:
         """The algorithm, and its generations."""
-        vx.evolution.cutoff(self.max_episode_steps)  # refused before the reference batch is played
+        vx.evolution.parse_cutoff(self.max_episode_steps)  # refused before the reference batch is played
         noise = self._noise()
         algorithm = vx.evolve(
             strategy,

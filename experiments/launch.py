@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import importlib
 import json
+import os
 import sys
 import types
 import typing
@@ -17,6 +18,7 @@ import tyro
 from flags import Run
 
 import volvox as vx
+from volvox.training import check_unused
 
 Make = Callable[[Any], tuple[vx.Algorithm, int]]
 """Settings -> (algorithm, its generations or iterations in all); raises ValueError for bad settings. A function at the
@@ -81,7 +83,7 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
         settings = read(presets, about)
         flags: Run = settings.run
         if not flags.resume:
-            vx.report.check_unused(flags.run_dir)  # making the algorithm may take a while
+            check_unused(flags.run_dir)  # making the algorithm may take a while
         tuned = _tuned(make, settings)
         algorithm, steps = make(changed(settings, tuned))
         if tuned:
@@ -154,7 +156,7 @@ def _choices_of_groups(env: Any) -> tuple[int, ...]:
 
 
 def _choices_of_threads(env: Any) -> tuple[int, ...]:
-    cpus = vx.num_cpus()
+    cpus = len(os.sched_getaffinity(0))
     return first(env.threads or cpus, sorted({max(1, cpus // 2), cpus, cpus + 1}))
 
 

@@ -1,13 +1,13 @@
 """Learns continuous control in MuJoCo by actor-critic, with a Gaussian policy.
 
-    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah
-    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
+python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah
+python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
 """
 
 import dataclasses
 import sys
 
-from flags import MuJoCo, Run
+from flags import MuJoCo, Run, iterations
 from launch import launch
 
 import volvox as vx
@@ -37,7 +37,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     env = settings.env.make()
     (num_components,) = env.spec.action_shape or (0,)
     algorithm = vx.learn(settings.learner, vx.networks.GaussianMLP(num_components, settings.hidden), env)
-    return algorithm, settings.learner.iterations(env, frames=settings.frames)
+    return algorithm, iterations(settings.learner, env, settings.frames)
 
 
 if __name__ == "__main__":
