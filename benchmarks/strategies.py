@@ -66,7 +66,8 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
 
     def evaluation(returns):
         shape = (returns.shape[0], 1)
-        return vx.Evaluation(returns[:, None], jnp.ones(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros((*shape, 0)))
+        lengths, valid = jnp.ones(shape, jnp.int32), jnp.ones(shape, bool)
+        return vx.Evaluation(returns[:, None], lengths, valid, jnp.zeros((*shape, 0)))
 
     @jax.jit
     def decode_each(code, population):
