@@ -68,3 +68,11 @@ def test_a_network_of_small_layers_is_refused():
     with pytest.raises(ValueError, match="min_side=33: no layer has as many inputs and outputs"):
         networks.Grouped(net, min_side=33).init(jax.random.key(0), jnp.zeros((1, 64)))
     assert networks.Grouped(net, block=1).init(jax.random.key(0), jnp.zeros((1, 64)))  # nothing is asked for
+
+
+def test_what_the_inner_network_has_the_grouped_one_has_too():
+    grouped = networks.Grouped(networks.RecurrentActorCritic(2, networks.MLP(32, hidden=(32,))))
+    assert grouped.initial_state(3)[0].shape == (3, 256)
+    assert networks.Grouped(networks.GaussianMLP(2)).distribution == "gaussian"
+    plain = networks.Grouped(networks.MLP(3))
+    assert plain.initial_state is plain.distribution is None
