@@ -23,37 +23,60 @@ from volvox.training import check_unused
 Make = Callable[[Any], tuple[vx.Algorithm, int]]
 """Settings -> (algorithm, its generations or iterations in all); raises ValueError for bad settings. A function at the
 top level of its script, so that it can travel to other processes."""
+_UNIONS = (typing.Union, types.UnionType)
+_FUNCTIONS = (collections.abc.Callable, optax.GradientTransformation)
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 @REGISTRY.primitive_rule
 def _functions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
     """Flags of fields that may be functions: a number, text such as linear:1,0,100, or an import path (optax:adam)."""
-    union = typing.get_origin(info.type) in (typing.Union, types.UnionType)
-    parts = typing.get_args(info.type) if union else (info.type,)
-    functions = (collections.abc.Callable, optax.GradientTransformation)
-    if not any(part in functions or typing.get_origin(part) in functions for part in parts):
+    parts = typing.get_args(info.type) if typing.get_origin(info.type) in _UNIONS else (info.type,)
+    if not any(part in _FUNCTIONS or typing.get_origin(part) in _FUNCTIONS for part in parts):
         return None
-
-    def parse(arguments: list[str]) -> Any:
-        (text,) = arguments
-        if text == "None" and type(None) in parts:
-            return None
-        if float in parts:
-            try:
-                return float(text)
-            except ValueError:
-                return text
-        module, _, name = text.partition(":")
-        return getattr(importlib.import_module(module), name)
-
+    metavar = "NUMBER|SCHEDULE" if str in parts else "NUMBER" if float in parts else "MODULE:FUNCTION"
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="NUMBER|SCHEDULE" if float in parts else "MODULE:FUNCTION",
-        instance_from_str=parse,
+        metavar=f"{{None}}|{metavar}" if type(None) in parts else metavar,
+        instance_from_str=partial(_parse, parts),
         is_instance=lambda value: True,
-        str_from_instance=lambda value: [json.dumps(vx.describe(value)).strip('"')],
+        str_from_instance=_shown,
     )
+
+
+def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
+    (text,) = arguments
+    if text == "None" and type(None) in parts:
+        return None
+    if float in parts:
+        try:
+            return float(text)
+        except ValueError:
+            if str not in parts:
+                raise
+            return text
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{text!r} is no import path such as optax:adam ({error})") from error
+
+
+def _shown(value: Any) -> list[str]:
+    described = vx.describe(value)
+    if not isinstance(described, dict):
+        return [str(described)]
+    path = described.pop("function", described.pop("type", ""))
+    return [" ".join([path, *(f"{name}={setting}" for name, setting in described.items())])]
+
+
+@REGISTRY.struct_rule
+def _of_the_default(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Flags of a field whose type is a protocol, such as an objective: those of its default's class."""
+    if not getattr(info.type, "_is_protocol", False) or not dataclasses.is_dataclass(info.default):
+        return None
+    narrowed = dataclasses.replace(info, type=type(info.default))
+    return tyro.constructors.ConstructorRegistry.get_struct_spec(narrowed)  # pyright: ignore[reportReturnType]
 
 
 def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: list[str] | None = None) -> Any:
