@@ -45,6 +45,8 @@ def inner(code: types.CodeType) -> Iterator[types.CodeType]:
 @each_file
 def test_closures_capture_less_than_five_names(path):
     for code in inner(compile(path.read_text(), str(path), "exec")):
+        if code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"):
+            continue  # run where they stand, and are no functions to a reader
         captured = [name for name in code.co_freevars if name != "__class__"]
         assert len(captured) < 5, f"{code.co_qualname} captures {', '.join(captured)}"
 

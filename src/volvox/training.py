@@ -137,8 +137,8 @@ def train(
         record.save_if_new(state)
         interrupted = abandoned or monitor.signal is not None
         if interrupted:
-            again = f"; train(..., run_dir={os.fspath(run_dir)!r}, resume=True) goes on (scripts: --resume)"
-            display.note(f"interrupted after {name} {record.done}/{steps}{again if run_dir is not None else ''}")
+            again = f"; train(..., run_dir={str(record.path)!r}, resume=True) goes on (scripts: --resume)"
+            display.note(f"interrupted after {name} {record.done}/{steps}{again if record.path is not None else ''}")
         exit_code = 128 + (monitor.signal or signal.SIGINT) if interrupted else 0
         run = Run(algorithm, state, record.rows, record.path, interrupted, exit_code)
         if record.path is not None:

@@ -18,11 +18,11 @@ class Mean(NamedTuple):
 
     Attributes:
       total: float32 `[...]`: sum of the values.
-      count: float32: number of values in the sum.
+      num: float32: number of values in the sum.
     """
 
     total: Array
-    count: Array
+    num: Array
 
 
 class Maximum(NamedTuple):
@@ -56,12 +56,12 @@ def compute(gathered: Metrics) -> dict[str, float]:
     for name, x in gathered.items():
         if isinstance(x, Maximum):
             row[name] = np.max(x.value).item()
-        elif x.count:
-            row[name] = float(np.mean(x.total)) / float(x.count)
+        elif x.num:
+            row[name] = float(np.mean(x.total)) / float(x.num)
     return row
 
 
 def _add(old: Mean | Maximum, new: Mean | Maximum) -> Mean | Maximum:
     if isinstance(old, Maximum) or isinstance(new, Maximum):
         return Maximum(jnp.maximum(old[0], new[0]))
-    return Mean(old.total + new.total, old.count + new.count)
+    return Mean(old.total + new.total, old.num + new.num)

@@ -16,12 +16,12 @@ class Moments(NamedTuple):
     """Running moments of observations `[n...]`.
 
     Attributes:
-      count: float32: observations counted; 0 where they are left as they are.
+      num: float32: observations counted; 0 where they are left as they are.
       mean: float32 `[n...]`.
       squares: float32 `[n...]`: sum of squared differences from the mean.
     """
 
-    count: Array
+    num: Array
     mean: Array
     squares: Array
 
@@ -37,16 +37,16 @@ def update(moments: Moments, observation: Array) -> Moments:
     b = observation.shape[0]
     mean = observation.mean(axis=0)
     squares = ((observation - mean) ** 2).sum(axis=0)
-    count = moments.count + b
+    count = moments.num + b
     difference = mean - moments.mean
     return Moments(
-        count=count,
+        num=count,
         mean=moments.mean + difference * (b / count),
-        squares=moments.squares + squares + difference**2 * (moments.count * b / count),
+        squares=moments.squares + squares + difference**2 * (moments.num * b / count),
     )
 
 
 def normalize(moments: Moments, observation: Array) -> Array:
     """Observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged before 2 are counted."""
-    scaled = (observation - moments.mean) * jax.lax.rsqrt(moments.squares / jnp.maximum(moments.count, 1.0) + 1e-8)
-    return jnp.where(moments.count > 1, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)
+    scaled = (observation - moments.mean) * jax.lax.rsqrt(moments.squares / jnp.maximum(moments.num, 1.0) + 1e-8)
+    return jnp.where(moments.num > 1, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)

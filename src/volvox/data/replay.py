@@ -232,7 +232,7 @@ def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
     """Whether replays together hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
     capacity = sum(replay.reward.size for replay in replays)
     held = sum(jnp.minimum(x.rows, x.reward.shape[0]) * x.reward.shape[1] for x in replays)
-    enough = held >= min(timesteps, capacity)
+    enough = jnp.asarray(held >= min(timesteps, capacity))
     for replay in replays:
         enough &= num_starts(replay, n_step) > 0
     return enough

@@ -228,8 +228,8 @@ class _TD3:
         def update_actor(params: Params, targets: Params, optimizer: Params):
             new, actor, state = descend(self.actor_loss, params.actor, optimizer.actor, params, batch)
             params, optimizer = params._replace(actor=actor), optimizer._replace(actor=state)
-            targets = optax.incremental_update(Params(actor, params.critics, ()), targets, s.target_rate)
-            return (params, targets._replace(actor=kept(targets.actor, state)), optimizer), new
+            moved: Any = optax.incremental_update(Params(actor, params.critics, ()), targets, s.target_rate)
+            return (params, moved._replace(actor=kept(moved.actor, state)), optimizer), new
 
         def skip(*state: Params):
             return state, metrics.zeros(jax.eval_shape(update_actor, *state)[1])
@@ -333,7 +333,7 @@ class _TD3:
     def init(self, key: Array) -> tuple[Acting, Learning]:
         s, zero, keys = self.settings, jnp.int32(0), jax.random.split(key, self.settings.num_learners)
 
-        def one(key: Array, rate: Array) -> tuple[Params, Params]:
+        def one(key, rate) -> tuple[Params, Params]:
             params = self.networks.init(key)
             params, optimizer = init_optimizers(self.optimizer(rate), params, jax.random.fold_in(key, 4))
             return Params(*params), Params(*optimizer)

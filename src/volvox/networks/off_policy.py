@@ -160,7 +160,7 @@ class ActorAndCritics:
 
     def scale(self, action: Array) -> Array:
         """Actions in [-1, 1] -> the environment's."""
-        low, high = self.spec.action_low, self.spec.action_high
+        low, high = jnp.asarray(self.spec.action_low), jnp.asarray(self.spec.action_high)
         return low + (action + 1.0) * ((high - low) / 2)
 
     def policy(self, init: Callable[[Array], ArrayTree], act: Callable[[ArrayTree, Array], Array]) -> Policy:
@@ -211,7 +211,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
         raise TypeError(f"give the networks as ActorAndCritic(actor, critic), not {networks!r}.")
     if spec.action_shape is None or len(spec.action_shape) != 1:
         raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
-    low, high = spec.action_low, spec.action_high
+    low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite([low, high]).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
     made = ActorAndCritics(networks, spec)
