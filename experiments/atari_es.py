@@ -1,7 +1,8 @@
 """Evolves a network to play an Atari game by evolution strategies (Salimans et al. 2017, arXiv 1703.03864).
 
-python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es
-python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es --resume --generations 200
+The first word is a preset; flags change single settings of it:
+    python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es
+    python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es --resume --generations 200
 """
 
 import dataclasses

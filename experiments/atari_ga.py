@@ -1,7 +1,8 @@
 """Evolves a network to play an Atari game with the deep genetic algorithm (Such et al. 2017, arXiv 1712.06567).
 
-python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite
-python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --generations 200
+The first word is a preset; flags change single settings of it:
+    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite
+    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --generations 200
 """
 
 import dataclasses

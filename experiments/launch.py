@@ -18,6 +18,7 @@ import tyro
 from flags import Run
 
 import volvox as vx
+from volvox.data.segments import micro_batch_size
 from volvox.training import check_unused
 
 Make = Callable[[Any], tuple[vx.Algorithm, int]]
@@ -161,26 +162,24 @@ def _tuned(make: Make, settings: Any) -> dict[str, Any]:
 
 def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
     """Values to try for `--tune`, the first of each to begin with; names are flags."""
-    found = {"groups": _choices_of_groups(settings.env), "threads": _choices_of_threads(settings.env)}
+    env, cpus = settings.env, len(os.sched_getaffinity(0))
+    found = {
+        "groups": first(env.groups, (n for n in (1, 2, 3, 4) if env.num_envs % n == 0)),
+        "threads": first(cpus if env.threads is None else env.threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),
+    }
     learner = getattr(settings, "learner", None)
     if isinstance(learner, vx.A3C):
-        group = max(settings.env.num_envs // max(settings.env.groups, 1), 1)
+        group = max(env.num_envs // max(env.groups, 1), 1)
         divisors = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
+        if learner.micro_batch is None:  # its size is tried first anyway
+            own = micro_batch_size(None, group, learner.segment_length)
+            divisors = [n for n in divisors if n != own]
         found["micro_batch"] = first(learner.micro_batch, divisors[-4:])
         if settings.run.tune == "all":
-            count = settings.env.num_envs
+            count = env.num_envs
             found["num_envs"] = first(count, (count // 2, 2 * count, 4 * count))
             found["segment_length"] = first(learner.segment_length, (5, 10, 20))
     return found
-
-
-def _choices_of_groups(env: Any) -> tuple[int, ...]:
-    return first(env.groups, (n for n in (1, 2, 3, 4) if env.num_envs % n == 0))
-
-
-def _choices_of_threads(env: Any) -> tuple[int, ...]:
-    cpus = len(os.sched_getaffinity(0))
-    return first(env.threads or cpus, sorted({max(1, cpus // 2), cpus, cpus + 1}))
 
 
 def first(value: Any, others: Iterable[Any]) -> tuple[Any, ...]:
