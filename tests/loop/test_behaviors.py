@@ -1,5 +1,8 @@
 """Behaviours, streamed and written out."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import probe
-from volvox.loop import Behavior, SlotMemory, behaviors, evaluator, last, trajectory
+from volvox.loop import Evaluator, Last, SlotMemory, Trajectory, behaviors
 from volvox.types import Population, TimeStep
 
 
@@ -31,13 +34,13 @@ def walk(length, seed=0):
 
 def test_last_is_the_last_value():
     steps, values = walk(5)
-    np.testing.assert_allclose(stream(last("place", 2), steps)[0], values[-1], rtol=1e-6)
+    np.testing.assert_allclose(stream(Last("place", 2), steps)[0], values[-1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 30])
 def test_trajectory_is_sampled_and_its_end_repeated(length):
     steps, values = walk(length)
-    got = stream(trajectory("place", 2, every=3, length=4), steps).reshape(4, 2)
+    got = stream(Trajectory("place", 2, every=3, length=4), steps).reshape(4, 2)
     expected = values[[min(3 * i, length - 1) for i in range(4)]]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -45,15 +48,15 @@ def test_trajectory_is_sampled_and_its_end_repeated(length):
 def test_a_record_begins_anew_where_an_episode_does():
     before, _ = walk(9, seed=1)
     steps, values = walk(4)
-    got = stream(trajectory("place", 2, every=1, length=4), before + steps)
+    got = stream(Trajectory("place", 2, every=1, length=4), before + steps)
     np.testing.assert_allclose(got.reshape(4, 2), values, rtol=1e-6)
 
 
 def test_members_are_booked_with_their_own_behavior():
     """Episodes of a known length: the last `elapsed_steps` of each is its length, whatever slot played it."""
     env = probe.countdown(low=1, high=9, num_envs=6, groups=2)
-    net = networks.policy(networks.MLP(2, hidden=()), env.spec)
-    code = population.encoding(net, population.table(size=5_000))
+    net = networks.genotype(networks.MLP(2, hidden=()), env.spec)
+    code = population.encoding(net, population.Table(size=5_000))
     n = 20
     zeros = jnp.zeros(n, jnp.int32)
     bases = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), code.like)
@@ -61,8 +64,12 @@ def test_members_are_booked_with_their_own_behavior():
     everyone = Population(bases, zeros, zeros, jnp.ones(n), zeros > 0, episodes, jnp.zeros(n))
     results = []
     for host in (False, True):
-        played = evaluator(
-            net, env.make(3, host=host), SlotMemory(net, code, 2, 3), capacity=40, behavior=last("elapsed_steps", 1)
+        played = Evaluator(
+            net,
+            partial(env.make, host=host),
+            SlotMemory(net, code, 2, 3),
+            capacity=40,
+            behavior=Last("elapsed_steps", 1),
         )
         result, _ = played.evaluate(everyone, 2, code, seed=0, timed=True)
         np.testing.assert_array_equal(result.valid.sum(1), episodes)
@@ -73,14 +80,33 @@ def test_members_are_booked_with_their_own_behavior():
     assert len(np.unique(results[0].lengths)) > 4
 
 
+@dataclasses.dataclass(frozen=True)
+class Grows(Last):
+    def update(self, record, timestep):
+        return jnp.append(record, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lies(Last):
+    def final(self, record):
+        return jnp.zeros(self.size - 1)
+
+
 def test_records_and_vectors_of_other_shapes_are_refused():
-    grows = last("place", 2)._replace(update=lambda record, seen: jnp.append(record, 0.0))
-    with pytest.raises(ValueError, match="must keep the record's shapes"):
-        stream(grows, walk(1)[0])
+    with pytest.raises(ValueError, match=r"update of the behaviour .*Grows.* must keep the record's shapes"):
+        stream(Grows("place", 2), walk(1)[0])
     with pytest.raises(ValueError, match="reads 3 numbers of 'place', and the environment gives 2: take size=2"):
-        stream(last("place", 3), walk(1)[0])
-    lies: Behavior = last("place", 2)._replace(size=3, init=lambda: jnp.zeros(2))
-    with pytest.raises(ValueError, match="size=3"):
-        stream(lies, walk(1)[0])
+        stream(Last("place", 3), walk(1)[0])
+    with pytest.raises(ValueError, match=r"gives shape \(1,\).*size=2"):
+        stream(Lies("place", 2), walk(1)[0])
     with pytest.raises(ValueError, match="every"):
-        trajectory("ram", 128, every=0, length=3)
+        Trajectory("ram", 128, every=0, length=3)
+    with pytest.raises(ValueError, match="size must be an integer of at least 1"):
+        Last("ram", 0)
+
+
+def test_an_environment_without_the_extra_is_refused():
+    spec = probe.countdown().spec
+    behaviors.check(Last("elapsed_steps", 1), spec)
+    with pytest.raises(ValueError, match=r"reads 'ram', but probe-countdown gives only \['elapsed_steps'\]"):
+        behaviors.check(Trajectory("ram", 128, every=1, length=3), spec)

@@ -9,35 +9,34 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.loop import LoopState, SlotMemory, Stages, evaluator, traced, trajectory
-from volvox.loop import slots as episodes
+from volvox.loop import Evaluator, LoopState, SlotMemory, Stages, Trajectory, slots, traced
 from volvox.types import Population
 
 ENVS_PER_GROUP = 5  # a number that occurs in no other shape
 
 
-@pytest.fixture(scope="module", params=[population.table, population.low_rank], ids=["full", "low-rank"])
+@pytest.fixture(scope="module", params=[population.Table, population.LowRank], ids=["full", "low-rank"])
 def hlo(request):
     """The optimised program of a population's chunk, on real Atari pools."""
     env = atari("Pong", num_envs=2 * ENVS_PER_GROUP, groups=2)
-    net = networks.policy(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
+    net = networks.genotype(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
     code = population.encoding(net, request.param())
     memory = SlotMemory(net, code, 2, ENVS_PER_GROUP)
-    groups = env.make(0)
     n = 16
-    behavior = trajectory("ram", 128, every=1, length=3_000)
-    played = evaluator(net, groups, memory, capacity=n, behavior=behavior)
+    behavior = Trajectory("ram", 128, every=1, length=3_000)
+    played = Evaluator(net, env.make, memory, capacity=n, behavior=behavior)
+    played.loop.open(0)
     bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
     zeros = jnp.zeros(n, jnp.int32)
     everyone = Population(bases, zeros, zeros, jnp.ones(n), zeros > 0, zeros + 1, jnp.zeros(n))
-    queue = episodes.queue(everyone, 1, n)
-    envs = tuple(group.init() for group in groups)
-    held = episodes.Memory(memory.groups, jnp.zeros((n, behavior.size)))
-    state = LoopState(envs, episodes.start(net, groups, queue, behavior), held)
-    constants = episodes.Constants(queue, bases, code)
-    text = played.chunk.jitted.lower(state, constants, jnp.int32(1), jnp.int32(0)).compile().as_text()
-    for group, env_state in zip(groups, envs, strict=True):
-        group.recv(env_state)  # nothing may be in flight when a pool is dropped
+    constants = slots.Constants(slots.make_queue(everyone, 1, n), bases, code)
+    held = slots.Memory(memory.groups, jnp.zeros((n, behavior.size)))
+    rollout = slots.Rollout(net, behavior)
+    carry, held = jax.eval_shape(lambda *of: rollout.begin(*of, 2, ENVS_PER_GROUP), held, constants)
+    envs = played.loop._envs
+    state = LoopState(envs, carry, held)
+    text = played.loop.run_chunk.jitted.lower(state, constants, jnp.int32(1), jnp.int32(0)).compile().as_text()
+    played.loop.restart()  # nothing may be in flight when a pool is dropped
     played.close()
     return text
 

@@ -1,5 +1,7 @@
 """Populations in slots: every episode played once, scored right, in both forms of the loop."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +9,17 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari, probe
-from volvox.loop import SlotMemory, evaluator
+from volvox.loop import Evaluator, SlotMemory
 from volvox.types import Interrupted, Population
 
 
 def encoded(net):
-    return population.encoding(net, population.table(size=5_000))
+    return population.encoding(net, population.Table(size=5_000))
 
 
 def population_of(code, n, episodes=1, priority=None, num_bases=3):
     keys = jax.random.split(jax.random.key(1), 2)
-    noise = jax.vmap(lambda seed: code.sample(code.data, seed, code.like))
+    noise = jax.vmap(lambda seed: code.noise.sample(code.data, seed, code.like))
     return Population(
         bases=noise(population.draw_seeds(code, keys[0], (num_bases,))),
         parent=jnp.arange(n, dtype=jnp.int32) % num_bases,
@@ -29,12 +31,11 @@ def population_of(code, n, episodes=1, priority=None, num_bases=3):
     )
 
 
-def make(env, *, capacity=64, host=False, hidden=(4,), seed=0, **options):
-    net = networks.policy(networks.MLP(env.spec.num_actions or env.spec.action_shape[0], hidden=hidden), env.spec)
+def make(env, *, capacity=64, host=False, hidden=(4,), **options):
+    net = networks.genotype(networks.MLP(env.spec.num_actions or env.spec.action_shape[0], hidden=hidden), env.spec)
     code = encoded(net)
     memory = SlotMemory(net, code, env.num_groups, env.num_envs // env.num_groups)
-    groups = env.make(seed, host=host)
-    return net, code, evaluator(net, groups, memory, capacity=capacity, **options)
+    return net, code, Evaluator(net, partial(env.make, host=host), memory, capacity=capacity, **options)
 
 
 @pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
@@ -44,18 +45,18 @@ def test_every_episode_is_played_once_and_scored(num_groups, host):
     env = probe.countdown(low=1, high=9, num_envs=6, groups=num_groups)
     _, code, played = make(env, host=host)
     episodes = jnp.array([3, 1, 0, 2] * 5)
-    result, figures = played.evaluate(population_of(code, 20, episodes), 3, code)
+    result, statistics = played.evaluate(population_of(code, 20, episodes), 3, code)
     np.testing.assert_array_equal(result.valid, np.arange(3)[None] < np.asarray(episodes)[:, None])
     np.testing.assert_array_equal(result.returns, result.lengths.astype(jnp.float32))
     lengths = np.asarray(result.lengths)[np.asarray(result.valid)]
     assert lengths.min() >= 1
     assert lengths.max() <= 9
     assert not np.asarray(result.lengths)[~np.asarray(result.valid)].any()
-    assert figures.episodes == 30
-    assert figures.steps == lengths.sum()
+    assert statistics.episodes == 30
+    assert statistics.timesteps == lengths.sum()
     # Every episode costs its length and one reset step; the first reset of a slot is the restart.
-    assert figures.stepped >= figures.steps + 30
-    assert 0 < figures.occupancy <= 1
+    assert statistics.stepped >= statistics.timesteps + 30
+    assert 0 < statistics.occupancy <= 1
 
 
 @pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
@@ -63,14 +64,14 @@ def test_every_episode_is_played_once_and_scored(num_groups, host):
 def test_the_stopwatch_changes_nothing(n, chunk_seconds, host):
     env = probe.countdown(low=1, high=9, num_envs=6, groups=3)
     _, code, played = make(env, host=host, chunk_seconds=chunk_seconds)
-    plain, figures = played.evaluate(population_of(code, n), 1, code, seed=5)
-    timed, timed_figures = played.evaluate(population_of(code, n), 1, code, seed=5, timed=True)
+    plain, statistics = played.evaluate(population_of(code, n), 1, code, seed=5)
+    timed, timed_statistics = played.evaluate(population_of(code, n), 1, code, seed=5, timed=True)
     jax.tree.map(np.testing.assert_array_equal, timed, plain)
-    assert figures.times is None
+    assert statistics.times is None
     if n == 2:  # over within one chunk
-        assert timed_figures.times is None
+        assert timed_statistics.times is None
     else:
-        assert min(timed_figures.times) > 0
+        assert min(timed_statistics.times) > 0
     again, _ = played.evaluate(population_of(code, n), 1, code, seed=5)
     jax.tree.map(np.testing.assert_array_equal, again, plain)
 
@@ -105,20 +106,20 @@ def test_members_play_their_own_parameters():
 def test_long_members_start_first_and_makespan_is_counted():
     env = probe.countdown(low=4, high=4, num_envs=2, groups=1)
     _, code, played = make(env)
-    result, figures = played.evaluate(population_of(code, 6, priority=jnp.arange(6.0)), 1, code)
+    result, statistics = played.evaluate(population_of(code, 6, priority=jnp.arange(6.0)), 1, code)
     np.testing.assert_array_equal(result.lengths, 4)
     # Two slots, three episodes each, four steps and a reset step every time.
-    assert figures.makespan == 3 * (4 + 1)
-    assert figures.makespan_over_bound == pytest.approx(15 / 12)
-    assert figures.occupancy == 1.0
+    assert statistics.makespan == 3 * (4 + 1)
+    assert statistics.makespan_over_bound == pytest.approx(15 / 12)
+    assert statistics.occupancy == 1.0
 
 
 def test_idle_groups_are_not_stepped():
     env = probe.countdown(low=7, high=7, num_envs=4, groups=2)
     _, code, played = make(env)
-    _, figures = played.evaluate(population_of(code, 1), 1, code)
-    assert figures.stepped == 2 * 8  # one group of two slots
-    assert figures.occupancy == 0.5
+    _, statistics = played.evaluate(population_of(code, 1), 1, code)
+    assert statistics.stepped == 2 * 8  # one group of two slots
+    assert statistics.occupancy == 0.5
 
 
 def test_nothing_is_compiled_twice():
@@ -127,7 +128,7 @@ def test_nothing_is_compiled_twice():
     _, code, played = make(env)
     for n, episodes in ((20, 1), (5, 4), (20, 1)):
         played.evaluate(population_of(code, n, episodes), 4, code)
-    assert played.chunk.jitted._cache_size() == 1
+    assert played.loop.run_chunk.jitted._cache_size() == 1
 
 
 def test_more_episodes_than_announced_are_refused():
@@ -180,16 +181,17 @@ def test_a_closed_evaluator_says_so():
 def test_recurrent_state_begins_anew_with_each_episode():
     """A policy that counts its steps and turns back after three walks 3 right, then left, in every episode."""
 
-    def apply(variables, observation, state, key):
-        del variables, key
+    def apply(variables, observation, state):
+        del variables
         right = jnp.where(state < 3, 1.0, -1.0)
         return jnp.stack([-right, right], axis=-1) + 0 * observation, state + 1
 
     env = probe.corridor(length=4, max_episode_steps=9, num_envs=2, groups=1)
-    like = networks.policy(networks.MLP(2, hidden=()), env.spec)
-    net = like._replace(initial_state=lambda batch: jnp.zeros(batch, jnp.int32), apply=apply)
+    like = networks.genotype(networks.MLP(2, hidden=()), env.spec)
+    counting = like.policy._replace(initial_state=lambda batch: jnp.zeros(batch, jnp.int32), apply=apply)
+    net = like._replace(policy=counting)
     code = encoded(net)
-    played = evaluator(net, env.make(0), SlotMemory(net, code, 1, 2), capacity=16)
+    played = Evaluator(net, env.make, SlotMemory(net, code, 1, 2), capacity=16)
     result, _ = played.evaluate(population_of(code, 5, 3), 3, code)
     # After 3 right and 3 left it stands at 0 and stays there.
     np.testing.assert_array_equal(result.returns, 0.0)
@@ -207,14 +209,14 @@ def test_too_many_or_no_episodes_are_refused():
 def test_atari_traced_and_driven_agree():
     """Real emulators: the same population scores the same in both forms, cut episodes and restarts included."""
     env = atari("Assault", num_envs=4, groups=2, max_episode_steps=90, threads=2)
-    net = networks.policy(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
-    code = population.encoding(net, population.table())
+    net = networks.genotype(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
+    code = population.encoding(net, population.Table())
     results = []
     for host in (False, True):
         memory = SlotMemory(net, code, 2, 2)
-        played = evaluator(net, env.make(3, host=host), memory, capacity=8)
+        played = Evaluator(net, partial(env.make, host=host), memory, capacity=8)
         everyone = population_of(code, 6)
-        results.append([played.evaluate(everyone, 1, code)[0] for _ in range(2)])
+        results.append([played.evaluate(everyone, 1, code, seed=3)[0] for _ in range(2)])
         played.close()
     jax.tree.map(np.testing.assert_array_equal, *results)
     # What was played matters: scores differ between members, and between the two rollouts.

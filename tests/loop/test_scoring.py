@@ -4,18 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
-import volvox as vx
 from volvox.envs import probe
-from volvox.loop import play, play_randomly
-from volvox.networks import policy_from_functions
-from volvox.networks.policies import perturbed
+from volvox.loop import play, play_randomly, scoring
+from volvox.networks import genotype_from_functions
 
 
 def always(env, logits):
-    """A policy that gives the same logits everywhere."""
-    return policy_from_functions(
+    """A network that gives the same logits everywhere."""
+    return genotype_from_functions(
         lambda key: {"kernel": jnp.asarray([logits])},
         lambda params, observation: jnp.broadcast_to(params["kernel"][0], (observation.shape[0], len(logits))),
         env.spec,
@@ -23,7 +20,7 @@ def always(env, logits):
 
 
 def scores(env, logits, **options):
-    policy = always(env, logits)
+    policy = always(env, logits).policy
     return play(env, policy, policy.init(jax.random.key(0)), **options)
 
 
@@ -45,9 +42,12 @@ def test_sampled_draws_as_the_distribution_has_it():
     assert drawn.mean == pytest.approx(np.tanh(0.25), abs=0.065)
 
 
-def test_perturbed_logits_are_samples():
-    logits = jnp.array([0.0, 1.0, -1.0])
-    chosen = jnp.argmax(perturbed(jax.random.key(0), jnp.broadcast_to(logits, (20_000, 3))), axis=-1)
+def test_sampled_actions_have_the_probabilities_of_the_logits():
+    env, logits = probe.target(size=2).spec._replace(num_actions=3, action_shape=None), jnp.array([0.0, 1.0, -1.0])
+    policy = genotype_from_functions(
+        lambda key: {"kernel": logits[None]}, lambda params, x: jnp.broadcast_to(logits, (x.shape[0], 3)), env
+    ).policy
+    chosen = policy.sample(jax.random.key(0), jnp.broadcast_to(logits, (20_000, 3)))
     frequencies = np.bincount(np.asarray(chosen), minlength=3) / 20_000
     np.testing.assert_allclose(frequencies, jax.nn.softmax(logits), atol=0.012)
 
@@ -66,41 +66,48 @@ def test_random_play_is_between_best_and_worst():
     assert 0 < random.low < random.mean < random.high < 1
 
 
+def test_the_interval_is_that_of_the_mean():
+    """95% of a normal mean's distribution lies within 1.96 standard errors."""
+    returns = np.random.default_rng(1).normal(3, 2, 400).astype(np.float32)
+    score = scoring._score(returns, np.ones(400, np.int32))
+    error = float(returns.std()) / 20
+    assert score.mean == pytest.approx(returns.mean())
+    assert score.low == pytest.approx(score.mean - 1.96 * error, abs=0.1 * error)
+    assert score.high == pytest.approx(score.mean + 1.96 * error, abs=0.1 * error)
+    assert score[2:] == scoring._score(returns, np.ones(400, np.int32))[2:]
+    one = scores(probe.corridor(length=5), [0.0, 0.1], num_episodes=1)
+    assert one.low == one.mean == one.high == 1
+
+
 def test_recurrent_state_is_carried():
-    """A network that counts its steps goes right, then left for ever: the return of a walk of that shape."""
+    """A policy that counts its timesteps goes right, then left for ever: the return of a walk of that shape."""
 
-    class Counter(nn.Module):
-        @nn.compact
-        def __call__(self, x, state):
-            self.param("unused", nn.initializers.zeros, (1, 1))
-            right = (state < 3).astype(jnp.float32)
-            return (jnp.stack([1 - right, right], axis=-1), jnp.zeros(x.shape[0])), state + 1
-
-        @nn.nowrap
-        def initial_state(self, batch_size):
-            return jnp.zeros(batch_size)
+    def apply(variables, observation, state):
+        del variables, observation
+        right = (state < 3).astype(jnp.float32)
+        return jnp.stack([1 - right, right], axis=-1), state + 1
 
     env = probe.corridor(length=8, max_episode_steps=4)
-    algorithm = vx.actor_critic.a3c(Counter(), env, segment_length=2)
-    params = algorithm.policy(algorithm.init(jax.random.key(0)))
-    np.testing.assert_array_equal(play(env, algorithm.network, params, num_episodes=2).returns, [2 / 8, 2 / 8])
+    policy = always(env, [0.0, 0.0]).policy._replace(initial_state=jnp.zeros, apply=apply)
+    np.testing.assert_array_equal(play(env, policy, (), num_episodes=2).returns, [2 / 8, 2 / 8])
 
 
-def test_a_gaussian_policy_is_drawn_with_its_deviation():
+def test_drawn_actions_are_kept_within_the_bounds():
+    """The reward is minus the distance to the target; actions beyond the bounds count as the bounds."""
     env = probe.target(size=2, max_episode_steps=1)
-    algorithm = vx.actor_critic.a3c(vx.networks.GaussianMLP(2, (4,)), env, segment_length=1)
-    params = algorithm.policy(algorithm.init(jax.random.key(0)))
-    observation = jnp.zeros((20_000, 2))
-    mean, _ = algorithm.network.apply(params, observation, (), None)
-    drawn, _ = algorithm.network.apply(params, observation, (), jax.random.key(1))
-    np.testing.assert_allclose(np.std(drawn - mean, axis=0), [1, 1], atol=0.02)  # log_std begins at 0
+    policy = genotype_from_functions(lambda key: {}, lambda params, x: x, env.spec).policy
+    wild = policy._replace(sample=lambda key, output: jnp.full((output.shape[0], 2), 1e6))
+    played = play(env, wild, {}, num_episodes=3, sampled=True).returns
+    assert (played > -1e3).all()
+    bounded = policy._replace(apply=lambda variables, x, state: (jnp.full((x.shape[0], 2), 1e6), state))
+    np.testing.assert_array_equal(played, play(env, bounded, {}, num_episodes=3).returns)
 
 
 def test_bad_requests_raise():
     env = probe.corridor()
-    with pytest.raises(ValueError, match="num_episodes=0"):
+    with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
         scores(env, [0.0, 1.0], num_episodes=0)
-    with pytest.raises(ValueError, match="num_episodes=0"):
+    with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
         play_randomly(env, num_episodes=0)
     target = probe.target(size=2)
     with pytest.raises(ValueError, match="no distribution"):

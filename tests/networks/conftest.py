@@ -17,8 +17,8 @@ def make_spec():
             observation_dtype=dtype,
             num_actions=num_actions,
             action_shape=action_shape,
-            action_low=-1.0,
-            action_high=1.0,
+            action_low=None if action_shape is None else np.full(action_shape, -1.0, np.float32),
+            action_high=None if action_shape is None else np.full(action_shape, 1.0, np.float32),
             max_episode_steps=10,
             frame_skip=1,
         )

@@ -1,5 +1,7 @@
 """Low-rank noise: decoding, updates and play against weights formed in NumPy."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import probe
-from volvox.loop import SlotMemory, evaluator
+from volvox.loop import Evaluator, SlotMemory
 from volvox.population import Genome, Member, lineage
 from volvox.population.decoding import mutation_noise
 from volvox.types import Population
@@ -29,11 +31,11 @@ class Network(nn.Module):
         return nn.Dense(3)(x @ self.param("matrix", nn.initializers.normal(0.5), (HIDDEN, HIDDEN)))
 
 
-NET = networks.policy(Network(), ENV.spec)
+NET = networks.genotype(Network(), ENV.spec)
 
 
 def encoded(rank):
-    noise = population.low_rank(rank=rank, noise=population.table(size=SIZE), full=("matrix",))
+    noise = population.LowRank(rank=rank, source=population.Table(size=SIZE), full=("matrix",))
     return population.encoding(NET, noise)
 
 
@@ -83,15 +85,15 @@ def test_decoding_equals_numpy_to_the_bit(rank):
     jax.tree.map(np.testing.assert_array_equal, jax.jit(population.decode)(code, bases, member), expected)
 
     first = population.rebuild(code, Genome(9, ()))
-    dense = population.encoding(NET, population.table(size=SIZE))
+    dense = population.encoding(NET, population.Table(size=SIZE))
     jax.tree.map(np.testing.assert_array_equal, first, population.rebuild(dense, Genome(9, ())))
     expected = jax.tree.map(lambda base, noise: base + np.float32(0.3) * noise, first, numpy_noise(77, rank))
     jax.tree.map(np.testing.assert_array_equal, population.rebuild(code, Genome(9, ((77, 0.3),))), expected)
 
 
 def test_noise_has_its_rank_and_unit_variance():
-    net = networks.policy(networks.MLP(3, hidden=(40, 40)), ENV.spec)
-    code = population.encoding(net, population.low_rank(rank=2, noise=population.generator()))
+    net = networks.genotype(networks.MLP(3, hidden=(40, 40)), ENV.spec)
+    code = population.encoding(net, population.LowRank(rank=2, source=population.Generator()))
     bases = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), code.like)
     members = Member(jnp.zeros(400, jnp.int32), jnp.arange(400), jnp.ones(400), jnp.zeros(400, bool))
     noise = population.decode_many(code, bases, members)
@@ -135,14 +137,14 @@ def test_members_play_as_their_formed_weights_do(host):
 
     def play(code, members):
         slots = SlotMemory(NET, code, ENV.num_groups, size)
-        played = evaluator(NET, ENV.make(0, host=host), slots, capacity=n)
+        played = Evaluator(NET, partial(ENV.make, host=host), slots, capacity=n)
         result, _ = played.evaluate(members, 1, code, seed=3)
         played.close()
         return result, slots
 
     result, slots = play(code, members)
     formed = population.decode_many(code, members.bases, Member(*members[1:5]))
-    free = population.encoding(NET, population.table(size=SIZE))
+    free = population.encoding(NET, population.Table(size=SIZE))
     each = members._replace(bases=formed, parent=jnp.arange(n, dtype=jnp.int32), scale=jnp.zeros(n))
     expected, free_slots = play(free, each)
     np.testing.assert_allclose(result.returns, expected.returns, rtol=1e-4, atol=1e-4)
@@ -159,8 +161,8 @@ def test_statistics_of_a_reference_batch_are_the_members_own():
         observation_shape=(84, 84, 4), observation_dtype=np.uint8, num_actions=3, action_shape=None
     )
     batch = np.random.default_rng(0).integers(0, 256, (4, 84, 84, 4), np.uint8)
-    net = networks.reference_policy(networks.VirtualBatchNormNet(3), spec, batch)
-    code = population.encoding(net, population.low_rank(noise=population.table(size=2_000_000)))
+    net = networks.reference_genotype(networks.VirtualBatchNormNet(3), spec, batch)
+    code = population.encoding(net, population.LowRank(source=population.Table(size=2_000_000)))
     bases = jax.tree.map(
         lambda x: 0.05 * np.random.default_rng(1).standard_normal((2, *x.shape), np.float32), code.like
     )
@@ -168,7 +170,7 @@ def test_statistics_of_a_reference_batch_are_the_members_own():
 
     @jax.jit
     def outputs(params):
-        return net.apply(net.prepare(params), batch[:2], (), None)[0]
+        return net.policy.apply(net.prepare(params), batch[:2], ())[0]
 
     expected = outputs(population.decode(code, bases, member))
     np.testing.assert_allclose(outputs(population.member_params(code, bases, member)), expected, rtol=1e-3, atol=1e-3)
@@ -176,8 +178,8 @@ def test_statistics_of_a_reference_batch_are_the_members_own():
 
 def test_the_last_seed_reads_no_number_twice():
     """Factors of high rank have more numbers than the network has parameters; the table must have room for them."""
-    net = networks.policy(networks.MLP(3, hidden=(3,)), ENV.spec)
-    code = population.encoding(net, population.low_rank(rank=3, noise=population.table(size=1_000)))
+    net = networks.genotype(networks.MLP(3, hidden=(3,)), ENV.spec)
+    code = population.encoding(net, population.LowRank(rank=3, source=population.Table(size=1_000)))
     assert code.num_drawn > code.num_parameters
     last = population.draw_seeds(code, jax.random.key(0), (10_000,)).max()
     assert last == 1_000 - code.num_drawn
@@ -189,9 +191,9 @@ def test_the_last_seed_reads_no_number_twice():
 
 def test_what_prepare_changes_is_not_shared():
     doubled = lambda params: jax.tree.map(lambda x: 2 * x, params)  # noqa: E731
-    net = networks.policy(networks.MLP(3, hidden=(3,)), ENV.spec, prepare=doubled)
+    net = networks.genotype(networks.MLP(3, hidden=(3,)), ENV.spec, prepare=doubled)
     with pytest.raises(ValueError, match=r"no layer takes parameter Dense_0/kernel"):
-        population.encoding(net, population.low_rank())
+        population.encoding(net, population.LowRank())
 
 
 def test_bad_noise_is_refused_when_an_algorithm_is_made():
@@ -199,27 +201,27 @@ def test_bad_noise_is_refused_when_an_algorithm_is_made():
 
     strategy = evolution.ga(population_size=24, num_parents=4, mutation_std=0.1)
     with pytest.raises(ValueError, match="matrix of rank 3 at most"):
-        evolution.evolve(strategy, Network(), ENV, noise=population.low_rank(rank=4, full=("matrix",)))
+        evolution.evolve(strategy, Network(), ENV, noise=population.LowRank(rank=4, full=("matrix",)))
     search = evolution.random_search(population_size=24)
     with pytest.raises(ValueError, match="low-rank noise has no use"):
-        evolution.evolve(search, networks.MLP(3), ENV, noise=population.low_rank())
+        evolution.evolve(search, networks.MLP(3), ENV, noise=population.LowRank())
 
 
 def test_bad_ranks_and_parameters_are_refused():
     with pytest.raises(ValueError, match="rank must be an integer of at least 1"):
-        population.low_rank(rank=0)
+        population.LowRank(rank=0)
     with pytest.raises(ValueError, match="is of rank 1 already"):
-        population.low_rank(noise=population.low_rank())
+        population.LowRank(source=population.LowRank())
     with pytest.raises(ValueError, match=r"rank=4: kernel Conv_0/kernel \[3, 1, 1, 4\] is a matrix of rank 3 at most"):
         encoded(4)
     with pytest.raises(ValueError, match=r"no layer takes parameter matrix \[5, 5\] in factors"):
-        population.encoding(NET, population.low_rank())
+        population.encoding(NET, population.LowRank())
     with pytest.raises(ValueError, match="full names no parameter of this network: matrices"):
-        population.encoding(NET, population.low_rank(full=("matrices",)))
+        population.encoding(NET, population.LowRank(full=("matrices",)))
     with pytest.raises(ValueError, match=r"full='matrix' is one name"):
-        population.low_rank(full="matrix")
+        population.LowRank(full="matrix")
     code = encoded(1)
-    played = evaluator(NET, ENV.make(0), SlotMemory(NET, code, 2, 4), capacity=4)
+    played = Evaluator(NET, ENV.make, SlotMemory(NET, code, 2, 4), capacity=4)
     with pytest.raises(ValueError, match="first ancestors are bases"):
         played.evaluate(members_of(code, 4, 0.1)._replace(initial=jnp.ones(4, bool)), 1, code)
     played.close()
@@ -232,7 +234,7 @@ def test_the_lineage_begins_with_the_bases_before_the_first_generation():
         strategy = evolution.ga(
             population_size=24, num_parents=4, mutation_std=0.1, num_elite_candidates=3, num_validation_episodes=4
         )
-        noise = population.low_rank(rank=1, noise=population.table(size=20_000), full=("matrix",))
+        noise = population.LowRank(rank=1, source=population.Table(size=20_000), full=("matrix",))
         return evolution.evolve(strategy, Network(), ENV, noise=noise)
 
     algorithm = make()

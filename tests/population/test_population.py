@@ -12,14 +12,14 @@ from volvox.envs import probe
 from volvox.ops import flat
 from volvox.population import Genome, Member, lineage
 
-NET = networks.policy(networks.MLP(2, hidden=(5,)), probe.constant().spec)
+NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
 
 
 def make(noise):
     return population.encoding(NET, noise)
 
 
-CODE = make(population.table(size=5_000))
+CODE = make(population.Table(size=5_000))
 
 
 def numpy_genome(genome: Genome, n: int, table: np.ndarray) -> np.ndarray:
@@ -37,39 +37,39 @@ def numpy_genome(genome: Genome, n: int, table: np.ndarray) -> np.ndarray:
 
 
 def test_table_is_a_prefix_of_the_published_one():
-    table = np.asarray(population.table(size=1_001).make(10))
+    table = np.asarray(population.Table(size=1_001).make_data(10))
     expected = np.random.RandomState(123).randn(1_001).astype(np.float32)
     np.testing.assert_array_equal(table, expected)
 
 
 def test_table_made_in_chunks_is_the_same_table():
     size = 2**22 + 7  # more than one chunk
-    table = np.asarray(population.table(size=size).make(10))
+    table = np.asarray(population.Table(size=size).make_data(10))
     expected = np.random.RandomState(123).randn(size).astype(np.float32)
     np.testing.assert_array_equal(table, expected)
 
 
 def test_default_table_fits_the_network():
-    assert population.table().make(300_000).shape == (8 * 300_000,)
-    assert population.table().make(10).shape == (2**20,)
-    assert population.published_table().config["size"] == 250_000_000
+    assert population.Table().make_data(300_000).shape == (8 * 300_000,)
+    assert population.Table().make_data(10).shape == (2**20,)
+    assert population.published_table() == population.Table(size=250_000_000)
 
 
-@pytest.mark.parametrize("noise", [population.table(size=5_000), population.generator()], ids=["table", "generator"])
+@pytest.mark.parametrize("noise", [population.Table(size=5_000), population.Generator()], ids=["table", "generator"])
 def test_noise_is_standard_normal_and_named_by_its_seed(noise):
     code = make(noise)
     seeds = population.draw_seeds(code, jax.random.key(1), (200,))
     assert seeds.dtype == jnp.int32
     assert len(np.unique(seeds)) > 150
-    sample = jax.vmap(lambda seed: flat.flatten(code.sample(code.data, seed, code.like)))(seeds)
+    sample = jax.vmap(lambda seed: flat.flatten(code.noise.sample(code.data, seed, code.like)))(seeds)
     assert abs(float(sample.mean())) < 0.1
     assert abs(float(sample.std()) - 1) < 0.1
-    again = flat.flatten(code.sample(code.data, seeds[3], code.like))
+    again = flat.flatten(code.noise.sample(code.data, seeds[3], code.like))
     np.testing.assert_array_equal(again, sample[3])
 
 
 def test_seeds_reach_both_ends_of_the_table():
-    code = make(population.table(size=CODE.num_parameters + 1))
+    code = make(population.Table(size=CODE.num_parameters + 1))
     seeds = population.draw_seeds(code, jax.random.key(1), (64,))
     assert set(np.asarray(seeds).tolist()) == {0, 1}
 
@@ -83,7 +83,7 @@ def test_decoding_equals_numpy_to_the_bit():
 
 
 def test_decoding_is_the_same_wherever_it_runs():
-    bases = jax.vmap(NET.init)(jax.random.split(jax.random.key(0), 3))
+    bases = jax.vmap(NET.policy.init)(jax.random.split(jax.random.key(0), 3))
     members = Member(jnp.array([2, 0, 1]), jnp.array([5, 6, 7]), jnp.array([0.1, -0.1, 0.0]), jnp.array([False] * 3))
     many = jax.jit(population.decode_many)(CODE, bases, members)
     for i in range(3):
@@ -156,6 +156,6 @@ def test_genome_of_a_larger_table_is_refused():
 
 def test_bad_tables_are_refused():
     with pytest.raises(ValueError, match="size=0"):
-        population.table(size=0)
+        population.Table(size=0)
     with pytest.raises(ValueError, match="size=3"):
-        make(population.table(size=3))
+        make(population.Table(size=3))

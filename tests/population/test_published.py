@@ -65,9 +65,9 @@ def logits(layers, theta, image):
 def test_a_published_individual_is_rebuilt_to_the_bit_and_plays(size, tmp_path):
     layers = LAYERS[size]
     env = atari("Frostbite", num_envs=2, groups=1, preprocessing="uber")
-    net = networks.policy(networks.DeepGA(18, size=size), env.spec)
+    net = networks.genotype(networks.DeepGA(18, size=size), env.spec)
     n = sum(int(np.prod(shape)) + shape[-1] for shape in layers)
-    code = population.encoding(net, population.table(size=n + 100_000))
+    code = population.encoding(net, population.Table(size=n + 100_000))
     published = [40_123, [99_999, 0.002], [0, 0.002], [77, 0.0020000000949949026], [512, 0.005]]
     path = tmp_path / "elite.json"
     path.write_text(json.dumps(published))
@@ -78,7 +78,7 @@ def test_a_published_individual_is_rebuilt_to_the_bit_and_plays(size, tmp_path):
     np.testing.assert_array_equal(np.asarray(flat.flatten(params)).view(np.int32), theta.view(np.int32))
 
     image = np.random.default_rng(0).uniform(size=(84, 84, 4)).astype(np.float32)
-    ours, _ = net.apply(jax.jit(net.prepare)(params), image[None], (), None)
+    ours, _ = net.policy.apply(jax.jit(net.prepare)(params), image[None], ())
     np.testing.assert_allclose(ours[0], logits(layers, theta, image), rtol=1e-3, atol=1e-5)
 
     score = play(env, net, params, num_episodes=2, max_episode_steps=9)

@@ -1,17 +1,34 @@
-"""The one loop, and what runs on it."""
+"""The one loop, its driver, and what populations play on it.
 
-from volvox.loop.behaviors import Behavior as Behavior
-from volvox.loop.behaviors import last as last
-from volvox.loop.behaviors import trajectory as trajectory
-from volvox.loop.evaluator import Evaluator as Evaluator
-from volvox.loop.evaluator import Figures as Figures
-from volvox.loop.evaluator import SlotMemory as SlotMemory
-from volvox.loop.evaluator import evaluator as evaluator
-from volvox.loop.pipeline import LoopState as LoopState
-from volvox.loop.pipeline import Stages as Stages
-from volvox.loop.pipeline import driven as driven
-from volvox.loop.pipeline import traced as traced
-from volvox.loop.scoring import Score as Score
-from volvox.loop.scoring import play as play
-from volvox.loop.scoring import play_randomly as play_randomly
-from volvox.loop.scoring import reference_batch as reference_batch
+An algorithm gives the loop its `Stages`; `Loop` makes the pools and runs it in chunks; `Evaluator` plays populations;
+`play` scores one network.
+"""
+
+from volvox.loop.behaviors import Behavior, Last, Nothing, Trajectory
+from volvox.loop.driver import Chunk, Loop, seed_of
+from volvox.loop.evaluator import Evaluator, RolloutStatistics, SlotMemory
+from volvox.loop.pipeline import LoopState, Stages, Times, driven, timed, traced
+from volvox.loop.scoring import Score, play, play_randomly, reference_batch
+
+__all__ = [
+    "Behavior",
+    "Chunk",
+    "Evaluator",
+    "Last",
+    "Loop",
+    "LoopState",
+    "Nothing",
+    "RolloutStatistics",
+    "Score",
+    "SlotMemory",
+    "Stages",
+    "Times",
+    "Trajectory",
+    "driven",
+    "play",
+    "play_randomly",
+    "reference_batch",
+    "seed_of",
+    "timed",
+    "traced",
+]

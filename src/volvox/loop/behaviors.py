@@ -1,121 +1,180 @@
 """What an episode was like, as a short vector: streamed while it is played, so that no trajectory is stored.
 
-Novelty search compares these vectors (`volvox.evolution.novelty`).
+Novelty search compares these vectors (`volvox.evolution.Novelty`).
+
+Last("position", 2)                             # where the episode ended
+Trajectory("ram", 128, every=50, length=12)     # the RAM, twelve times in the episode
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
+from volvox._settings import describe
 from volvox.ops.batching import where_rows
-from volvox.types import Array, ArrayTree, Config, EnvSpec, TimeStep
+from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
 
 
-class Behavior(NamedTuple):
-    """A record of one episode of one environment, of fixed size.
+class Behavior(Protocol):
+    """A record of one episode of one environment, of fixed size: settings, and pure functions of them.
+
+    Any object will do that has these. A dataclass is described in `config.json` by its fields.
 
     Attributes:
       size: D, of the vector.
       extras: Names in `TimeStep.extras` that it reads.
-      init: () -> record, before the first time step.
-      update: (record, time step of one environment, no batch axis) -> record of the same shapes and dtypes. Called for
-        every time step of an episode, its first and its last included.
-      final: record after the last time step -> float32 `[D]`.
     """
 
-    size: int
-    extras: tuple[str, ...]
-    init: Callable[[], ArrayTree]
-    update: Callable[[ArrayTree, TimeStep], ArrayTree]
-    final: Callable[[ArrayTree], Array]
-    config: Config
+    @property
+    def size(self) -> int: ...  # noqa: D102
+
+    @property
+    def extras(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    def init(self) -> ArrayTree:
+        """Returns the record before the first timestep."""
+        ...
+
+    def update(self, record: ArrayTree, timestep: TimeStep) -> ArrayTree:
+        """Returns the record, of the same shapes and dtypes, after one more timestep of one environment.
+
+        It is called for every timestep of an episode, its first and its last included.
+        """
+        ...
+
+    def final(self, record: ArrayTree) -> Array:
+        """Returns the vector, float32 `[D]`, of an episode whose last timestep left this record."""
+        ...
 
 
-def nothing() -> Behavior:
+@dataclasses.dataclass(frozen=True)
+class Nothing:
     """No record: a vector of size 0."""
-    return Behavior(
-        0, (), lambda: (), lambda record, timestep: record, lambda record: jnp.zeros(0), {"kind": "nothing"}
-    )
+
+    size: int = dataclasses.field(default=0, init=False)
+    extras: tuple[str, ...] = dataclasses.field(default=(), init=False)
+
+    def init(self) -> ArrayTree:
+        """Returns an empty record."""
+        return ()
+
+    def update(self, record: ArrayTree, timestep: TimeStep) -> ArrayTree:
+        """Returns the empty record."""
+        del timestep
+        return record
+
+    def final(self, record: ArrayTree) -> Array:
+        """Returns an empty vector."""
+        del record
+        return jnp.zeros(0)
 
 
-def last(extra: str, size: int) -> Behavior:
+@dataclasses.dataclass(frozen=True)
+class Last:
     """The value that one of the environment's extras had at the end: a final position, a final RAM.
 
-    Args:
-      extra: its name, for example `"position"` or `"ram"`.
-      size: numbers in it.
-
-    Returns:
-      `Behavior` of that size. Its `update` raises ValueError where the environment gives another number of numbers.
-
-    Raises:
-      ValueError: `size` is not positive.
+    Attributes:
+      extra: Its name, for example `"position"` or `"ram"`.
+      size: Numbers in it. Recording raises ValueError where the environment gives another number of numbers.
     """
-    integer("size", size, low=1)
 
-    def update(record: Array, timestep: TimeStep) -> Array:
+    extra: str
+    size: int
+
+    def __post_init__(self):
+        integer("size", self.size, low=1)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The extra."""
+        return (self.extra,)
+
+    def init(self) -> Array:
+        """See `Behavior.init`."""
+        return jnp.zeros(self.size)
+
+    def update(self, record: Array, timestep: TimeStep) -> Array:
+        """See `Behavior.update`."""
         del record
-        return _value(timestep, extra, size)
+        return _value(timestep, self.extra, self.size)
 
-    config = {"kind": "last", "extra": extra, "size": int(size)}
-    return Behavior(int(size), (extra,), lambda: jnp.zeros(size), update, lambda record: record, config)
+    def final(self, record: Array) -> Array:
+        """See `Behavior.final`."""
+        return record
 
 
-def trajectory(extra: str, size: int, *, every: int, length: int) -> Behavior:
-    """One of the environment's extras, sampled through the episode: `length` values, one every `every` steps.
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """One of the environment's extras, sampled through the episode: `length` values, one every `every` timesteps.
 
     Samples after the end repeat the last value, so the distance of two trajectories is that of their common part and of
     the longer one's rest to the shorter one's last value, and then of the two last values, up to `length` samples.
     (Conti et al. 2018, arXiv 1712.06560, stop where the longer one ends.) What comes after `length` samples is dropped.
 
-    Args:
-      extra: its name, for example `"ram"`.
-      size: numbers in it.
-      every: steps from one sample to the next.
-      length: samples; the vector has `length * size` numbers.
-
-    Returns:
-      `Behavior`.
-
-    Raises:
-      ValueError: a number is not positive.
+    Attributes:
+      extra: Its name, for example `"ram"`.
+      sample_size: Numbers in it.
+      every: Timesteps from one sample to the next.
+      length: Samples; the vector has `length * sample_size` numbers.
     """
-    for name, value in (("size", size), ("every", every), ("length", length)):
-        integer(name, value, low=1)
 
-    def init():
-        return jnp.int32(0), jnp.zeros((length, size))
+    extra: str
+    sample_size: int
+    _: dataclasses.KW_ONLY
+    every: int
+    length: int
 
-    def update(record, timestep: TimeStep):
+    def __post_init__(self):
+        integer("sample_size", self.sample_size, low=1)
+        integer("every", self.every, low=1)
+        integer("length", self.length, low=1)
+
+    @property
+    def size(self) -> int:
+        """Numbers in the vector."""
+        return self.length * self.sample_size
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The extra."""
+        return (self.extra,)
+
+    def init(self) -> tuple[Array, Array]:
+        """See `Behavior.init`."""
+        return jnp.int32(0), jnp.zeros((self.length, self.sample_size))
+
+    def update(self, record: tuple[Array, Array], timestep: TimeStep) -> tuple[Array, Array]:
+        """See `Behavior.update`."""
         step, samples = record
-        value = _value(timestep, extra, size)
-        # Everything from this sample on, so that what never comes repeats the last value.
-        return step + 1, jnp.where(jnp.arange(length)[:, None] * every >= step, value, samples)
+        value = _value(timestep, self.extra, self.sample_size)
+        # Written to this sample and all later ones, so that those that never come repeat the last value.
+        return step + 1, jnp.where(jnp.arange(self.length)[:, None] * self.every >= step, value, samples)
 
-    config = {"kind": "trajectory", "extra": extra, "size": int(size), "every": int(every), "length": int(length)}
-    return Behavior(length * size, (extra,), init, update, lambda record: record[1].reshape(-1), config)
+    def final(self, record: tuple[Array, Array]) -> Array:
+        """See `Behavior.final`."""
+        return record[1].reshape(-1)
 
 
 def check(behavior: Behavior, spec: EnvSpec) -> None:
-    """Raises ValueError where a behaviour cannot be recorded in an environment, as far as its description tells."""
+    """Raises ValueError where a behaviour reads an extra that the environment does not give."""
     missing = [name for name in behavior.extras if name not in spec.extras]
     if missing:
         raise ValueError(
-            f"the behaviour {dict(behavior.config)} reads {missing[0]!r}, but {spec.name} gives only "
-            f"{list(spec.extras)}."
+            f"the behaviour {describe(behavior)} reads {missing[0]!r}, but {spec.name} gives only {list(spec.extras)}."
         )
 
 
 def start(behavior: Behavior, num_envs: int) -> ArrayTree:
-    """Records before the first time step, leaves `[B, ...]`."""
+    """Returns records before the first timestep, leaves `[B, ...]`."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *jnp.shape(x))), behavior.init())
 
 
 def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> ArrayTree:
-    """One time step of `B` environments.
+    """Records one timestep of `B` environments.
 
     Args:
       behavior: what is recorded.
@@ -128,19 +187,20 @@ def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> Array
     Raises:
       ValueError: `update` changes the record's shapes or dtypes.
     """
-    begun = where_rows(timestep.first, start(behavior, timestep.first.shape[0]), records)
-    updated = jax.vmap(behavior.update)(begun, timestep)
-    described = [_described(tree) for tree in (begun, updated)]
-    if described[0] != described[1]:
+    before = where_rows(timestep.first, start(behavior, timestep.first.shape[0]), records)
+    updated = jax.vmap(behavior.update)(before, timestep)
+    try:
+        chex.assert_trees_all_equal_structs(before, updated)
+        chex.assert_trees_all_equal_shapes_and_dtypes(before, updated)
+    except AssertionError as error:
         raise ValueError(
-            f"update of the behaviour {dict(behavior.config)} must keep the record's shapes and dtypes: "
-            f"got {described[1]} from {described[0]}."
-        )
+            f"update of the behaviour {describe(behavior)} must keep the record's shapes and dtypes: {error}"
+        ) from error
     return updated
 
 
 def vector(behavior: Behavior, record: ArrayTree) -> Array:
-    """The behaviour of an episode that ended with this record: float32 `[D]`.
+    """Returns the behaviour of an episode that ended with this record: float32 `[D]`.
 
     Raises:
       ValueError: `final` gives another size than the behaviour says.
@@ -148,22 +208,17 @@ def vector(behavior: Behavior, record: ArrayTree) -> Array:
     found = behavior.final(record)
     if found.shape != (behavior.size,):
         raise ValueError(
-            f"final of the behaviour {dict(behavior.config)} gives shape {found.shape}; it says it has "
+            f"final of the behaviour {describe(behavior)} gives shape {found.shape}; it says it has "
             f"size={behavior.size}."
         )
     return found.astype(jnp.float32)
 
 
 def _value(timestep: TimeStep, extra: str, size: int) -> Array:
-    value = timestep.extras[extra]
+    value: Any = timestep.extras[extra]
     if value.size != size:
         raise ValueError(
             f"the behaviour reads {size} numbers of {extra!r}, and the environment gives {value.size}: take "
             f"size={value.size}."
         )
     return jnp.ravel(value).astype(jnp.float32)
-
-
-def _described(tree: ArrayTree) -> Any:
-    leaves, treedef = jax.tree.flatten(tree)
-    return [(leaf.shape[1:], str(leaf.dtype)) for leaf in leaves], treedef

@@ -2,26 +2,30 @@
 
 Whoever learns iterates over chunks, so that progress, checks and interrupts are plain statements:
 
-    loop = Loop(stages, partial(env.make, host=False))
-    loop.open(seed)
+    loop = Loop(stages, env.make)
+    loop.open(seed_of(key))
     for chunk in loop.run(carry, memory, rounds_left=lambda carry: goal - int(carry.round)):
+        carry, memory = chunk.carry, chunk.memory
+        print(int(carry.round), "rounds")
         if interrupted():
             break
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from volvox.loop import pipeline
-from volvox.loop.pipeline import LoopState, Stages, Times
-from volvox.types import ArrayTree, EnvGroup
+from volvox.loop.pipeline import LoopState, RunChunk, Stages, Times
+from volvox.types import Array, ArrayTree, EnvGroup
 
-_MOST_ROUNDS = 2**20
-"""In one chunk."""
+_MOST_ROUNDS = 2**20  # in one chunk
 
 
 class Chunk(NamedTuple):
@@ -45,7 +49,8 @@ class Loop:
 
     It owns the pools, the compiled forms of the loop and the environments' states, whose actions are in flight between
     two chunks. It is the only thing that does, and it is never part of an algorithm's state. Groups that can be traced
-    run in the compiled loop, others are driven from Python.
+    run in the compiled loop, others are driven from Python. If anything fails while environments step, the pools are
+    closed: donated buffers and actions in flight cannot be trusted any more.
 
     Attributes:
       groups: the pools; () while closed.
@@ -65,7 +70,7 @@ class Loop:
 
         Args:
           stages: the algorithm's part in the loop.
-          make_groups: seed -> new groups of environments, of one size.
+          make_groups: seed -> new groups of environments, of one size; for example `env.make`.
           beats_per_round: beats of a round.
           chunk_seconds: about how long a chunk takes: how often progress and interrupts are looked at.
 
@@ -76,35 +81,38 @@ class Loop:
             raise ValueError(f"chunk_seconds={chunk_seconds}: give a positive number of seconds.")
         self._stages, self._make_groups = stages, make_groups
         self._beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
-        self._chunk: Any = None
         self._envs: tuple[ArrayTree, ...] = ()
-        self._rounds = 4
+        self._rounds = 4  # of the next chunk
+        self._run_chunk: RunChunk = _not_open
+        self._time_parts: Callable[..., tuple[LoopState, Times]] = _not_open
+        self._land: list[Callable[[ArrayTree], ArrayTree]] = []
         self.groups: tuple[EnvGroup, ...] = ()
         self.standing: Any = None
 
     @property
-    def chunk(self) -> pipeline.Chunk:
+    def run_chunk(self) -> RunChunk:
         """The loop itself, for tests that read what was compiled; `open` makes it."""
-        return self._chunk
+        return self._run_chunk
 
     def open(self, seed: int) -> None:
         """Makes new pools, seeded by `seed`, and closes the old ones; every environment begins its first episode."""
         self.close()
-        self.groups = self._make_groups(seed)
-        traceable = all(group.traceable for group in self.groups)
-        form = pipeline.traced if traceable else pipeline.driven
-        self._chunk = form(self._stages, self.groups, beats_per_round=self._beats_per_round)
-        self._stopwatch = pipeline.timed(self._stages, self.groups, beats_per_round=self._beats_per_round)
-        land = [partial(_land, group.recv) for group in self.groups]
-        self._land = [jax.jit(f) if group.traceable else f for f, group in zip(land, self.groups, strict=True)]
-        self._envs = tuple(group.init() for group in self.groups)
+        with self._closed_on_failure():
+            self.groups = tuple(self._make_groups(seed))
+            form = pipeline.traced if all(group.traceable for group in self.groups) else pipeline.driven
+            self._run_chunk = form(self._stages, self.groups, beats_per_round=self._beats_per_round)
+            self._time_parts = pipeline.timed(self._stages, self.groups, beats_per_round=self._beats_per_round)
+            land = [partial(_land, group.recv) for group in self.groups]
+            self._land = [jax.jit(f) if group.traceable else f for f, group in zip(land, self.groups, strict=True)]
+            self._envs = tuple(group.init() for group in self.groups)
 
     def restart(self, seed: int | None = None) -> None:
         """Drops all episodes and begins new ones in the same pools, seeded by `seed` where they can be."""
         self.standing = None
-        # What is in flight (the first episodes, or the actions of the last beat) must land first.
-        landed = [land(env) for land, env in zip(self._land, self._envs, strict=True)]
-        self._envs = tuple(group.restart(env, seed) for group, env in zip(self.groups, landed, strict=True))
+        with self._closed_on_failure():
+            # What is in flight (the first episodes, or the actions of the last beat) must land first.
+            landed = [land(env) for land, env in zip(self._land, self._envs, strict=True)]
+            self._envs = tuple(group.restart(env, seed) for group, env in zip(self.groups, landed, strict=True))
 
     def run(
         self,
@@ -116,7 +124,8 @@ class Loop:
     ) -> Iterator[Chunk]:
         """Runs the loop, chunk by chunk; `carry` and `memory` are donated.
 
-        Between two chunks everything is whole: whoever stops iterating there loses nothing but the chunks to come.
+        Between two chunks everything is whole: whoever stops iterating there can go on with the carry and the memory of
+        the last chunk.
 
         Args:
           carry: what `act` changes.
@@ -127,19 +136,19 @@ class Loop:
 
         Yields:
           `Chunk`.
+
+        Raises:
+          RuntimeError: the loop is not open.
         """
         self.standing = None
         while (left := _MOST_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
             began, rounds = time.perf_counter(), min(self._rounds, left)
-            try:
-                state, done = self._chunk(LoopState(self._envs, carry, memory), constants, rounds)
+            with self._closed_on_failure():
+                state, done = self._run_chunk(LoopState(self._envs, carry, memory), constants, rounds)
                 done = int(done)
-            except BaseException:
-                self.close()  # donated buffers and pools in flight cannot be trusted any more
-                raise
             self._envs, carry, memory = state
             seconds = time.perf_counter() - began
-            if done == self._rounds:
+            if done == self._rounds:  # a chunk that was cut short says little of how long a round takes
                 # Towards chunks of the asked length, at most doubling: the first chunks include compilation.
                 factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
                 self._rounds = min(max(1, int(self._rounds * factor)), _MOST_ROUNDS)
@@ -161,13 +170,13 @@ class Loop:
 
         Returns:
           (carry, memory, seconds of each part).
+
+        Raises:
+          RuntimeError: the loop is not open.
         """
         self.standing = None
-        try:
-            state, times = self._stopwatch(LoopState(self._envs, carry, memory), constants, rounds)
-        except BaseException:
-            self.close()
-            raise
+        with self._closed_on_failure():
+            state, times = self._time_parts(LoopState(self._envs, carry, memory), constants, rounds)
         self._envs, carry, memory = state
         return carry, memory, times
 
@@ -175,8 +184,37 @@ class Loop:
         """Frees the pools and their threads; `open` makes others."""
         for group in self.groups:
             group.close()
-        self.groups, self._envs, self._chunk, self.standing = (), (), None, None
+        self._run_chunk = self._time_parts = _not_open
+        self.groups, self._envs, self.standing = (), (), None
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+def seed_of(key: Array, *numbers: int) -> int:
+    """Makes the seed of pools: an integer in [0, 2**31) that depends on a key and on numbers, for example a generation.
+
+    Args:
+      key: typed, or raw key data.
+      *numbers: non-negative integers; zeros at the end make no difference.
+
+    Returns:
+      The seed.
+    """
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    entropy = [*np.asarray(data).ravel().tolist(), *numbers]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
 def _land(recv: Callable[[ArrayTree], tuple[ArrayTree, Any]], env: ArrayTree) -> ArrayTree:
     return recv(env)[0]
+
+
+def _not_open(*args: Any) -> Any:
+    del args
+    raise RuntimeError("the loop is not open, or was closed and its pools are gone; open(seed) makes new ones.")

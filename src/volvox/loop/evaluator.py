@@ -1,158 +1,124 @@
-"""Playing a whole population: the host's side of `episodes`, in chunks of about a second."""
+"""Playing a whole population: the host's side of `slots`.
 
+slots = SlotMemory(genotype, encoding, env.num_groups, env.num_envs // env.num_groups)
+evaluator = Evaluator(genotype, env.make, slots, capacity=population_size)
+evaluation, statistics = evaluator.evaluate(population, 1, encoding, seed=0)
+print(evaluation.returns.mean(), statistics.occupancy)
+"""
+
+import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.loop import pipeline
-from volvox.loop import slots as episodes
-from volvox.loop.behaviors import Behavior, nothing
+from volvox._checks import integer
+from volvox.loop import slots as in_slots
+from volvox.loop.behaviors import Behavior, Nothing
+from volvox.loop.driver import Loop
+from volvox.loop.pipeline import Times
+from volvox.loop.slots import Carry, Constants, Memory, Rollout
 from volvox.population.decoding import Encoding, Member
-from volvox.types import Array, ArrayTree, EnvGroup, EnvSpec, Evaluation, Interrupted, Policy, Population
+from volvox.types import ArrayTree, EnvGroup, Evaluation, Genotype, Interrupted, Population
 
 Monitor = Callable[[dict[str, Any]], bool | None]
+"""Progress figures -> whether to stop."""
 
-_MOST_BEATS = 2**20
 _TIMED_BEATS = 20
 
 
-class Figures(NamedTuple):
-    """How a rollout went. Steps are agent decisions; a beat steps every group once.
+class RolloutStatistics(NamedTuple):
+    """How a rollout went. A beat steps every group once.
 
     Attributes:
-      steps: Scored steps: the sum of the episodes' lengths.
-      stepped: Slot-steps of the emulators, idle slots and reset steps included.
-      occupancy: Slot-steps with an episode to play, over `stepped`.
+      timesteps: Scored timesteps: the sum of the episodes' lengths.
+      stepped: Timesteps of the emulators, those of idle slots and those that begin an episode included.
+      episodes: Episodes played.
+      occupancy: Timesteps of slots that had an episode to play, over `stepped`.
       makespan: Beats from the first to the last.
-      makespan_over_bound: `makespan` over the larger of steps / slots and the longest episode: 1 is a perfect schedule.
+      makespan_over_bound: `makespan` over the larger of timesteps / slots and the longest episode: 1 is a perfect
+        schedule.
       seconds: Wall-clock, decoding and scheduling included; compilation too if this was the first call.
-      steps_per_second: `steps / seconds`.
-      stepped_per_second: Slot-steps per second of the loop, what was played with a stopwatch not counted.
-      times: Of the parts of a slot-step, if asked for.
+      timesteps_per_second: `timesteps / seconds`.
+      stepped_per_second: `stepped` per second of the loop, what was played with a stopwatch not counted.
+      times: Of the parts of a timestep, if asked for.
     """
 
-    steps: int
+    timesteps: int
     stepped: int
     episodes: int
     occupancy: float
     makespan: int
     makespan_over_bound: float
     seconds: float
-    steps_per_second: float
+    timesteps_per_second: float
     stepped_per_second: float
-    times: pipeline.Times | None
+    times: Times | None
 
 
 class SlotMemory:
     """The parameters of every slot: allocated once, donated to each rollout, shared by pools that take turns.
 
-    The one mutable thing here: gigabytes that are updated in place.
+    It is mutable, because it holds gigabytes that are updated in place.
+
+    Attributes:
+      groups: For each group what its slots hold, leaves `[B, ...]`.
     """
 
-    def __init__(self, policy: Policy, encoding: Encoding, num_groups: int, group_size: int):
+    def __init__(self, genotype: Genotype, encoding: Encoding, num_groups: int, group_size: int):
         """Allocates zeros: `num_groups` × `group_size` × what a slot holds of a member."""
         bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), encoding.like)
         member = Member(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
-        one = jax.eval_shape(lambda *of: episodes.slot_variables(policy, *of), encoding, bases, member)
+        one = jax.eval_shape(partial(in_slots.slot_variables, genotype), encoding, bases, member)
         self.groups: tuple[ArrayTree, ...] = tuple(
             jax.tree.map(lambda x: jnp.zeros((group_size, *x.shape), x.dtype), one) for _ in range(num_groups)
         )
 
 
-class Evaluator(NamedTuple):
+class Evaluator:
     """Plays populations on pools of its own.
 
     Attributes:
-      evaluate: (population, num_episodes, encoding, *, seed=None, timed=False, monitor=None) -> (Evaluation `[N,
-        num_episodes]`, Figures). `timed` plays a few beats halfway with a stopwatch (`pipeline.timed`), which the first
-        call only compiles. Every environment begins a new episode, seeded by `seed` where it can be (see
-        `EnvGroup.restart`). Calls `monitor` about once a second with progress figures; raises `Interrupted` if it
-        returns True, ValueError if more episodes are asked for than there is room, RuntimeError after `close`.
-      chunk: The loop itself; for tests that read it.
+      loop: the loop over the pools; they are made by the first evaluation.
     """
 
-    evaluate: Callable[..., tuple[Evaluation, Figures]]
-    chunk: pipeline.Chunk
-    close: Callable[[], None]
+    def __init__(
+        self,
+        genotype: Genotype,
+        make_groups: Callable[[int], tuple[EnvGroup, ...]],
+        slots: SlotMemory,
+        *,
+        capacity: int,
+        behavior: Behavior | None = None,
+        chunk_seconds: float = 1.0,
+    ):
+        """Prepares the loop.
 
+        Args:
+          genotype: the network.
+          make_groups: seed -> new groups of environments, for example `env.make`. Groups that can be traced run in the
+            compiled loop, others are driven from Python; the results mean the same.
+          slots: for as many groups of that size.
+          capacity: the most episodes of one evaluation. A shape: it is compiled in, the population's size is not.
+          behavior: what is recorded of each episode; None records nothing.
+          chunk_seconds: about how long the loop runs before progress and interrupts are looked at.
 
-def greedy_action(spec: EnvSpec) -> Callable[[Array], Array]:
-    """How a network's output becomes an action: the largest of a discrete set, or clipped to the bounds."""
-    if spec.num_actions is not None:
-        return lambda output: jnp.argmax(output, axis=-1).astype(jnp.int32)
-    shape = spec.action_shape or ()
-    return lambda output: jnp.clip(output, spec.action_low, spec.action_high).reshape(-1, *shape)
-
-
-def evaluator(
-    policy: Policy,
-    groups: Iterable[EnvGroup],
-    memory: SlotMemory,
-    *,
-    capacity: int,
-    behavior: Behavior | None = None,
-    chunk_seconds: float = 1.0,
-) -> Evaluator:
-    """Makes an evaluator over groups of environments.
-
-    Groups that can be traced run in the compiled loop, others are driven from Python; the results mean the same.
-
-    Args:
-      policy: the network.
-      groups: of one size; the evaluator closes them.
-      memory: parameters of the slots, for as many groups of that size.
-      capacity: the most episodes of one call. A shape: it is compiled in, the population's size is not.
-      behavior: what is recorded of each episode; None records nothing.
-      chunk_seconds: about how long the compiled loop runs before Python looks at progress and interrupts.
-
-    Returns:
-      `Evaluator`.
-
-    Raises:
-      ValueError: groups of different sizes, or a non-positive capacity.
-    """
-    groups = tuple(groups)
-    sizes = {group.num_envs for group in groups}
-    if len(sizes) != 1:
-        raise ValueError(f"groups of {sorted(sizes)} environments; all groups of a pool have one size.")
-    if capacity < 1:
-        raise ValueError(f"capacity={capacity}: room for at least one episode is needed.")
-    behavior = nothing() if behavior is None else behavior
-    stages = episodes.stages(policy, greedy_action(groups[0].spec), behavior)
-    traceable = all(group.traceable for group in groups)
-    chunk = (pipeline.traced if traceable else pipeline.driven)(stages, groups)
-    with_stopwatch = pipeline.timed(stages, groups)
-    num_slots = sum(group.num_envs for group in groups)
-    envs: list[ArrayTree] | None = None
-    beats = 8
-    closed = have_played = False
-
-    @jax.jit
-    def begin(queue):
-        return episodes.start(policy, groups, queue, behavior)
-
-    fill = jax.jit(lambda carry, memory, constants: episodes.fill(stages, carry, memory, constants), donate_argnums=1)
-    remaining = jax.jit(lambda carry: episodes.remaining(carry))
-    line_up = jax.jit(episodes.queue, static_argnums=(1, 2))
-    sort_out = jax.jit(episodes.evaluation, static_argnums=(3, 4))
-    drain = [
-        jax.jit(lambda env, recv=group.recv: recv(env)[0]) if traceable else lambda env, recv=group.recv: recv(env)[0]
-        for group in groups
-    ]
-
-    def restart(seed: int | None) -> list[ArrayTree]:
-        nonlocal envs
-        if envs is None:
-            envs = [group.init() for group in groups]
-        # What is in flight (the first episodes, or the actions of the last beat) must land first.
-        envs = [group.restart(take(env), seed) for group, take, env in zip(groups, drain, envs, strict=True)]
-        return envs
+        Raises:
+          ValueError: `capacity` or `chunk_seconds` is not positive.
+        """
+        rollout = Rollout(genotype, Nothing() if behavior is None else behavior)
+        self.loop = Loop(rollout.stages(), make_groups, chunk_seconds=chunk_seconds)
+        self._begin = jax.jit(rollout.begin, static_argnums=(2, 3), donate_argnums=0)
+        self._behavior_size = rollout.behavior.size
+        self._slots, self._capacity = slots, integer("capacity", capacity, low=1)
+        self._opened = self._complete = False
 
     def evaluate(
+        self,
         population: Population,
         num_episodes: int,
         encoding: Encoding,
@@ -160,96 +126,143 @@ def evaluator(
         seed: int | None = None,
         timed: bool = False,
         monitor: Monitor | None = None,
-    ) -> tuple[Evaluation, Figures]:
-        nonlocal envs, beats, have_played
-        if closed:
+    ) -> tuple[Evaluation, RolloutStatistics]:
+        """Plays a population; every environment begins a new episode.
+
+        Args:
+          population: `N` members.
+          num_episodes: E, the most episodes of any member.
+          encoding: of the network.
+          seed: of the pools when they are made, and of their environments later where these can be seeded anew (see
+            `EnvGroup.restart`). None: 0 for new pools, and later whatever follows.
+          timed: play a few beats halfway with a stopwatch (`Loop.time_parts`), which the first call only compiles.
+          monitor: called about once a second with a dict of progress figures; True stops the rollout.
+
+        Returns:
+          (`Evaluation` `[N, E]`, `RolloutStatistics`).
+
+        Raises:
+          Interrupted: the monitor returned True; the evaluator can be used again.
+          ValueError: no episodes or more than `capacity` are asked for, a member asks for more than `num_episodes`, or
+            low-rank noise is to decode first ancestors.
+          RuntimeError: the evaluator was closed, by `close` or because a rollout failed.
+        """
+        total = self._check(population, num_episodes, encoding)
+        watch = _Watch(total, monitor, time.perf_counter())
+        self._restart(seed)
+        queue = in_slots.make_queue(population._replace(bases=()), num_episodes, self._capacity)
+        constants = Constants(queue, population.bases, encoding)
+        memory = Memory(self._slots.groups, jnp.zeros((self._capacity, self._behavior_size)))
+        groups = self.loop.groups
+        carry, memory = self._begin(memory, constants, len(groups), groups[0].num_envs)
+        self._slots.groups = memory.variables
+
+        part = _TimedPart(0.0, 0, None)
+        if timed and not self._complete:  # compiled now, for later
+            carry, memory, part = self._time_parts(carry, memory, constants, 2)
+            timed, part = False, part._replace(times=None)
+        # Halfway, slots take members as often as they do on the whole.
+        carry, memory = self._play(carry, memory, constants, watch, until=-(-total // 2) if timed else total)
+        if timed and int(carry.played.sum()) < total:
+            carry, memory, part = self._time_parts(carry, memory, constants, _TIMED_BEATS)
+            carry, memory = self._play(carry, memory, constants, watch, until=total)
+
+        result = in_slots.evaluation(carry, memory.behaviors, queue, population.seed.shape[0], num_episodes)
+        if int(result.valid.sum()) != total:
+            raise RuntimeError(f"{int(result.valid.sum())} of {total} episodes were played; this is a bug in the loop.")
+        self._complete = True
+        return result, _statistics(carry, time.perf_counter() - watch.began, part)
+
+    def close(self) -> None:
+        """Frees the pools and their threads; the evaluator cannot be used again."""
+        self._opened = True
+        self.loop.close()
+
+    def _check(self, population: Population, num_episodes: int, encoding: Encoding) -> int:
+        """Returns the number of episodes to play."""
+        if self._opened and not self.loop.groups:
             raise RuntimeError("this evaluator was closed and its pools are gone; make another.")
         total, most = int(population.episodes.sum()), int(population.episodes.max())
-        if not 0 < total <= capacity:
-            raise ValueError(f"{total} episodes asked for; this evaluator holds 1 to {capacity}.")
+        if not 0 < total <= self._capacity:
+            raise ValueError(f"{total} episodes asked for; this evaluator holds 1 to {self._capacity}.")
         if most > num_episodes:
             raise ValueError(f"a member asks for {most} episodes, but num_episodes={num_episodes}.")
         if encoding.rank is not None and bool(population.initial.any()):
             raise ValueError("with low-rank noise first ancestors are bases (decode them), never members.")
-        began = time.perf_counter()
-        queue = line_up(population._replace(bases=()), num_episodes, capacity)
-        constants = episodes.Constants(queue, population.bases, encoding)
-        state_envs = restart(seed)
-        held = episodes.Memory(memory.groups, jnp.zeros((capacity, behavior.size)))
-        carry, held = fill(begin(queue), held, constants)
-        memory.groups = held.variables
-        done, times = False, None
-        left_out = (0.0, 0)  # seconds and slot-steps with the stopwatch
-        while not done:
-            halfway = 2 * int(carry.played.sum()) >= total  # where slots take members as they do on the whole
-            compiles = not have_played
-            if timed and times is None and (compiles or halfway):
-                timed_began, before = time.perf_counter(), int(carry.counters.stepped)
-                state = pipeline.LoopState(tuple(state_envs), carry, held)
-                state, times = with_stopwatch(state, constants, 2 if compiles else _TIMED_BEATS)
-                state_envs, carry, held = list(state.envs), state.carry, state.memory
-                envs, memory.groups = state_envs, held.variables
-                left_out = (time.perf_counter() - timed_began, int(carry.counters.stepped) - before)
-                timed = not compiles
-                times = None if compiles else times
-            chunk_began = time.perf_counter()
-            state = pipeline.LoopState(tuple(state_envs), carry, held)
-            state, beats_done = chunk(state, constants, beats)
-            state_envs, carry, held = list(state.envs), state.carry, state.memory
-            envs, memory.groups = state_envs, held.variables
-            cut_short = int(beats_done) < beats
-            done = cut_short or not bool(remaining(carry))
-            now = time.perf_counter()
-            if not cut_short:
-                # Towards chunks of the asked length, at most doubling: the first calls include compilation.
-                factor = chunk_seconds / max(now - chunk_began, 1e-6)
-                beats = min(max(1, int(beats * min(max(factor, 0.5), 2.0))), _MOST_BEATS)
-            if monitor is not None:
-                stepped, busy = int(carry.counters.stepped), int(carry.counters.busy)
-                progress = {
-                    "done": int(carry.played.sum()),
-                    "total": total,
-                    "stepped": stepped,
-                    "steps_per_second": stepped / (now - began),
-                    "occupancy": busy / max(stepped, 1),
-                }
-                if monitor(progress) and not done:
-                    raise Interrupted(f"{progress['done']} of {total} episodes were played and are dropped")
-        result = sort_out(carry, held.behaviors, queue, population.seed.shape[0], num_episodes)
-        if int(result.valid.sum()) != total:
-            raise RuntimeError(f"{int(result.valid.sum())} of {total} episodes were played; this is a bug in the loop.")
-        have_played = True
-        return result, _figures(carry, num_slots, time.perf_counter() - began, times, left_out)
+        return total
 
-    def close():
-        nonlocal closed
-        closed = True
-        for group in groups:
-            group.close()
+    def _restart(self, seed: int | None) -> None:
+        if not self._opened:
+            self._opened = True
+            self.loop.open(0 if seed is None else seed)
+        self.loop.restart(seed)
 
-    return Evaluator(evaluate, chunk, close)
+    def _play(
+        self, carry: Carry, memory: Memory, constants: Constants, watch: "_Watch", *, until: int
+    ) -> tuple[Carry, Memory]:
+        """Runs the loop until that many episodes were played, or a chunk more."""
+        for chunk in self.loop.run(carry, memory, constants):
+            carry, memory = chunk.carry, chunk.memory
+            self._slots.groups = memory.variables
+            watch.show(carry)
+            if int(carry.played.sum()) >= until:
+                break
+        return carry, memory
+
+    def _time_parts(
+        self, carry: Carry, memory: Memory, constants: Constants, beats: int
+    ) -> tuple[Carry, Memory, "_TimedPart"]:
+        began, before = time.perf_counter(), int(carry.counters.stepped)
+        carry, memory, times = self.loop.time_parts(carry, memory, constants, rounds=beats)
+        self._slots.groups = memory.variables
+        return carry, memory, _TimedPart(time.perf_counter() - began, int(carry.counters.stepped) - before, times)
 
 
-def _figures(
-    carry: episodes.EpisodesCarry,
-    num_slots: int,
-    seconds: float,
-    times: pipeline.Times | None,
-    left_out: tuple[float, int],
-) -> Figures:
+class _TimedPart(NamedTuple):
+    """The part of a rollout that was played with a stopwatch."""
+
+    seconds: float
+    stepped: int
+    times: Times | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    """Shows progress, and stops the rollout when it is asked to."""
+
+    total: int
+    monitor: Monitor | None
+    began: float
+
+    def show(self, carry: Carry) -> None:
+        if self.monitor is None:
+            return
+        played, stepped = int(carry.played.sum()), int(carry.counters.stepped)
+        progress = {
+            "done": played,
+            "total": self.total,
+            "stepped": stepped,
+            "timesteps_per_second": stepped / (time.perf_counter() - self.began),
+            "occupancy": int(carry.counters.busy) / max(stepped, 1),
+        }
+        if self.monitor(progress) and played < self.total:
+            raise Interrupted(f"{played} of {self.total} episodes were played and are dropped")
+
+
+def _statistics(carry: Carry, seconds: float, part: _TimedPart) -> RolloutStatistics:
     lengths = np.asarray(carry.lengths)
-    steps, stepped = int(lengths.sum(dtype=np.int64)), int(carry.counters.stepped)
+    timesteps, stepped = int(lengths.sum(dtype=np.int64)), int(carry.counters.stepped)
     makespan = int(carry.counters.group_beats.max())
-    bound = max(steps / num_slots, int(lengths.max()), 1)
-    return Figures(
-        steps=steps,
+    num_slots = sum(slots.entry.shape[0] for slots in carry.slots)
+    return RolloutStatistics(
+        timesteps=timesteps,
         stepped=stepped,
         episodes=int(carry.played.sum()),
         occupancy=int(carry.counters.busy) / max(stepped, 1),
         makespan=makespan,
-        makespan_over_bound=makespan / bound,
+        makespan_over_bound=makespan / max(timesteps / num_slots, int(lengths.max()), 1),
         seconds=seconds,
-        steps_per_second=steps / seconds,
-        stepped_per_second=(stepped - left_out[1]) / (seconds - left_out[0]),
-        times=times,
+        timesteps_per_second=timesteps / seconds,
+        stepped_per_second=(stepped - part.stepped) / (seconds - part.seconds),
+        times=part.times,
     )

@@ -12,6 +12,7 @@ groups' emulators step. The loop exists in forms with the same meaning: `traced`
 be traced; `timed` is that with a stopwatch, and overlaps nothing.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -54,6 +55,8 @@ class LoopState(NamedTuple):
 
     Attributes:
       envs: The state of each group, actions in flight.
+      carry: What `act` changes.
+      memory: What `work` changes.
     """
 
     envs: tuple[ArrayTree, ...]
@@ -61,12 +64,27 @@ class LoopState(NamedTuple):
     memory: ArrayTree
 
 
-Chunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
+RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
 """(state, constants, rounds) -> (state, rounds done). Donates `state`; ends when `rounds` are done or nothing
 remains."""
 
 
-def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> Chunk:
+@dataclasses.dataclass(frozen=True)
+class TracedChunk:
+    """A `RunChunk` that is compiled whole.
+
+    Attributes:
+      jitted: The `jax.jit` function behind it, of (state, constants, rounds, zero), for tests that read its program.
+    """
+
+    jitted: Any
+
+    def __call__(self, state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Any]:
+        """See `RunChunk`."""
+        return self.jitted(state, constants, jnp.int32(rounds), jnp.int32(0))
+
+
+def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> TracedChunk:
     """The fast form: a chunk of rounds as one compiled, donated program.
 
     Args:
@@ -75,10 +93,10 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
       beats_per_round: beats of a round.
 
     Returns:
-      A `Chunk`; `chunk.jitted` is the `jax.jit` function behind it, of (state, constants, rounds, zero).
+      `TracedChunk`.
 
     Raises:
-      ValueError: a group is not traceable, there are none, or a round has no beat.
+      ValueError: a group is not traceable, there are none, they differ in size, or a round has no beat.
     """
     _check(groups, beats_per_round)
     for g, group in enumerate(groups):
@@ -134,14 +152,10 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
         return state, done
 
-    def run(state, constants, rounds):
-        return chunk(state, constants, jnp.int32(rounds), jnp.int32(0))
-
-    run.jitted = chunk  # type: ignore[attr-defined]  # for tests that read the compiled loop
-    return run
+    return TracedChunk(chunk)
 
 
-def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> Chunk:
+def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> RunChunk:
     """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
 
     Args:
@@ -150,10 +164,10 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
       beats_per_round: beats of a round.
 
     Returns:
-      A `Chunk`.
+      A `RunChunk`.
 
     Raises:
-      ValueError: there are no groups, or a round has no beat.
+      ValueError: there are no groups, they differ in size, or a round has no beat.
     """
     calls = _calls(stages, groups, beats_per_round)
 
@@ -162,11 +176,11 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         done = 0
         while done < rounds and calls.remaining(carry):
             for g in list(range(len(groups))) * beats_per_round:
-                if calls.active[g](carry):
+                if calls.active(carry, g):
                     envs[g], timestep = calls.recv[g](envs[g])
-                    carry, action = calls.act[g](carry, memory, constants, timestep)
+                    carry, action = calls.act(carry, memory, constants, g, timestep)
                     envs[g] = calls.send[g](envs[g], action)
-                carry, memory = calls.work[g](carry, memory, constants)
+                carry, memory = calls.work(carry, memory, constants, g)
             carry, memory = calls.finish(carry, memory, constants)
             done += 1
         return LoopState(tuple(envs), carry, memory), done
@@ -228,103 +242,118 @@ def timed(
       timed. It does not ask `remaining`. Donates `state`.
 
     Raises:
-      ValueError: there are no groups, a round has no beat, or (when called) there are too few rounds.
+      ValueError: there are no groups, they differ in size, a round has no beat, or (when called) there are too few
+        rounds.
     """
-    calls = _calls(stages, groups, beats_per_round)
-    b, num_groups = groups[0].num_envs, len(groups)
+    return _Timed(_calls(stages, groups, beats_per_round), groups[0].num_envs, beats_per_round)
 
-    def run(state, constants, rounds):
+
+class _Spent(NamedTuple):
+    """Seconds of each call of a part."""
+
+    emulators: list[float]
+    acting: list[float]
+    working: list[float]
+
+
+def _stopped(spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
+    """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
+    began = time.perf_counter()
+    result = jax.block_until_ready(call(*args))
+    spent.append(time.perf_counter() - began)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Timed:
+    """What `timed` returns."""
+
+    calls: "_Calls"
+    group_size: int
+    beats_per_round: int
+
+    def __call__(self, state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
         integer("rounds", rounds, low=2)
+        calls, num_groups = self.calls, len(state.envs)
         envs, carry, memory = list(state.envs), state.carry, state.memory
-        seen: list[TimeStep | None] = [None] * num_groups
+        waiting: list[TimeStep | None] = [None] * num_groups  # received, and not acted on yet
         actions: list[Any] = [None] * num_groups
-        emulating, acting, working = [], [], []
-        num_beats = rounds * beats_per_round
-
-        def since(began: float, *results: ArrayTree) -> float:
-            jax.block_until_ready(results)
-            return time.perf_counter() - began
-
-        for beat in range(num_beats):
-            if beat == beats_per_round:
-                emulating, acting, working = [], [], []
+        spent, last = _Spent([], [], []), rounds * self.beats_per_round - 1
+        for beat in range(last + 1):
+            if beat == self.beats_per_round:
+                spent = _Spent([], [], [])  # the first round may have compiled
             for g in range(num_groups):
-                if calls.active[g](carry):
-                    if seen[g] is None:
-                        envs[g], seen[g] = calls.recv[g](envs[g])
-                    jax.block_until_ready(seen[g])
-                    began = time.perf_counter()
-                    carry, actions[g] = calls.act[g](carry, memory, constants, seen[g])
-                    acting.append(since(began, carry, actions[g]))
-                    began = time.perf_counter()
-                    envs[g], seen[g] = calls.send[g](envs[g], actions[g]), None
-                    if beat + 1 < num_beats:  # the last actions stay in flight, as everywhere
-                        envs[g], seen[g] = calls.recv[g](envs[g])
-                        emulating.append(since(began, envs[g], seen[g]))
-                began = time.perf_counter()
-                carry, memory = calls.work[g](carry, memory, constants)
-                working.append(since(began, carry, memory))
-            if (beat + 1) % beats_per_round == 0:
-                began = time.perf_counter()
-                carry, memory = calls.finish(carry, memory, constants)
-                working.append(since(began, carry, memory))
+                if calls.active(carry, g):
+                    if waiting[g] is None:
+                        envs[g], waiting[g] = jax.block_until_ready(calls.recv[g](envs[g]))
+                    carry, actions[g] = _stopped(spent.acting, calls.act, carry, memory, constants, g, waiting[g])
+                    if beat == last:  # the last actions stay in flight, as in the other forms
+                        envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
+                    else:
+                        envs[g], waiting[g] = _stopped(spent.emulators, calls.step, g, envs[g], actions[g])
+                carry, memory = _stopped(spent.working, calls.work, carry, memory, constants, g)
+            if (beat + 1) % self.beats_per_round == 0:
+                carry, memory = _stopped(spent.working, calls.finish, carry, memory, constants)
         for g in range(num_groups):
-            if seen[g] is not None:
+            if waiting[g] is not None:
                 envs[g] = calls.send[g](envs[g], actions[g])
-        steps = (num_beats - beats_per_round) * num_groups * b
-        emulators, act = (sum(spent) / max(len(spent), 1) / b for spent in (emulating, acting))
-        return LoopState(tuple(envs), carry, memory), Times(emulators, act, sum(working) / steps)
-
-    return run
+        emulators, acting = (sum(part) / max(len(part), 1) / self.group_size for part in spent[:2])
+        timesteps = (last + 1 - self.beats_per_round) * num_groups * self.group_size
+        return LoopState(tuple(envs), carry, memory), Times(emulators, acting, sum(spent.working) / timesteps)
 
 
 class _Calls(NamedTuple):
-    """The stages and the groups' calls as Python calls them, each a list by group but the last two."""
+    """The groups' functions and the stages, as Python calls them.
+
+    Attributes:
+      recv: of each group.
+      send: of each group.
+    """
 
     recv: list[Callable[..., Any]]
-    act: list[Callable[..., Any]]
     send: list[Callable[..., Any]]
-    work: list[Callable[..., Any]]
-    active: list[Callable[..., Any]]
+    act: Callable[..., Any]
+    work: Callable[..., Any]
+    active: Callable[..., Any]
     remaining: Callable[..., Any]
     finish: Callable[..., Any]
+
+    def step(self, g: int, env: ArrayTree, action: Array) -> tuple[ArrayTree, TimeStep]:
+        """Sends actions to a group, and receives what they led to."""
+        return self.recv[g](self.send[g](env, action))
 
 
 def _calls(stages: Stages, groups: Sequence[EnvGroup], beats_per_round: int) -> _Calls:
     _check(groups, beats_per_round)
-    numbers = range(len(groups))
-
-    def send(group: EnvGroup) -> Callable[..., Any]:
-        return jax.jit(group.send) if group.traceable else lambda env, action: group.send(env, np.asarray(action))
-
-    is_active, remaining = stages.active, stages.remaining
-    always = lambda carry: True  # noqa: E731
     return _Calls(
         recv=[jax.jit(group.recv) if group.traceable else group.recv for group in groups],
-        act=[jax.jit(partial(_act, stages, g), donate_argnums=0) for g in numbers],
-        send=[send(group) for group in groups],
-        work=[jax.jit(partial(_work, stages, g), donate_argnums=(0, 1)) for g in numbers],
-        active=[always if is_active is None else jax.jit(partial(_active, is_active, g)) for g in numbers],
-        remaining=always if remaining is None else jax.jit(remaining),
-        finish=jax.jit(stages.finish, donate_argnums=(0, 1))
-        if stages.finish is not None
-        else lambda carry, memory, constants: (carry, memory),
+        send=[jax.jit(group.send) if group.traceable else partial(_send_from_host, group.send) for group in groups],
+        act=jax.jit(stages.act, static_argnums=3, donate_argnums=0),
+        work=jax.jit(stages.work, static_argnums=3, donate_argnums=(0, 1)),
+        active=_always if stages.active is None else jax.jit(stages.active, static_argnums=1),
+        remaining=_always if stages.remaining is None else jax.jit(stages.remaining),
+        finish=_nothing if stages.finish is None else jax.jit(stages.finish, donate_argnums=(0, 1)),
     )
+
+
+def _send_from_host(send: Callable[..., Any], env: ArrayTree, action: Array) -> ArrayTree:
+    return send(env, np.asarray(action))
+
+
+def _always(*args: Any) -> bool:
+    del args
+    return True
+
+
+def _nothing(carry: ArrayTree, memory: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+    del constants
+    return carry, memory
 
 
 def _check(groups: Sequence[EnvGroup], beats_per_round: int) -> None:
     integer("beats_per_round", beats_per_round, low=1)
-    if not groups:
+    sizes = sorted({group.num_envs for group in groups})
+    if not sizes:
         raise ValueError("the loop needs at least one group of environments; two let emulators and device overlap.")
-
-
-def _act(stages: Stages, g: int, carry, memory, constants, timestep):
-    return stages.act(carry, memory, constants, g, timestep)
-
-
-def _work(stages: Stages, g: int, carry, memory, constants):
-    return stages.work(carry, memory, constants, g)
-
-
-def _active(is_active: Callable[[ArrayTree, int], Array], g: int, carry):
-    return is_active(carry, g)
+    if len(sizes) > 1:
+        raise ValueError(f"groups of {sizes} environments; all groups of a loop have one size.")

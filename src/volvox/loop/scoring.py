@@ -1,16 +1,21 @@
-"""Fresh episodes of one network, or of no network at all: what a score is compared with."""
+"""Fresh episodes of one network, or of no network at all: what a score is compared with.
+
+score = play(env, algorithm.policy, algorithm.variables(state), num_episodes=100)
+print(score.mean, score.low, score.high, play_randomly(env).mean)
+"""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 
 from volvox._checks import integer
-from volvox.loop.evaluator import greedy_action
 from volvox.ops.batching import where_rows
-from volvox.types import Array, ArrayTree, Env, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvSpec, Policy, TimeStep
 
 
 class Score(NamedTuple):
@@ -18,7 +23,8 @@ class Score(NamedTuple):
 
     Attributes:
       returns: float32 `[E]`.
-      lengths: int32 `[E]`, steps.
+      lengths: int32 `[E]`, timesteps.
+      mean: Of the returns.
       low: Lower end of a 95% bootstrap interval of the mean.
       high: Upper end.
     """
@@ -33,7 +39,7 @@ class Score(NamedTuple):
 def play(
     env: Env,
     policy: Policy,
-    params: ArrayTree,
+    variables: ArrayTree,
     *,
     num_episodes: int = 30,
     max_episode_steps: int | None = None,
@@ -44,11 +50,11 @@ def play(
 
     Args:
       env: the environment.
-      policy: the network.
-      params: its parameters, e.g. `run.policy()`.
+      policy: what acts.
+      variables: what `policy.apply` takes, for example `algorithm.variables(state)`.
       num_episodes: episodes; each is played to its end, so short ones are not favoured.
-      max_episode_steps: cutoff in steps; default: the environment's own.
-      sampled: draw actions as the policy's distribution has it, instead of taking the likeliest.
+      max_episode_steps: cutoff in timesteps; default: the environment's own.
+      sampled: draw actions from the policy's distribution, instead of taking the likeliest.
       seed: of the environments and the actions. Take another than the run's for episodes it has not seen.
 
     Returns:
@@ -57,25 +63,12 @@ def play(
     Raises:
       ValueError: no episodes are asked for, or `sampled` with a policy that has no distribution.
     """
-    variables = jax.jit(policy.prepare)(params)
-    greedy = greedy_action(env.spec)
+    act, key = jax.jit(partial(_act, policy, env.spec, sampled)), jax.random.key(seed)
 
-    @jax.jit
-    def act(variables: ArrayTree, step: TimeStep, state: ArrayTree, key: Array | None):
-        state = where_rows(step.first, policy.initial_state(num_episodes), state)
-        output, state = policy.apply(variables, step.observation, state, key)
-        return greedy(output), state
+    def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
+        return act(jax.random.fold_in(key, number), variables, jax.tree.map(jnp.asarray, timestep), state)
 
-    state = policy.initial_state(num_episodes)
-    key = jax.random.key(seed)
-
-    def choose(number: int, step: TimeStep) -> np.ndarray:
-        nonlocal state
-        draw = jax.random.fold_in(key, number) if sampled else None
-        action, state = act(variables, jax.tree.map(jnp.asarray, step), state, draw)
-        return np.asarray(action)
-
-    return _episodes(env, choose, num_episodes, max_episode_steps, seed)
+    return _play(env, choose, policy.initial_state(num_episodes), num_episodes, max_episode_steps, seed)
 
 
 def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | None = None, seed: int = 0) -> Score:
@@ -84,7 +77,7 @@ def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | 
     Args:
       env: the environment.
       num_episodes: episodes.
-      max_episode_steps: cutoff in steps; default: the environment's own.
+      max_episode_steps: cutoff in timesteps; default: the environment's own.
       seed: of the environments and the actions.
 
     Returns:
@@ -93,14 +86,20 @@ def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | 
     Raises:
       ValueError: no episodes are asked for.
     """
-    return _episodes(env, _at_random(env, num_episodes, seed), num_episodes, max_episode_steps, seed)
+    rng = np.random.default_rng(seed)
+
+    def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
+        del number, timestep
+        return _random_actions(env.spec, num_episodes, rng), state
+
+    return _play(env, choose, (), num_episodes, max_episode_steps, seed)
 
 
 def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
     """Observations of uniformly random play, for virtual batch normalisation.
 
     Eight environments play side by side, and each of their observations is taken with a probability of 1%, so that the
-    batch is spread over some 1 600 steps. With the same seed it is the same batch, on envpool too.
+    batch is spread over some 1 600 timesteps. With the same seed it is the same batch, on envpool too.
 
     Args:
       env: the environment.
@@ -114,55 +113,68 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
       ValueError: `size` is not positive.
     """
     integer("size", size, low=1)
-    num_envs, chance = 8, np.random.default_rng([seed, 1])
-    choose = _at_random(env, num_envs, seed)
+    num_envs, chance, rng = 8, np.random.default_rng([seed, 1]), np.random.default_rng(seed)
     (group,) = env.make(seed, num_envs=num_envs, num_groups=1, host=True)
     taken: list[np.ndarray] = []
     try:
-        state, step = group.recv(group.init())
+        state, timestep = group.recv(group.init())
         while len(taken) < size:
-            taken += [np.array(seen) for seen in np.asarray(step.observation)[chance.random(num_envs) < 0.01]]
-            state, step = group.recv(group.send(state, choose(0, step)))
+            taken += [np.array(seen) for seen in np.asarray(timestep.observation)[chance.random(num_envs) < 0.01]]
+            state, timestep = group.recv(group.send(state, _random_actions(env.spec, num_envs, rng)))
     finally:
         group.close()
     return np.stack(taken[:size])
 
 
-def _at_random(env: Env, num_envs: int, seed: int) -> Callable[[int, TimeStep], np.ndarray]:
-    """(number, time step) -> uniformly random actions."""
-    random = np.random.default_rng(seed)
-
-    def choose(number: int, step: TimeStep) -> np.ndarray:
-        del number, step
-        if env.spec.num_actions is not None:
-            return random.integers(env.spec.num_actions, size=num_envs).astype(np.int32)
-        shape = (num_envs, *(env.spec.action_shape or ()))
-        return random.uniform(env.spec.action_low, env.spec.action_high, shape).astype(np.float32)
-
-    return choose
+def _act(
+    policy: Policy, spec: EnvSpec, sampled: bool, key: Array, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
+) -> tuple[Array, ArrayTree]:
+    state = where_rows(timestep.first, policy.initial_state(timestep.first.shape[0]), state)
+    output, state = policy.apply(variables, timestep.observation, state)
+    if not sampled:
+        return policy.mode(output), state
+    action = policy.sample(key, output)
+    return action if spec.num_actions is not None else jnp.clip(action, spec.action_low, spec.action_high), state
 
 
-def _episodes(
+def _random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> np.ndarray:
+    if spec.num_actions is not None:
+        return rng.integers(spec.num_actions, size=num_envs).astype(np.int32)
+    assert spec.action_low is not None
+    assert spec.action_high is not None
+    return rng.uniform(spec.action_low, spec.action_high, (num_envs, *(spec.action_shape or ()))).astype(np.float32)
+
+
+def _play(
     env: Env,
-    choose: Callable[[int, TimeStep], np.ndarray],
+    choose: Callable[[int, TimeStep, Any], tuple[Any, Any]],
+    acting: ArrayTree,
     num_episodes: int,
     max_episode_steps: int | None,
     seed: int,
 ) -> Score:
-    """Plays until the first episode of every environment has ended; `choose`: (number, time step) -> action."""
-    if num_episodes < 1:
-        raise ValueError(f"num_episodes={num_episodes}: at least one episode is needed.")
+    """Plays until the first episode of every environment has ended.
+
+    Args:
+      env: the environment.
+      choose: (number, timestep, state of the policy) -> (action, state of the policy).
+      acting: the state of the policy to begin with.
+      num_episodes: episodes.
+      max_episode_steps: cutoff in timesteps.
+      seed: of the environments.
+    """
+    integer("num_episodes", num_episodes, low=1)
     (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)
     returns, lengths = np.zeros(num_episodes, np.float32), np.zeros(num_episodes, np.int32)
-    playing = np.ones(num_episodes, bool)
+    playing, number = np.ones(num_episodes, bool), 0
     try:
-        state, step = group.recv(group.init())
-        number = 0
+        state, timestep = group.recv(group.init())
         while playing.any():
-            state, step = group.recv(group.send(state, choose(number, step)))
-            returns += np.where(playing, step.reward, 0)
-            lengths += playing & ~np.asarray(step.first)
-            playing &= ~np.asarray(step.terminated | step.truncated)
+            action, acting = choose(number, timestep, acting)
+            state, timestep = group.recv(group.send(state, np.asarray(action)))
+            returns += np.where(playing, timestep.reward, 0)
+            lengths += playing & ~np.asarray(timestep.first)
+            playing &= ~np.asarray(timestep.terminated | timestep.truncated)
             number += 1
     finally:
         group.close()
@@ -170,6 +182,10 @@ def _episodes(
 
 
 def _score(returns: np.ndarray, lengths: np.ndarray) -> Score:
-    resampled = np.random.default_rng(0).choice(returns, (10_000, returns.size)).mean(axis=1)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return Score(returns, lengths, float(returns.mean()), float(low), float(high))
+    mean = low = high = float(returns.mean())
+    if returns.size > 1:  # of one return there is nothing to resample
+        resampled = scipy.stats.bootstrap(
+            (returns,), np.mean, n_resamples=10_000, batch=1_000, method="percentile", rng=np.random.default_rng(0)
+        )
+        low, high = map(float, resampled.confidence_interval)
+    return Score(returns, lengths, mean, low, high)

@@ -5,9 +5,11 @@ however unequal the episodes. Those expected to run long go first. Only slots ho
 when a slot takes it.
 """
 
-from collections.abc import Callable
+import dataclasses
+import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -17,7 +19,7 @@ from volvox.loop.pipeline import Stages
 from volvox.ops.batching import where_rows
 from volvox.ops.low_rank import with_bases, without_bases
 from volvox.population.decoding import Encoding, Member, member_params
-from volvox.types import Array, ArrayTree, EnvGroup, Evaluation, Policy, Population, TimeStep
+from volvox.types import Array, ArrayTree, Evaluation, Genotype, Population, TimeStep
 
 
 class Queue(NamedTuple):
@@ -42,9 +44,9 @@ class Slots(NamedTuple):
     Attributes:
       entry: int32 `[B]`: queue entry being played; -1 if idle.
       started: bool `[B]`: the entry's first observation has been seen.
-      due: bool `[B]`: the entry's parameters must be decoded before its first step.
+      due: bool `[B]`: the entry's parameters must be decoded before its first timestep.
       episode_return: float32 `[B]`: rewards so far.
-      length: int32 `[B]`: steps so far.
+      length: int32 `[B]`: timesteps so far.
       recurrent: The policy's state, leaves `[B, 1, ...]`.
       records: What the behaviour is made of, leaves `[B, ...]`.
       ended: int32 `[B]`: queue entry whose episode ended in this beat; out of range where none did.
@@ -61,11 +63,11 @@ class Slots(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What happened, int32 scalars.
+    """What happened, int32.
 
     Attributes:
-      stepped: Slot-steps of groups that were stepped.
-      busy: Slot-steps in which the slot had an episode to play, its reset step included.
+      stepped: Timesteps of the slots of groups that were stepped.
+      busy: Those in which the slot had an episode to play, the timestep that begins it included.
       group_beats: `[groups]`: beats in which each group was stepped.
     """
 
@@ -74,15 +76,17 @@ class Counters(NamedTuple):
     group_beats: Array
 
 
-class EpisodesCarry(NamedTuple):
+class Carry(NamedTuple):
     """The small state of a rollout.
 
     Attributes:
       num_entries: int32 scalar: length of the queue.
       taken: int32 scalar: entries handed out.
+      slots: Of each group.
       returns: float32 `[C]`, by queue entry.
       lengths: int32 `[C]`.
       played: bool `[C]`.
+      counters: What happened so far.
       num_due: int32 scalar: slots to decode in the next `work`, which waits for `send` through it.
       num_ended: int32 scalar: slots whose behaviour the next `work` keeps, likewise.
     """
@@ -96,79 +100,6 @@ class EpisodesCarry(NamedTuple):
     counters: Counters
     num_due: Array
     num_ended: Array
-
-
-def queue(population: Population, num_episodes: int, capacity: int) -> Queue:
-    """Lines up the episodes of a population, those expected to run long first.
-
-    Args:
-      population: of `N` members, each playing `episodes[i] <= num_episodes` episodes.
-      num_episodes: E, the most episodes of any member.
-      capacity: C, at least the sum of `episodes` (checked by the caller, who knows the values).
-
-    Returns:
-      `Queue`.
-    """
-    n = population.seed.shape[0]
-    member = jnp.repeat(jnp.arange(n, dtype=jnp.int32), num_episodes)
-    episode = jnp.tile(jnp.arange(num_episodes, dtype=jnp.int32), n)
-    wanted = episode < population.episodes[member]
-    order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))
-    size = min(capacity, n * num_episodes)
-    order = order[:size]
-    num_entries = wanted.sum(dtype=jnp.int32)
-    used = jnp.arange(capacity) < num_entries
-    # Padding indexes past the end: gathers clamp, scatters drop.
-    member = jnp.where(used, jnp.pad(member[order], (0, capacity - size)), n)
-    episode = jnp.pad(episode[order], (0, capacity - size))
-    named = Member(population.parent, population.seed, population.scale, population.initial)
-    members = jax.tree.map(lambda x: x[jnp.minimum(member, n - 1)], named)
-    return Queue(members, member, episode, num_entries)
-
-
-def start(policy: Policy, groups: tuple[EnvGroup, ...], queue: Queue, behavior: Behavior) -> EpisodesCarry:
-    """Hands the first entries to the slots, round robin over the groups, so that each gets its share of long ones.
-
-    Args:
-      policy: gives the slots' recurrent state.
-      groups: of environments, all of one size.
-      queue: what to play.
-      behavior: what is recorded of each episode.
-
-    Returns:
-      The carry before the first beat; every occupied slot is due.
-    """
-    capacity = queue.member.shape[0]
-    b = groups[0].num_envs
-
-    def occupy(g: int) -> Slots:
-        number = jnp.arange(b, dtype=jnp.int32) * len(groups) + g
-        entry = jnp.where(number < queue.num_entries, number, -1)
-        recurrent = jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), policy.initial_state(1))
-        nothing = jnp.zeros(b, jnp.int32)
-        return Slots(
-            entry=entry,
-            started=jnp.zeros(b, bool),
-            due=entry >= 0,
-            episode_return=jnp.zeros(b, jnp.float32),
-            length=nothing,
-            recurrent=recurrent,
-            records=behaviors.start(behavior, b),
-            ended=nothing + capacity,
-        )
-
-    zero = jnp.int32(0)
-    return EpisodesCarry(
-        num_entries=queue.num_entries,
-        taken=jnp.minimum(queue.num_entries, b * len(groups)),
-        slots=tuple(occupy(g) for g in range(len(groups))),
-        returns=jnp.zeros(capacity, jnp.float32),
-        lengths=jnp.zeros(capacity, jnp.int32),
-        played=jnp.zeros(capacity, bool),
-        counters=Counters(zero, zero, jnp.zeros(len(groups), jnp.int32)),
-        num_due=zero,
-        num_ended=zero,
-    )
 
 
 class Memory(NamedTuple):
@@ -187,7 +118,9 @@ class Constants(NamedTuple):
     """What a rollout reads and nobody changes.
 
     Attributes:
+      queue: The episodes to play.
       bases: Parameters, leaves `[P, ...]`.
+      encoding: Turns members into parameters.
     """
 
     queue: Queue
@@ -195,11 +128,63 @@ class Constants(NamedTuple):
     encoding: Encoding
 
 
-def slot_variables(policy: Policy, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
-    """What a slot holds of the member it plays: prepared variables, less what it shares with others.
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def make_queue(population: Population, num_episodes: int, capacity: int) -> Queue:
+    """Lines up the episodes of a population, those expected to run long first.
 
     Args:
-      policy: the network.
+      population: `N` members, each playing `episodes[i] <= num_episodes` episodes; its bases are not looked at.
+      num_episodes: E, the most episodes of any member.
+      capacity: C, at least the sum of `episodes` (checked by the caller, who knows the values).
+
+    Returns:
+      `Queue`.
+    """
+    n = population.seed.shape[0]
+    chex.assert_shape(population[1:], (n,))
+    member = jnp.repeat(jnp.arange(n, dtype=jnp.int32), num_episodes)
+    episode = jnp.tile(jnp.arange(num_episodes, dtype=jnp.int32), n)
+    wanted = episode < population.episodes[member]
+    order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))
+    size = min(capacity, n * num_episodes)
+    order = order[:size]
+    num_entries = wanted.sum(dtype=jnp.int32)
+    used = jnp.arange(capacity) < num_entries
+    # Padding indexes past the end: gathers clamp, scatters drop.
+    member = jnp.where(used, jnp.pad(member[order], (0, capacity - size)), n)
+    episode = jnp.pad(episode[order], (0, capacity - size))
+    named = Member(population.parent, population.seed, population.scale, population.initial)
+    members = jax.tree.map(lambda x: x[jnp.minimum(member, n - 1)], named)
+    return Queue(members, member, episode, num_entries)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num_episodes: int) -> Evaluation:
+    """Sorts the results of the queue's entries by member and episode.
+
+    Args:
+      carry: after the last beat.
+      vectors: float32 `[C, D]`: behaviours by queue entry.
+      queue: what was played.
+      num_members: N.
+      num_episodes: E.
+
+    Returns:
+      `Evaluation`, each field `[N, E]`.
+    """
+
+    def scatter(values: Array) -> Array:
+        empty = jnp.zeros((num_members, num_episodes, *values.shape[1:]), values.dtype)
+        return empty.at[queue.member, queue.episode].set(values, mode="drop")
+
+    return Evaluation(*map(scatter, (carry.returns, carry.lengths, carry.played, vectors)))
+
+
+def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
+    """Computes what a slot holds of the member it plays: prepared variables, less what it shares with others.
+
+    Args:
+      genotype: the network.
       encoding: of the network.
       bases: parameters, leaves `[P, ...]`.
       member: scalars.
@@ -207,54 +192,118 @@ def slot_variables(policy: Policy, encoding: Encoding, bases: ArrayTree, member:
     Returns:
       Variables; `with_bases` completes them.
     """
-    return without_bases(policy.prepare(member_params(encoding, bases, member)))
+    return without_bases(genotype.prepare(member_params(encoding, bases, member)))
 
 
-def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior) -> Stages:
+def active(carry: Carry, g: int) -> Array:
+    """Whether a slot of group `g` has an episode to play."""
+    return (carry.slots[g].entry >= 0).any()
+
+
+def remaining(carry: Carry) -> Array:
+    """Whether a slot of any group has an episode to play; as long as entries wait, one has."""
+    return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rollout:
     """The loop's two halves for a population: each slot's own network acts; members that are due are decoded.
 
-    `carry` is `EpisodesCarry`, `memory` is `Memory`, `constants` is `Constants`.
-
-    Args:
-      policy: the network.
-      greedy: network output `[B, ...]` -> action `[B, ...]`.
-      behavior: what is recorded of each episode.
-
-    Returns:
-      `Stages`.
+    Attributes:
+      genotype: The network.
+      behavior: What is recorded of each episode.
     """
 
-    def act(carry: EpisodesCarry, memory: Memory, constants: Constants, g: int, timestep: TimeStep):
-        slots = carry.slots[g]
+    genotype: Genotype
+    behavior: Behavior
+
+    def stages(self) -> Stages:
+        """What `volvox.loop.pipeline` runs, over `Carry`, `Memory` and `Constants`."""
+        return Stages(self.act, self.work, active, remaining)
+
+    def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:
+        """Hands the first entries to the slots and decodes their members; before the first beat.
+
+        Entries go round robin over the groups, so that each group gets its share of long ones.
+
+        Args:
+          memory: of the rollout.
+          constants: of the rollout.
+          num_groups: of environments.
+          group_size: B, environments in each of them.
+
+        Returns:
+          (carry, memory).
+        """
+        capacity, b = constants.queue.member.shape[0], group_size
+        num_entries, zero = constants.queue.num_entries, jnp.int32(0)
+        slots = []
+        for g in range(num_groups):
+            number = jnp.arange(b, dtype=jnp.int32) * num_groups + g
+            entry = jnp.where(number < num_entries, number, -1)
+            recurrent = self.genotype.policy.initial_state(1)
+            slots.append(
+                Slots(
+                    entry=entry,
+                    started=jnp.zeros(b, bool),
+                    due=entry >= 0,
+                    episode_return=jnp.zeros(b, jnp.float32),
+                    length=jnp.zeros(b, jnp.int32),
+                    recurrent=jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), recurrent),
+                    records=behaviors.start(self.behavior, b),
+                    ended=jnp.full(b, capacity, jnp.int32),
+                )
+            )
+        carry = Carry(
+            num_entries=num_entries,
+            taken=jnp.minimum(num_entries, b * num_groups),
+            slots=tuple(slots),
+            returns=jnp.zeros(capacity, jnp.float32),
+            lengths=jnp.zeros(capacity, jnp.int32),
+            played=jnp.zeros(capacity, bool),
+            counters=Counters(zero, zero, jnp.zeros(num_groups, jnp.int32)),
+            num_due=zero,
+            num_ended=zero,
+        )
+        for g in range(num_groups):
+            carry = carry._replace(num_due=carry.slots[g].due.sum(dtype=jnp.int32))
+            carry, memory = self.work(carry, memory, constants, g)
+        return carry, memory
+
+    def act(
+        self, carry: Carry, memory: Memory, constants: Constants, g: int, timestep: TimeStep
+    ) -> tuple[Carry, Array]:
+        """Scores the timestep, hands out entries to slots whose episode ended, and lets every slot's network act."""
+        slots, policy = carry.slots[g], self.genotype.policy
+        chex.assert_shape([timestep.reward, timestep.first, timestep.terminated, timestep.truncated], slots.entry.shape)
         busy = slots.entry >= 0
-        # A slot that took an entry waits for the reset step, which has no reward and no length.
+        # A slot that took an entry waits for the timestep that begins an episode; it has no reward and no length.
         started = slots.started | (busy & timestep.first)
         live = started & ~timestep.first
         episode_return = slots.episode_return + jnp.where(live, timestep.reward, 0.0)
         length = slots.length + live
         ended = live & (timestep.terminated | timestep.truncated)
-        booked = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
+        entry_ended = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
 
         candidate = carry.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
         refilled = ended & (candidate < carry.num_entries)
         num_refilled = refilled.sum(dtype=jnp.int32)
 
-        recurrent = where_rows(timestep.first, policy.initial_state(1), slots.recurrent)
-
         def apply(variables, observation, state):
-            return policy.apply(with_bases(variables, constants.bases), observation, state, None)
+            return policy.apply(with_bases(variables, constants.bases), observation, state)
 
+        recurrent = where_rows(timestep.first, policy.initial_state(1), slots.recurrent)
         output, recurrent = jax.vmap(apply)(memory.variables[g], timestep.observation[:, None], recurrent)
 
-        new = Slots(
+        after = Slots(
             entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
             started=started & ~ended,
             due=refilled,
             episode_return=jnp.where(ended, 0.0, episode_return),
             length=jnp.where(ended, 0, length),
             recurrent=recurrent,
-            records=behaviors.advance(behavior, slots.records, timestep),
-            ended=booked,
+            records=behaviors.advance(self.behavior, slots.records, timestep),
+            ended=entry_ended,
         )
         counters = Counters(
             carry.counters.stepped + busy.shape[0],
@@ -263,27 +312,28 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
         )
         carry = carry._replace(
             taken=carry.taken + num_refilled,
-            slots=(*carry.slots[:g], new, *carry.slots[g + 1 :]),
-            returns=carry.returns.at[booked].set(episode_return, mode="drop"),
-            lengths=carry.lengths.at[booked].set(length, mode="drop"),
-            played=carry.played.at[booked].set(True, mode="drop"),
+            slots=(*carry.slots[:g], after, *carry.slots[g + 1 :]),
+            returns=carry.returns.at[entry_ended].set(episode_return, mode="drop"),
+            lengths=carry.lengths.at[entry_ended].set(length, mode="drop"),
+            played=carry.played.at[entry_ended].set(True, mode="drop"),
             counters=counters,
             num_due=num_refilled,
             num_ended=ended.sum(dtype=jnp.int32),
         )
-        return carry, greedy(output[:, 0])
+        return carry, policy.mode(output[:, 0])
 
-    def work(carry: EpisodesCarry, memory: Memory, constants: Constants, g: int):
-        slots = carry.slots[g]
+    def work(self, carry: Carry, memory: Memory, constants: Constants, g: int) -> tuple[Carry, Memory]:
+        """Decodes the members of slots that are due, and keeps the behaviours of episodes that ended."""
+        slots, behavior = carry.slots[g], self.behavior
         due_first = jnp.argsort(~slots.due, stable=True)
 
-        def decode_into(i, variables):
+        def decode(i, variables):
             slot = due_first[i]
             member = jax.tree.map(lambda x: x[slots.entry[slot]], constants.queue.members)
-            one = slot_variables(policy, constants.encoding, constants.bases, member)
+            one = slot_variables(self.genotype, constants.encoding, constants.bases, member)
             return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
 
-        variables = jax.lax.fori_loop(0, carry.num_due, decode_into, memory.variables[g])
+        variables = jax.lax.fori_loop(0, carry.num_due, decode, memory.variables[g])
         ended_first = jnp.argsort(slots.ended >= memory.behaviors.shape[0], stable=True)
 
         def keep(i, kept):
@@ -294,54 +344,3 @@ def stages(policy: Policy, greedy: Callable[[Array], Array], behavior: Behavior)
         kept = jax.lax.fori_loop(0, carry.num_ended, keep, memory.behaviors) if behavior.size else memory.behaviors
         memory = Memory((*memory.variables[:g], variables, *memory.variables[g + 1 :]), kept)
         return carry._replace(num_due=jnp.int32(0), num_ended=jnp.int32(0)), memory
-
-    return Stages(act, work, active, remaining)
-
-
-def active(carry: EpisodesCarry, g: int) -> Array:
-    """Whether a slot of group `g` has an episode to play."""
-    return (carry.slots[g].entry >= 0).any()
-
-
-def remaining(carry: EpisodesCarry) -> Array:
-    """Whether a slot of any group has an episode to play; as long as entries wait, one has."""
-    return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
-
-
-def fill(stages: Stages, carry: EpisodesCarry, memory: Memory, constants: Constants):
-    """Decodes the members of every slot that is due; before the first beat.
-
-    Args:
-      stages: from `stages`.
-      carry: from `start`.
-      memory: of the rollout.
-      constants: of the rollout.
-
-    Returns:
-      (carry, memory).
-    """
-    for g, slots in enumerate(carry.slots):
-        carry = carry._replace(num_due=slots.due.sum(dtype=jnp.int32))
-        carry, memory = stages.work(carry, memory, constants, g)
-    return carry, memory
-
-
-def evaluation(carry: EpisodesCarry, behaviors: Array, queue: Queue, num_members: int, num_episodes: int) -> Evaluation:
-    """Sorts what the queue's entries brought by member and episode.
-
-    Args:
-      carry: after the last beat.
-      behaviors: float32 `[C, D]`.
-      queue: what was played.
-      num_members: N.
-      num_episodes: E.
-
-    Returns:
-      `Evaluation`, each field `[N, E]`.
-    """
-
-    def scatter(values):
-        empty = jnp.zeros((num_members, num_episodes, *values.shape[1:]), values.dtype)
-        return empty.at[queue.member, queue.episode].set(values, mode="drop")
-
-    return Evaluation(scatter(carry.returns), scatter(carry.lengths), scatter(carry.played), scatter(behaviors))

@@ -1,4 +1,4 @@
-"""Networks, and what makes policies of them."""
+"""Networks, and what makes genotypes of them."""
 
 from volvox.networks.actor_critic import (
     GA3C,
@@ -10,15 +10,16 @@ from volvox.networks.actor_critic import (
 )
 from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.deep_ga import DeepGA
+from volvox.networks.genotypes import genotype, genotype_from_functions
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
-from volvox.networks.off_policy import NextObservationNetwork, QNetwork
-from volvox.networks.policies import policy, policy_from_functions
-from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_policy
+from volvox.networks.off_policy import ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
+from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
 
 __all__ = [
     "GA3C",
     "MLP",
+    "ActorAndCritic",
     "ActorCritic",
     "BlockCirculantDense",
     "DeepGA",
@@ -31,8 +32,9 @@ __all__ = [
     "SmallTorso",
     "VirtualBatchNorm",
     "VirtualBatchNormNet",
-    "policy",
-    "policy_from_functions",
-    "reference_policy",
+    "actor_and_critics",
+    "genotype",
+    "genotype_from_functions",
+    "reference_genotype",
     "use_kernels",
 ]

@@ -1,7 +1,7 @@
 """Virtual batch normalisation, and the network that evolution strategies use with it (Salimans et al. 2016 and 2017).
 
 Layers are normalised by the statistics of one fixed reference batch, computed anew for every parameter vector: once,
-when a policy is prepared, not in every step.
+when a genotype is prepared, not in every step.
 """
 
 import hashlib
@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from volvox._settings import describe
+from volvox.networks.genotypes import genotype_from_functions, own_initial_std
 from volvox.networks.images import scaled
 from volvox.networks.interception import low_rank_kernels, use_kernels
-from volvox.networks.policies import module_settings, own_initial_std, policy_from_functions
-from volvox.types import Array, ArrayTree, EnvSpec, Policy
+from volvox.networks.modules import batch_of, check_module
+from volvox.types import Array, ArrayTree, EnvSpec, Genotype
 
 REFERENCE = "reference"
 """The collection of variables that holds the statistics."""
@@ -45,7 +47,7 @@ class VirtualBatchNormNet(nn.Module):
     """The convolutional network of evolution strategies on Atari: the small `DeepGA`, each hidden layer normalised.
 
     Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is taken as scaled already.
-    Output: float32 `[B, num_actions]`. Made a policy by `reference_policy`.
+    Output: float32 `[B, num_actions]`. Made a genotype by `reference_genotype`.
 
     Attributes:
       num_actions: Length of the output.
@@ -66,8 +68,10 @@ class VirtualBatchNormNet(nn.Module):
         return nn.Dense(self.num_actions, kernel_init=normal)(x)
 
 
-def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.ndarray) -> Policy:
-    """Makes a policy of a flax module with `VirtualBatchNorm` layers.
+def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.ndarray) -> Genotype:
+    """Makes a genotype of a flax module with `VirtualBatchNorm` layers.
+
+    net = reference_genotype(VirtualBatchNormNet(env.spec.num_actions), env.spec, volvox.loop.reference_batch(env))
 
     Args:
       module: its variables are parameters and the collection `reference`.
@@ -75,10 +79,13 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
       reference: observations `[R, *observation_shape]`, for example of `volvox.loop.reference_batch`.
 
     Returns:
-      The policy; `prepare` runs the reference batch through the network. Its config names the batch by a hash.
+      The genotype; `prepare` runs the reference batch through the network. Its policy's config names the batch by a
+      hash.
 
     Raises:
-      ValueError: observations of another shape, no normalised layer, or an output that does not fit the actions.
+      TypeError: `module` is no flax module.
+      ValueError: observations of another shape or dtype, no normalised layer, or an output that does not fit the
+        environment's actions.
     """
     frames = np.asarray(reference)
     if frames.ndim < 2 or frames.shape[1:] != tuple(spec.observation_shape) or frames.dtype != spec.observation_dtype:
@@ -86,22 +93,18 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
             f"the reference batch is {frames.dtype} {list(frames.shape)}; {spec.name} has observations of "
             f"{np.dtype(spec.observation_dtype)} [R, {', '.join(map(str, spec.observation_shape))}]."
         )
-    one = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
-    collections = set(jax.eval_shape(module.init, jax.random.key(0), one))
-    if REFERENCE not in collections:
+    observation = batch_of(spec.observation_shape, spec.observation_dtype)
+    variables = check_module(module, spec, (observation,), collections=("params", REFERENCE))
+    if REFERENCE not in variables:
         raise ValueError(
-            f"{type(module).__name__} has no VirtualBatchNorm layer; make a policy of it by volvox.networks.policy."
-        )
-    if others := sorted(collections - {"params", REFERENCE}):
-        raise ValueError(
-            f"{type(module).__name__} keeps variables besides params and {REFERENCE}: {', '.join(others)}."
+            f"{type(module).__name__} has no VirtualBatchNorm layer; make a genotype of it by volvox.networks.genotype."
         )
 
     def init(key: Array) -> ArrayTree:
-        return module.init(key, one)["params"]
+        return module.init(key, jnp.zeros((1, *observation.shape[1:]), observation.dtype))["params"]
 
     def prepare(params: ArrayTree) -> ArrayTree:
-        # Kept from being folded into larger constants when a program is compiled.
+        # The barrier keeps the batch from being folded into larger constants when a program is compiled.
         batch = jax.lax.optimization_barrier(jnp.asarray(frames))
         with use_kernels():
             _, statistics = module.apply({"params": params}, batch, mutable=REFERENCE)  # pyright: ignore
@@ -112,13 +115,13 @@ def reference_policy(module: nn.Module, spec: EnvSpec, reference: Array | np.nda
             return module.apply(variables, observation)
 
     digest = hashlib.sha256(frames.tobytes()).hexdigest()[:16]
-    return policy_from_functions(
+    return genotype_from_functions(
         init,
         apply,
         spec,
         name=type(module).__name__,
         prepare=prepare,
         initial_std=own_initial_std(module),
-        low_rank=low_rank_kernels(prepare, jax.eval_shape(init, jax.random.key(0))),
-        config={**module_settings(module), "reference": [len(frames), digest]},
+        low_rank=low_rank_kernels(prepare, variables["params"]),
+        config={**describe(module), "reference": [len(frames), digest]},
     )

@@ -1,5 +1,6 @@
 """Weighted sums of noise, streamed: what a gradient over a population is, without the population."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -23,6 +24,8 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     Returns:
       The sum, in the structure of `encoding.like`.
     """
+    chex.assert_rank([seeds, weights], 1)
+    chex.assert_equal_shape([seeds, weights])
     if encoding.rank is not None:
         return _weighted_factors(encoding, seeds, weights)
     seeds, weights = _chunks(seeds, _AT_ONCE), _chunks(weights, _AT_ONCE)
@@ -41,7 +44,7 @@ def _weighted_factors(encoding: Encoding, seeds: Array, weights: Array) -> Array
     # Parameters that are not factored but have several dimensions may be as large as factored ones are small.
     large = any(
         len(shape) > 1 and not is_factored
-        for (_, shape), is_factored in zip(encoding.shapes, encoding.factored, strict=True)
+        for shape, is_factored in zip(encoding.shapes, encoding.factored, strict=True)
     )
     at_once = _AT_ONCE if large else _FACTORS_AT_ONCE
     seeds, weights = _chunks(seeds, at_once), _chunks(weights, at_once)

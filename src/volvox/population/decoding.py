@@ -1,19 +1,24 @@
-"""From seeds to parameters: the one place where a member's weights are computed."""
+"""From seeds to parameters: the one place where a member's weights are computed.
 
+code = encoding(genotype, Table())
+seeds = draw_seeds(code, key, (population_size,))
+params = decode(code, bases, Member(parent, seeds[0], scale, initial))
+"""
+
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from volvox.ops import flat
-from volvox.ops.low_rank import LowRank
+from volvox.ops import flat, low_rank
 from volvox.ops.order import rounded
-from volvox.population.noise import Noise
-from volvox.types import Array, ArrayTree, Policy
+from volvox.population.noise import LowRank, Noise
+from volvox.types import Array, ArrayTree, Genotype
 
 
 class Member(NamedTuple):
@@ -42,29 +47,30 @@ class Encoding:
     Attributes:
       data: The noise's data, float32 `[size]`.
       zero: The runtime zero of `volvox.ops.order`, int32 scalar.
-      draw: `Noise.draw`.
-      sample: `Noise.sample`.
-      from_noise: `Policy.from_noise`.
-      shapes: (path, shape) of every parameter.
-      rank: `Noise.rank`.
-      factored: Whether mutations change each parameter by a matrix of that rank, in the order of `shapes`.
+      noise: Where noise comes from.
+      from_noise: `Genotype.from_noise`.
+      shapes: Shape of every parameter.
+      treedef: The structure of the parameters.
+      factored: Whether mutations change each parameter by a matrix of low rank, in the order of `shapes`.
     """
 
     data: Array
     zero: Array
-    draw: Callable[..., Array] = flax.struct.field(pytree_node=False)
-    sample: Callable[..., ArrayTree] = flax.struct.field(pytree_node=False)
+    noise: Noise = flax.struct.field(pytree_node=False)
     from_noise: Callable[[ArrayTree], ArrayTree] = flax.struct.field(pytree_node=False)
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = flax.struct.field(pytree_node=False)
+    shapes: tuple[tuple[int, ...], ...] = flax.struct.field(pytree_node=False)
     treedef: Any = flax.struct.field(pytree_node=False)
-    rank: int | None = flax.struct.field(pytree_node=False)
     factored: tuple[bool, ...] = flax.struct.field(pytree_node=False)
+
+    @property
+    def rank(self) -> int | None:
+        """Rank of the noise that mutations add to kernels; None if it is as free as any."""
+        return self.noise.rank if isinstance(self.noise, LowRank) else None
 
     @property
     def like(self) -> ArrayTree:
         """Shapes and dtypes of one genome, as a pytree of `jax.ShapeDtypeStruct`."""
-        leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for _, shape in self.shapes]
-        return jax.tree.unflatten(self.treedef, leaves)
+        return self.treedef.unflatten(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes)
 
     @property
     def num_parameters(self) -> int:
@@ -77,29 +83,29 @@ class Encoding:
         return max(self.num_parameters, flat.num_parameters(_noise_like(self)))
 
 
-def encoding(policy: Policy, noise: Noise) -> Encoding:
+def encoding(genotype: Genotype, noise: Noise) -> Encoding:
     """Joins a network and a source of noise; makes the noise's data (the table).
 
     Args:
-      policy: the network.
-      noise: where noise comes from.
+      genotype: the network.
+      noise: where noise comes from: `Table()`, `Generator()`, `LowRank()`.
 
     Returns:
       `Encoding`.
 
     Raises:
       ValueError: a parameter is not float32, the noise's table is too small, or its rank does not fit the network
-        (see `volvox.population.low_rank`).
+        (see `LowRank`).
     """
-    without_data = outline(policy, noise)
-    return replace(without_data, data=noise.make(without_data.num_drawn), zero=jnp.int32(0))
+    shapes = outline(genotype, noise)
+    return dataclasses.replace(shapes, data=noise.make_data(shapes.num_drawn), zero=jnp.int32(0))
 
 
-def outline(policy: Policy, noise: Noise) -> Encoding:
-    """The encoding as shapes: all but the noise's data, which may take seconds and gigabytes to make.
+def outline(genotype: Genotype, noise: Noise) -> Encoding:
+    """Makes the encoding as shapes: all but the noise's data, which may take seconds and gigabytes to make.
 
     Args:
-      policy: the network.
+      genotype: the network.
       noise: where noise comes from.
 
     Returns:
@@ -108,7 +114,7 @@ def outline(policy: Policy, noise: Noise) -> Encoding:
     Raises:
       ValueError: as `encoding`, but for the table.
     """
-    params = jax.eval_shape(policy.init, jax.random.key(0))
+    params = jax.eval_shape(genotype.policy.init, jax.random.key(0))
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
     for path, leaf in paths:
         if leaf.dtype != jnp.float32:
@@ -116,54 +122,49 @@ def outline(policy: Policy, noise: Noise) -> Encoding:
                 f"parameter {jax.tree_util.keystr(path)} has dtype {leaf.dtype}; evolved parameters are float32: "
                 "set the module's param_dtype."
             )
-    shapes = tuple((jax.tree_util.keystr(path), tuple(leaf.shape)) for path, leaf in paths)
-    factored = _factored({flat.leaf_path(path): leaf.shape for path, leaf in paths}, policy, noise)
-    one = Encoding(
+    shapes = {flat.leaf_path(path): tuple(leaf.shape) for path, leaf in paths}
+    without_data = Encoding(
         data=jax.ShapeDtypeStruct((0,), jnp.float32),  # pyright: ignore[reportArgumentType]
         zero=jax.ShapeDtypeStruct((), jnp.int32),  # pyright: ignore[reportArgumentType]
-        draw=noise.draw,
-        sample=noise.sample,
-        from_noise=policy.from_noise,
-        shapes=shapes,
+        noise=noise,
+        from_noise=genotype.from_noise,
+        shapes=tuple(shapes.values()),
         treedef=treedef,
-        rank=noise.rank,
-        factored=factored,
+        factored=_factored(shapes, genotype, noise) if isinstance(noise, LowRank) else (False,) * len(shapes),
     )
-    return replace(one, data=jax.ShapeDtypeStruct((one.num_drawn,), jnp.float32))
+    return dataclasses.replace(without_data, data=jax.ShapeDtypeStruct((without_data.num_drawn,), jnp.float32))
 
 
-def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], policy: Policy, noise: Noise) -> tuple[bool, ...]:
-    if noise.rank is None:
-        return (False,) * len(shapes)
-    names = {"/".join(path) for path in shapes}
-    if unknown := sorted(noise.full - names):
+def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], genotype: Genotype, noise: LowRank) -> tuple[bool, ...]:
+    names = ["/".join(path) for path in shapes]
+    if unknown := sorted(set(noise.full) - set(names)):
         raise ValueError(
             f"low-rank noise: full names no parameter of this network: {', '.join(unknown)}; it has "
             f"{', '.join(sorted(names))}."
         )
-    factored, highest = [], {}
-    for path, shape in shapes.items():
-        name = "/".join(path)
-        factored.append(path in policy.low_rank and name not in noise.full)
-        if factored[-1]:
-            highest[name] = min(math.prod(shape[:-1]), shape[-1])
+    factored = tuple(
+        path in genotype.low_rank and name not in noise.full for path, name in zip(shapes, names, strict=True)
+    )
+    limits = []
+    for name, shape, is_factored in zip(names, shapes.values(), factored, strict=True):
+        if is_factored:
+            limits.append((min(math.prod(shape[:-1]), shape[-1]), name, list(shape)))
         elif len(shape) > 1 and name not in noise.full:
             raise ValueError(
                 f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, nn.Conv "
-                f"and LSTM layers do); low_rank(full=({name!r},)) gives it full noise, with a copy in every slot."
+                f"and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every slot."
             )
-    if highest and noise.rank > (most := min(highest.values())):
-        name = min(highest, key=lambda name: highest[name])
-        shape = list(shapes[tuple(name.split("/"))])
+    if limits and noise.rank > min(limits)[0]:
+        most, name, shape = min(limits)
         raise ValueError(
             f"rank={noise.rank}: kernel {name} {shape} is a matrix of rank {most} at most; choose a rank up to that."
         )
-    return tuple(factored)
+    return factored
 
 
 def draw_seeds(encoding: Encoding, key: Array, shape: tuple[int, ...]) -> Array:
     """Draws int32 seeds of the given shape, uniformly from all that name a noise vector."""
-    return encoding.draw(key, shape, encoding.data, encoding.num_drawn)
+    return encoding.noise.draw(key, shape, encoding.data, encoding.num_drawn)
 
 
 class Factors(NamedTuple):
@@ -188,7 +189,7 @@ def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
     Returns:
       In the structure of `encoding.like`: float32 noise, or `Factors` of it.
     """
-    noise = encoding.sample(encoding.data, seed, _noise_like(encoding))
+    noise = encoding.noise.sample(encoding.data, seed, _noise_like(encoding))
     if encoding.rank is None:
         return noise
     unit = jnp.float32(1 / math.sqrt(encoding.rank))
@@ -198,13 +199,13 @@ def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
 def _noise_like(encoding: Encoding) -> ArrayTree:
     """Shapes of the numbers drawn for one mutation."""
 
-    def shape(leaf, factored):
+    def numbers(shape: tuple[int, ...], factored: bool) -> Any:
         if not factored:
-            return leaf
-        sides = Factors(math.prod(leaf.shape[:-1]), leaf.shape[-1])  # pyright: ignore[reportArgumentType]
-        return jax.tree.map(lambda side: jax.ShapeDtypeStruct((side, encoding.rank), leaf.dtype), sides)
+            return jax.ShapeDtypeStruct(shape, jnp.float32)
+        sides = (math.prod(shape[:-1]), shape[-1])
+        return Factors._make(jax.ShapeDtypeStruct((side, encoding.rank), jnp.float32) for side in sides)
 
-    return jax.tree.map(shape, encoding.like, jax.tree.unflatten(encoding.treedef, encoding.factored))
+    return encoding.treedef.unflatten(map(numbers, encoding.shapes, encoding.factored))
 
 
 def _is_factors(x: Any) -> bool:
@@ -235,8 +236,9 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     Returns:
       Parameters, in the structure of `encoding.like`.
     """
+    chex.assert_rank(member, 0)
     # noise * std is rounded: a later sum must not be contracted with it.
-    initial = encoding.from_noise(encoding.sample(encoding.data, member.seed, encoding.like))
+    initial = encoding.from_noise(encoding.noise.sample(encoding.data, member.seed, encoding.like))
 
     def one(like, base, initial, noise):
         change = member.scale * _formed(noise, like, encoding.zero)
@@ -266,7 +268,7 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
     def one(number, noise):
         base = leaves[number]
         if _is_factors(noise):
-            return LowRank(base, member.parent, noise.a, member.scale * noise.b, number)
+            return low_rank.LowRank(base, member.parent, noise.a, member.scale * noise.b, number)
         return base[member.parent] + rounded(member.scale * noise, encoding.zero)
 
     numbers = jax.tree.unflatten(encoding.treedef, range(len(leaves)))
@@ -284,4 +286,6 @@ def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayT
     Returns:
       Parameters, leaves `[N, ...]`.
     """
+    chex.assert_rank(members, 1)
+    chex.assert_equal_shape(members)
     return jax.lax.map(lambda member: decode(encoding, bases, member), members)

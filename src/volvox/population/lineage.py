@@ -1,7 +1,7 @@
 """Who descends from whom, on the host: genomes as lists of seeds, and the log they are read from.
 
 A genome is a few numbers a generation, portable and tiny: `[i0, [i1, power], [i2, power], ...]`, the format of
-Such et al. 2017 (arXiv 1712.06567). Everything here is NumPy or plain Python; only `rebuild` computes parameters.
+Such et al. 2017 (arXiv 1712.06567). All of this is NumPy or plain Python; only `rebuild` computes parameters.
 """
 
 import json
@@ -109,29 +109,26 @@ def from_json(data: Any) -> Genome:
     Raises:
       ValueError: `data` has another form; the message names the offending entry.
     """
-
-    def is_number(value, kind):
-        return isinstance(value, kind) and not isinstance(value, bool)
-
-    def is_seed(value):
-        return is_number(value, int) and 0 <= value < 2**31
-
-    def is_mutation(entry):
-        if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
-            return False
-        return is_seed(entry[0]) and is_number(entry[1], int | float) and math.isfinite(entry[1])
-
-    form = "a genome is [i0, [i1, power], [i2, power], ...] with integer seeds in [0, 2**31) and finite powers"
     if not isinstance(data, Sequence) or isinstance(data, str) or not data:
-        raise ValueError(f"not a genome: {str(data)[:60]!r}; {form}.")
-    if not is_seed(data[0]):
-        raise ValueError(f"malformed genome: entry 0 is {str(data[0])[:60]!r}; {form}.")
-    mutations = []
-    for i, entry in enumerate(data[1:], start=1):
-        if not is_mutation(entry):
-            raise ValueError(f"malformed genome: entry {i} is {str(entry)[:60]!r}; {form}.")
-        mutations.append((entry[0], float(np.float32(entry[1]))))
-    return Genome(data[0], tuple(mutations))
+        raise ValueError(f"not a genome: {str(data)[:60]!r}; {_FORM}.")
+    for i, entry in enumerate(data):
+        if not (_is_seed(entry) if i == 0 else _is_mutation(entry)):
+            raise ValueError(f"malformed genome: entry {i} is {str(entry)[:60]!r}; {_FORM}.")
+    return Genome(data[0], tuple((seed, float(np.float32(power))) for seed, power in data[1:]))
+
+
+_FORM = "a genome is [i0, [i1, power], [i2, power], ...] with integer seeds in [0, 2**31) and finite powers"
+
+
+def _is_seed(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _is_mutation(entry: Any) -> bool:
+    if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
+        return False
+    seed, power = entry
+    return _is_seed(seed) and type(power) in (int, float) and math.isfinite(power)
 
 
 def save(path: str | os.PathLike, genome: Genome) -> None:
