@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,4 +48,7 @@ def describe(value: Any) -> Any:
 
 
 def _path(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}"
+    """The shortest public path from which a class or a function is imported, such as `optax:adam`."""
+    packages = itertools.accumulate(value.__module__.split("."), "{}.{}".format)
+    exporting = (name for name in packages if getattr(sys.modules.get(name), value.__qualname__, None) is value)
+    return f"{next(exporting, value.__module__)}:{value.__qualname__}"

@@ -24,10 +24,10 @@ class Terminal(io.StringIO):
 
 def test_figures_are_in_order():
     assert figures(METRICS, skip=["generation"]) == (
-        "elite score 9,000  training best 12,345.5  training mean 100  occupancy 0.973  frames/s 3,600"
+        "elite score 9,000  training best 12,345.5  training mean 100  frames/s 3,600  occupancy 0.973"
     )
     scattered = {"x_per_second": 2.0, "elite_standard_error": 1.0, "a_loss": 0.5, "test_score": 3, "evaluation_mean": 4}
-    assert figures(scattered) == "test score 3  evaluation mean 4  a loss 0.5  elite standard error 1  x/s 2"
+    assert figures(scattered) == "test score 3  evaluation mean 4  x/s 2  a loss 0.5  elite standard error 1"
 
 
 def test_any_number_is_a_figure_and_nothing_else():

@@ -1,6 +1,7 @@
 """Progress: a bar in terminals and notebooks, one plain line a step elsewhere (logs, CI)."""
 
 import importlib.util
+import re
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -11,6 +12,8 @@ import tqdm.std
 _INNER_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _PLACES = ("phase", "role", "done", "total", "stepped")
 """Figures from inside a step that say where it is; all others are shown as figures."""
+_FIRST = ("elite_score", "evaluation_|test_", "training_best", "training_mean", ".*_per_second", "occupancy")
+"""What the names of the most important metrics begin with, in the order in which a line shows them."""
 
 
 def progress_display(
@@ -41,9 +44,9 @@ def progress_display(
 def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), separator: str = "  ", width: int = 100) -> str:
     """Writes the numbers of a step in one line, as many as there is room for.
 
-    The scores come first: names that begin with "elite", then "evaluation" and "test", then "training". Others follow
-    in their order, then measures of spread, and rates last. Counts of what is done (the step, frames, seconds) are left
-    to the rows.
+    The score of the elite comes first, then those of evaluations and tests, the best and the mean in training, rates,
+    and the occupancy. Other metrics follow in their order, and measures of spread come last. Counts of what is done
+    (the step, frames, seconds) are left to the rows.
 
     Args:
       metrics: of a step, or from inside it; whatever is no number is left out.
@@ -153,13 +156,10 @@ class ProgressBar:
 
 
 def _rank(name: str) -> int:
-    """Of a metric in the line of figures; the order of equals is that of the metrics."""
-    if name.endswith("_per_second"):
-        return 5
+    """Place of a metric in the line of figures; metrics of one rank stay in their order."""
     if name.endswith(("_std", "_standard_error")):
-        return 4
-    beginnings = (("elite",), ("evaluation", "test"), ("training",))
-    return next((rank for rank, words in enumerate(beginnings) if name.startswith(words)), 3)
+        return len(_FIRST) + 1
+    return next((rank for rank, pattern in enumerate(_FIRST) if re.match(pattern, name)), len(_FIRST))
 
 
 def _figure(name: str, value: float) -> str:
