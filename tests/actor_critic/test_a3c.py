@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from volvox.actor_critic import a3c, ga3c, modern
 
 import volvox as vx
-from volvox.actor_critic import a3c, ga3c, modern
 from volvox.envs import probe
 from volvox.envs.functional import from_functions
 from volvox.networks import ActorCritic, GaussianMLP, RecurrentActorCritic

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import linen as nn
-
 from volvox.actor_critic import schedule
 from volvox.actor_critic.learner import LossSettings, learner
 from volvox.actor_critic.schedule import Schedule
+
 from volvox.data.episode_statistics import no_episodes
 from volvox.envs import atari
 from volvox.loop.pipeline import LoopState, traced

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
 from volvox.actor_critic.learner import LossSettings, learner, loss
+
 from volvox.data.segments import Segment
 from volvox.networks.actor_critic import ActorCriticNetwork
 from volvox.networks.distributions import categorical

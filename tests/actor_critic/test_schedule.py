@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-
 from volvox.actor_critic import schedule
 from volvox.actor_critic.learner import Learner, LearnerState, no_sums, unrolled
 from volvox.actor_critic.schedule import Collector, Schedule
+
 from volvox.data import segments
 from volvox.data.episode_statistics import begun, no_episodes
 from volvox.envs import probe

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from volvox.actor_critic import lambda_returns, vtrace
 
 with warnings.catch_warnings():

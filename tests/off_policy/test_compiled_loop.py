@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from volvox.off_policy import schedule
+from volvox.off_policy.learner import LossSettings, learner
+from volvox.off_policy.schedule import Exploration, Sampling, no_episodes
 
 from volvox.data.replay import empty
 from volvox.envs import mujoco
 from volvox.loop.pipeline import LoopState, traced
 from volvox.networks import MLP, QNetwork
 from volvox.networks.off_policy import actor_and_critics
-from volvox.off_policy import schedule
-from volvox.off_policy.learner import LossSettings, learner
-from volvox.off_policy.schedule import Exploration, Sampling, no_episodes
 
 B, ROWS, WIDTH = 2, 7_919, 37  # numbers that occur in no other shape
 

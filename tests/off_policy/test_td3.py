@@ -10,15 +10,15 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from volvox.off_policy import policy_of, reference, table_of, td3
+from volvox.off_policy import schedule as schedules
+from volvox.off_policy.learner import Learner, LossSettings, Normalizer, counted, learner, normalized
 
 from volvox import networks
 from volvox.data import replay
 from volvox.data.replay import Batch
 from volvox.envs import probe
 from volvox.networks.off_policy import actor_and_critics
-from volvox.off_policy import policy_of, reference, table_of, td3
-from volvox.off_policy import schedule as schedules
-from volvox.off_policy.learner import Learner, LossSettings, Normalizer, counted, learner, normalized
 from volvox.sparsity import dynamic, keep_n_of_m, magnitude, masks_of, reward_aware, sparse
 from volvox.training import train
 from volvox.types import TimeStep

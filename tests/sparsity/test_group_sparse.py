@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from volvox.actor_critic import a3c
+from volvox.off_policy import td3
 
 from volvox import networks
-from volvox.actor_critic import a3c
 from volvox.envs import probe
-from volvox.off_policy import td3
 from volvox.ops.circulant import formed
 from volvox.sparsity import group_sparse, masks_of
 

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from volvox.envs import maze
-from volvox.report import log
 from volvox.report.plots import finished
+from volvox.report.rows import read_log
 
 _GREY, _VERMILLION = "#999999", "#D55E00"
 
@@ -56,7 +56,7 @@ def cloud(
     """
     if panels < 1:
         raise ValueError(f"panels={panels}: show at least one generation.")
-    logged = log.read(Path(run_dir) / "log")
+    logged = read_log(Path(run_dir) / "log")
     behaviors = np.concatenate([arrays["behavior"] for arrays in logged.values()])
     size = behaviors.shape[1]
     if size == 0:
@@ -113,7 +113,7 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
       FileNotFoundError: nothing was logged.
       ValueError: the strategy keeps no lineages, or the elite is older than the log.
     """
-    logged = log.read(Path(run_dir) / "log")
+    logged = read_log(Path(run_dir) / "log")
     if "base_seed" not in next(iter(logged.values())):
         raise ValueError(f"{os.fspath(run_dir)}: this strategy keeps no lineages, so there is no descent to draw.")
     figure = Figure(figsize=(8, 4.2), layout="constrained")
