@@ -92,11 +92,9 @@ def tune(
     _checks.number("seconds", seconds, above=0, high=_PATIENCE / 3)
     _checks.number("min_gain", min_gain, low=0)
     best = {setting: values[0] for setting, values in choices.items()}
-    described = _in_a_process(_describe, make, best)
-    if "error" in described:
-        raise ValueError(f"{best} cannot be run, where the search begins: {described['error']}")
+    described = {} if cache is None else _in_a_process(_describe, make, best)
     path = None
-    if cache is not None:
+    if cache is not None and "error" not in described:  # with an error, the first trial fails too, and says why
         described["choices"] = {setting: list(values) for setting, values in choices.items()}
         described["trials"] = {"seconds": seconds, "min_gain": min_gain}
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]

@@ -102,7 +102,8 @@ def test_tensorboard_scalars(tmp_path):
     for first in (1, 3):
         events = row_files.event_writer(tmp_path, first_step=first)
         for step in (first, first + 1):
-            row_files.write_events(events, step, {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"})
+            row = {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"}
+            row_files.write_events(events, step, row)
         events.close()
     found = []
     for path in sorted(tmp_path.iterdir()):

@@ -22,9 +22,6 @@ from volvox.report.rows import read_log
 
 _GREY, _VERMILLION = "#999999", "#D55E00"
 
-Logged = dict[int, dict[str, np.ndarray]]
-"""Arrays by generation; see `volvox.evolution.evolve`."""
-
 
 def cloud(
     run_dir: str | os.PathLike[str],
@@ -63,9 +60,8 @@ def cloud(
         raise ValueError(f"{os.fspath(run_dir)}: no behaviours were recorded; give evolve a behavior, or a strategy.")
     shown = np.array(list(logged))[np.unique(np.linspace(0, len(logged) - 1, panels).round().astype(int))].tolist()
     project = _projection(behaviors)
-    fitness = np.concatenate([logged[number]["fitness"] for number in shown])
-    finite = fitness[np.isfinite(fitness)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    fitness = np.ma.masked_invalid(np.concatenate([logged[number]["fitness"] for number in shown]))
+    low, high = (fitness.min(), fitness.max()) if fitness.count() else (0.0, 1.0)
     columns, rows = min(len(shown), 3), -(-len(shown) // 3)
     figure = Figure(figsize=(3.4 * columns + 0.8, 3.3 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -138,11 +134,11 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
     return finished(figure, path)
 
 
-def ancestors(logged: Logged, base: int) -> list[tuple[int, float]]:
+def ancestors(logged: dict[int, dict[str, np.ndarray]], base: int) -> list[tuple[int, float]]:
     """A base of the last logged generation and those it descends from, newest first, as far back as the log goes.
 
     Args:
-      logged: arrays by generation.
+      logged: arrays by generation, as `read_log` reads them.
       base: its index.
 
     Returns:

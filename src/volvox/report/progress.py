@@ -13,6 +13,7 @@ from volvox.report.rows import numbers
 _INNER_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _PLACES = ("phase", "role", "done", "total", "stepped")
 """Figures from inside a step that say where it is; all others are shown as figures."""
+_COUNT = re.compile("(.*_)?(frames|seconds)")
 _FIRST = ("elite_score", "evaluation_|test_", "training_best", "training_mean", ".*_per_second", "occupancy")
 """What the names of the most important metrics begin with, in the order in which a line shows them."""
 
@@ -29,7 +30,7 @@ def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), width: in
       skip: names to leave out.
       width: characters that the line may have; the first figure is shown however long it is.
     """
-    shown = {name: value for name, value in numbers(metrics).items() if name not in skip and not _is_count(name)}
+    shown = {name: value for name, value in numbers(metrics).items() if name not in skip and not _COUNT.fullmatch(name)}
     line = ""
     for name in sorted(shown, key=_rank):
         rate, value = name.endswith("_per_second"), shown[name]
@@ -147,10 +148,6 @@ def _rank(name: str) -> int:
     if name.endswith(("_std", "_standard_error")):
         return len(_FIRST) + 1
     return next((rank for rank, pattern in enumerate(_FIRST) if re.match(pattern, name)), len(_FIRST))
-
-
-def _is_count(name: str) -> bool:
-    return name in ("frames", "seconds") or name.endswith(("_frames", "_seconds"))
 
 
 def _duration(seconds: float) -> str:

@@ -90,7 +90,7 @@ def record_video(
         form = f"-pix_fmt {pixels} -s {width}x{height} -r {fps or 60 / spec.frame_skip:g}"
         pipe = stack.enter_context(_mp4(unfinished, form))
         episode_return, length = 0.0, 0
-        for timesteps in _episode(groups, policy, variables, limit):
+        for timesteps in _episode(groups, policy, variables):
             played, filmed = timesteps[0], timesteps[-1]
             if camera is not None and not _same_game(played, filmed):
                 raise RuntimeError(f"{spec.name}: the camera's emulator shows another game after step {length}")
@@ -114,20 +114,12 @@ def show(path: str | os.PathLike[str]) -> None:
 def _mp4(path: Path, form: str) -> Iterator[IO[bytes]]:
     """Encodes the pictures written to the pipe it gives: a file that is whole after the block, none if it raises.
 
-    `form` is what ffmpeg is told of the pictures: their pixels, their size, and how many there are in a second.
-
+    `form` describes the pictures to ffmpeg: their pixels, their size, and how many there are in a second.
     ffmpeg is run directly, since imageio would fork in a way that JAX's threads do not survive.
     """
-    made = "-an -c:v libx264 -crf 20 -pix_fmt yuv420p -movflags +faststart -f mp4"
-    command = [
-        get_ffmpeg_exe(),
-        "-y",
-        "-loglevel",
-        "error",
-        *f"-f rawvideo {form} -i -".split(),
-        *made.split(),
-        str(path),
-    ]
+    encoding = "-an -c:v libx264 -crf 20 -pix_fmt yuv420p -movflags +faststart -f mp4"
+    options = f"-y -loglevel error -f rawvideo {form} -i - {encoding}"
+    command = [get_ffmpeg_exe(), *options.split(), str(path)]
     with tempfile.TemporaryFile() as errors:
         # Its own process group: Ctrl-C is for us.
         encoder = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, process_group=0)
@@ -147,18 +139,16 @@ def _mp4(path: Path, form: str) -> Iterator[IO[bytes]]:
             raise RuntimeError(f"ffmpeg failed: {errors.read().decode(errors='replace').strip()}") from error
 
 
-def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree, limit: int) -> Iterator[list[TimeStep]]:
+def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree) -> Iterator[list[TimeStep]]:
     """Plays one episode by what the first group shows; yields all groups' time steps, those that begin it included."""
     apply, mode = jax.jit(policy.apply), jax.jit(policy.mode)
     memory = policy.initial_state(1)
     states = [group.init() for group in groups]
-    length = 0
     while True:
         replies = [group.recv(state) for group, state in zip(groups, states, strict=True)]
         yield [timestep for _, timestep in replies]
         played = replies[0][1]
-        length += int(not played.first[0])
-        if length == limit or played.terminated[0] or played.truncated[0]:
+        if played.terminated[0] or played.truncated[0]:
             return
         memory = where_rows(jnp.asarray(played.first), policy.initial_state(1), memory)
         output, memory = apply(variables, jnp.asarray(played.observation), memory)
@@ -168,4 +158,4 @@ def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree, limit
 
 def _same_game(played: TimeStep, filmed: TimeStep) -> bool:
     fields = [(step.reward, step.terminated, step.truncated, step.extras["ram"]) for step in (played, filmed)]
-    return all(np.array_equal(a, b) for a, b in zip(*fields, strict=True))
+    return all(map(np.array_equal, *fields))
