@@ -1,7 +1,7 @@
 """Runs of a few generations give what they gave before, number by number.
 
 The recorded runs were made on one machine; other processors round differently, hence the tolerance. With
-`VOLVOX_EXACT=1` in the environment the numbers must be the same bits.
+`VOLVOX_EXACT=1` in the environment the numbers must be the same bits, but for schedules, which optax rounds otherwise.
 """
 
 import functools
@@ -20,6 +20,7 @@ from volvox.evolution import ES, GA, Novelty, RandomSearch
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXACT = os.environ.get("VOLVOX_EXACT") == "1"
+SCHEDULED = ("ga_target_test_episodes", "es_test_episodes")
 SMALL = {"population_size": 16, "num_parents": 4, "mutation_std": 0.3, "num_elite_candidates": 3}
 SMALL_ES = {"population_size": 16, "noise_std": 0.3, "learning_rate": 0.05, "num_validation_episodes": 2}
 
@@ -47,7 +48,7 @@ def novelty_ga(num_validation_episodes, **options):
 def novelty_es(kind, **changes):
     objective = kind(behavior=loop.Last("position", 2), num_neighbors=3, archive_size=16, **changes)
     strategy = es(population_size=8, num_bases=3, learning_rate=0.1, num_validation_episodes=1, objective=objective)
-    return evolve(strategy, "maze", max_episode_steps=50)
+    return evolve(strategy, "maze")
 
 
 def ga_target_low_rank_2():
@@ -61,7 +62,7 @@ def ga_target_test_episodes():
 
 
 def random_search():
-    return evolve(RandomSearch(population_size=16, num_elite_candidates=3, num_validation_episodes=2))
+    return evolve(RandomSearch(population_size=16, num_elite_candidates=3, num_validation_episodes=2), "target")
 
 
 def es_test_episodes():
@@ -130,7 +131,7 @@ def test_golden(name):
     out["metrics"], golden["metrics"] = [[row.get(n, np.nan) for n in names] for row in rows], metrics
     for key, expected in golden.items():
         got = np.asarray(out[key], expected.dtype)
-        if EXACT or expected.dtype.kind != "f":
+        if (EXACT and name not in SCHEDULED) or expected.dtype.kind != "f":
             np.testing.assert_array_equal(got, expected, err_msg=key)
         else:
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=key)

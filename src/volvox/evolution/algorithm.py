@@ -12,15 +12,15 @@ import numpy as np
 from flax import linen as nn
 
 from volvox import networks
-from volvox._checks import integer
+from volvox._checks import integer, restored
 from volvox._settings import describe
-from volvox._trees import restored
 from volvox.evolution.cutoff import Cutoff, parse_cutoff
 from volvox.evolution.scores import fitness, mean_length
 from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases
 from volvox.loop import behaviors
 from volvox.loop.behaviors import Behavior
-from volvox.loop.evaluator import Evaluator, Figures, Monitor, SlotMemory
+from volvox.loop.driver import seed_of
+from volvox.loop.evaluator import Evaluator, Monitor, RolloutStatistics, SlotMemory
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, encoding, outline
 from volvox.population.noise import Noise, Table
@@ -127,10 +127,7 @@ def evolve(
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
     behaviors.check(recorded, env.spec)
-    capacity = {"training": 0, "test": 0}
-    for phase in strategy.phases:
-        pool = _pool(phase.role)
-        capacity[pool] = max(capacity[pool], phase.num_members * phase.num_episodes)
+    capacity = max(phase.num_members * phase.num_episodes for phase in strategy.phases)
     pools = _Pools(genotype, noise, env, recorded, capacity, test_cutoff, chunk_seconds)
     num_bases = None if state.survivors is None else state.survivors.seed.shape[0]
     evolution = _Evolution(strategy, compiled_phases(strategy), genotype, env, cutoff, pools, num_bases)
@@ -162,67 +159,55 @@ class _Pools:
     """Pools, slots and the noise table: made on first use, and never part of the state.
 
     Attributes:
-      capacity: The largest number of episodes of a phase, in training and in test.
+      capacity: The largest number of episodes of a phase.
       memory: The parameters of the slots.
-      evaluators: What plays training and test, each with its cutoff in timesteps.
+      evaluators: What plays, by `place`: training or test, and the cutoff in timesteps.
     """
 
     genotype: Genotype
     noise: Noise
     env: Env
     behavior: Behavior
-    capacity: dict[str, int]
+    capacity: int
     test_cutoff: int
     chunk_seconds: float
     memory: SlotMemory | None = None
-    evaluators: dict[str, tuple[int, Evaluator]] = dataclasses.field(default_factory=dict)
+    evaluators: dict[tuple[str, int], Evaluator] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def encoding(self) -> Encoding:
         return encoding(self.genotype, self.noise)
 
-    def evaluator(self, role: Role, max_episode_steps: int, seed: int) -> Evaluator:
-        """What plays a phase; pools are made anew when the cutoff has changed."""
-        pool, cutoff = _pool(role), self.test_cutoff if role == "test" else max_episode_steps
-        if self.must_compile(role, max_episode_steps):
-            if pool in self.evaluators:
-                self.evaluators.pop(pool)[1].close()
+    def place(self, role: Role, max_episode_steps: int) -> tuple[str, int]:
+        """Where the evaluator of a phase is; if there is none yet, the loop must be compiled."""
+        return ("test", self.test_cutoff) if role == "test" else ("training", max_episode_steps)
+
+    def evaluator(self, place: tuple[str, int], seed: int) -> Evaluator:
+        """What plays a phase; it takes the place of that with another cutoff."""
+        if place not in self.evaluators:
+            (pool, cutoff), test = place, place[0] == "test"
+            self._close(pool)
             if self.memory is None:
                 size = self.env.num_envs // self.env.num_groups
                 self.memory = SlotMemory(self.genotype, self.encoding, self.env.num_groups, size)
-            evaluator = Evaluator(
+            self.evaluators[place] = Evaluator(
                 self.genotype,
-                self.env.make(seed, max_episode_steps=cutoff, host=role == "test"),
+                lambda _: self.env.make(seed, max_episode_steps=cutoff, host=test),
                 self.memory,
-                capacity=self.capacity[pool],
-                behavior=None if role == "test" else self.behavior,
+                capacity=self.capacity,
+                behavior=None if test else self.behavior,
                 chunk_seconds=self.chunk_seconds,
             )
-            self.evaluators[pool] = cutoff, evaluator
-        return self.evaluators[pool][1]
-
-    def must_compile(self, role: Role, max_episode_steps: int) -> bool:
-        """Whether there are no pools of that role and cutoff yet."""
-        cutoff = self.test_cutoff if role == "test" else max_episode_steps
-        return self.evaluators.get(_pool(role), (None,))[0] != cutoff
+        return self.evaluators[place]
 
     def close(self) -> None:
         """Frees pools and slots, and keeps the table; all are made anew when they are needed again."""
-        while self.evaluators:
-            self.evaluators.popitem()[1][1].close()
+        self._close("training", "test")
         self.memory = None
 
-
-def _pool(role: Role) -> str:
-    return "test" if role == "test" else "training"
-
-
-class _Played(NamedTuple):
-    strategy: ArrayTree
-    metrics: dict[str, Any]
-    population: Population
-    evaluation: Evaluation
-    figures: Figures
+    def _close(self, *pools: str) -> None:
+        for place in [place for place in self.evaluators if place[0] in pools]:
+            self.evaluators.pop(place).close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,26 +236,21 @@ class _Evolution:
 
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
         began = time.perf_counter()
-        inner, counts = state.strategy, state.counts
+        inner, counts, members, fraction_cut = state.strategy, state.counts, None, 0.0
         metrics: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
-        stepped, fraction_cut, members = 0, 0.0, None
         for i, phase in enumerate(self.phases):
             phase_began = time.perf_counter()
-            inner, told, population, evaluation, figures = self._play(i, state, inner, monitor)
-            metrics |= told | {f"{phase.role}_seconds": time.perf_counter() - phase_began}
-            stepped += figures.stepped
-            counts = self._counted(counts, figures, phase.role)
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), i)
+            population = phase.ask(key, inner, self.pools.encoding)
+            evaluation, statistics = self._evaluate(i, state, population, monitor)
+            inner, told = phase.tell(inner, population, evaluation, self.pools.encoding)
+            metrics |= {name: np.asarray(value).item() for name, value in told.items()}
+            counts = self._counted(counts, statistics, phase.role)
             if phase.role == "training":
                 members = _members(population._replace(bases=()), evaluation)
-                fraction_cut = float((evaluation.lengths >= state.max_episode_steps).sum()) / figures.episodes
-                metrics |= {
-                    "fraction_cut": fraction_cut,
-                    "occupancy": figures.occupancy,
-                    "makespan_over_bound": figures.makespan_over_bound,
-                    "training_steps_per_second": figures.steps_per_second,
-                }
-                if figures.times is not None:
-                    metrics |= figures.times.shares(figures.stepped_per_second, working="decoding")
+                fraction_cut = float((evaluation.lengths >= state.max_episode_steps).sum()) / statistics.episodes
+                metrics |= _training_metrics(statistics) | {"fraction_cut": fraction_cut}
+            metrics[f"{phase.role}_seconds"] = time.perf_counter() - phase_began
         elapsed = time.perf_counter() - began
         log, generation, score = state.lineage, state.generation + 1, float(inner.score)
         if log is not None:
@@ -278,7 +258,7 @@ class _Evolution:
             if members is not None:
                 members |= {f"base_{name}": x for name, x in inner.survivors._asdict().items()}
         improved = not state.best_generation or score > state.best_score
-        state = EvolveState(
+        new = EvolveState(
             key=state.key,
             generation=generation,
             strategy=inner,
@@ -289,53 +269,50 @@ class _Evolution:
             best_generation=generation if improved else state.best_generation,
             members=members,
         )
-        metrics |= counts._asdict()
-        metrics |= {"frames_per_second": stepped * self.env.spec.frame_skip / elapsed, "generation_seconds": elapsed}
-        return state, metrics | {"best_score": state.best_score}
+        frames = counts.total_frames - state.counts.total_frames
+        metrics |= counts._asdict() | {"frames_per_second": frames / elapsed, "generation_seconds": elapsed}
+        return new, metrics | {"best_score": new.best_score}
 
-    def _play(self, i: int, state: EvolveState, inner: ArrayTree, monitor: Monitor | None) -> _Played:
-        """Plays one phase: ask, evaluate, tell."""
-        phase, code = self.phases[i], self.pools.encoding
-        compiles = self.pools.must_compile(phase.role, state.max_episode_steps)
-        if monitor is not None and compiles:
-            announced = {"phase": "compiling", "generation": state.generation + 1, "role": phase.role}
-            if monitor(announced):
-                raise Interrupted("before the loop was compiled")
+    def _evaluate(
+        self, i: int, state: EvolveState, population: Population, monitor: Monitor | None
+    ) -> tuple[Evaluation, RolloutStatistics]:
+        """Plays the population of a phase."""
+        phase = self.phases[i]
+        place = self.pools.place(phase.role, state.max_episode_steps)
+        compiles = place not in self.pools.evaluators
 
-        def watch(progress):
-            assert monitor is not None
-            frames_per_second = progress.pop("steps_per_second") * self.env.spec.frame_skip
-            return monitor({"phase": phase.role, "frames_per_second": frames_per_second, **progress})
+        def watch(progress: dict[str, Any]) -> bool | None:
+            frames_per_second = progress.pop("timesteps_per_second") * self.env.spec.frame_skip
+            figures = {"phase": phase.role, "frames_per_second": frames_per_second, **progress}
+            return monitor is not None and monitor(figures)
 
+        announced = {"phase": "compiling", "generation": state.generation + 1, "role": phase.role}
+        if compiles and monitor is not None and monitor(announced):
+            raise Interrupted("before the loop was compiled")
         # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
         pool_seed = seed_of(state.key, state.generation, len(self.phases) + int(phase.role == "test"))
-        key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), i)
-        population = phase.ask(key, inner, code)
         try:
-            evaluation, figures = self.pools.evaluator(phase.role, state.max_episode_steps, pool_seed).evaluate(
+            return self.pools.evaluator(place, pool_seed).evaluate(
                 population,
                 phase.num_episodes,
-                code,
+                self.pools.encoding,
                 seed=seed_of(state.key, state.generation, i),
                 # At once where all is compiled, for later.
                 timed=compiles or (phase.role == "training" and state.generation % _TIMED_EVERY == 1),
-                monitor=None if monitor is None else watch,
+                monitor=watch,
             )
         except Interrupted:
             raise
         except BaseException:
             self.pools.close()  # donated buffers and pools in flight cannot be trusted any more
             raise
-        inner, told = phase.tell(inner, population, evaluation, code)
-        told = {name: np.asarray(value).item() for name, value in told.items()}
-        return _Played(inner, told, population, evaluation, figures)
 
-    def _counted(self, counts: Counts, figures: Figures, role: Role) -> Counts:
+    def _counted(self, counts: Counts, statistics: RolloutStatistics, role: Role) -> Counts:
         frame_skip = self.env.spec.frame_skip
         return Counts(
-            counts.frames + (figures.steps * frame_skip if role == "training" else 0),
-            counts.total_frames + figures.stepped * frame_skip,
-            counts.episodes + figures.episodes,
+            counts.frames + (statistics.timesteps * frame_skip if role == "training" else 0),
+            counts.total_frames + statistics.stepped * frame_skip,
+            counts.episodes + statistics.episodes,
         )
 
     def genome(self, state: EvolveState) -> Any:
@@ -382,6 +359,17 @@ class _Evolution:
 
     def log(self, state: EvolveState) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in (state.members or {}).items()}
+
+
+def _training_metrics(statistics: RolloutStatistics) -> dict[str, float]:
+    metrics = {
+        "occupancy": statistics.occupancy,
+        "makespan_over_bound": statistics.makespan_over_bound,
+        "training_steps_per_second": statistics.timesteps_per_second,
+    }
+    if statistics.times is None:
+        return metrics
+    return metrics | statistics.times.shares(statistics.stepped_per_second, working="decoding")
 
 
 @jax.jit

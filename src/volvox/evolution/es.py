@@ -16,7 +16,7 @@ import optax
 from volvox._checks import gradient_transformation, integers, numbers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.scores import Shaping, fitness, mean_length, num_nan, shaping, standard_error, summary
+from volvox.evolution.scores import Shaping, fitness, mean_length, shaping, summary, validation_summary
 from volvox.evolution.strategy import Phase, test_phase, unchanged
 from volvox.loop.behaviors import Behavior
 from volvox.population.combination import weighted_noise
@@ -188,12 +188,7 @@ class ES:
             better, lambda bases: _put(bases, m, _row(bases, winner)), lambda bases: bases, state.bases
         )
         objective, metrics = self.objective.observe(state.objective, played, evaluation)
-        metrics |= {
-            "elite_score": scores[winner],
-            "elite_standard_error": standard_error(evaluation.returns[winner]),
-            "elite_is_new": better,
-            "validation_num_nan": num_nan(evaluation),
-        }
+        metrics |= validation_summary(evaluation, winner) | {"elite_is_new": better}
         state = state._replace(
             bases=bases,
             expected_length=jnp.append(lengths, best_length),

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from volvox._checks import integers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
+from volvox.evolution.scores import fitness, mean_length, summary, validation_summary
 from volvox.evolution.strategy import Metrics, Phase, test_phase
-from volvox.loop.behaviors import Behavior, nothing
+from volvox.loop.behaviors import Behavior, Nothing
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
@@ -202,7 +202,7 @@ class RandomSearch:
     @property
     def behavior(self) -> Behavior:
         """Nothing is compared."""
-        return nothing()
+        return Nothing()
 
     @property
     def elite(self) -> int:
@@ -332,12 +332,9 @@ def _tell_candidates(
         parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)
         lengths = jnp.where(replaced, elite_length, lengths)
     survivors = jax.tree.map(jnp.append, parents, elite)
-    metrics = {
-        "elite_score": scores[winner],
-        "elite_standard_error": standard_error(evaluation.returns[winner]),
+    metrics = validation_summary(evaluation, winner) | {
         "elite_is_new": place >= 0,
         "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
-        "validation_num_nan": num_nan(evaluation),
     }
     state = state._replace(
         bases=decode_many(encoding, state.bases, survivors),

@@ -1,8 +1,8 @@
 """What a strategy follows: returns, novelty, or both.
 
-    GA()                                              # returns
-    GA(objective=Novelty(behavior=Last("position", 2)))     # novelty search by a genetic algorithm
-    ES(objective=Novelty.nsr_es(behavior=...), num_bases=3)  # NSR-ES
+    GA()                                                                          # returns
+    GA(objective=Novelty(behavior=Last("position", 2)))                           # novelty search
+    ES(objective=Novelty.nsr_es(behavior=Last("position", 2)), num_bases=3)       # NSR-ES
 
 Novelty is the distance of a behaviour to the nearest of an archive (Lehman & Stanley 2011). With evolution strategies
 it is the family of Conti et al. 2018 (arXiv 1712.06560), in which a small meta-population takes turns: NS-ES follows
@@ -11,7 +11,7 @@ novelty alone, NSR-ES novelty and returns evenly, and NSRA-ES weighs them by how
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from volvox._settings import describe
 from volvox.evolution import archive as archives
 from volvox.evolution.archive import Archive, novelty, novelty_in
 from volvox.evolution.scores import centered_ranks, fitness, mean_over_episodes
-from volvox.loop.behaviors import Behavior, nothing
+from volvox.loop.behaviors import Behavior, Nothing
 from volvox.types import Array, Evaluation
 
 _MOST_GIGABYTES = 1.0
@@ -33,16 +33,16 @@ class Objective(Protocol):
 
     A genetic algorithm ranks its members (`rank`). An evolution strategy shows its bases after validation (`observe`),
     lets one of them be chosen (`choose`), and weighs the members around it (`weigh`).
+
+    Attributes:
+      elite_is_parent: Whether the member of the best validation return is also one of the next generation's parents.
     """
+
+    elite_is_parent: ClassVar[bool]
 
     @property
     def behavior(self) -> Behavior:
         """What is recorded of each episode."""
-        ...
-
-    @property
-    def elite_is_parent(self) -> bool:
-        """Whether the member of the best validation return is also one of the parents of the next generation."""
         ...
 
     def check(self, *, num_members: int, num_bases: int) -> None:
@@ -74,15 +74,12 @@ class Objective(Protocol):
 class Returns:
     """The mean return of a member's episodes, unclipped and undiscounted."""
 
+    elite_is_parent: ClassVar[bool] = True
+
     @property
     def behavior(self) -> Behavior:
         """Nothing is recorded."""
-        return nothing()
-
-    @property
-    def elite_is_parent(self) -> bool:
-        """True: the elite has the best returns."""
-        return True
+        return Nothing()
 
     def check(self, *, num_members: int, num_bases: int) -> None:
         """See `Objective`."""
@@ -169,6 +166,7 @@ class Novelty:
     reward_weight: float = 0.0
     reward_weight_step: float | None = None
     patience: int = 50
+    elite_is_parent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting out of range, or an archive that is too large or cannot hold k behaviours."""
@@ -206,11 +204,6 @@ class Novelty:
     def nsra_es(cls, *, behavior: Behavior, reward_weight_step: float = 0.05, **settings: Any) -> "Novelty":
         """NSRA-ES: returns at first, then more novelty when they stagnate. `settings` are other fields."""
         return cls(behavior=behavior, reward_weight=1.0, reward_weight_step=reward_weight_step, **settings)
-
-    @property
-    def elite_is_parent(self) -> bool:
-        """False: parents are chosen by novelty."""
-        return False
 
     def check(self, *, num_members: int, num_bases: int) -> None:
         """See `Objective`."""

@@ -61,6 +61,15 @@ def summary(evaluation: Evaluation) -> dict[str, Array]:
     }
 
 
+def validation_summary(evaluation: Evaluation, winner: Array) -> dict[str, Array]:
+    """The metrics of a validation phase: the score of the winner (an index), its standard error, and NaNs."""
+    return {
+        "elite_score": fitness(evaluation)[winner],
+        "elite_standard_error": standard_error(evaluation.returns[winner]),
+        "validation_num_nan": num_nan(evaluation),
+    }
+
+
 def centered_ranks(fitness: Array) -> Array:
     """Ranks, scaled to [-0.5, 0.5] (Salimans et al. 2017, arXiv 1703.03864, section 2.1).
 

@@ -201,7 +201,7 @@ def seed_of(key: Array, *numbers: int) -> int:
 
     Args:
       key: typed, or raw key data.
-      *numbers: non-negative integers.
+      *numbers: non-negative integers; zeros at the end make no difference.
 
     Returns:
       The seed.

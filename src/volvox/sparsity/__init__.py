@@ -9,19 +9,10 @@
 while returns hold up, are group-sparse training, whose settings `GroupSparse` holds.
 """
 
-from volvox.sparsity.masks import (
-    Kernel,
-    SparseState,
-    compression,
-    is_sparse,
-    kernels,
-    masks_of,
-    pruned,
-    table,
-)
+from volvox.sparsity.masks import Kernel, SparseState, compression, is_sparse, masks_of, pruned, table
 from volvox.sparsity.optimizers import GroupSparse, init_optimizers, sparse
 from volvox.sparsity.rules import Dynamic, KeepNOfM, Magnitude, Rule
-from volvox.sparsity.schedules import Cubic, RewardAware, RewardAwareState, Schedule
+from volvox.sparsity.schedules import Cubic, RewardAware, Schedule
 
 __all__ = [
     "Cubic",
@@ -31,14 +22,12 @@ __all__ = [
     "Kernel",
     "Magnitude",
     "RewardAware",
-    "RewardAwareState",
     "Rule",
     "Schedule",
     "SparseState",
     "compression",
     "init_optimizers",
     "is_sparse",
-    "kernels",
     "masks_of",
     "pruned",
     "sparse",

@@ -3,6 +3,7 @@
 Masks save no time on dense arithmetic: what they save is what must be stored.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -17,25 +18,28 @@ _BITS = 32
 
 
 class Kernel(NamedTuple):
-    """How a kernel is cut into groups of weights that live or die together: `[rows, group, columns]`.
+    """The weights of a kernel in the smallest groups that may live or die.
 
     Attributes:
-      rows: R, number of groups along the input axis.
-      group: g, numbers in a group, consecutive along the input axis of one column.
-      columns: F.
-      block: Weights that each number stands for: b of a block-circulant kernel, whose groups are its blocks; 1 of
-        others.
+      weights: `[R, g, F]`: R groups along the input axis, of g numbers each, in each of F columns. The groups of a
+        block-circulant kernel are its blocks; others have `g = 1`.
+      block: Weights that each number stands for: b of a block-circulant kernel, 1 of others.
     """
 
-    rows: int
-    group: int
-    columns: int
+    weights: Array
     block: int
 
     @property
     def sides(self) -> tuple[int, int]:
         """(inputs, outputs) of the matrix that the kernel stands for."""
-        return self.rows * self.group, self.columns * self.block
+        rows, group, columns = self.weights.shape
+        return rows * group, columns * self.block
+
+    @property
+    def mask_shape(self) -> tuple[int, int, int]:
+        """Shape `[R, 1, F]` of its mask."""
+        rows, _, columns = self.weights.shape
+        return rows, 1, columns
 
 
 class SparseState(NamedTuple):
@@ -46,7 +50,7 @@ class SparseState(NamedTuple):
       masks: As the parameters: bool `[R, 1, F]` of a kernel `[R, g, F]`, or a scalar True where all weights live.
       schedule: State of the rule's schedule; () without one.
       step: int32, the number of the latest update.
-      key: uint32 `[2]`, threefry key data from which, together with the step, the rule draws.
+      key: from which, together with the step, the rule draws.
     """
 
     inner: ArrayTree
@@ -74,9 +78,9 @@ def kernels(params: ArrayTree) -> dict[str, Kernel]:
                     f"{name} is {list(leaf.shape)}, a block-circulant kernel [K / b, b, N / b]: of several learners or "
                     "members, give the parameters of one."
                 )
-            found[name] = Kernel(*leaf.shape, block=leaf.shape[1])
+            found[name] = Kernel(leaf, block=leaf.shape[1])
         elif is_kernel(path, leaf):
-            found[name] = Kernel(leaf.size // leaf.shape[-1], 1, leaf.shape[-1], block=1)
+            found[name] = Kernel(leaf.reshape(-1, 1, leaf.shape[-1]), block=1)
     return found
 
 
@@ -100,8 +104,12 @@ def is_sparse(state: ArrayTree) -> bool:
 
 def sparse_states(state: ArrayTree) -> list[SparseState]:
     """Returns all states of sparse optimisers within a state, in its order."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, SparseState))
-    return [x for x in leaves if isinstance(x, SparseState)]
+    return [x for x in jax.tree.leaves(state, is_leaf=is_sparse_state) if is_sparse_state(x)]
+
+
+def is_sparse_state(x: Any) -> bool:
+    """Returns whether this is the state of `sparse` itself."""
+    return isinstance(x, SparseState)
 
 
 def pruned(params: ArrayTree, state: ArrayTree) -> ArrayTree:
@@ -134,13 +142,19 @@ def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, A
     live = jax.tree.map(lambda x: jnp.ones((), bool), params) if masks is None else masks
     check_masks(params, live)
     found = kernels(params)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (name, leaf), mask in zip(by_name(params).items(), jax.tree.leaves(live), strict=True):
         alive = np.asarray(mask)
-        stored = int(alive.sum()) * (leaf.size // alive.size)
         weights = leaf.size * (found[name].block if name in found else 1)
-        rows.append(_row(name, list(leaf.shape), weights, stored, 0 if alive.all() else alive.size))
-    rows.append(_row("all", [], *(sum(row[key] for row in rows) for key in ("weights", "stored", "index_bits"))))
+        row = {"name": name, "shape": list(leaf.shape), "weights": weights}
+        row["stored"] = int(alive.sum()) * (leaf.size // alive.size)
+        rows.append(row | {"index_bits": 0 if alive.all() else alive.size})
+    of_all = {name: sum(row[name] for row in rows) for name in ("weights", "stored", "index_bits")}
+    rows.append({"name": "all", "shape": [], **of_all})
+    for row in rows:
+        weights = max(row["weights"], 1)
+        row["density"] = row["stored"] / weights
+        row["compression"] = 1 - (row["stored"] + row["index_bits"] / _BITS) / weights
     return rows
 
 
@@ -170,17 +184,9 @@ def check_masks(params: ArrayTree, masks: ArrayTree) -> None:
     for name in dict.fromkeys([*leaves, *flags]):
         if name not in leaves or name not in flags:
             raise ValueError(f"masks do not match the parameters: {name} is in only one of them.")
-        leaf, mask = leaves[name], flags[name]
-        fits = mask.ndim == 0 or (
-            mask.ndim == 3
-            and leaf.ndim >= 2
-            and (leaf.size // leaf.shape[-1]) % mask.shape[0] == 0
-            and mask.shape[1:] == (1, leaf.shape[-1])
-        )
-        if not fits:
-            raise ValueError(
-                f"masks do not match the parameters: {name} is {list(leaf.shape)}, its mask {list(mask.shape)}."
-            )
+        shape, flag = leaves[name].shape, flags[name].shape
+        if flag and (len(shape) < 2 or flag[1:] != (1, shape[-1]) or math.prod(shape) % math.prod(flag)):
+            raise ValueError(f"masks do not match the parameters: {name} is {list(shape)}, its mask {list(flag)}.")
 
 
 def masked(tree: ArrayTree, masks: ArrayTree) -> ArrayTree:
@@ -198,15 +204,3 @@ def where(mask: Array, x: Array, other: Array) -> Array:
 def in_groups(x: Array, mask: Array) -> Array:
     """Returns a leaf as `[R, g, F]`, cut as its mask `[R, 1, F]`."""
     return x.reshape(mask.shape[0], -1, mask.shape[2])
-
-
-def _row(name: str, shape: list[int], weights: int, stored: int, index_bits: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "shape": shape,
-        "weights": weights,
-        "stored": stored,
-        "index_bits": index_bits,
-        "density": stored / max(weights, 1),
-        "compression": 1 - (stored + index_bits / _BITS) / max(weights, 1),
-    }

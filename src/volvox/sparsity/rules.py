@@ -1,6 +1,7 @@
 """Rules for which groups of a kernel's weights live."""
 
 import dataclasses
+import math
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
@@ -16,24 +17,20 @@ from volvox.types import Array
 class Rule(Protocol):
     """Which groups of weights live, and when that changes.
 
-    A rule of your own is any object with these members. `sparse` gives it one kernel at a time, cut into groups
-    `[R, g, F]`; a mask is bool `[R, 1, F]`. A frozen dataclass is described in `config.json`. Under `vmap` a rule is
-    mapped over learners.
+    A rule of your own is any object with these members; a frozen dataclass is described in `config.json`. A mask is
+    bool `[R, 1, F]` and says which of the R groups in each of the F columns of a kernel `[R, g, F]` live. Under `vmap`
+    a rule is mapped over learners.
 
         @dataclasses.dataclass(frozen=True, kw_only=True)
         class RandomMask:
-            every: int = 1_000_000_000
-            group: ClassVar[int] = 1
+            every: int = 1_000
             schedule: ClassVar[None] = None
 
-            def densities(self, kernels):
-                return dict.fromkeys(kernels, 0.5)
-
-            def init(self, key, kernel, density):
-                return jax.random.bernoulli(key, density, (kernel.shape[0], 1, kernel.shape[2]))
+            def init(self, key, kernels):
+                return {name: jax.random.bernoulli(key, 0.5, kernel.mask_shape) for name, kernel in kernels.items()}
 
             def update(self, key, mask, kernel, gradient, step, sparsity):
-                return mask
+                return jax.random.permutation(key, mask)
     """
 
     @property
@@ -42,35 +39,26 @@ class Rule(Protocol):
         ...
 
     @property
-    def group(self) -> int:
-        """Weights in a group; a block-circulant kernel has groups of its own, which are its blocks."""
-        ...
-
-    @property
     def schedule(self) -> Schedule | None:
         """Schedule of the sparsity; None where the rule needs none."""
         ...
 
-    def densities(self, kernels: dict[str, Kernel]) -> dict[str, float]:
-        """Returns the density of each kernel at the beginning, by name.
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns the first masks of kernels, by name; their shapes cut the kernels into groups from then on.
 
         Raises:
           ValueError: a kernel does not fit the rule.
         """
         ...
 
-    def init(self, key: Array, kernel: Array, density: float) -> Array:
-        """Returns the first mask of a kernel, of whose groups the share `density` should live."""
-        ...
-
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
-        """Returns the next mask.
+        """Returns the next mask of one kernel.
 
         Args:
           key: for random draws.
           mask: the present one.
-          kernel: its weights after this update, 0 where masked.
-          gradient: the gradient of all weights, masked ones too.
+          kernel: `[R, g, F]`: its weights after this update, 0 where masked.
+          gradient: `[R, g, F]`: the gradient of all weights, masked ones too.
           step: int32, the number of this update.
           sparsity: float32, the share of groups that the schedule wants dead; 0 without a schedule.
         """
@@ -88,8 +76,8 @@ class Magnitude:
     dead groups with the largest gradients live again, from 0.
 
     Attributes:
-      schedule: Schedule of the sparsity, e.g. `Cubic` or `RewardAware`. A block-circulant kernel stores one of b weights
-        anyway, so its groups die only where the sparsity exceeds `1 - 1 / b`.
+      schedule: Schedule of the sparsity, e.g. `Cubic` or `RewardAware`. A block-circulant kernel stores one of b
+        weights anyway, so its groups die only where the sparsity exceeds `1 - 1 / b`.
       group: Weights in a group, consecutive along the input axis of one column. The groups of a block-circulant kernel
         are its blocks.
       every: Updates from one pruning to the next.
@@ -111,14 +99,20 @@ class Magnitude:
         integer("group", self.group, low=1)
         integer("every", self.every, low=1)
 
-    def densities(self, kernels: dict[str, Kernel]) -> dict[str, float]:
-        """Returns 1 for each kernel: all weights live at the beginning."""
-        return dict.fromkeys(kernels, 1.0)
-
-    def init(self, key: Array, kernel: Array, density: float) -> Array:
-        """See `Rule.init`."""
-        del key, density
-        return jnp.ones((kernel.shape[0], 1, kernel.shape[2]), bool)
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns masks of groups that all live."""
+        del key
+        masks = {}
+        for name, kernel in kernels.items():
+            rows, _, columns = kernel.mask_shape
+            group = self.group if kernel.block == 1 else 1
+            if rows % group:
+                raise ValueError(
+                    f"group={group} does not divide the input axis of {name}, {rows} long; take another group, or "
+                    f"leave it whole: sparse(..., dense=({name!r},))."
+                )
+            masks[name] = jnp.ones((rows // group, 1, columns), bool)
+        return masks
 
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
@@ -157,7 +151,6 @@ class KeepNOfM:
     begin: int = 0
     drop: float = 0.0
     every: int = 100
-    group: ClassVar[int] = 1
     schedule: ClassVar[None] = None
 
     def __post_init__(self):
@@ -168,21 +161,17 @@ class KeepNOfM:
         integer("every", self.every, low=1)
         _check_drop(self.drop)
 
-    def densities(self, kernels: dict[str, Kernel]) -> dict[str, float]:
-        """Returns `n / m` for each kernel."""
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns masks of the largest initial weights, or with `begin` masks with which all weights live."""
+        del key
         for name, kernel in kernels.items():
-            if kernel.rows % self.m:
+            if (rows := len(kernel.weights)) % self.m:
                 raise ValueError(
-                    f"m={self.m} does not divide the input axis of {name}, {kernel.rows} long; take another m, or "
-                    f"leave it whole: sparse(..., dense=({name!r},))."
+                    f"m={self.m} does not divide the input axis of {name}, {rows} long; take another m, or leave it "
+                    f"whole: sparse(..., dense=({name!r},))."
                 )
-        return dict.fromkeys(kernels, self.n / self.m)
-
-    def init(self, key: Array, kernel: Array, density: float) -> Array:
-        """See `Rule.init`."""
-        del key, density
-        sizes = _size(kernel)
-        return self._largest(sizes) if self.begin == 0 else jnp.ones(sizes.shape, bool)
+        sizes = {name: _size(kernel.weights) for name, kernel in kernels.items()}
+        return {name: jnp.ones(x.shape, bool) if self.begin else self._largest(x) for name, x in sizes.items()}
 
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
@@ -206,7 +195,7 @@ class KeepNOfM:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """Keeps the number of weights from the first update on; now and then the smallest die and as many others begin at 0.
+    """Keeps a kernel as sparse from the first update on, and now and then replaces its smallest weights by others.
 
         optimizer = vx.sparsity.sparse(optax.adam(3e-4), vx.sparsity.Dynamic(sparsity=0.9))
 
@@ -232,7 +221,6 @@ class Dynamic:
     every: int = 1_000
     end: int | None = None
     grow: Literal["random", "gradient"] = "random"
-    group: ClassVar[int] = 1
     schedule: ClassVar[None] = None
 
     def __post_init__(self):
@@ -244,17 +232,17 @@ class Dynamic:
         if self.grow not in ("random", "gradient"):
             raise ValueError(f"grow={self.grow!r} is unknown; there are random and gradient.")
 
-    def densities(self, kernels: dict[str, Kernel]) -> dict[str, float]:
-        """Returns densities that together make up the sparsity; see `erdos_renyi`."""
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns random masks that together have the sparsity; see `erdos_renyi`."""
         sides = {name: kernel.sides for name, kernel in kernels.items()}
         most = {name: 1.0 / kernel.block for name, kernel in kernels.items()}
-        return erdos_renyi(sides, 1.0 - self.sparsity, most=most)
-
-    def init(self, key: Array, kernel: Array, density: float) -> Array:
-        """See `Rule.init`."""
-        sizes = _size(kernel)
-        living = max(round(density * sizes.size), 1)
-        return (jax.random.permutation(key, sizes.size) < living).reshape(sizes.shape)
+        masks = {}
+        for i, (name, density) in enumerate(erdos_renyi(sides, 1.0 - self.sparsity, most).items()):
+            shape = kernels[name].mask_shape
+            living = max(round(density * kernels[name].block * math.prod(shape)), 1)
+            draws = jax.random.permutation(jax.random.fold_in(key, i), math.prod(shape))
+            masks[name] = (draws < living).reshape(shape)
+        return masks
 
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
@@ -270,20 +258,17 @@ class Dynamic:
         return (stays | begins).reshape(mask.shape)
 
 
-def erdos_renyi(
-    sides: dict[str, tuple[int, int]], density: float, *, most: dict[str, float] | None = None
-) -> dict[str, float]:
+def erdos_renyi(sides: dict[str, tuple[int, int]], density: float, most: dict[str, float]) -> dict[str, float]:
     """Returns densities of kernels `[K, N]` in proportion to `(K + N) / (K N)` that make up one density together.
 
     Args:
       sides: (K, N) by name.
       density: share of all weights that live.
-      most: greatest density of each kernel; None: 1.
+      most: greatest density of each kernel, by name.
 
     Returns:
       Density by name, none above its greatest; what that cuts off is given to the others.
     """
-    most = dict.fromkeys(sides, 1.0) if most is None else most
     weights = {name: k * n for name, (k, n) in sides.items()}
     full: set[str] = set()
     while True:
