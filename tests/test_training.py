@@ -8,7 +8,9 @@ import sys
 import textwrap
 import threading
 import time
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,20 +21,28 @@ from volvox.report import metrics
 from volvox.training import train
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
 
-SPEC = EnvSpec("hill", (1,), np.float32, 2, None, 0, 0, 10, 1)
+SPEC = EnvSpec("hill", (1,), np.float32, 2, None, None, None, 10, 1)
 ENV = Env(SPEC, 1, 1, lambda seed, **_: (), {})
+
+
+class Hill(NamedTuple):
+    """The state is saved as it is: typed keys, NamedTuples and Python numbers."""
+
+    key: jax.Array
+    x: jax.Array
+    step: int
 
 
 def hill(*, size=4, chunk_seconds=0.0, chunks=1, interrupt=None, calls=None, extra=None):
     """Climbs -|x|² from a random start; each step draws from a key folded with the step's number."""
 
     def init(key):
-        if calls is not None:
-            calls.append("init")
-        return {"key": key, "x": jax.random.normal(key, (size,)), "step": 0}
+        return Hill(key, jax.random.normal(key, (size,)), 0)
 
     def step(state, *, monitor=None):
-        number = state["step"] + 1
+        if calls is not None:
+            calls.append("step")
+        number = state.step + 1
         for chunk in range(chunks):
             time.sleep(chunk_seconds)
             if interrupt is not None:
@@ -40,38 +50,35 @@ def hill(*, size=4, chunk_seconds=0.0, chunks=1, interrupt=None, calls=None, ext
             figures = {"phase": "training", "done": chunk + 1, "total": chunks, "frames_per_second": 60.0}
             if monitor is not None and monitor(figures):
                 raise Interrupted(f"step {number}")
-        candidate = state["x"] + 0.1 * jax.random.normal(jax.random.fold_in(state["key"], number), (size,))
-        better = jnp.sum(candidate**2) < jnp.sum(state["x"] ** 2)
-        x = jnp.where(better, candidate, state["x"])
+        candidate = state.x + 0.1 * jax.random.normal(jax.random.fold_in(state.key, number), (size,))
+        x = jnp.where(jnp.sum(candidate**2) < jnp.sum(state.x**2), candidate, state.x)
         row = {"generation": number, "frames": 40 * number, "training_best": -float(jnp.sum(x**2)), **(extra or {})}
-        return {**state, "x": x, "step": number}, row
+        return Hill(state.key, x, number), row
 
-    def save(state):
-        return {**state, "key": np.asarray(jax.random.key_data(state["key"])), "x": np.asarray(state["x"])}
-
-    def restore(tree):
-        return {**tree, "key": jax.random.wrap_key_data(jnp.asarray(tree["key"])), "x": jnp.asarray(tree["x"])}
-
-    network = Policy(*[lambda *_: None] * 5, config={})
     return Algorithm(
         init=init,
         step=step,
-        policy=lambda state: state["x"],
-        save=save,
-        restore=restore,
-        close=lambda: None,
+        variables=lambda state: state.x,
+        policy=Policy(*[lambda *_: None] * 5, config={}),
         env=ENV,
-        network=network,
         config={"algorithm": "hill", "size": size},
-        **({"genome": None} if "genome" in Algorithm._fields else {}),
+        close=lambda: None,
     )
 
 
-KEY = jax.random.key(0)
+def with_save(algorithm):
+    """The same algorithm, which saves a part of its state."""
+
+    def restore(tree):
+        return Hill(jax.random.wrap_key_data(jnp.asarray(tree["bits"])), jnp.asarray(tree["x"]), tree["step"])
+
+    return algorithm._replace(
+        save=lambda state: {"bits": jax.random.key_data(state.key), "x": state.x, "step": state.step}, restore=restore
+    )
 
 
-def quietly(*args, **kwargs):
-    return train(*args, **{"progress": False, "tensorboard": False, **kwargs})
+def quietly(algorithm, **kwargs):
+    return train(algorithm, **{"progress": False, "tensorboard": False, **kwargs})
 
 
 def lasting(rows):
@@ -85,13 +92,13 @@ def numbers(run_dir):
 
 def assert_same_run(a, b):
     assert lasting(a.metrics) == lasting(b.metrics)
-    np.testing.assert_array_equal(a.policy(), b.policy())
-    assert a.state["step"] == b.state["step"]
+    chex.assert_trees_all_equal(a.state, b.state)
+    assert type(a.state) is type(b.state) is Hill
 
 
 def test_a_run_and_its_directory(tmp_path):
     run_dir = tmp_path / "runs" / "a"
-    run = train(hill(), KEY, steps=3, run_dir=run_dir, keep_checkpoints=2, progress=False)
+    run = train(hill(), steps=3, run_dir=run_dir, keep_checkpoints=2, progress=False)
     assert [row["generation"] for row in run.metrics] == [1, 2, 3]
     assert not run.interrupted
     assert run.exit_code == 0
@@ -116,7 +123,7 @@ def test_a_run_and_its_directory(tmp_path):
 
 def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = quietly(hill(), KEY, steps=2)
+    run = quietly(hill(), steps=2)
     assert len(run.metrics) == 2
     assert run.run_dir is None
     assert os.listdir(tmp_path) == []
@@ -125,29 +132,92 @@ def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
         run.watch()
 
 
-@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.key(3, impl="rbg"), jax.random.PRNGKey(3)], ids=repr)
-def test_all_kinds_of_keys_are_recorded(tmp_path, key):
-    algorithm = hill()._replace(init=lambda key: hill().init(KEY))
-    quietly(algorithm, key, steps=1, run_dir=tmp_path / "a")
-    quietly(algorithm, key, steps=2, run_dir=tmp_path / "a", resume=True)
+@pytest.mark.parametrize(
+    "seed", [3, np.int64(3), jax.random.key(3), jax.random.key(3, impl="rbg"), jax.random.PRNGKey(3)], ids=repr
+)
+def test_all_kinds_of_seeds_are_recorded(tmp_path, seed):
+    run = quietly(hill(), seed=seed, steps=1, run_dir=tmp_path / "a")
+    assert jnp.issubdtype(run.state.key.dtype, jax.dtypes.prng_key)
+    quietly(hill(), seed=seed, steps=2, run_dir=tmp_path / "a", resume=True)
     with pytest.raises(ValueError, match=r"key\.(data|impl)"):
-        quietly(algorithm, jax.random.key(4), steps=2, run_dir=tmp_path / "a", resume=True)
+        quietly(hill(), seed=4, steps=2, run_dir=tmp_path / "a", resume=True)
+
+
+def test_an_integer_is_the_key_of_that_seed():
+    assert_same_run(quietly(hill(), seed=3, steps=2), quietly(hill(), seed=jax.random.key(3), steps=2))
+    assert_same_run(quietly(hill(), steps=2), quietly(hill(), seed=jax.random.PRNGKey(0), steps=2))
+
+
+def test_an_algorithm_may_save_less_than_its_state(tmp_path):
+    quietly(with_save(hill()), steps=2, run_dir=tmp_path / "a")
+    assert checkpoint.restore(tmp_path / "a" / "checkpoints", 2).keys() == {"bits", "x", "step"}
+    run = quietly(with_save(hill()), steps=5, run_dir=tmp_path / "a", resume=True)
+    assert_same_run(run, quietly(hill(), steps=5))
+
+
+def test_a_state_of_another_structure_is_refused(tmp_path):
+    quietly(hill(), steps=1, run_dir=tmp_path / "a")
+    other = hill()._replace(init=lambda key: hill(size=5).init(key))
+    with pytest.raises(ValueError, match=r"another state: at 'x' it holds \(4,\) float32, and this one \(5,\) float32"):
+        quietly(other, steps=2, run_dir=tmp_path / "a", resume=True)
+
+
+# ---- the elite ----
+
+
+def elite_of(run_dir):
+    return json.loads((run_dir / "elite.json").read_text())
+
+
+def lineages():
+    return hill()._replace(genome=lambda state: {"generation": state.step, "x": state.x.tolist()})
+
+
+def test_the_elite_is_of_the_newest_checkpoint(tmp_path):
+    run_dir = tmp_path / "a"
+    run = quietly(lineages(), steps=5, run_dir=run_dir, checkpoint_every=3)
+    assert elite_of(run_dir) == {"generation": 5, "x": run.state.x.tolist()}
+
+
+def test_there_is_no_elite_before_the_first_step(tmp_path):
+    quietly(lineages()._replace(step=hill(interrupt=raise_signal_at(1, 0)).step), steps=5, run_dir=tmp_path / "a")
+    assert not (tmp_path / "a" / "elite.json").exists()
+
+
+def test_resume_with_nothing_left_to_do_writes_elite_and_plot_again(tmp_path):
+    run_dir = tmp_path / "a"
+    run = quietly(lineages(), steps=3, run_dir=run_dir)
+    # As a kill leaves it between a checkpoint and its elite, or an older version that reported another one.
+    (run_dir / "elite.json").write_text('{"generation": 2}')
+    (run_dir / "learning_curve.png").unlink()
+    quietly(lineages(), steps=3, run_dir=run_dir, resume=True)
+    assert elite_of(run_dir) == {"generation": 3, "x": run.state.x.tolist()}
+    assert (run_dir / "learning_curve.png").exists()
+
+
+def test_the_elite_goes_back_with_the_state(tmp_path):
+    run_dir = tmp_path / "a"
+    quietly(lineages(), steps=3, run_dir=run_dir)
+    (run_dir / "checkpoints" / "00000003" / "manifest.json").unlink()
+    with pytest.warns(UserWarning, match="going back to step 2"):
+        quietly(lineages(), steps=2, run_dir=run_dir, resume=True)
+    assert elite_of(run_dir)["generation"] == 2
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_resumed_equals_straight(tmp_path, checkpoint_every):
-    straight = quietly(hill(), KEY, steps=7)
+    straight = quietly(hill(), steps=7)
     for steps in (2, 5, 7):
-        run = quietly(hill(), KEY, steps=steps, run_dir=tmp_path / "a", resume=True, checkpoint_every=checkpoint_every)
+        run = quietly(hill(), steps=steps, run_dir=tmp_path / "a", resume=True, checkpoint_every=checkpoint_every)
         assert numbers(tmp_path / "a") == list(range(1, steps + 1))
     assert_same_run(run, straight)
     assert [row["seconds"] for row in run.metrics] == sorted(row["seconds"] for row in run.metrics)
 
 
 def test_resuming_a_finished_run_does_nothing(tmp_path):
-    first = quietly(hill(), KEY, steps=3, run_dir=tmp_path / "a")
+    first = quietly(hill(), steps=3, run_dir=tmp_path / "a")
     calls = []
-    again = quietly(hill(calls=calls), KEY, steps=3, run_dir=tmp_path / "a", resume=True)
+    again = quietly(hill(calls=calls), steps=3, run_dir=tmp_path / "a", resume=True)
     assert calls == []
     assert again.metrics == first.metrics
     assert again.exit_code == 0
@@ -156,32 +226,32 @@ def test_resuming_a_finished_run_does_nothing(tmp_path):
 def test_resuming_where_nothing_is_begins_and_says_so(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for name in ("missing", "empty"):
-        quietly(hill(), KEY, steps=1, run_dir=tmp_path / name, resume=True)
+        quietly(hill(), steps=1, run_dir=tmp_path / name, resume=True)
         assert f"{name}: no run there yet, begins now" in capsys.readouterr().err
-        quietly(hill(), KEY, steps=2, run_dir=tmp_path / name, resume=True)
+        quietly(hill(), steps=2, run_dir=tmp_path / name, resume=True)
         assert f"{name}: going on after generation 1" in capsys.readouterr().err
 
 
 def test_an_existing_run_is_never_overwritten(tmp_path):
-    quietly(hill(), KEY, steps=1, run_dir=tmp_path / "a")
+    quietly(hill(), steps=1, run_dir=tmp_path / "a")
     before = (tmp_path / "a" / "metrics.jsonl").read_bytes()
     calls = []
     with pytest.raises(FileExistsError, match=rf"{tmp_path}/a already holds a run \(config.json.*resume=True"):
-        quietly(hill(calls=calls), KEY, steps=1, run_dir=tmp_path / "a")
+        quietly(hill(calls=calls), steps=1, run_dir=tmp_path / "a")
     assert calls == []
     assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("left", ["config.json", "metrics.jsonl", "checkpoints"])
 def test_any_part_of_a_run_counts_as_one(tmp_path, left):
-    quietly(hill(), KEY, steps=1, run_dir=tmp_path / "a")
+    quietly(hill(), steps=1, run_dir=tmp_path / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / left).rename(tmp_path / "b" / left)
     with pytest.raises(FileExistsError, match=left):
-        quietly(hill(), KEY, steps=1, run_dir=tmp_path / "b")
+        quietly(hill(), steps=1, run_dir=tmp_path / "b")
     if left != "config.json":
         with pytest.raises(ValueError, match=r"no config\.json"):
-            quietly(hill(), KEY, steps=1, run_dir=tmp_path / "b", resume=True)
+            quietly(hill(), steps=1, run_dir=tmp_path / "b", resume=True)
 
 
 def test_other_settings_are_refused_naming_each(tmp_path):
@@ -190,38 +260,38 @@ def test_other_settings_are_refused_naming_each(tmp_path):
 
     calls = []
     first = configured(size=4, env={"game": "a", "skip": 4}, rule=(1, 2), old=None)
-    quietly(first, KEY, steps=1, run_dir=tmp_path / "a")
+    quietly(first, steps=1, run_dir=tmp_path / "a")
     calls.clear()
     other = configured(size=5, env={"game": "b", "skip": 4}, rule=(1, 2), new=True)
     with pytest.raises(ValueError, match="other settings") as error:
-        quietly(other, jax.random.key(9), steps=2, run_dir=tmp_path / "a", resume=True)
+        quietly(other, seed=9, steps=2, run_dir=tmp_path / "a", resume=True)
     assert str(error.value).splitlines()[1:] == [
         "  algorithm.size: saved 4, now 5",
         '  algorithm.env.game: saved "a", now "b"',
         "  algorithm.old: saved null, now absent",
-        "  algorithm.new: not saved, now true",
         "  key.data: saved [0, 0], now [0, 9]",
+        "  algorithm.new: not saved, now true",
     ]
     assert calls == []
     # the budget and the versions may differ
     path = tmp_path / "a" / "config.json"
     path.write_text(path.read_text().replace(jax.__version__, "0.0.1"))
-    quietly(first, KEY, steps=2, run_dir=tmp_path / "a", resume=True, checkpoint_every=2, stop_after=100)
+    quietly(first, steps=2, run_dir=tmp_path / "a", resume=True, checkpoint_every=2, stop_after=100)
 
 
 def test_settings_that_are_no_json_are_refused():
     with pytest.raises(TypeError, match=r"algorithm\.config must hold JSON values only.*numpy\.float32"):
-        quietly(hill()._replace(config={"a": np.float32(1)}), KEY, steps=1)
+        quietly(hill()._replace(config={"a": np.float32(1)}), steps=1)
     with pytest.raises(TypeError, match=r"algorithm\.config must hold JSON values only"):
-        quietly(hill()._replace(config={"a": float("nan")}), KEY, steps=1)
+        quietly(hill()._replace(config={"a": float("nan")}), steps=1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints must be an integer of at least 1"),
         ({"stop_after": 0}, "stop_after must be a positive number"),
         ({"stop_after": float("nan")}, "stop_after must be a positive number"),
         ({"resume": True}, "resume=True needs the run_dir"),
@@ -230,16 +300,16 @@ def test_settings_that_are_no_json_are_refused():
 def test_bad_arguments(arguments, message):
     calls = []
     with pytest.raises(ValueError, match=message):
-        quietly(hill(calls=calls), KEY, **{"steps": 1, **arguments})
+        quietly(hill(calls=calls), **{"steps": 1, **arguments})
     assert calls == []
 
 
 def test_two_writers_are_refused(tmp_path):
     def second(number, chunk):
         with pytest.raises(BlockingIOError, match="another process is training in"):
-            quietly(hill(), KEY, steps=1, run_dir=tmp_path / "a", resume=True)
+            quietly(hill(), steps=1, run_dir=tmp_path / "a", resume=True)
 
-    quietly(hill(interrupt=second), KEY, steps=1, run_dir=tmp_path / "a")
+    quietly(hill(interrupt=second), steps=1, run_dir=tmp_path / "a")
 
 
 # ---- rows ----
@@ -247,7 +317,7 @@ def test_two_writers_are_refused(tmp_path):
 
 def test_rows_are_strict_json(tmp_path):
     extra = {"nan": float("nan"), "inf": np.float32("inf"), "array": jnp.array([1.0, jnp.nan]), "n": np.int64(3)}
-    run = quietly(hill(extra=extra), KEY, steps=1, run_dir=tmp_path / "a")
+    run = quietly(hill(extra=extra), steps=1, run_dir=tmp_path / "a")
     text = (tmp_path / "a" / "metrics.jsonl").read_text()
 
     def refuse(constant):
@@ -261,25 +331,25 @@ def test_rows_are_strict_json(tmp_path):
 def test_the_steps_name_and_number(tmp_path):
     algorithm = hill()
     unnamed = algorithm._replace(step=lambda state, *, monitor=None: (state, {"seconds": 1e9, "loss": 1}))
-    run = quietly(unnamed._replace(step_name="round"), KEY, steps=2)
+    run = quietly(unnamed._replace(step_name="round"), steps=2)
     assert [row["round"] for row in run.metrics] == [1, 2]
     assert run.metrics[-1]["seconds"] < 1e6
     wrong = algorithm._replace(step=lambda state, *, monitor=None: (state, {"generation": 0}))
     with pytest.raises(ValueError, match="calls this generation 0, but by train's count it is 1"):
-        quietly(wrong, KEY, steps=1)
+        quietly(wrong, steps=1)
     with pytest.raises(ValueError, match=r"algorithm\.step_name cannot be 'seconds'"):
-        quietly(algorithm._replace(step_name="seconds"), KEY, steps=1)
+        quietly(algorithm._replace(step_name="seconds"), steps=1)
 
 
 def test_rows_beyond_the_checkpoint_and_a_partial_row_are_dropped(tmp_path):
     run_dir = tmp_path / "a"
-    quietly(hill(), KEY, steps=3, run_dir=run_dir)
+    quietly(hill(), steps=3, run_dir=run_dir)
     with (run_dir / "metrics.jsonl").open("a") as file:  # killed after step 4's row, before its checkpoint; again in 5
         file.write('{"generation": 4, "training_best": 99}\n{"generation": 5, "tr')
-    run = quietly(hill(), KEY, steps=5, run_dir=run_dir, resume=True)
+    run = quietly(hill(), steps=5, run_dir=run_dir, resume=True)
     assert numbers(run_dir) == [1, 2, 3, 4, 5]
     assert metrics.read(run_dir / "metrics.jsonl") == run.metrics
-    assert_same_run(run, quietly(hill(), KEY, steps=5))
+    assert_same_run(run, quietly(hill(), steps=5))
 
 
 def test_a_row_is_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
@@ -292,51 +362,51 @@ def test_a_row_is_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
 
     original = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", save)
-    quietly(hill(), KEY, steps=2, run_dir=run_dir)
+    quietly(hill(), steps=2, run_dir=run_dir)
     assert seen == [(0, []), (1, [1]), (2, [1, 2])]
 
 
 @pytest.mark.parametrize("kept", [[], [1, 3], [2, 3], [1, 2]])
 def test_rows_removed_by_hand_are_noticed(tmp_path, kept):
     run_dir = tmp_path / "a"
-    run = quietly(hill(), KEY, steps=3, run_dir=run_dir)
+    run = quietly(hill(), steps=3, run_dir=run_dir)
     metrics.rewrite(run_dir / "metrics.jsonl", [run.metrics[number - 1] for number in kept])
     with pytest.raises(ValueError, match="does not hold one row for each generation from 1 to 3"):
-        quietly(hill(), KEY, steps=4, run_dir=run_dir, resume=True)
+        quietly(hill(), steps=4, run_dir=run_dir, resume=True)
 
 
 def test_checkpoints_removed_by_hand_are_noticed(tmp_path):
     run_dir = tmp_path / "a"
-    quietly(hill(), KEY, steps=3, run_dir=run_dir)
+    quietly(hill(), steps=3, run_dir=run_dir)
     shutil.rmtree(run_dir / "checkpoints")
     with pytest.raises(ValueError, match=r"has 3 rows, but .*checkpoints no checkpoint"):
-        quietly(hill(), KEY, steps=4, run_dir=run_dir, resume=True)
+        quietly(hill(), steps=4, run_dir=run_dir, resume=True)
 
 
 def test_a_damaged_newest_checkpoint_costs_its_step_only(tmp_path):
     run_dir = tmp_path / "a"
-    quietly(hill(), KEY, steps=4, run_dir=run_dir)
-    (run_dir / "checkpoints" / "00000004" / "structure.json").write_text("garbage")
+    quietly(hill(), steps=4, run_dir=run_dir)
+    (run_dir / "checkpoints" / "00000004" / "tree" / "_METADATA").write_text("garbage")
     with pytest.warns(UserWarning, match="00000004 is damaged.*going back to step 3"):
-        run = quietly(hill(), KEY, steps=6, run_dir=run_dir, resume=True)
+        run = quietly(hill(), steps=6, run_dir=run_dir, resume=True)
     assert numbers(run_dir) == [1, 2, 3, 4, 5, 6]
-    assert_same_run(run, quietly(hill(), KEY, steps=6))
+    assert_same_run(run, quietly(hill(), steps=6))
 
 
 def test_all_checkpoints_damaged_is_an_error_and_changes_nothing(tmp_path):
     run_dir = tmp_path / "a"
-    quietly(hill(), KEY, steps=2, run_dir=run_dir)
+    quietly(hill(), steps=2, run_dir=run_dir)
     for folder in (run_dir / "checkpoints").iterdir():
         (folder / "manifest.json").unlink()
     with pytest.raises(checkpoint.DamagedCheckpointError, match="checkpoints is damaged"):
-        quietly(hill(), KEY, steps=4, run_dir=run_dir, resume=True)
+        quietly(hill(), steps=4, run_dir=run_dir, resume=True)
     assert numbers(run_dir) == [1, 2]
 
 
 def test_tensorboard_files(tmp_path):
     run_dir = tmp_path / "a"
     for steps in (1, 2):
-        train(hill(), KEY, steps=steps, run_dir=run_dir, resume=True, progress=False)
+        train(hill(), steps=steps, run_dir=run_dir, resume=True, progress=False)
     files = list((run_dir / "tensorboard").iterdir())
     data = b"".join(path.read_bytes() for path in files)
     assert b"training_best" in data
@@ -347,11 +417,11 @@ def test_tensorboard_files(tmp_path):
 
 def test_stop_after_ends_cleanly(tmp_path):
     algorithm = hill(chunk_seconds=0.05)
-    run = quietly(algorithm, KEY, steps=1000, run_dir=tmp_path / "a", stop_after=0.01, checkpoint_every=5)
+    run = quietly(algorithm, steps=1000, run_dir=tmp_path / "a", stop_after=0.01, checkpoint_every=5)
     assert len(run.metrics) == 1
     assert not run.interrupted
     assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 1]
-    run = quietly(algorithm, KEY, steps=1000, run_dir=tmp_path / "a", resume=True, stop_after=0.01)
+    run = quietly(algorithm, steps=1000, run_dir=tmp_path / "a", resume=True, stop_after=0.01)
     assert len(run.metrics) == 2
 
 
@@ -370,43 +440,43 @@ def test_a_signal_abandons_the_step_and_saves_the_last_one(tmp_path, which, code
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     algorithm = hill(chunks=3, interrupt=raise_signal_at(3, 1, which))
     run_dir = tmp_path / "a"
-    run = quietly(algorithm, KEY, steps=5, run_dir=run_dir, checkpoint_every=checkpoint_every)
+    run = quietly(algorithm, steps=5, run_dir=run_dir, checkpoint_every=checkpoint_every)
     assert run.interrupted
     assert run.exit_code == code
-    assert run.state["step"] == 2
+    assert run.state.step == 2
     assert [row["generation"] for row in run.metrics] == numbers(run_dir) == [1, 2]
     assert checkpoint.steps(run_dir / "checkpoints")[-1] == 2
     shown = capsys.readouterr().err
     assert "stopping" in shown
     assert "interrupted after generation 2/5; train(..., run_dir=" in shown
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-    run = quietly(hill(), KEY, steps=5, run_dir=run_dir, resume=True)
-    assert_same_run(run, quietly(hill(), KEY, steps=5))
+    run = quietly(hill(), steps=5, run_dir=run_dir, resume=True)
+    assert_same_run(run, quietly(hill(), steps=5))
 
 
 def test_a_step_that_cannot_be_abandoned_is_kept(tmp_path):
     deaf = hill(interrupt=raise_signal_at(2, 0))
     step = deaf.step
-    run = quietly(deaf._replace(step=lambda state, *, monitor=None: step(state)), KEY, steps=5, run_dir=tmp_path / "a")
+    run = quietly(deaf._replace(step=lambda state, *, monitor=None: step(state)), steps=5, run_dir=tmp_path / "a")
     assert run.interrupted
     assert numbers(tmp_path / "a") == [1, 2]
 
 
 def test_an_interrupt_in_the_first_step(tmp_path):
-    run = quietly(hill(interrupt=raise_signal_at(1, 0)), KEY, steps=5, run_dir=tmp_path / "a")
+    run = quietly(hill(interrupt=raise_signal_at(1, 0)), steps=5, run_dir=tmp_path / "a")
     assert run.interrupted
     assert run.metrics == []
-    run = quietly(hill(), KEY, steps=2, run_dir=tmp_path / "a", resume=True)
-    assert_same_run(run, quietly(hill(), KEY, steps=2))
+    run = quietly(hill(), steps=2, run_dir=tmp_path / "a", resume=True)
+    assert_same_run(run, quietly(hill(), steps=2))
 
 
 def test_a_second_signal_stops_at_once(tmp_path):
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        quietly(hill(interrupt=raise_signal_at(2, 0, times=2)), KEY, steps=5, run_dir=tmp_path / "a")
+        quietly(hill(interrupt=raise_signal_at(2, 0, times=2)), steps=5, run_dir=tmp_path / "a")
     assert signal.getsignal(signal.SIGINT) is handler
-    run = quietly(hill(), KEY, steps=5, run_dir=tmp_path / "a", resume=True)
-    assert_same_run(run, quietly(hill(), KEY, steps=5))
+    run = quietly(hill(), steps=5, run_dir=tmp_path / "a", resume=True)
+    assert_same_run(run, quietly(hill(), steps=5))
 
 
 def test_an_error_in_a_step_passes_and_leaves_a_resumable_run(tmp_path):
@@ -415,14 +485,14 @@ def test_an_error_in_a_step_passes_and_leaves_a_resumable_run(tmp_path):
             raise OSError("emulator lost")
 
     with pytest.raises(OSError, match="emulator lost"):
-        quietly(hill(interrupt=fail), KEY, steps=5, run_dir=tmp_path / "a")
-    run = quietly(hill(), KEY, steps=5, run_dir=tmp_path / "a", resume=True)
-    assert_same_run(run, quietly(hill(), KEY, steps=5))
+        quietly(hill(interrupt=fail), steps=5, run_dir=tmp_path / "a")
+    run = quietly(hill(), steps=5, run_dir=tmp_path / "a", resume=True)
+    assert_same_run(run, quietly(hill(), steps=5))
 
 
 def test_outside_the_main_thread(tmp_path):
     runs = []
-    thread = threading.Thread(target=lambda: runs.append(quietly(hill(), KEY, steps=2, run_dir=tmp_path / "a")))
+    thread = threading.Thread(target=lambda: runs.append(quietly(hill(), steps=2, run_dir=tmp_path / "a")))
     thread.start()
     thread.join()
     assert len(runs[0].metrics) == 2
@@ -432,12 +502,11 @@ def test_outside_the_main_thread(tmp_path):
 
 SCRIPT = """
 import sys
-import jax
 sys.path.insert(0, {tests!r})
-from test_train import hill, quietly
+from test_training import hill, quietly
 run = quietly(
     hill(chunk_seconds={chunk_seconds}, chunks={chunks}, interrupt=lambda n, c: print(n, c, flush=True)),
-    jax.random.key(0), steps={steps}, run_dir={run_dir!r}, resume=True,
+    steps={steps}, run_dir={run_dir!r}, resume=True,
 )
 sys.exit(run.exit_code)
 """
@@ -468,8 +537,8 @@ def test_ctrl_c_in_a_script(tmp_path):
     assert time.monotonic() - began < 5
     assert re.search("interrupted after generation 1/5", errors)
     assert "Traceback" not in errors
-    run = quietly(hill(), KEY, steps=5, run_dir=tmp_path / "a", resume=True)
-    assert_same_run(run, quietly(hill(), KEY, steps=5))
+    run = quietly(hill(), steps=5, run_dir=tmp_path / "a", resume=True)
+    assert_same_run(run, quietly(hill(), steps=5))
 
 
 def test_kills_at_random_moments(tmp_path):
@@ -492,6 +561,6 @@ def test_kills_at_random_moments(tmp_path):
         reached.append(step)
     assert reached == sorted(set(reached))
     steps = reached[-1] + 2
-    run = quietly(hill(), KEY, steps=steps, run_dir=run_dir, resume=True)
+    run = quietly(hill(), steps=steps, run_dir=run_dir, resume=True)
     assert numbers(run_dir) == list(range(1, steps + 1))
-    assert_same_run(run, quietly(hill(), KEY, steps=steps))
+    assert_same_run(run, quietly(hill(), steps=steps))

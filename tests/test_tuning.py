@@ -7,9 +7,10 @@ import time
 import pytest
 
 import volvox as vx
+from volvox import tuning
 from volvox.envs import probe
-from volvox.tuning import _is_faster, measured
-from volvox.types import Algorithm, Interrupted
+from volvox.tuning import _is_faster, measure_speed
+from volvox.types import Algorithm, Interrupted, Policy
 
 
 def make(*, speed=1, fail=None):
@@ -26,13 +27,15 @@ def make(*, speed=1, fail=None):
                 raise Interrupted("enough")
         return state, {}
 
-    nothing = lambda *args: None  # noqa: E731
-    env = probe.constant()
-    return Algorithm(nothing, step, nothing, None, nothing, nothing, nothing, env, None, {})
+    def nothing(*args):
+        return None
+
+    policy = Policy(*[nothing] * 5, config={})
+    return Algorithm(nothing, step, nothing, policy, probe.constant(), {}, nothing)
 
 
 def tune(choices, tmp_path, **options):
-    return vx.tune(make, choices, seconds=0.2, cache=tmp_path / "cache", **options)
+    return tuning.tune(make, choices, seconds=0.2, cache=tmp_path / "cache", **options)
 
 
 def test_the_fastest_is_found_and_kept(tmp_path, capsys):
@@ -72,7 +75,7 @@ def test_choices_are_needed(choices, tmp_path):
 @pytest.mark.parametrize(("options", "message"), [({"min_gain": -0.1}, "min_gain"), ({"seconds": 0}, "seconds")])
 def test_bad_numbers_raise(options, message):
     with pytest.raises(ValueError, match=message):
-        vx.tune(make, {"speed": (1, 2)}, cache=None, **options)
+        tuning.tune(make, {"speed": (1, 2)}, cache=None, **options)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +104,13 @@ def test_a_change_needs_a_real_gain(gains, faster):
 def test_a_real_algorithm_is_measured(chunk_seconds):
     net = vx.networks.ActorCritic(2, vx.networks.MLP(4, hidden=(4,)))
     env = probe.corridor(num_envs=8, groups=2)
-    algorithm = vx.actor_critic.a3c(net, env, segment_length=5, updates_per_step=3, chunk_seconds=chunk_seconds)
-    assert measured(algorithm, 0.05) > 0
+    settings = vx.A3C(segment_length=5, updates_per_iteration=3)
+    algorithm = vx.learn(settings, net, env, chunk_seconds=chunk_seconds)
+    assert measure_speed(algorithm, 0.05) > 0
     algorithm.close()
 
 
 def test_an_algorithm_that_tells_nothing_is_given_up():
     silent = make()._replace(step=lambda state, *, monitor=None: (state, {}))
     with pytest.raises(RuntimeError, match="no progress"):
-        measured(silent, 0.1)
+        measure_speed(silent, 0.1)

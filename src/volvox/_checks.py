@@ -1,8 +1,16 @@
 """Checks shared by the factories: one clear `ValueError` per mistake, raised before anything is made."""
 
 import difflib
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import optax
+
+Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+"""What settings hold: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
 
 
 def integer(name: str, value: object, *, low: int) -> int:
@@ -42,3 +50,71 @@ def nearest(value: str, names: Iterable[str]) -> str:
     folded = {name.lower(): name for name in names}
     matches = difflib.get_close_matches(value.lower(), folded, n=3, cutoff=0.5)
     return f"; the nearest are {', '.join(repr(folded[match]) for match in matches)}" if matches else ""
+
+
+def number(
+    name: str, value: object, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf
+) -> float:
+    """Returns `value` as a finite float of at least `low`, above `above`, and of at most `high`.
+
+    Raises:
+        ValueError: `value` is no number, or it is out of that range; the message names both.
+    """
+    given = float(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else math.nan
+    if math.isfinite(given) and low <= given <= high and given > above:
+        return given
+    if high < math.inf:
+        wanted = (
+            f"a number from {low:g} to {high:g}" if low > -math.inf else f"a number above {above:g}, up to {high:g}"
+        )
+    else:
+        wanted = f"a finite number above {above:g}" if above > -math.inf else f"a finite number of at least {low:g}"
+    raise ValueError(f"{name}={value!r}: give {wanted}.")
+
+
+def integers(settings: object, *names: str, low: int) -> None:
+    """Checks fields of settings with `integer`; those that are None are not looked at."""
+    for name in names:
+        if (value := getattr(settings, name)) is not None:
+            integer(name, value, low=low)
+
+
+def numbers(settings: object, *names: str, **limits: float) -> None:
+    """Checks fields of settings with `number`; those that are None or functions are not looked at."""
+    for name in names:
+        if (value := getattr(settings, name)) is not None and not callable(value):
+            number(name, value, **limits)
+
+
+def gradient_transformation(
+    optimizer: Optimizer, learning_rate: Any, max_gradient_norm: float | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimiser that settings describe.
+
+    Args:
+        optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made transformation.
+        learning_rate: for the former a number or a schedule; None for the latter, which brings its own.
+        max_gradient_norm: global norm to which gradients are clipped before; None leaves them.
+
+    Raises:
+        ValueError: only one of both says the learning rate, or the function makes no transformation.
+    """
+    made = optimizer
+    if not isinstance(optimizer, optax.GradientTransformation):
+        if not callable(optimizer):
+            raise ValueError(f"optimizer={optimizer!r}: give an optax.GradientTransformation, or e.g. optax.adam.")
+        if learning_rate is None:
+            raise ValueError(
+                f"learning_rate=None: {optimizer!r} is a function of the learning rate; give one."
+            )
+        made = optimizer(learning_rate)
+    elif learning_rate is not None:
+        raise ValueError(
+            f"learning_rate={learning_rate!r}: a ready-made optimizer brings its own; take learning_rate=None, or give "
+            "a function of the learning rate, such as optax.adam, as the optimizer."
+        )
+    if not isinstance(made, optax.GradientTransformation):
+        raise ValueError(f"optimizer={optimizer!r} makes no optax.GradientTransformation; take e.g. optax.adam.")
+    if max_gradient_norm is not None:
+        made = optax.chain(optax.clip_by_global_norm(max_gradient_norm), made)
+    return optax.with_extra_args_support(made)

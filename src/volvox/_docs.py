@@ -8,8 +8,9 @@ from types import ModuleType
 def document_fields(module: ModuleType) -> None:
     """Gives each field of a module's NamedTuples what the class docstring's Attributes section says of it."""
     for value in vars(module).values():
-        if inspect.isclass(value) and issubclass(value, tuple) and hasattr(value, "_fields"):
+        names = getattr(value, "_fields", ())
+        if inspect.isclass(value) and issubclass(value, tuple) and names:
             _, _, section = (inspect.getdoc(value) or "").partition("Attributes:\n")
             for name, text in re.findall(r"^  (\w+): (.*(?:\n {4}.*)*)", section, flags=re.MULTILINE):
-                if name in value._fields:
+                if name in names:
                     getattr(value, name).__doc__ = re.sub(r"\s+", " ", text)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ def describe(value: Any) -> Any:
       value: a number, string or None; a dataclass of settings or a flax module, described by its import path (`type`)
         and its fields; a `functools.partial` or a function, by its import path (`function`) and its arguments; a
         mapping or sequence of these; an array. Something with a `config` is described by that.
+
+    Import paths are those of users, such as `"volvox:GA"` and `"optax:adam"`, where there are such.
 
     Returns:
       JSON values. A lambda or a ready-made `optax.GradientTransformation` says no more than that it is one.
@@ -46,4 +49,11 @@ def describe(value: Any) -> Any:
 
 
 def _path(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}"
+    """The import path of a class or function: of the outermost package around it that offers it under its name."""
+    module, name = str(value.__module__), value.__qualname__
+    packages = module.split(".")
+    for depth in range(1, len(packages)):
+        package = ".".join(packages[:depth])
+        if package in sys.modules and vars(sys.modules[package]).get(name) is value:
+            return f"{package}:{name}"
+    return f"{module}:{name}"

@@ -1,21 +1,27 @@
-"""Checkpoints of a whole state: written atomically, rotated, verified before they are believed.
+"""Checkpoints of a whole state: orbax's, and verified before they are believed.
 
 A checkpoint is a folder named by its step, `00000012/`:
 
-    arrays/          the arrays, written by orbax
-    structure.json   the tree around them: dicts, lists, tuples, None, strings and Python numbers
+    tree/            the state, written by orbax: arrays, numbers, and the tree around them
     manifest.json    size and SHA-256 of every file above; written last
+
+Orbax knows NamedTuples, None, strings and Python numbers. Added here are a manifest, so that a damaged checkpoint is
+noticed and the one before it taken; leaves that orbax does not take (empty arrays, long integers), or takes with the
+device they were on (keys); and a checkpoint that is on disk, not in the system's buffers, when `save` returns.
 
 It is written beside its final name and renamed into place, so a process killed at any moment leaves either the whole
 checkpoint or none. Nothing is pickled.
+
+    checkpoint.save("runs/a/checkpoints", 12, state, keep=3)
+    step, state = checkpoint.restore_latest("runs/a/checkpoints", like=state)
 """
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +30,16 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from volvox import _trees
+
+__all__ = ["DamagedCheckpointError", "folder_of", "restore", "restore_latest", "save", "steps"]
+
 ArrayTree = Any
 
-_ARRAYS, _STRUCTURE, _MANIFEST = "arrays", "structure.json", "manifest.json"
+_TREE, _MANIFEST = "tree", "manifest.json"
 _UNFINISHED = ".unfinished-"
-_DTYPES = {"bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"} | {
-    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
-}
+_KEY, _EMPTY, _LONG = "\0key", "\0empty", "\0long"
+"""How leaves that orbax does not take are marked: a key is a dict, an empty array or a long integer a string."""
 
 
 class DamagedCheckpointError(Exception):
@@ -44,112 +53,109 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
     restored.
 
     Args:
-        directory: folder of all checkpoints of a run; made if missing. One process writes to it at a time.
-        step: number of steps done, at least 0; an existing checkpoint of the same step is replaced.
-        tree: dicts with string keys, lists, tuples, None, strings, bool, int, float, and arrays (numpy or jax) of
-            bool, integer, float (bfloat16 too) or complex numbers, of any shape, empty ones included.
-        keep: how many of the newest checkpoints stay, at least 1; None keeps all.
+      directory: folder of all checkpoints of a run; made if missing. One process writes to it at a time.
+      step: number of steps done, at least 0; an existing checkpoint of the same step is replaced.
+      tree: a pytree whose dicts have string keys, of strings, bool, int, float, typed PRNG keys, and arrays (numpy or
+        jax) of bool, integer, float (bfloat16 too) or complex numbers, of any shape, empty ones included.
+      keep: how many of the newest checkpoints stay, at least 1; None keeps all.
 
     Returns:
-        The checkpoint's folder.
+      The checkpoint's folder.
 
     Raises:
-        TypeError: a leaf or a container of another type, named by its place in the tree; nothing is written.
-        ValueError: a negative step, or `keep` below 1.
+      TypeError: a leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
+      ValueError: a negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
     """
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")
     if keep is not None and keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}: the checkpoint just written always stays")
-    arrays: dict[str, np.ndarray] = {}
-    structure = _describe(tree, arrays, "tree")
+    encoded = jax.tree_util.tree_map_with_path(_encoded, tree)
+    names = Counter(".".join(place) for place in _trees.leaves(tree))
+    if (twice := names.most_common(1)) and twice[0][1] > 1:
+        raise ValueError(f"a checkpoint joins the keys of a tree by dots, and two leaves are then {twice[0][0]!r}")
     root = Path(directory).absolute()
     root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(leftover)
+    _clear(root)
 
     unfinished, final = root / f"{_UNFINISHED}{step:08d}", folder_of(root, step)
     unfinished.mkdir()
-    if arrays:
-        with _checkpointer() as checkpointer:
-            checkpointer.save(unfinished / _ARRAYS, arrays)
-    (unfinished / _STRUCTURE).write_text(json.dumps(structure, allow_nan=False))
+    with _checkpointer() as checkpointer:
+        checkpointer.save(unfinished / _TREE, {_TREE: encoded})
     (unfinished / _MANIFEST).write_text(json.dumps(_fingerprints(unfinished), indent=1))
     for path in [*unfinished.rglob("*"), unfinished]:
         _sync(path)
     if final.exists():  # a folder cannot be renamed onto another: move the old one out of the way first
-        final.rename(root / f"{_UNFINISHED}{step:08d}-replaced")
+        _condemn(final)
     unfinished.rename(final)
     _sync(root)
 
     done = steps(root)
-    obsolete = [s for s in done if s > step]
-    if keep is not None:
-        obsolete += [s for s in done if s <= step][:-keep]
-    for s in obsolete:
-        _remove(folder_of(root, s))
-    for leftover in root.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(leftover)
+    newest = [s for s in done if s <= step]
+    for obsolete in [*done[len(newest) :], *(newest[:-keep] if keep else [])]:
+        _condemn(folder_of(root, obsolete))
+    _clear(root)
     return final
 
 
 def folder_of(directory: str | os.PathLike[str], step: int) -> Path:
-    """Where the checkpoint of a step is, or would be."""
+    """Returns where the checkpoint of a step is, or would be."""
     return Path(directory).absolute() / f"{step:08d}"
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
-    """Steps of the checkpoints in a folder, ascending; damaged ones included. Empty if there is no such folder."""
+    """Returns the steps of a folder's checkpoints, damaged ones included, ascending; none if there is no folder."""
     root = Path(directory)
     if not root.is_dir():
         return []
     return sorted(int(p.name) for p in root.iterdir() if p.is_dir() and p.name.isascii() and p.name.isdigit())
 
 
-def restore(directory: str | os.PathLike[str], step: int) -> ArrayTree:
+def restore(directory: str | os.PathLike[str], step: int, like: ArrayTree | None = None) -> ArrayTree:
     """Reads the checkpoint of one step.
 
     Args:
-        directory: folder of all checkpoints of a run.
-        step: one of `steps(directory)`.
+      directory: folder of all checkpoints of a run.
+      step: one of `steps(directory)`.
+      like: the structure that was saved: a tree of arrays, or of shapes as `jax.eval_shape` makes them.
 
     Returns:
-        The tree as it was given to `save`, every array a numpy array of the same shape and dtype.
+      With `like`, its structure, of device arrays. Without, dicts and lists of numpy arrays, typed keys, strings and
+      Python numbers: a NamedTuple is a dict of its fields, a tuple a list, a number of numpy an array.
 
     Raises:
-        FileNotFoundError: there is no checkpoint of this step.
-        DamagedCheckpointError: it is not what was written.
+      FileNotFoundError: there is no checkpoint of this step.
+      DamagedCheckpointError: it is not what was written.
+      ValueError: it is of another structure than `like`; the message names the first difference.
     """
     folder = folder_of(directory, step)
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     _verify(folder)
-    structure = json.loads((folder / _STRUCTURE).read_text())
-    arrays: dict[str, np.ndarray] = {}
-    if (folder / _ARRAYS).exists():
-        names = _array_names(structure)
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-        with _checkpointer() as checkpointer:
-            arrays = checkpointer.restore(folder / _ARRAYS, restore_args=as_numpy)
-    return _rebuild(structure, arrays)
+    with _checkpointer() as checkpointer:
+        read = checkpointer.restore(folder / _TREE)
+    tree = jax.tree.map(_decoded, read[_TREE], is_leaf=lambda node: isinstance(node, dict) and _KEY in node)
+    return tree if like is None else _trees.restored(tree, like, what="state")
 
 
-def restore_latest(directory: str | os.PathLike[str]) -> tuple[int, ArrayTree] | None:
+def restore_latest(directory: str | os.PathLike[str], like: ArrayTree | None = None) -> tuple[int, ArrayTree] | None:
     """Reads the newest checkpoint that is whole; warns (`UserWarning`) of each damaged one passed over.
 
     Args:
-        directory: folder of all checkpoints of a run.
+      directory: folder of all checkpoints of a run.
+      like: see `restore`.
 
     Returns:
-        (step, tree), or None if there is no checkpoint at all.
+      (step, tree), or None if there is no checkpoint at all.
 
     Raises:
-        DamagedCheckpointError: there are checkpoints and every one is damaged.
+      DamagedCheckpointError: there are checkpoints and every one is damaged.
+      ValueError: it is of another structure than `like`; the message names the first difference.
     """
     damages = []
     for step in reversed(steps(directory)):
         try:
-            tree = restore(directory, step)
+            tree = restore(directory, step, like)
         except DamagedCheckpointError as damage:
             damages.append(str(damage))
             continue
@@ -164,69 +170,41 @@ def restore_latest(directory: str | os.PathLike[str]) -> tuple[int, ArrayTree] |
 
 
 def _checkpointer() -> ocp.Checkpointer:
+    # Not orbax's CheckpointManager: it renames a checkpoint into place before a manifest of all its files could be
+    # written, does not wait for the disk, and takes half as long again.
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def _describe(node: Any, arrays: dict[str, np.ndarray], place: str) -> Any:
-    """The JSON description of a tree: a node is [kind, content]. Arrays are put into `arrays` under a new name."""
-    # Exact types: a subclass (a NamedTuple, an OrderedDict) would come back as something else.
-    if node is None or type(node) in (bool, int, str):
-        return ["value", node]
-    if type(node) is float:
-        return ["value", node] if math.isfinite(node) else ["float", str(node)]
-    if type(node) is dict:
-        for key in node:
-            if type(key) is not str:
-                raise TypeError(f"{place}: a checkpoint's dict keys are strings, got the key {key!r}")
-        return ["dict", {key: _describe(child, arrays, f"{place}[{key!r}]") for key, child in node.items()}]
-    if type(node) in (list, tuple):
-        children = [_describe(child, arrays, f"{place}[{i}]") for i, child in enumerate(node)]
-        return [type(node).__name__, children]
-    if isinstance(node, jax.Array) and jnp.issubdtype(node.dtype, jax.dtypes.prng_key):
-        raise TypeError(f"{place}: a checkpoint holds no typed key; save jax.random.key_data(key)")
-    if isinstance(node, (np.ndarray, np.generic, jax.Array)) and type(node) is not np.ma.MaskedArray:
-        array = np.asarray(node)
-        if array.dtype.name not in _DTYPES or not array.dtype.isnative:
-            raise TypeError(f"{place}: a checkpoint holds no array of dtype {array.dtype}")
-        kind = "scalar" if isinstance(node, np.generic) else "array"
-        if array.size == 0:  # orbax refuses these; shape and dtype say all
-            return ["empty", [array.dtype.name, list(array.shape)]]
-        name = str(len(arrays))
-        arrays[name] = array
-        return [kind, name]
-    hint = "; give its fields as a dict (._asdict())" if isinstance(node, tuple) else ""
-    raise TypeError(f"{place}: a checkpoint cannot hold a {type(node).__module__}.{type(node).__qualname__}{hint}")
+def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:
+    """A leaf in a form that orbax takes."""
+    place = f"tree{jax.tree_util.keystr(path)}"
+    for entry in path:
+        if isinstance(entry, jax.tree_util.DictKey) and not isinstance(entry.key, str):
+            raise TypeError(f"{place}: a checkpoint's dict keys are strings, got the key {entry.key!r}")
+    if type(leaf) in (bool, float, str):
+        return leaf
+    if type(leaf) is int:
+        return leaf if -(2**63) <= leaf < 2**63 else f"{_LONG} {leaf}"
+    if _trees.is_key(leaf):
+        return {_KEY: str(jax.random.key_impl(leaf)), "data": np.asarray(jax.random.key_data(leaf))}
+    if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(f"{place}: a checkpoint cannot hold a {type(leaf).__module__}.{type(leaf).__qualname__}")
+    array = np.asarray(leaf)
+    known = array.dtype == bool or (jnp.issubdtype(array.dtype, np.number) and array.dtype.char not in "gG")
+    if not known or not array.dtype.isnative:
+        raise TypeError(f"{place}: a checkpoint holds no array of dtype {array.dtype}")
+    return array if array.size else f"{_EMPTY} {array.dtype.name} {json.dumps(array.shape)}"
 
 
-def _rebuild(description: Any, arrays: dict[str, np.ndarray]) -> Any:
-    kind, content = description
-    match kind:
-        case "value":
-            return content
-        case "float":
-            return float(content)
-        case "dict":
-            return {key: _rebuild(child, arrays) for key, child in content.items()}
-        case "list":
-            return [_rebuild(child, arrays) for child in content]
-        case "tuple":
-            return tuple(_rebuild(child, arrays) for child in content)
-        case "array":
-            return arrays[content]
-        case "scalar":
-            return arrays[content][()]
-        case "empty":
-            return np.zeros(content[1], jnp.dtype(content[0]))
-        case _:
-            raise ValueError(f"this checkpoint was written by a newer volvox: unknown node kind {kind!r}")
-
-
-def _array_names(description: Any) -> list[str]:
-    kind, content = description
-    if kind in ("array", "scalar"):
-        return [content]
-    children = content.values() if kind == "dict" else content if kind in ("list", "tuple") else []
-    return [name for child in children for name in _array_names(child)]
+def _decoded(leaf: Any) -> Any:
+    if isinstance(leaf, dict):
+        return jax.random.wrap_key_data(jnp.asarray(leaf["data"]), impl=leaf[_KEY])
+    if isinstance(leaf, str) and leaf.startswith(_LONG):
+        return int(leaf.removeprefix(_LONG))
+    if isinstance(leaf, str) and leaf.startswith(_EMPTY):
+        dtype, shape = leaf.removeprefix(_EMPTY).split(maxsplit=1)
+        return np.zeros(json.loads(shape), jnp.dtype(dtype))
+    return leaf
 
 
 def _fingerprints(folder: Path) -> dict[str, list[Any]]:
@@ -252,11 +230,14 @@ def _verify(folder: Path) -> None:
         raise DamagedCheckpointError(f"checkpoint {folder} is damaged: missing, changed or unknown: {', '.join(names)}")
 
 
-def _remove(folder: Path) -> None:
-    """Removes a checkpoint; killed half-way, it leaves none rather than a damaged one."""
-    condemned = folder.with_name(f"{_UNFINISHED}{folder.name}-removed")
-    folder.rename(condemned)
-    shutil.rmtree(condemned)
+def _condemn(folder: Path) -> None:
+    """Renames a checkpoint for `_clear`, which, killed half-way, leaves none rather than a damaged one."""
+    folder.rename(folder.with_name(f"{_UNFINISHED}{folder.name}-removed"))
+
+
+def _clear(root: Path) -> None:
+    for leftover in root.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover)
 
 
 def _sync(path: Path) -> None:

@@ -18,27 +18,29 @@ from typing import Any, NamedTuple
 
 import jax
 
-from volvox import _files as files
-from volvox import _machine as machine
+from volvox import _files, _machine
 from volvox.types import Algorithm, Interrupted
 
+__all__ = ["Tuned", "tune"]
+
 _PAIRS = 3
-_QUANTILE = 1.886
-"""Of Student's t with `_PAIRS - 1` degrees of freedom: 10% lie above."""
+_CONFIDENCE = 0.9
 _PATIENCE = 900.0
 """Seconds for a trial, compilation included."""
 
+Settings = dict[str, Any]
+
 
 class Tuned(NamedTuple):
-    """What `tune` found.
+    """The result of `tune`.
 
     Attributes:
       settings: The fastest: one value for each name in `choices`.
       steps_per_second: Of those settings, the median of their trials.
-      trials: What was measured in which order: `settings`, and `steps_per_second` or `error`.
+      trials: What was measured, in this order: `settings`, and `steps_per_second` or `error`.
     """
 
-    settings: dict[str, Any]
+    settings: Settings
     steps_per_second: float
     trials: list[dict[str, Any]]
 
@@ -52,12 +54,19 @@ def tune(
     cache: str | os.PathLike[str] | None = "~/.cache/volvox/tune",
     progress: bool = True,
 ) -> Tuned:
-    """Finds the settings with which an algorithm makes the most steps a second on this machine.
+    """Finds the settings with which an algorithm makes the most timesteps a second on this machine.
+
+        def make(num_envs, groups):
+            env = vx.envs.atari("Pong", num_envs=num_envs, groups=groups)
+            return vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_actions, vx.networks.SmallTorso()), env)
+
+        tuned = vx.tune(make, {"groups": [2, 3, 4], "num_envs": [48, 96, 192]})
+        algorithm = make(**tuned.settings)
 
     One setting after the other, in the order of `choices`: each other value is tried against the best so far, in pairs
     of trials right after one another, in alternating order. A value that loses its first pair is dropped; one that wins
-    is accepted if over three pairs its mean gain (of logarithms) exceeds `min_gain` and 1.9 standard errors. Use the
-    machine for nothing else meanwhile.
+    is accepted if over three pairs its mean gain (of logarithms) exceeds `min_gain` and 1.9 standard errors, beyond
+    which Student's t leaves 10%. Use the machine for nothing else meanwhile.
 
     Speed is all that is looked at. Groups, threads and micro-batches do not change what is learned, or hardly;
     environments and the length of segments do.
@@ -92,33 +101,104 @@ def tune(
     if cache is not None:
         described["choices"] = {setting: list(values) for setting, values in choices.items()}
         described["trials"] = {"seconds": seconds, "min_gain": min_gain}
-        path = Path(cache).expanduser() / f"{_digest(described)}.json"
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
+        path = Path(cache).expanduser() / f"{digest}.json"
         if path.exists():
             return _kept(path)
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    trials: list[dict[str, Any]] = []
-
-    def measure(settings: dict[str, Any]) -> float | None:
-        """Steps a second, or None if these settings cannot be run."""
-        outcome = _in_a_process(_trial, make, settings, seconds)
-        trials.append({"settings": settings, **outcome})
-        if progress:
-            print(f"tune: {settings}: {_said(outcome)}", flush=True)
-        return outcome.get("steps_per_second")
-
-    if measure(best) is None:
-        raise ValueError(f"{best} cannot be run, where the search begins: {trials[-1]['error']}")
+    trials = _Trials(make, seconds, progress)
+    if trials.measure(best) is None:
+        raise ValueError(f"{best} cannot be run, where the search begins: {trials.done[-1]['error']}")
     for setting, values in choices.items():
         for value in values[1:]:
             candidate = {**best, setting: value}
-            if _is_faster(measure, best, candidate, min_gain):
+            if _is_faster(trials.measure, best, candidate, min_gain):
                 best = candidate
-    rates = [trial["steps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
-    tuned = Tuned(best, statistics.median(rates), trials)
+    rates = [trial["steps_per_second"] for trial in trials.done if trial["settings"] == best and "error" not in trial]
+    tuned = Tuned(best, statistics.median(rates), trials.done)
     if path is not None:
-        files.write(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
+        _files.write(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
     return tuned
+
+
+def measure_speed(algorithm: Algorithm, seconds: float) -> float:
+    """Measures the timesteps a second of an algorithm from its beginning, compilation not counted.
+
+    Args:
+      algorithm: tells its `monitor` `stepped`, timesteps so far in a phase, about once a second and when a phase ends.
+      seconds: to measure.
+
+    Returns:
+      Timesteps (slot-steps of a population) per second.
+
+    Raises:
+      RuntimeError: after ten steps of the algorithm nothing could be measured.
+    """
+    stopwatch = _Stopwatch(seconds)
+    state = algorithm.init(jax.random.key(0))
+    try:
+        for number in itertools.count(1):
+            stopwatch.begin(number)
+            state, _ = algorithm.step(state, monitor=stopwatch)
+            if stopwatch.spent >= seconds:  # a step's last call cannot interrupt it
+                break
+            if stopwatch.spent == 0 and number == 10:
+                raise RuntimeError("the algorithm told no progress in ten steps")
+    except Interrupted:
+        pass
+    return stopwatch.stepped / stopwatch.spent
+
+
+class _Trials:
+    """Trials, each in a process of its own.
+
+    Attributes:
+      done: settings and outcomes, in order.
+    """
+
+    def __init__(self, make: Callable[..., Algorithm], seconds: float, progress: bool):
+        self._make, self._seconds, self._progress = make, seconds, progress
+        self.done: list[dict[str, Any]] = []
+
+    def measure(self, settings: Settings) -> float | None:
+        """Returns timesteps a second, or None if these settings cannot be run."""
+        outcome = _in_a_process(_trial, self._make, settings, self._seconds)
+        self.done.append({"settings": settings, **outcome})
+        rate = outcome.get("steps_per_second")
+        if self._progress:
+            said = outcome["error"] if rate is None else f"{rate:,.0f} steps/s"
+            print(f"tune: {settings}: {said}", flush=True)
+        return rate
+
+
+class _Stopwatch:
+    """A monitor that counts timesteps and time since nothing was compiled any more.
+
+    Attributes:
+      stepped: timesteps measured.
+      spent: seconds in which they were made.
+    """
+
+    def __init__(self, seconds: float):
+        self.stepped, self.spent = 0, 0.0
+        self._seconds, self._number, self._phase, self._called = seconds, 0, "", 0.0
+        self._last: tuple[int, float] | None = None  # timesteps and time of the last call since which nothing compiled
+
+    def begin(self, number: int) -> None:
+        """Notes that a step of the algorithm begins."""
+        self._number, self._phase, self._called = number, "", time.perf_counter()
+
+    def __call__(self, progress: Mapping[str, Any]) -> bool:
+        now, done = time.perf_counter(), int(progress.get("stepped", 0))
+        if progress.get("phase") != self._phase:
+            # All is compiled by the third step, so what is short enough for one call of this is measured whole.
+            self._last = (0, self._called) if self._number > 2 and self._phase != "compiling" else None
+            self._phase = str(progress.get("phase"))
+        if self._last is not None and done > self._last[0]:
+            self.stepped, self.spent = self.stepped + done - self._last[0], self.spent + now - self._last[1]
+        self._last, self._called = (done, now), now
+        return self.spent >= self._seconds
 
 
 def _kept(path: Path) -> Tuned:
@@ -129,7 +209,7 @@ def _kept(path: Path) -> Tuned:
 
 
 def _is_faster(
-    measure: Callable[[dict[str, Any]], float | None], best: dict[str, Any], candidate: dict[str, Any], min_gain: float
+    measure: Callable[[Settings], float | None], best: Settings, candidate: Settings, min_gain: float
 ) -> bool:
     gains: list[float] = []
     for pair in range(_PAIRS):
@@ -141,21 +221,21 @@ def _is_faster(
         gains.append(math.log(new / old))
         if pair == 0 and gains[0] <= 0:
             return False
-    noise = _QUANTILE * statistics.stdev(gains) / math.sqrt(len(gains))
+    from scipy import stats  # takes a second to import, which only those who tune should wait for
+
+    noise = float(stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * stats.sem(gains))
     return statistics.mean(gains) > max(math.log1p(min_gain), noise)
 
 
 def _in_a_process(target: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """What `target(*args)` returns in a fresh process, or `error`. This one leaves the devices' memory alone."""
+    """Returns what `target(*args)` does in a fresh process, or `error`; this one leaves the devices' memory alone."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, target, args), daemon=True)
     process.start()
     sender.close()
     try:
-        if not receiver.poll(_PATIENCE):
-            return {"error": f"no result after {_PATIENCE:.0f} seconds"}
-        return receiver.recv()
+        return receiver.recv() if receiver.poll(_PATIENCE) else {"error": f"no result after {_PATIENCE:.0f} seconds"}
     except EOFError:
         process.join()
         return {"error": f"the process ended with exit code {process.exitcode}"}
@@ -167,74 +247,21 @@ def _in_a_process(target: Callable[..., dict[str, Any]], *args: Any) -> dict[str
 
 def _send(sender: Any, target: Callable[..., dict[str, Any]], args: tuple[Any, ...]) -> None:
     try:
-        result = target(*args)
+        sender.send(target(*args))
     except (ValueError, TypeError, RuntimeError) as error:  # settings that do not fit; anything else ends the process
-        result = {"error": f"{type(error).__name__}: {error}"}
-    sender.send(result)
+        sender.send({"error": f"{type(error).__name__}: {error}"})
 
 
-def _describe(make: Callable[..., Algorithm], settings: dict[str, Any]) -> dict[str, Any]:
+def _describe(make: Callable[..., Algorithm], settings: Settings) -> dict[str, Any]:
     """What a result depends on, in JSON values."""
-    config = json.loads(json.dumps(dict(make(**settings).config), default=dict))
     return {
-        "config": config,
-        "processor": machine.processor(),
-        "cpus": machine.num_cpus(),
+        "config": json.loads(json.dumps(dict(make(**settings).config), default=dict)),
+        "processor": _machine.processor(),
+        "cpus": _machine.num_cpus(),
         "devices": sorted({device.device_kind for device in jax.devices()}),
-        "versions": machine.versions(),
+        "versions": _machine.versions(),
     }
 
 
-def _trial(make: Callable[..., Algorithm], settings: dict[str, Any], seconds: float) -> dict[str, Any]:
-    return {"steps_per_second": measured(make(**settings), seconds)}
-
-
-def measured(algorithm: Algorithm, seconds: float) -> float:
-    """Steps a second of an algorithm from its beginning, compilation not counted.
-
-    Args:
-      algorithm: its `monitor` is told `stepped`, steps so far in a phase, about once a second and when a phase ends.
-      seconds: to measure.
-
-    Returns:
-      Steps (slot-steps of a population) per second.
-
-    Raises:
-      RuntimeError: after ten steps of the algorithm nothing could be measured.
-    """
-    last: tuple[int, float] | None = None
-    """Steps so far and the time, since which nothing was compiled."""
-    phase, called, number, stepped, spent = "", 0.0, 0, 0, 0.0
-
-    def monitor(progress: Mapping[str, Any]) -> bool:
-        nonlocal last, phase, called, stepped, spent
-        now, done = time.perf_counter(), int(progress.get("stepped", 0))
-        if progress.get("phase") != phase:
-            # All is compiled by the third step, so what is short enough for one call of this is measured whole.
-            last = (0, called) if number > 2 and phase != "compiling" else None
-            phase = str(progress.get("phase"))
-        if last is not None and done > last[0]:
-            stepped, spent = stepped + done - last[0], spent + now - last[1]
-        last, called = (done, now), now
-        return spent >= seconds
-
-    state = algorithm.init(jax.random.key(0))
-    try:
-        for number in itertools.count(1):
-            phase, called = "", time.perf_counter()
-            state, _ = algorithm.step(state, monitor=monitor)
-            if spent >= seconds:  # a step's last call cannot interrupt it
-                break
-            if spent == 0 and number == 10:
-                raise RuntimeError("the algorithm told no progress in ten steps")
-    except Interrupted:
-        pass
-    return stepped / spent
-
-
-def _said(outcome: dict[str, Any]) -> str:
-    return outcome["error"] if "error" in outcome else f"{outcome['steps_per_second']:,.0f} steps/s"
-
-
-def _digest(described: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
+def _trial(make: Callable[..., Algorithm], settings: Settings, seconds: float) -> dict[str, Any]:
+    return {"steps_per_second": measure_speed(make(**settings), seconds)}

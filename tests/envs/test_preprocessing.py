@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from volvox import envs
-from volvox.envs.envpool_group import SCREEN, pool
 from volvox.envs.preprocessing import bilinear_frames, opening, resize_bilinear
 
 STEPS = 6
@@ -44,13 +43,13 @@ def test_resizing_is_the_definition(height, width, size):
 @pytest.mark.parametrize(("game", "begins_with"), [("Frostbite", [1, 2]), ("Freeway", [])])
 def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
     actions = np.random.default_rng(0).integers(0, 3, (STEPS, 2)).astype(np.int32)
-    raw = pool(
+    raw = envs.envpool_task(
         f"{game}-v5",
         num_envs=2,
         stack_num=1,
         use_fire_reset=False,
-        img_height=SCREEN[0],
-        img_width=SCREEN[1],
+        img_height=210,
+        img_width=160,
     )
     (group,) = raw.make(3, host=True)
     begun = np.repeat(np.array(begins_with, np.int32)[:, None], 2, axis=1)

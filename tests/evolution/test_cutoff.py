@@ -1,12 +1,11 @@
 import pytest
 
-from volvox.evolution import Cutoff, cutoff
-from volvox.evolution.cutoff import grown
+from volvox.evolution import Cutoff, parse_cutoff
 
 
 def test_forms():
-    assert cutoff(5_000) == cutoff("5000") == Cutoff(5_000)
-    assert cutoff("adaptive:400,0.1,1.5,5000") == Cutoff(400, 0.1, 1.5, 5_000)
+    assert parse_cutoff(5_000) == parse_cutoff("5000") == Cutoff(5_000)
+    assert parse_cutoff("adaptive:400,0.1,1.5,5000") == Cutoff(400, 0.1, 1.5, 5_000)
 
 
 @pytest.mark.parametrize(
@@ -15,15 +14,15 @@ def test_forms():
 )  # fmt: skip
 def test_bad_forms_name_the_value(bad):
     with pytest.raises(ValueError, match="max_episode_steps=") as error:
-        cutoff(bad)
+        parse_cutoff(bad)
     assert repr(bad) in str(error.value)
     assert "adaptive:start,fraction,ratio,max" in str(error.value)
 
 
 def test_growth():
-    rule = cutoff("adaptive:400,0.1,1.5,1000")
-    assert grown(rule, 400, 0.1) == 400  # not more than the fraction
-    assert grown(rule, 400, 0.11) == 600
-    assert grown(rule, 900, 0.5) == 1_000
-    assert grown(rule, 1_000, 1.0) == 1_000
-    assert grown(cutoff(400), 400, 1.0) == 400
+    rule = parse_cutoff("adaptive:400,0.1,1.5,1000")
+    assert rule.grown(400, 0.1) == 400  # not more than the fraction
+    assert rule.grown(400, 0.11) == 600
+    assert rule.grown(900, 0.5) == 1_000
+    assert rule.grown(1_000, 1.0) == 1_000
+    assert parse_cutoff(400).grown(400, 1.0) == 400

@@ -1,4 +1,4 @@
-"""The genetic algorithm's protocol, round by round, and its learning on a probe with a known optimum."""
+"""The genetic algorithm's protocol, phase by phase, and its learning on a probe with a known optimum."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from volvox.envs import probe
 from volvox.types import Evaluation
 
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
-NET = networks.policy(networks.MLP(2, hidden=()), ENV.spec)
-CODE = population.encoding(NET, population.table(size=5_000))
+NET = networks.genotype(networks.MLP(2, hidden=()), ENV.spec)
+CODE = population.encoding(NET, population.Table(size=5_000))
 SMALL = {"num_elite_candidates": 2, "num_validation_episodes": 3}
 
 
 def ga(**changes):
     settings = {"population_size": 8, "num_parents": 3, "mutation_std": 0.1, **SMALL}
-    return evolution.ga(**settings | changes)
+    return evolution.GA(**settings | changes)
 
 
 def nothing(returns):
@@ -34,10 +34,10 @@ def played(scores, episodes=1):
 def generation(strategy, state, scores, validation, key=0):
     """One generation with the given training and validation scores; returns the state and what was asked."""
     asked = []
-    for round_, result in zip(strategy.rounds, (scores, validation), strict=False):
-        members = round_.ask(jax.random.key(key), state, CODE)
+    for phase, result in zip(strategy.phases, (scores, validation), strict=False):
+        members = phase.ask(jax.random.key(key), state, CODE)
         asked.append(members)
-        state, metrics = round_.tell(state, members, played(result, round_.num_episodes), CODE)
+        state, metrics = phase.tell(state, members, played(result, phase.num_episodes), CODE)
     return state, asked, metrics
 
 
@@ -61,7 +61,7 @@ def test_first_generation_is_initial_noise_and_the_best_become_parents():
     np.testing.assert_array_equal(candidates.episodes, [3, 3])
     for base, best in ((0, 3), (1, 6), (2, 1), (3, 6)):  # three parents, and the elite behind them
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
-    assert state.elite_score == 2.0
+    assert state.score == 2.0
     np.testing.assert_array_equal(state.expected_length, [7, 7, 7, 7])
 
 
@@ -115,11 +115,11 @@ def test_one_episode_has_no_standard_error():
 def test_nan_ranks_last_and_is_counted():
     strategy = ga()
     state = strategy.init(jax.random.key(0), CODE)
-    offspring = strategy.rounds[0]
+    offspring = strategy.phases[0]
     asked = offspring.ask(jax.random.key(0), state, CODE)
     scores = [np.nan, 1.0, np.nan, 3.0, 2.0, np.nan, -4.0, -9.0]
     state, metrics = offspring.tell(state, asked, played(scores), CODE)
-    np.testing.assert_array_equal(state.top.seed, asked.seed[jnp.array([3, 4, 1])])
+    np.testing.assert_array_equal(state.parents.seed, asked.seed[jnp.array([3, 4, 1])])
     assert metrics["num_nan"] == 3
     assert metrics["training_best"] == 3.0
     assert metrics["training_mean"] == pytest.approx(np.mean([1, 3, 2, -4, -9]))
@@ -128,16 +128,16 @@ def test_nan_ranks_last_and_is_counted():
 
 def test_fitness_is_the_mean_over_episodes():
     strategy = ga(num_episodes=2)
-    asked = strategy.rounds[0].ask(jax.random.key(0), strategy.init(jax.random.key(0), CODE), CODE)
+    asked = strategy.phases[0].ask(jax.random.key(0), strategy.init(jax.random.key(0), CODE), CODE)
     np.testing.assert_array_equal(asked.episodes, 2)
     returns = jnp.array([[0.0, 10.0], *[[4.0, 4.0]] * 7])
     result = Evaluation(returns, jnp.ones((8, 2), jnp.int32), jnp.ones((8, 2), bool), nothing(returns))
-    state, _ = strategy.rounds[0].tell(strategy.init(jax.random.key(0), CODE), asked, result, CODE)
+    state, _ = strategy.phases[0].tell(strategy.init(jax.random.key(0), CODE), asked, result, CODE)
     assert state.top.seed[0] == asked.seed[0]
 
 
 def test_random_search_has_no_parents():
-    strategy = evolution.random_search(population_size=8, **SMALL)
+    strategy = evolution.RandomSearch(population_size=8, **SMALL)
     state = strategy.init(jax.random.key(0), CODE)
     state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
     old = state
@@ -148,16 +148,16 @@ def test_random_search_has_no_parents():
     jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
 
 
-def test_test_round_plays_the_elite():
+def test_test_phase_plays_the_elite():
     strategy = ga(num_test_episodes=4)
     state = strategy.init(jax.random.key(0), CODE)
     state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
-    asked = strategy.rounds[2].ask(jax.random.key(0), state, CODE)
-    assert strategy.rounds[2].role == "test"
+    asked = strategy.phases[2].ask(jax.random.key(0), state, CODE)
+    assert strategy.phases[2].role == "test"
     np.testing.assert_array_equal(asked.episodes, [4])
     jax.tree.map(np.testing.assert_array_equal, member(asked, 0), row(state.bases, 3))
     returns = jnp.array([[1.0, 2.0, 3.0, 6.0]])
-    _, metrics = strategy.rounds[2].tell(
+    _, metrics = strategy.phases[2].tell(
         state, asked, Evaluation(returns, returns.astype(int), returns > 0, nothing(returns)), CODE
     )
     assert metrics["test_score"] == 3.0
@@ -166,23 +166,23 @@ def test_test_round_plays_the_elite():
 
 def test_jit_equals_eager_and_compiles_once():
     strategy = ga()
-    jitted = [(jax.jit(r.ask), jax.jit(r.tell)) for r in strategy.rounds]
-    compiled = evolution.compiled_rounds(strategy)
+    jitted = [(jax.jit(r.ask), jax.jit(r.tell)) for r in strategy.phases]
+    compiled = evolution.compiled_phases(strategy)
     state = strategy.init(jax.random.key(0), CODE)
     for g in range(3):
-        for round_, (ask, tell), whole in zip(strategy.rounds, jitted, compiled, strict=True):
+        for phase, (ask, tell), whole in zip(strategy.phases, jitted, compiled, strict=True):
             key = jax.random.key(g)
             asked = ask(key, state, CODE)
-            jax.tree.map(np.testing.assert_array_equal, asked, round_.ask(key, state, CODE))
-            result = played(np.random.default_rng(g).standard_normal(round_.num_members), round_.num_episodes)
-            eager, _ = round_.tell(state, asked, result, CODE)
+            jax.tree.map(np.testing.assert_array_equal, asked, phase.ask(key, state, CODE))
+            result = played(np.random.default_rng(g).standard_normal(phase.num_members), phase.num_episodes)
+            eager, _ = phase.tell(state, asked, result, CODE)
             before, state = state, tell(state, asked, result, CODE)[0]
             jax.tree.map(np.testing.assert_array_equal, state, eager)
             jax.tree.map(np.testing.assert_array_equal, whole.tell(before, asked, result, CODE)[0], eager)
             # Bases that are passed on are the same arrays.
             assert whole.ask(key, before, CODE).bases is before.bases
             passed_on = whole.tell(before, asked, result, CODE)[0].bases is before.bases
-            assert passed_on is (round_.role == "training")
+            assert passed_on is (phase.role == "training")
     assert [f._cache_size() for pair in jitted for f in pair] == [1] * 4
 
 

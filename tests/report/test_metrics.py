@@ -100,7 +100,7 @@ def test_tensorboard_scalars(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     for first in (1, 3):
-        events = metrics.tensorboard(tmp_path, first_step=first)
+        events = metrics.EventWriter(tmp_path, first_step=first)
         for step in (first, first + 1):
             events.write(step, {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"})
         events.close()

@@ -1,5 +1,6 @@
 import sys
 
+import numpy as np
 import pytest
 
 from volvox.report.plots import learning_curve
@@ -39,6 +40,13 @@ def test_what_is_shown():
     assert by_time.get_xlabel() == "wall-clock time (hours)"
     assert len(by_frames.lines) == len(by_time.lines) == 4
     assert list(by_time.lines[0].get_xdata())[:2] == [6000 / 3600, 12000 / 3600]
+    labels = [line.get_label() for line in by_frames.lines]
+    assert labels == [
+        "training best",
+        "training mean (± std. deviation)",
+        "elite score (± std. error)",
+        "test score (± std. error)",
+    ]
 
 
 @pytest.mark.parametrize("rows", [[{"loss": 1.0}], [{"return_mean": 1.0, "seconds": 1.0}, {"return_mean": None}]])
@@ -46,6 +54,26 @@ def test_rows_of_other_algorithms(rows, tmp_path):
     figure = learning_curve(rows, tmp_path / "curve.png")
     assert figure.axes[0].get_xlabel() == "steps"
     assert len(figure.axes[0].lines) == (1 if "return_mean" in rows[0] else 0)
+
+
+def test_every_other_number_has_a_panel():
+    rows = [
+        {"round": i + 1, "seconds": 1.0 * i, "elite_score": 1.0, "novel_metric": 0.1 * i, "loss": 2.0, "loss_std": 0.5}
+        | {"flag": True, "text": "x", "list": [1, 2], "never": None, "step_seconds": 0.1, "training_num_nan": 0}
+        for i in range(4)
+    ]
+    by_frames, by_time, *panels = learning_curve(rows).axes
+    assert [axes.get_title() for axes in panels] == ["novel metric", "loss", "training num nan"]
+    assert len(by_frames.lines) == len(by_time.lines) == 1
+    np.testing.assert_allclose(panels[0].lines[0].get_xydata(), [(i + 1, 0.1 * i) for i in range(4)])
+    (band,) = panels[1].collections
+    assert band.get_datalim(panels[1].transData).y0 == 1.5
+
+
+def test_many_panels_are_still_a_small_picture(tmp_path):
+    rows = [{f"metric_{i}": float(j) ** 2 for i in range(25)} | {"training_mean": j} for j in range(500)]
+    learning_curve(rows, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size < 500_000
 
 
 def test_pyplot_is_left_alone():

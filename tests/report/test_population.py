@@ -56,7 +56,7 @@ def test_ancestors_are_walked_back_through_carried_bases(run_dir):
 
 
 def test_cloud_shows_the_generations_and_marks_the_selected(run_dir):
-    figure = population.cloud(run_dir, run_dir / "cloud.png", panels=2, background=population.maze)
+    figure = population.cloud(run_dir, run_dir / "cloud.png", panels=2, background=population.maze_walls)
     assert (run_dir / "cloud.png").stat().st_size > 5_000
     first, last = (axes for axes in figure.axes if axes.get_title().startswith("generation"))
     assert [first.get_title(), last.get_title()] == ["generation 1", "generation 3"]

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from volvox.report.progress import figures, progress
+from volvox.report.progress import figures, progress_display
 
 METRICS = {
     "generation": 1,
@@ -12,6 +12,7 @@ METRICS = {
     "elite_score": 9000.0,
     "frames_per_second": 3600.4,
     "occupancy": 0.973,
+    "frames": 10,
     "note": "text",
 }
 
@@ -21,15 +22,30 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_figures():
-    assert figures(METRICS) == "best 12,345.5  mean 100  elite 9,000  frames/s 3,600  occupancy 97%"
-    assert figures({"loss": 0.5, "flag": True, "text": "x", "a": 1, "b": 2, "c": 3}) == "loss 0.5  a 1  b 2"
+def test_figures_are_in_order():
+    assert figures(METRICS, skip=["generation"]) == (
+        "elite score 9,000  training best 12,345.5  training mean 100  occupancy 0.973  frames/s 3,600"
+    )
+    scattered = {"x_per_second": 2.0, "elite_standard_error": 1.0, "a_loss": 0.5, "test_score": 3, "evaluation_mean": 4}
+    assert figures(scattered) == "test score 3  evaluation mean 4  a loss 0.5  elite standard error 1  x/s 2"
+
+
+def test_any_number_is_a_figure_and_nothing_else():
+    assert figures({"loss": 0.5, "flag": True, "text": "x", "list": [1], "none": None, "b": 2}) == "loss 0.5  b 2"
     assert figures({"training_best": None}) == ""
+    assert figures({"frames": 1, "seconds": 2, "step_seconds": 3, "new_figure": 4}) == "new figure 4"
+
+
+def test_a_line_holds_as_many_figures_as_there_is_room_for():
+    many = {f"figure_{i}": i for i in range(100)} | {"elite_score": 1.0}
+    line = figures(many, separator=", ", width=40)
+    assert line == "elite score 1, figure 0 0, figure 1 1"
+    assert figures({"a_long_name": 1}, width=3) == "a long name 1"
 
 
 def test_plain_lines_where_there_is_no_terminal():
     stream = io.StringIO()
-    shown = progress(3, done=1, stream=stream)
+    shown = progress_display(3, done=1, stream=stream)
     shown.inside({"phase": "training", "done": 1, "total": 10})
     shown.step(2, METRICS)
     shown.step(3, METRICS)
@@ -37,7 +53,7 @@ def test_plain_lines_where_there_is_no_terminal():
     shown.close()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("generation 2/3  best 12,345.5  mean 100")
+    assert lines[0].startswith("generation 2/3  elite score 9,000  training best 12,345.5")
     assert "left" in lines[0]
     assert "left" not in lines[1]
     assert lines[2] == "a note"
@@ -45,7 +61,7 @@ def test_plain_lines_where_there_is_no_terminal():
 
 def test_silence_but_for_notes():
     stream = Terminal()
-    shown = progress(3, enabled=False, stream=stream)
+    shown = progress_display(3, enabled=False, stream=stream)
     shown.inside({"phase": "training"})
     shown.step(1, METRICS)
     shown.note("a note")
@@ -55,9 +71,9 @@ def test_silence_but_for_notes():
 
 def test_a_bar_in_a_terminal():
     stream = Terminal()
-    shown = progress(3, done=1, step_name="round", stream=stream)
+    shown = progress_display(3, done=1, step_name="round", stream=stream)
     shown.inside({"phase": "compiling"})
-    shown.inside({"phase": "training", "done": 5, "total": 10, "frames_per_second": 3600.0, "occupancy": 0.5})
+    shown.inside({"phase": "training", "done": 5, "total": 10, "stepped": 50, "frames_per_second": 3600.0})
     shown.inside({"phase": "training", "done": 10, "total": 10})
     shown.inside({"phase": "validation", "done": 1, "total": 4})
     shown.step(2, METRICS)
@@ -67,12 +83,13 @@ def test_a_bar_in_a_terminal():
     text = stream.getvalue()
     for part in ("round:", "compiling", "training:", "5/10", "3,600", "validation", "1/4", "2/3", "3/3", "a note\n"):
         assert part in text, part
+    assert "stepped" not in text
 
 
 @pytest.mark.parametrize("total", [1, 2])
 def test_a_run_that_ends_early_leaves_the_bar(total):
     stream = Terminal()
-    shown = progress(total, stream=stream)
+    shown = progress_display(total, stream=stream)
     shown.inside({})
     shown.close()
     assert f"0/{total}" in stream.getvalue()
@@ -80,7 +97,7 @@ def test_a_run_that_ends_early_leaves_the_bar(total):
 
 def test_time_left_is_no_more_than_the_time_allowed():
     stream = io.StringIO()
-    shown = progress(1_000_000, stop_after=0.5, stream=stream)
+    shown = progress_display(1_000_000, stop_after=0.5, stream=stream)
     time.sleep(0.01)
     shown.step(1, {"elite_score": 1.0})
     assert " 0 s left" in stream.getvalue()

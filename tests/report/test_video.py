@@ -11,7 +11,7 @@ from volvox.report import video
 from volvox.report.video import record_video
 from volvox.types import Env, EnvGroup, EnvSpec, Policy, TimeStep
 
-SPEC = EnvSpec("squares", (12, 20, 3), np.uint8, 4, None, 0, 0, 9, 4)
+SPEC = EnvSpec("squares", (12, 20, 3), np.uint8, 4, None, None, None, 9, 4)
 
 
 def squares(spec=SPEC, *, closed=None):
@@ -45,18 +45,18 @@ def squares(spec=SPEC, *, closed=None):
     return Env(spec, 1, 1, make, {})
 
 
-def constant(output):
+def constant(output, mode=lambda output: output.argmax(-1)):
     return Policy(
-        init=lambda key: jnp.zeros(()),
-        prepare=lambda params: params + 1,
+        init=lambda key: jnp.ones(()),
         initial_state=lambda batch: (),
-        apply=lambda variables, observation, state, key: (variables * jnp.array([output]), state),
-        from_noise=lambda noise: noise,
+        apply=lambda variables, observation, state: (variables * jnp.array([output]), state),
+        sample=lambda key, output: mode(output),
+        mode=mode,
         config={},
     )
 
 
-NETWORK = constant([0.0, 3.0, 1.0, 2.0])
+POLICY = constant([0.0, 3.0, 1.0, 2.0])
 
 
 def decode(path, height, width):
@@ -67,7 +67,7 @@ def decode(path, height, width):
 
 def test_the_newest_channel_of_every_step(tmp_path):
     closed = []
-    recorded = record_video(squares(closed=closed), NETWORK, jnp.zeros(()), tmp_path / "new" / "a.mp4")
+    recorded = record_video(squares(closed=closed), POLICY, jnp.ones(()), tmp_path / "new" / "a.mp4")
     assert recorded == (tmp_path / "new" / "a.mp4", 9.0, 9)  # the greedy action is 1
     pictures = decode(recorded.path, 48, 80)
     np.testing.assert_allclose(pictures.mean((1, 2)), 20 * np.arange(10), atol=6)
@@ -76,15 +76,18 @@ def test_the_newest_channel_of_every_step(tmp_path):
 
 
 def test_max_steps(tmp_path):
-    recorded = record_video(squares(), NETWORK, jnp.zeros(()), tmp_path / "a.mp4", max_steps=4, fps=5)
+    recorded = record_video(squares(), POLICY, jnp.ones(()), tmp_path / "a.mp4", max_steps=4, fps=5)
     assert recorded.length == 4
     assert len(decode(recorded.path, 48, 80)) == 5
 
 
 def test_continuous_actions(tmp_path):
-    spec = SPEC._replace(num_actions=None, action_shape=(2,), action_low=-1.0, action_high=1.0)
-    recorded = record_video(squares(spec), constant([0.5, 7.0]), jnp.zeros(()), tmp_path / "a.mp4", max_steps=2)
-    assert recorded.episode_return == 3.0  # 0.5, and 7 clipped to 1; twice
+    spec = SPEC._replace(
+        num_actions=None, action_shape=(2,), action_low=-np.ones(2, np.float32), action_high=np.ones(2, np.float32)
+    )
+    policy = constant([0.5, 7.0], mode=lambda output: output.clip(-1, 1))
+    recorded = record_video(squares(spec), policy, jnp.ones(()), tmp_path / "a.mp4", max_steps=2)
+    assert recorded.episode_return == 3.0  # the mode: 0.5, and 7 clipped to 1; twice
 
 
 @pytest.mark.parametrize(
@@ -98,17 +101,17 @@ def test_continuous_actions(tmp_path):
 )
 def test_what_cannot_be_filmed(changes, arguments, message):
     with pytest.raises(ValueError, match=message):
-        record_video(squares(SPEC._replace(**changes)), NETWORK, jnp.zeros(()), **{"path": "a.mp4", **arguments})
+        record_video(squares(SPEC._replace(**changes)), POLICY, jnp.ones(()), **{"path": "a.mp4", **arguments})
 
 
 def test_an_error_while_playing_leaves_nothing(tmp_path):
     closed = []
 
-    def fail(variables, observation, state, key):
+    def fail(variables, observation, state):
         raise ArithmeticError("no output")
 
     with pytest.raises(ArithmeticError, match="no output"):
-        record_video(squares(closed=closed), NETWORK._replace(apply=fail), jnp.zeros(()), tmp_path / "a.mp4")
+        record_video(squares(closed=closed), POLICY._replace(apply=fail), jnp.ones(()), tmp_path / "a.mp4")
     assert list(tmp_path.iterdir()) == []
     assert closed == [True]
 
@@ -119,23 +122,20 @@ def test_a_failing_encoder_is_an_error_with_its_words(tmp_path, monkeypatch):
     encoder.chmod(0o755)
     monkeypatch.setattr(video, "get_ffmpeg_exe", lambda: str(encoder))
     with pytest.raises(RuntimeError, match=r"ffmpeg .*: no such codec"):
-        record_video(squares(), NETWORK, jnp.zeros(()), tmp_path / "a.mp4")
+        record_video(squares(), POLICY, jnp.ones(()), tmp_path / "a.mp4")
     assert [p.name for p in tmp_path.iterdir()] == ["ffmpeg"]
 
 
 def _linear(spec):
     weights = jax.random.normal(jax.random.key(1), (np.prod(spec.observation_shape), spec.num_actions))
-    return NETWORK._replace(
-        prepare=lambda params: params,
-        apply=lambda w, x, state, key: (x.reshape(1, -1).astype(jnp.float32) @ w, state),
-    ), weights
+    return POLICY._replace(apply=lambda w, x, state: (x.reshape(1, -1).astype(jnp.float32) @ w, state)), weights
 
 
 @pytest.mark.parametrize("settings", [{}, {"sticky_actions": 0.25}, {"preprocessing": "uber"}])
 def test_an_atari_game_in_colour(tmp_path, settings):
     env = atari("Frostbite", num_envs=4, groups=2, **settings)
-    network, weights = _linear(env.spec)
-    recorded = record_video(env, network, weights, tmp_path / "a.mp4", seed=3, max_steps=50)
+    policy, weights = _linear(env.spec)
+    recorded = record_video(env, policy, weights, tmp_path / "a.mp4", seed=3, max_steps=50)
     pictures = decode(recorded.path, 630, 480)
     assert recorded.length <= 50
     assert len(pictures) == recorded.length + 1 + len(env.config.get("opening", ()))
@@ -144,10 +144,10 @@ def test_an_atari_game_in_colour(tmp_path, settings):
 
 def test_a_camera_that_shows_another_game_is_noticed(tmp_path, monkeypatch):
     env = atari("Frostbite", num_envs=1, groups=1)
-    network, weights = _linear(env.spec)
-    camera = video._colour(env)
+    policy, weights = _linear(env.spec)
+    camera = video.color_screen(env)
     other = camera._replace(make=lambda seed, **settings: camera.make(seed + 1, **settings))
-    monkeypatch.setattr(video, "_colour", lambda env: other)
+    monkeypatch.setattr(video, "color_screen", lambda env: other)
     with pytest.raises(RuntimeError, match="the camera's emulator shows another game"):
-        record_video(env, network, weights, tmp_path / "a.mp4", max_steps=50)
+        record_video(env, policy, weights, tmp_path / "a.mp4", max_steps=50)
     assert list(tmp_path.iterdir()) == []

@@ -1,10 +1,15 @@
-"""Environments: envpool's, and pure-JAX ones that keep the same interface."""
+"""Environments: envpool's tasks, and pure-JAX environments behind the same interface.
 
-from volvox.envs import functional, maze, probe
+`atari`, `mujoco`, `envpool_task` and `hard_maze` make recipes (`volvox.types.Env`) by name; `from_functions` makes one
+of three pure functions. `probe` holds small environments with known answers, for tests. The module `groups` has what
+the author of another kind of environment group needs.
+"""
+
+from volvox.envs import groups, maze, probe
 from volvox.envs.ale import atari, atari_games
-from volvox.envs.envpool_group import pool
+from volvox.envs.envpool_group import envpool_task
 from volvox.envs.functional import from_functions
 from volvox.envs.maze import hard_maze
 from volvox.envs.mujoco_tasks import mujoco
 
-__all__ = ["atari", "atari_games", "from_functions", "functional", "hard_maze", "maze", "mujoco", "pool", "probe"]
+__all__ = ["atari", "atari_games", "envpool_task", "from_functions", "groups", "hard_maze", "maze", "mujoco", "probe"]

@@ -1,22 +1,24 @@
-"""Atari games: presets of `pool`."""
+"""Atari games: presets of `envpool_task`."""
 
 from typing import Literal, get_args
 
 from envpool.atari.registration import atari_game_list
 
 from volvox._checks import integer, nearest
-from volvox.envs.envpool_group import SCREEN, pool
+from volvox.envs.envpool_group import envpool_task
 from volvox.envs.preprocessing import bilinear_frames, opening
 from volvox.types import Env
 
 Preprocessing = Literal["envpool", "uber"]
+# Rows and columns of a screen, also of the few games with more rows.
+_SCREEN = (210, 160)
+# Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place.
 _FIRE_IS_NOT_SECOND = frozenset(
     (
         *("Asterix", "Backgammon", "CrazyClimber", "Freeway", "Frogger", "JourneyEscape", "Koolaid", "KungFuMaster"),
         *("LostLuggage", "MsPacman", "Pacman", "Skiing", "Surround", "Tutankham", "VideoCheckers"),
     )
 )
-"""Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place."""
 
 
 def atari_games() -> tuple[str, ...]:
@@ -44,36 +46,44 @@ def atari(
     """Makes a recipe for groups of one Atari game.
 
     Observations are uint8 `[B, image_size, image_size, stack]`, the newest frame last; each frame is the grey maximum
-    of the last two emulator frames of a step. The first observation of an episode repeats one frame. Extras are `ram`
-    (uint8 `[B, 128]`), `lives` (int32 `[B]`) and `elapsed_steps` (int32 `[B]`, steps since the game began). Rewards are
-    the game's, unclipped.
+    of the last two emulator frames of a timestep. The first observation of an episode repeats one frame. Extras are
+    `ram` (uint8 `[B, 128]`), `lives` (int32 `[B]`) and `elapsed_steps` (int32 `[B]`, timesteps since the game began).
+    Rewards are the game's, unclipped.
 
-    With `preprocessing="uber"` it is that of the GPU code of Such et al. (2017, arXiv 1712.06567) as far as the
-    emulators allow: observations are float32 in [0, 1], resized by linear interpolation with aligned corners; an
-    episode's first observation has black before its one frame; there are always 1 to `noop_max` idle frames; and where
-    FIRE is the second of a game's actions, that and the third are played for a step each before the episode begins.
-    What remains different is in `docs/architecture.md`.
+    With `preprocessing="uber"` the preprocessing is that of the GPU code of Such et al. (2017, arXiv 1712.06567) as far
+    as the emulators allow. Observations are float32 in [0, 1], resized by linear interpolation with aligned corners. An
+    episode's first observation has black before its one frame. There are always 1 to `noop_max` idle frames. Where FIRE
+    is the second of a game's actions, that and the third are played for a timestep each before the episode begins. The
+    differences that remain are listed in `docs/architecture.md`.
+
+    Example:
+      >>> env = volvox.envs.atari("Frostbite", num_envs=64, groups=2)
+      >>> robust = volvox.envs.atari("pong", sticky_actions=0.25, full_action_space=True)
+      >>> published = volvox.envs.atari("Frostbite", preprocessing="uber")
 
     Args:
-        game: Name of a game in any of the usual spellings: "Frostbite", "frostbite", "Frostbite-v5"; "UpNDown",
-            "up_n_down".
-        num_envs: Environments in all groups together.
-        groups: Number of groups, which take turns; a divisor of `num_envs`. Two overlap emulation and inference.
-        max_episode_steps: Steps (not frames) after which an episode is truncated.
-        frame_skip: Emulator frames an action lasts.
-        stack: Frames in an observation.
-        noop_max: An episode begins with 1 to `noop_max` idle frames, one fewer where FIRE is pressed as well.
-        threads: C++ threads stepping a group; None takes every CPU this process may use.
-        full_action_space: Offer all 18 actions rather than those the game uses.
-        sticky_actions: Probability with which the emulator repeats the previous action at a frame.
-        episodic_life: A lost life ends the episode (as a termination); the game goes on in the next one.
-        fire_reset: Press FIRE when an episode begins, in games that have it.
-        image_size: Height and width of an observation in pixels.
-        preprocessing: How screens become observations and how episodes begin.
+      game: name of a game in any of the usual spellings: "Frostbite", "frostbite", "Frostbite-v5"; "UpNDown",
+        "up_n_down".
+      num_envs: environments in all groups together.
+      groups: number of groups, which take turns; a divisor of `num_envs`. Two overlap emulation and inference.
+      max_episode_steps: timesteps (not frames) after which an episode is truncated.
+      frame_skip: emulator frames an action lasts.
+      stack: frames in an observation.
+      noop_max: an episode begins with 1 to `noop_max` idle frames, one fewer where FIRE is pressed as well.
+      threads: C++ threads that step a group; None takes every CPU this process may use.
+      full_action_space: offer all 18 actions rather than those the game uses.
+      sticky_actions: probability with which the emulator repeats the previous action at a frame.
+      episodic_life: a lost life ends the episode (as a termination); the game goes on in the next one.
+      fire_reset: press FIRE when an episode begins, in games that have it.
+      image_size: height and width of an observation in pixels.
+      preprocessing: how screens become observations and how episodes begin.
+
+    Returns:
+      The recipe.
 
     Raises:
-        ValueError: An unknown game, a number out of range, or options that contradict; the message says what is
-            allowed.
+      ValueError: an unknown game, a number out of range, or options that contradict each other; the message says what
+        is allowed.
     """
     names = {name.lower(): name for name in atari_games()}
     key = str(game).removesuffix("-v5").replace("_", "").replace(" ", "").lower()
@@ -90,7 +100,7 @@ def atari(
     if uber and episodic_life:
         raise ValueError('preprocessing="uber" plays whole games: its opening would be played for every life')
     stack, image_size = integer("stack", stack, low=1), integer("image_size", image_size, low=max(2, stack + 1))
-    env = pool(
+    env = envpool_task(
         f"{names[key]}-v5",
         name=names[key],
         num_envs=num_envs,
@@ -104,8 +114,8 @@ def atari(
         repeat_action_probability=float(sticky_actions),
         episodic_life=bool(episodic_life),
         use_fire_reset=bool(fire_reset) and not uber,
-        img_height=SCREEN[0] if uber else image_size,
-        img_width=SCREEN[1] if uber else image_size,
+        img_height=_SCREEN[0] if uber else image_size,
+        img_width=_SCREEN[1] if uber else image_size,
     )
     if not uber:
         return env
@@ -113,3 +123,22 @@ def atari(
         env = opening(env, (1, 2))
     env = bilinear_frames(env, image_size=image_size, stack=stack)
     return env._replace(config={**env.config, "preprocessing": preprocessing})
+
+
+def color_screen(env: Env) -> Env | None:
+    """Makes the recipe of the same Atari game with its screen in colour as the observation.
+
+    Groups of both recipes with the same seed and actions play the same episodes.
+
+    Args:
+      env: any recipe.
+
+    Returns:
+      A recipe of one environment whose observations are uint8 `[B, 210, 160, 3]`; None if `env` is no Atari game.
+    """
+    settings = dict(env.config.get("settings", {}))
+    if env.config.get("environment") != "envpool" or "gray_scale" not in settings:
+        return None
+    settings |= {"gray_scale": False, "img_height": _SCREEN[0], "img_width": _SCREEN[1], "stack_num": 1}
+    settings.pop("task", None)  # envpool's own name of the game, which goes with the task
+    return opening(envpool_task(env.config["task"], num_envs=1, **settings), env.config.get("opening", ()))

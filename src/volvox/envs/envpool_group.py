@@ -1,40 +1,40 @@
-"""envpool behind the `EnvGroup` interface. Nothing outside this file knows envpool.
+"""envpool's tasks as environment groups. No other module steps an envpool.
 
-What is put right here:
+What is made different from envpool:
 
 - *Autoreset.* After an end envpool discards the next action and answers with the first observation of the next
-  episode. The adapter remembers who ended and reports that answer as `TimeStep.first`, with reward 0.
-- *Ends.* `truncated` never holds together with `terminated`: where Atari's game is over at the very step of the time
-  limit, envpool reports the time limit alone, and the adapter a termination. (MuJoCo does not tell the two apart;
-  there such a step is truncated.)
-- *Layout.* Images are channels first in envpool, channels last here.
-- *Width.* MuJoCo's arrays are 64 bits wide in C++, 32 bits here.
-- *Lifetime.* A compiled function holds the pool's address, not a reference to it. The group holds the reference until
-  `close`.
+  episode. The group remembers which episodes ended and reports that answer as `TimeStep.first`, with reward 0.
+- *Ends.* `truncated` never holds together with `terminated`. Where an Atari game is over in the very timestep of the
+  time limit, envpool reports the time limit alone, and the group a termination. (MuJoCo does not tell the two apart;
+  there such a timestep is truncated.)
+- *Layout.* Images are channels first in envpool, and channels last here.
+- *Width.* MuJoCo's arrays are 64 bits wide in C++, and 32 bits here.
+- *Lifetime.* A compiled function holds the address of an envpool, not a reference to it. The group holds the
+  reference until `close`.
 """
 
 import contextlib
 import warnings
 from typing import Any, NamedTuple
 
+import chex
 import envpool
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import group_size, integer, nearest
+from volvox._checks import integer, nearest
 from volvox._machine import num_cpus
-from volvox.types import Array, Config, Env, EnvGroup, EnvSpec, TimeStep
+from volvox.envs.groups import action_bounds, bounded_action, checked_action, consistent, recipe
+from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
+# Settings of envpool that are set here, or that say nothing about results.
 _MACHINERY = frozenset(
     {
         *("num_envs", "batch_size", "num_threads", "thread_affinity_offset", "max_num_players"),
         *("seed", "env_seed", "base_path", "gym_reset_return_info", "reward_threshold"),
     }
 )
-"""Settings of envpool that this adapter sets itself, or that say nothing about results."""
-SCREEN = (210, 160)
-"""Rows and columns of an Atari screen; of the few games with more rows envpool shows so many."""
 _NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
 _EXTRAS = {"ram": "ram", "lives": "lives", "elapsed_step": "elapsed_steps"}
 
@@ -43,103 +43,76 @@ class PoolState(NamedTuple):
     """State of a group of an envpool.
 
     Attributes:
-      token: uint8 `[8]`: orders the calls (traced form); () when driven from Python, where the calls order themselves.
-      done: bool `[B]`: the last step ended the episode, or there was none yet; the next observation begins one.
+      token: uint8 `[8]`: orders the calls inside `jit`; () when driven from Python, where the calls order themselves.
+      done: bool `[B]`: the last timestep ended the episode, or there was none yet; the next observation begins one.
     """
 
     token: Any
     done: Any
 
 
-def pool(
-    task: str,
-    *,
-    num_envs: int,
-    groups: int = 1,
-    frame_skip: int | None = None,
-    threads: int | None = None,
-    max_episode_steps: int | None = None,
-    name: str | None = None,
-    **config: Any,
+def envpool_task(
+    task: str, *, num_envs: int, groups: int = 1, threads: int | None = None, name: str | None = None, **config: Any
 ) -> Env:
-    """Makes a recipe for groups of one envpool each.
+    """Makes a recipe for groups of one envpool each, of any task with one array of observations and one of actions.
 
-    Groups take turns, so each gets all the threads. Every environment has its own seed, derived from `make`'s; emulator
-    state and the history of restarts are not part of it, so a run is repeatable only from its start. Out-of-range
-    discrete actions are clamped (envpool would read past the end of its action table).
+    Groups take turns, so each gets all the threads. Every environment has its own seed, derived from `make`'s. The
+    state of the emulators and the history of restarts are not part of it, so a run is repeatable only from its start.
+    Discrete actions out of range are clipped (envpool would read past the end of its table of actions). Continuous
+    actions out of bounds are refused with a ValueError where Python drives the environments; inside `jit`, which
+    cannot raise, they are clipped.
+
+    Example:
+      >>> env = volvox.envs.envpool_task("CartPole-v1", num_envs=8, groups=2)
+      >>> car = volvox.envs.envpool_task("CarRacing-v3", num_envs=4, max_episode_steps=500)
 
     Args:
-        task: A name envpool knows, such as "Frostbite-v5" or "HalfCheetah-v5".
-        num_envs: Environments in all groups together.
-        groups: Number of groups; a divisor of `num_envs`.
-        frame_skip: Frames per step; None takes the task's default.
-        threads: C++ threads stepping a group; None takes every CPU this process may use.
-        max_episode_steps: Steps after which an episode is truncated; None takes the task's default.
-        name: What `EnvSpec.name` says; None takes `task`.
-        **config: Further settings of the task, by envpool's names.
+      task: a name envpool knows, such as "Frostbite-v5" or "HalfCheetah-v5".
+      num_envs: environments in all groups together.
+      groups: number of groups; a divisor of `num_envs`.
+      threads: C++ threads that step a group; None takes every CPU this process may use.
+      name: what `EnvSpec.name` says; None takes `task`.
+      **config: further settings of the task, by envpool's names; among them are `max_episode_steps`, timesteps after
+        which an episode is truncated, and where frames are skipped `frame_skip`, frames per timestep. None takes the
+        task's default.
 
     Returns:
-        The recipe. Its `config` holds every setting of the task that bears on results, defaults included.
+      The recipe. Its `config` holds every setting of the task that bears on results, defaults included.
 
     Raises:
-        ValueError: An unknown task or setting, a number out of range, or a task whose observations or actions are not
-            one array.
+      ValueError: an unknown task or setting, a number out of range, or a task whose observations or actions are not
+        one array.
     """
-    group_size(num_envs, groups)
     if threads is not None:
         integer("threads", threads, low=1)
     if task not in (tasks := envpool.list_all_envs()):
         raise ValueError(f"task {task!r} is not one of envpool's{nearest(task, tasks)}")
     defaults = _settings(envpool.make_spec(task))
-    if "frame_skip" not in defaults and frame_skip not in (None, 1):
-        raise ValueError(f"frame_skip must be 1 or None for task {task!r}, which skips no frames; got {frame_skip!r}")
-    for key in config:
+    config = {key: value for key, value in config.items() if value is not None}
+    for key, value in config.items():
         if key not in defaults:
             raise ValueError(f"{key!r} is not a setting of task {task!r}{nearest(key, defaults)}")
-    if frame_skip is not None and "frame_skip" in defaults:
-        config["frame_skip"] = integer("frame_skip", frame_skip, low=1)
-    if max_episode_steps is not None:
-        config["max_episode_steps"] = integer("max_episode_steps", max_episode_steps, low=1)
-    native_spec = envpool.make_spec(task, **config)
-    settings = _settings(native_spec)
-    spec = _env_spec(name or task, task, native_spec, settings)
+        if key in ("frame_skip", "max_episode_steps"):
+            integer(key, value, low=1)
 
-    def make(
-        seed: int,
-        *,
-        max_episode_steps: int | None = None,
-        num_envs: int | None = None,
-        num_groups: int | None = None,
-        host: bool = False,
-    ) -> tuple[EnvGroup, ...]:
-        count = env.num_groups if num_groups is None else num_groups
-        size = group_size(env.num_envs if num_envs is None else num_envs, count)
-        steps = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
-        steps = integer("max_episode_steps", steps, low=1)
-        available = threads or num_cpus()
-        made = []
-        for index in range(count):
-            native = envpool.make(
-                task,
-                env_type="gymnasium",
-                num_envs=size,
-                batch_size=size,
-                num_threads=min(available, size),
-                seed=environment_seeds(seed, group=index, num_envs=size),
-                **{**config, "max_episode_steps": steps},
-            )
-            made.append(_group(spec._replace(max_episode_steps=steps), size, native, host=host))
-        return tuple(made)
+    def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
+        native = envpool.make(
+            task,
+            env_type="gymnasium",
+            num_envs=num_envs,
+            batch_size=num_envs,
+            num_threads=min(threads or num_cpus(), num_envs),
+            seed=environment_seeds(seed, group=index, num_envs=num_envs),
+            **{**config, "max_episode_steps": spec.max_episode_steps},
+        )
+        pool = _Pool(spec, num_envs, native)
+        form = _HostDriven(pool) if host else _Traced(pool)
+        return EnvGroup(spec, num_envs, not host, form.init, form.recv, form.send, pool.restart, pool.close)
 
-    record: Config = {
-        "environment": "envpool",
-        "task": task,
-        "num_envs": int(num_envs),
-        "groups": int(groups),
-        "settings": settings,
-    }
-    env = Env(spec=spec, num_envs=int(num_envs), num_groups=int(groups), make=make, config=record)
-    return env
+    settings = _settings(envpool.make_spec(task, **config))
+    spec = _env_spec(task, config)._replace(name=name or task)
+    record = {"environment": "envpool", "task": task, "settings": settings}
+    return recipe(spec, make_group, num_envs=num_envs, groups=groups, **record)
 
 
 def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
@@ -149,7 +122,7 @@ def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     a larger group begins with the seeds of a smaller one.
 
     Raises:
-        ValueError: `seed` is not an integer of at least 0.
+      ValueError: `seed` is not an integer of at least 0.
     """
     sequence = np.random.SeedSequence([integer("seed", seed, low=0), group])
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
@@ -161,29 +134,28 @@ def _settings(native_spec: Any) -> dict[str, Any]:
     return {key: value for key, value in pairs if key not in _MACHINERY}
 
 
-def _env_spec(name: str, task: str, native_spec: Any, settings: dict[str, Any]) -> EnvSpec:
-    """Describes a task by our record; raises ValueError where it does not fit."""
-    state, action = native_spec.state_array_spec, native_spec.action_array_spec
-    if "obs" not in state or "action" not in action:
+def _env_spec(task: str, config: dict[str, Any]) -> EnvSpec:
+    """Describes a task as an `EnvSpec`; raises ValueError where that cannot be done."""
+    native_spec = envpool.make_spec(task, **config)
+    state, actions, settings = native_spec.state_array_spec, native_spec.action_array_spec, _settings(native_spec)
+    if "obs" not in state or "action" not in actions:
         raise ValueError(f"task {task!r} has observations or actions of several arrays; only one of each is supported")
-    shape = _single(state["obs"].shape)
-    if _channels_first(state["obs"]):
+    shape, action = _single(state["obs"].shape), actions["action"]
+    if len(shape) == 3 and shape[0] < shape[-1]:  # an image, whose channels are fewer than its columns
         shape = (*shape[1:], shape[0])
-    act = action["action"]
-    low, high = np.unique(act.minimum), np.unique(act.maximum)
-    if low.size != 1 or high.size != 1:
-        raise ValueError(f"task {task!r} bounds each component of its action differently, which is not supported")
-    discrete = np.issubdtype(act.dtype, np.integer)
-    if discrete and (_single(act.shape) or low[0] != 0):
+    action_shape = _single(action.shape)
+    discrete = np.issubdtype(action.dtype, np.integer)
+    if discrete and (action_shape or np.any(action.minimum != 0)):
         raise ValueError(f"task {task!r} has actions that are neither one index from 0 nor continuous")
+    low, high = (None, None) if discrete else action_bounds(action.minimum, action.maximum, action_shape)
     return EnvSpec(
-        name=name,
+        name=task,
         observation_shape=shape,
         observation_dtype=_narrow(state["obs"].dtype),
-        num_actions=int(high[0]) + 1 if discrete else None,
-        action_shape=None if discrete else _single(act.shape),
-        action_low=float(low[0]),
-        action_high=float(high[0]),
+        num_actions=int(action.maximum) + 1 if discrete else None,
+        action_shape=None if discrete else action_shape,
+        action_low=low,
+        action_high=high,
         max_episode_steps=int(settings["max_episode_steps"]),
         frame_skip=int(settings.get("frame_skip", 1)),
         extras=tuple(ours for theirs, ours in _EXTRAS.items() if any(key.split(":")[-1] == theirs for key in state)),
@@ -199,142 +171,129 @@ def _narrow(dtype: Any) -> Any:
     return _NARROW.get(np.dtype(dtype), np.dtype(dtype))
 
 
-def _channels_first(array_spec: Any) -> bool:
-    """Says whether an observation is an image with its channels, fewer than its columns, on the first axis."""
-    shape = _single(array_spec.shape)
-    return len(shape) == 3 and shape[0] < shape[-1]
+def _narrowed(array: Any) -> Any:
+    return array.astype(_narrow(array.dtype))
 
 
-def _group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool) -> EnvGroup:
-    """Wraps one envpool, made with `batch_size == num_envs`."""
-    arrays = native.spec.state_array_spec
-    action_dtype = np.dtype(native.spec.action_array_spec["action"].dtype)
-    channels_first = _channels_first(arrays["obs"])
-    unclipped = "reward_clip" in native.spec.config._fields
-    wide = any(np.dtype(a.dtype) in _NARROW for a in (*arrays.values(), *native.spec.action_array_spec.values()))
-    action_shape = (num_envs, *(spec.action_shape or ()))
-    with warnings.catch_warnings():
-        # gymnasium warns of float64 bounds, once, when envpool first looks at its own space; nothing here uses it.
-        warnings.simplefilter("ignore")
-        _ = native.observation_space
+class _Pool:
+    """An envpool, made with `batch_size == num_envs`: its lifetime, and its arrays in our layout.
 
-    def narrowed(array: Any) -> Any:
-        return array.astype(_narrow(array.dtype))
+    Attributes:
+      calls: what envpool's `xla()` gave, if compiled functions drive the pool.
+    """
 
-    def time_step(xp: Any, reply: Any, first: Any) -> TimeStep:
-        # Both forms go through here: `xp` is numpy or jax.numpy.
+    def __init__(self, spec: EnvSpec, num_envs: int, native: Any):
+        with warnings.catch_warnings():
+            # gymnasium warns of float64 bounds, once, when envpool first looks at its own space, which is not used.
+            warnings.simplefilter("ignore")
+            _ = native.observation_space
+        self.spec, self.num_envs = spec, num_envs
+        self.calls: Any = None
+        self._started = False
+        # The only reference, so that `close` can drop it: envpool's threads end with the last reference.
+        self._native = native
+
+    @property
+    def native(self) -> Any:
+        if self._native is None:
+            raise RuntimeError(f"this group of {self.spec.name} was closed; make another")
+        return self._native
+
+    @property
+    def action_dtype(self) -> np.dtype:
+        return np.dtype(self.native.spec.action_array_spec["action"].dtype)
+
+    def start(self) -> None:
+        native = self.native
+        if self._started:
+            raise RuntimeError(f"this group of {self.spec.name} was started before; use restart(state)")
+        self._started = True
+        native.async_reset()
+
+    def restart(self, state: PoolState, seed: int | None = None) -> PoolState:
+        del seed  # envpool's seeds are fixed when a pool is made
+        native = self.native
+        # The last `recv` may have been dispatched but not run yet; envpool aborts if it is reset in between.
+        jax.block_until_ready(state)
+        native._reset(np.arange(self.num_envs, dtype=np.int32))
+        return PoolState(state.token, state.done | True)
+
+    def close(self) -> None:
+        # A compiled loop may still be running; it uses the pool by address.
+        jax.effects_barrier()
+        self._native = self.calls = None
+
+    def action(self, action: Any) -> Any:
+        return bounded_action(self.spec, checked_action(self.spec, self.num_envs, action))
+
+    def time_step(self, reply: Any, first: Any) -> TimeStep:
         observation, reward, terminated, truncated, info = reply
         if "terminated" in info:
             terminated = terminated | (truncated & (info["terminated"] != 0))
-            truncated = truncated & ~terminated
-        if unclipped:
-            reward = info["reward"]
-        observation = narrowed(observation)
-        return TimeStep(
-            observation=xp.moveaxis(observation, 1, -1) if channels_first else observation,
-            reward=xp.where(first, xp.float32(0), reward.astype(xp.float32)),
-            first=first,
-            terminated=terminated,
-            truncated=truncated,
-            extras={ours: narrowed(info[theirs]) for theirs, ours in _EXTRAS.items() if theirs in info},
-        )
+        if observation.shape[1:] != self.spec.observation_shape:  # channels are first
+            observation = observation.transpose(0, 2, 3, 1)
+        chex.assert_shape(observation, (self.num_envs, *self.spec.observation_shape))
+        unclipped = info["reward"] if "reward_clip" in self.native.spec.config._fields else reward
+        extras = {ours: _narrowed(info[theirs]) for theirs, ours in _EXTRAS.items() if theirs in info}
+        return consistent(TimeStep(_narrowed(observation), _narrowed(unclipped), first, terminated, truncated, extras))
 
-    def native_action(xp: Any, action: Any, dtype: Any) -> Any:
-        action = xp.asarray(action)
-        if action.shape != action_shape:
-            raise ValueError(f"actions of {spec.name} must have shape {action_shape}, got {action.shape}")
-        low, high = (spec.action_low, spec.action_high) if spec.num_actions is None else (0, spec.num_actions - 1)
-        if xp is np and spec.num_actions is None:
-            slack = 1e-6 * (high - low)  # of rounding to float32
-            if (outside := action[~((action >= low - slack) & (action <= high + slack))]).size:
-                raise ValueError(
-                    f"an action of {outside[0]} is outside of {spec.name}'s bounds, {low} to {high}; clip it"
-                )
-        return xp.clip(action, low, high).astype(dtype)
 
-    # The only reference to the pool, so that `close` can drop it: envpool's threads end with the last reference.
-    held: list[Any] = [native]
-    started: list[bool] = []
-    environments = np.arange(num_envs, dtype=np.int32)
+class _HostDriven:
+    """A pool that Python drives, with NumPy arrays."""
 
-    def the_pool() -> Any:
-        if not held:
-            raise RuntimeError(f"this group of {spec.name} was closed; make another")
-        return held[0]
+    def __init__(self, pool: _Pool):
+        self._pool = pool
 
-    def start() -> None:
-        if started:
-            raise RuntimeError(f"this group of {spec.name} was started before; use restart(state)")
-        started.append(True)
-        the_pool().async_reset()
+    def init(self) -> PoolState:
+        self._pool.start()
+        return PoolState((), np.ones(self._pool.num_envs, np.bool_))
 
-    def restart(state: PoolState, seed: int | None = None) -> PoolState:
-        del seed  # envpool's seeds are fixed when a pool is made
-        pool = the_pool()
-        # The last `recv` may have been dispatched but not run yet; envpool aborts if it is reset in between.
-        jax.block_until_ready(state)
-        pool._reset(environments)
-        return PoolState(state.token, state.done | True)
+    def recv(self, state: PoolState) -> tuple[PoolState, TimeStep]:
+        timestep = self._pool.time_step(self._pool.native.recv(), state.done)
+        return PoolState((), timestep.terminated | timestep.truncated), timestep
 
-    def close() -> None:
-        # A compiled loop may still be running; it uses the pool by address.
-        jax.effects_barrier()
-        held.clear()
+    def send(self, state: PoolState, action: Any) -> PoolState:
+        self._pool.native.send(self._pool.action(np.asarray(action)).astype(self._pool.action_dtype))
+        return state
 
-    def group(init: Any, recv: Any, send: Any) -> EnvGroup:
-        return EnvGroup(spec, num_envs, not host, init, recv, send, restart, close)
 
-    if host:
+class _Traced:
+    """A pool that compiled functions drive, by envpool's custom calls."""
 
-        def host_init() -> PoolState:
-            start()
-            return PoolState((), np.ones(num_envs, np.bool_))
+    def __init__(self, pool: _Pool):
+        self._pool = pool
+        arrays, actions = pool.native.spec.state_array_spec, pool.native.spec.action_array_spec
+        self._wide = any(np.dtype(array.dtype) in _NARROW for array in (*arrays.values(), *actions.values()))
+        try:
+            with self._boundary():
+                pool.calls = pool.native.xla()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"envpool cannot step {pool.spec.name} inside jit on this platform ({error}); drive it from Python: "
+                "make(..., host=True)"
+            ) from error
 
-        def host_recv(state: PoolState) -> tuple[PoolState, TimeStep]:
-            step = time_step(np, the_pool().recv(), state.done)
-            return PoolState((), step.terminated | step.truncated), step
+    def init(self) -> PoolState:
+        self._pool.start()
+        return PoolState(jnp.array(self._pool.calls[0]), jnp.ones(self._pool.num_envs, jnp.bool_))
 
-        def host_send(state: PoolState, action: Any) -> PoolState:
-            the_pool().send(native_action(np, action, action_dtype))
-            return state
-
-        return group(host_init, host_recv, host_send)
-
-    # Outside x64 mode JAX would narrow the buffers that C++ fills with 8-byte elements.
-    def boundary() -> Any:
-        return jax.enable_x64(True) if wide else contextlib.nullcontext()
-
-    try:
-        with boundary():
-            held.append(native.xla())
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"envpool cannot step {spec.name} inside jit on this platform ({error}); drive it from Python: "
-            "make(..., host=True)"
-        ) from error
-
-    def interface() -> Any:
-        the_pool()
-        return held[1]
-
-    def init() -> PoolState:
-        handle, *_ = interface()
-        start()
-        return PoolState(jnp.array(handle), jnp.ones(num_envs, jnp.bool_))
-
-    def recv(state: PoolState) -> tuple[PoolState, TimeStep]:
-        with boundary():
-            token, reply = interface()[1](state.token)
-        # Which steps are first is known before, but must come with the others: what stores it could otherwise be moved
-        # in front of what still reads the place, and would copy the whole store. Steps are never negative.
+    def recv(self, state: PoolState) -> tuple[PoolState, TimeStep]:
+        _ = self._pool.native  # raises if the group was closed
+        with self._boundary():
+            token, reply = self._pool.calls[1](state.token)
+        # Which episodes begin is known before, but must come with the others: what stores it could otherwise be moved
+        # in front of what still reads the place, and would copy the whole store. Counts are never negative.
         first = state.done | (reply[4]["elapsed_step"] < 0)
-        step = time_step(jnp, reply, first)
-        return PoolState(token, step.terminated | step.truncated), step
+        timestep = self._pool.time_step(reply, first)
+        return PoolState(token, timestep.terminated | timestep.truncated), timestep
 
-    def send(state: PoolState, action: Array) -> PoolState:
-        action = native_action(jnp, action, _narrow(action_dtype))
-        with boundary():
-            token = interface()[2](state.token, jax.lax.convert_element_type(action, action_dtype))
+    def send(self, state: PoolState, action: Any) -> PoolState:
+        dtype = self._pool.action_dtype  # raises if the group was closed
+        action = self._pool.action(jnp.asarray(action)).astype(_narrow(dtype))
+        with self._boundary():
+            token = self._pool.calls[2](state.token, jax.lax.convert_element_type(action, dtype))
         return PoolState(token, state.done)
 
-    return group(init, recv, send)
+    def _boundary(self) -> Any:
+        """Outside x64 mode JAX would narrow the buffers that C++ fills with 8-byte elements."""
+        return jax.enable_x64(True) if self._wide else contextlib.nullcontext()

@@ -1,17 +1,20 @@
 """The hard maze of novelty search: a deceptive task, in pure JAX, thousands at once.
 
-Lehman & Stanley 2011, with the velocities of Conti et al. 2018 and Such et al. 2017: outputs set the speeds a robot
-tends to. Lengths are in the maze's units, about 200 by 200.
+The maze of Lehman & Stanley (2011, "Abandoning objectives"), with the velocities of Conti et al. (2018, arXiv
+1712.06560) and Such et al. (2017, arXiv 1712.06567): outputs set the velocities that a robot tends to. Lengths are in
+the maze's units, about 200 by 200.
 """
 
 from typing import NamedTuple
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
+# `[13, 4]`: x and y of both ends of each wall.
 WALLS = np.array(
     [
         [41, 5, 3, 8],
@@ -30,11 +33,9 @@ WALLS = np.array(
     ],
     np.float32,
 )
-"""`[13, 4]`: x and y of both ends of each wall."""
 START = np.array([36, 184], np.float32)
 GOAL = np.array([31, 20], np.float32)
-STEPS = 400
-"""Length of every episode."""
+STEPS = 400  # timesteps of every episode
 
 _RADIUS = 8.0
 _RANGE = 100.0
@@ -49,9 +50,9 @@ class MazeState(NamedTuple):
     Attributes:
       position: float32 `[2]`.
       heading: float32, degrees.
-      speed: float32, a step.
-      turn: float32, degrees a step.
-      steps: int32: steps so far.
+      speed: float32, units a timestep.
+      turn: float32, degrees a timestep.
+      steps: int32: timesteps so far.
     """
 
     position: Array
@@ -62,18 +63,22 @@ class MazeState(NamedTuple):
 
 
 def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
-    """The hard maze: whoever follows the reward is led into a dead end; whoever looks for new places gets out of it.
+    """Makes a recipe for the hard maze: following the reward leads into a dead end; looking for new places leads out.
 
-    Observation, float32 `[11]`: 1; the distances to walls at -90, -45, 0, 45, 90 and 180 degrees from the heading, at
-    most 100, over 100; and which of the sectors 315-45, 45-135, 135-225 and 225-315 degrees the goal lies in. Action,
-    float32 `[2]` in [-0.5, 0.5]: six times it are the turn (degrees a step) and the speed that the robot tends to, by
-    at most 0.2 a step. A step that would come closer than 8 to a wall is not made. Every episode lasts 400 steps, and
-    only the last is rewarded: minus the distance to the goal, so a shorter cutoff never sees a reward. The goal counts
-    as reached at a distance below 5. Extras: `position` (float32 `[B, 2]`) and `elapsed_steps`. Nothing is random.
+    The observation is float32 `[11]`: 1; the distances to walls at -90, -45, 0, 45, 90 and 180 degrees from the
+    heading, at most 100, divided by 100; and which of the sectors 315-45, 45-135, 135-225 and 225-315 degrees the goal
+    lies in. The action is float32 `[2]` in [-0.5, 0.5]: six times it are the turn (degrees a timestep) and the speed
+    that the robot tends to, by at most 0.2 a timestep. A move that would come closer than 8 to a wall is not made.
+    Every episode lasts 400 timesteps, and only the last is rewarded, with minus the distance to the goal, so a shorter
+    cutoff never sees a reward. The goal counts as reached at a distance below 5. Extras: `position` (float32 `[B, 2]`)
+    and `elapsed_steps`. Nothing is random.
+
+    Example:
+      >>> env = volvox.envs.hard_maze(num_envs=250, groups=2)
 
     Args:
       num_envs: environments in all groups together.
-      groups: groups that take turns.
+      groups: number of groups, which take turns; a divisor of `num_envs`.
 
     Returns:
       The recipe.
@@ -97,16 +102,17 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
 
 
 def start() -> MazeState:
-    """The robot at rest, where every episode begins."""
+    """Returns the robot at rest, where every episode begins."""
     return MazeState(jnp.asarray(START), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0))
 
 
 def step(state: MazeState, action: Array) -> tuple[MazeState, Array, Array]:
-    """One step: (state, reward, terminated), scalars."""
+    """Moves the robot by one timestep, action `[2]`; returns (state, reward, terminated), the last two scalars."""
+    chex.assert_shape(action, (2,))
     wanted_turn, wanted_speed = jnp.clip(action, -0.5, 0.5) * (2 * _MOST_SPEED)
     turn = state.turn + jnp.clip(wanted_turn - state.turn, -_MOST_CHANGE, _MOST_CHANGE)
     speed = state.speed + jnp.clip(wanted_speed - state.speed, -_MOST_CHANGE, _MOST_CHANGE)
-    ahead = jnp.deg2rad(state.heading)  # the old heading: a turn shows in the next step
+    ahead = jnp.deg2rad(state.heading)  # the old heading: a turn shows in the next timestep
     moved = state.position + speed * jnp.stack([jnp.cos(ahead), jnp.sin(ahead)])
     position = jnp.where(distance_to_walls(moved) < _RADIUS, state.position, moved)
     heading = (state.heading + turn) % 360
@@ -117,7 +123,7 @@ def step(state: MazeState, action: Array) -> tuple[MazeState, Array, Array]:
 
 
 def observe(state: MazeState) -> Array:
-    """What the robot senses, float32 `[11]`; see `hard_maze`."""
+    """Returns what the robot senses, float32 `[11]`; see `hard_maze`."""
     ahead = jnp.deg2rad(state.heading)
     ranges = distance_along(state.position, ahead + _RANGE_FINDERS) / _RANGE
     x, y = GOAL - state.position
@@ -130,7 +136,7 @@ def observe(state: MazeState) -> Array:
 
 
 def distance_to_walls(position: Array) -> Array:
-    """Distance from a position `[2]` to the nearest point of any wall, float32 scalar."""
+    """Returns the distance from a position `[2]` to the nearest point of any wall, float32 scalar."""
     a, b = WALLS[:, :2], WALLS[:, 2:]
     along = b - a
     share = jnp.clip(((position - a) * along).sum(1) / (along * along).sum(1), 0.0, 1.0)
@@ -139,7 +145,11 @@ def distance_to_walls(position: Array) -> Array:
 
 
 def distance_along(position: Array, angles: Array) -> Array:
-    """Distance from a position `[2]` to the first wall in each direction, radians `[n]`; at most 100. float32 `[n]`."""
+    """Returns the distances from a position `[2]` to the first wall along angles `[n]` (radians), float32 `[n]`.
+
+    They are at most 100.
+    """
+    chex.assert_rank([position, angles], 1)
     a, along = WALLS[:, :2], WALLS[:, 2:] - WALLS[:, :2]
     dx, dy = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     from_x, from_y = position[0] - a[:, 0], position[1] - a[:, 1]

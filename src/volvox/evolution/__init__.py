@@ -1,28 +1,12 @@
-"""Evolution on pipelined pools of environments."""
+"""Evolution on pipelined pools of environments: genetic algorithms, evolution strategies, novelty and random search."""
 
-from volvox.evolution.archive import Archive as Archive
-from volvox.evolution.cutoff import Cutoff as Cutoff
-from volvox.evolution.cutoff import cutoff as cutoff
-from volvox.evolution.es import ESState as ESState
-from volvox.evolution.es import es as es
-from volvox.evolution.evolve import evolve as evolve
-from volvox.evolution.ga import ga as ga
-from volvox.evolution.ga import novelty_ga as novelty_ga
-from volvox.evolution.ga import random_search as random_search
-from volvox.evolution.novelty import Novelty as Novelty
-from volvox.evolution.novelty import novelty_es as novelty_es
-from volvox.evolution.presets import ESPreset as ESPreset
-from volvox.evolution.presets import GAPreset as GAPreset
-from volvox.evolution.presets import NoveltyPreset as NoveltyPreset
-from volvox.evolution.presets import desktop as desktop
-from volvox.evolution.presets import es_desktop as es_desktop
-from volvox.evolution.presets import es_paper as es_paper
-from volvox.evolution.presets import novelty_desktop as novelty_desktop
-from volvox.evolution.presets import novelty_paper as novelty_paper
-from volvox.evolution.presets import paper as paper
-from volvox.evolution.presets import quick as quick
-from volvox.evolution.schedules import Schedule as Schedule
-from volvox.evolution.schedules import schedule as schedule
-from volvox.evolution.strategy import Round as Round
-from volvox.evolution.strategy import Strategy as Strategy
-from volvox.evolution.strategy import compiled_rounds as compiled_rounds
+from volvox.evolution.algorithm import EvolveState, evolve
+from volvox.evolution.cutoff import Cutoff, parse_cutoff
+from volvox.evolution.es import ES, ESState
+from volvox.evolution.ga import GA, GAState, RandomSearch
+from volvox.evolution.objective import Novelty, NoveltyState, Objective, Returns
+from volvox.evolution.schedules import schedule
+from volvox.evolution.strategy import Phase, Strategy, compiled_phases
+
+__all__ = ["ES", "GA", "Cutoff", "ESState", "EvolveState", "GAState", "Novelty", "NoveltyState", "Objective", "Phase"]
+__all__ += ["RandomSearch", "Returns", "Strategy", "compiled_phases", "evolve", "parse_cutoff", "schedule"]

@@ -1,17 +1,19 @@
-"""How long an episode may last: fixed, or growing with what is reached."""
+"""How long an episode may last: a fixed number of timesteps, or one that grows as episodes reach it."""
 
 import operator
 from typing import NamedTuple
 
+_FORM = 'give timesteps (e.g. 5000) or "adaptive:start,fraction,ratio,max" (e.g. "adaptive:400,0.1,1.5,5000")'
+
 
 class Cutoff(NamedTuple):
-    """Steps after which training and validation episodes are cut; fixed if `fraction` is 1.
+    """Timesteps after which training and validation episodes are cut; fixed if `fraction` is 1.
 
     Attributes:
-      start: Steps in the first generation.
+      start: Timesteps in the first generation.
       fraction: The cutoff grows when more than this fraction of training episodes reach it.
-      ratio: By which factor it grows.
-      max: Steps it never exceeds; 0: `start`.
+      ratio: Factor by which it grows.
+      max: Timesteps it never exceeds; 0 means `start`.
     """
 
     start: int
@@ -19,25 +21,36 @@ class Cutoff(NamedTuple):
     ratio: float = 1.0
     max: int = 0
 
+    def grown(self, current: int, fraction_cut: float) -> int:
+        """The cutoff of the next generation, in timesteps.
 
-def cutoff(value: int | str | Cutoff) -> Cutoff:
-    """Reads a cutoff: steps, or `"adaptive:start,fraction,ratio,max"`.
+        Args:
+          current: timesteps in this generation.
+          fraction_cut: fraction of this generation's training episodes that reached the cutoff.
+        """
+        if self.fraction >= 1 or fraction_cut <= self.fraction:
+            return current
+        return min(max(int(current * self.ratio), current + 1), self.max)
+
+
+def parse_cutoff(value: int | str | Cutoff) -> Cutoff:
+    """Reads a cutoff: timesteps, or `"adaptive:start,fraction,ratio,max"`.
+
+    Example:
+      >>> parse_cutoff("adaptive:400,0.1,1.5,5000")
+      Cutoff(start=400, fraction=0.1, ratio=1.5, max=5000)
 
     Args:
-      value: e.g. `5000`, `"5000"` or `"adaptive:400,0.1,1.5,5000"` (start at 400 steps; grow by half when more than a
-        tenth of the episodes reach the cutoff; never above 5 000).
+      value: for example `5000`, `"5000"` or `"adaptive:400,0.1,1.5,5000"` (start at 400 timesteps; grow by half when
+        more than a tenth of the episodes reach the cutoff; never exceed 5 000).
 
     Returns:
       `Cutoff`.
 
     Raises:
-      ValueError: another form, non-positive steps, a fraction outside [0, 1), a ratio not above 1, max below start.
+      ValueError: another form, timesteps that are not positive, a fraction outside [0, 1), a ratio that is not above 1,
+        or a maximum below the start.
     """
-    form = 'give steps (e.g. 5000) or "adaptive:start,fraction,ratio,max" (e.g. "adaptive:400,0.1,1.5,5000")'
-
-    def refused(why: str) -> ValueError:
-        return ValueError(f"max_episode_steps={value!r}: {why}; {form}.")
-
     try:
         if isinstance(value, Cutoff):
             read = value
@@ -47,28 +60,15 @@ def cutoff(value: int | str | Cutoff) -> Cutoff:
         else:
             read = Cutoff(int(value) if isinstance(value, str) else operator.index(value))
     except (TypeError, ValueError):
-        raise refused("not a cutoff") from None
-    if read.start < 1:
-        raise refused("an episode lasts at least one step")
-    if read == Cutoff(read.start):
-        return read
-    if not 0 <= read.fraction < 1:
-        raise refused(f"fraction {read.fraction} must be in [0, 1)")
-    if not 1 < read.ratio < float("inf"):
-        raise refused(f"ratio {read.ratio} must be above 1")
-    if read.max < read.start:
-        raise refused(f"max {read.max} is below start {read.start}")
+        raise ValueError(f"max_episode_steps={value!r} is not a cutoff; {_FORM}.") from None
+    refusals = {"an episode lasts at least one timestep": read.start < 1}
+    if read != Cutoff(read.start):
+        refusals |= {
+            f"fraction {read.fraction} must be in [0, 1)": not 0 <= read.fraction < 1,
+            f"ratio {read.ratio} must be above 1": not 1 < read.ratio < float("inf"),
+            f"max {read.max} is below start {read.start}": read.max < read.start,
+        }
+    for reason, refused in refusals.items():
+        if refused:
+            raise ValueError(f"max_episode_steps={value!r}: {reason}; {_FORM}.")
     return read
-
-
-def grown(cutoff: Cutoff, current: int, fraction_cut: float) -> int:
-    """The cutoff of the next generation, in steps.
-
-    Args:
-      cutoff: the rule.
-      current: steps in this generation.
-      fraction_cut: fraction of this generation's training episodes that reached it.
-    """
-    if cutoff.fraction >= 1 or fraction_cut <= cutoff.fraction:
-        return current
-    return min(max(int(current * cutoff.ratio), current + 1), cutoff.max)

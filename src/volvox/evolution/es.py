@@ -1,48 +1,27 @@
 """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
 A generation first plays the current parameters (validation), then pairs of members on either side of them, and moves
-them along the noise, weighted by shaped fitness. What is followed, and which of several parameter vectors is moved, a
-`Guide` says: returns here, novelty in `novelty.py`.
+them along the noise, weighted by shaped fitness. With a novelty objective these are NS-ES, NSR-ES and NSRA-ES (Conti
+et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
 """
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from volvox._checks import integer
-from volvox.evolution.schedules import Schedule, at, schedule
-from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
-from volvox.evolution.shaping import Shaping, shaping
-from volvox.evolution.strategy import Round, Strategy, play_test, unchanged
-from volvox.loop.behaviors import Behavior, nothing
-from volvox.optimizers import described, gradient_transformation
+from volvox._checks import gradient_transformation, integers, numbers
+from volvox.evolution.objective import Objective, Returns
+from volvox.evolution.schedules import Scheduled, schedule
+from volvox.evolution.scores import Shaping, fitness, mean_length, shaping, summary, validation_summary
+from volvox.evolution.strategy import Phase, test_phase, unchanged
+from volvox.loop.behaviors import Behavior
 from volvox.population.combination import weighted_noise
 from volvox.population.decoding import Encoding, Member, decode, draw_seeds
-from volvox.types import Array, ArrayTree, Config, Evaluation, Population
-
-
-class Guide(NamedTuple):
-    """What an evolution strategy follows. Its functions are pure; its state is its own.
-
-    Attributes:
-      num_bases: M: parameter vectors, of which each generation moves one.
-      behavior: What is recorded of each episode.
-      init: () -> state.
-      select: (key, state) -> int32: which of the M is moved next.
-      objective: (state, evaluation of the pairs, shaping) -> shaped fitness float32 `[N]`.
-      observe: (state, played bool `[M]`, mean returns `[M]`, evaluation of the M) -> (state, metrics).
-    """
-
-    num_bases: int
-    behavior: Behavior
-    init: Callable[[], ArrayTree]
-    select: Callable[[Array, ArrayTree], Array]
-    objective: Callable[[ArrayTree, Evaluation, Shaping], Array]
-    observe: Callable[[ArrayTree, Array, Array, Evaluation], tuple[ArrayTree, dict[str, Array]]]
-    config: Config
+from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
 class ESState(NamedTuple):
@@ -51,12 +30,14 @@ class ESState(NamedTuple):
     Attributes:
       bases: Parameters, leaves `[M + 1, ...]`; the last is the best.
       optimizer: The optimiser's state of each, leaves `[M, ...]`.
-      expected_length: float32 `[M + 1]`: mean episode length of each in validation, steps.
+      expected_length: float32 `[M + 1]`: mean episode length of each in validation, timesteps.
       generation: int32: generations completed.
       moved: int32: the one that was moved last.
-      elite: int32: the one with the best mean validation return of this generation.
+      elite: int32: the one of the best mean validation return in this generation.
       score: float32: that return.
       best_score: float32: the best of all generations; -inf before there is one.
+      objective: The objective's own state.
+      survivors: None: bases move along sums of noise, and descend from no single member.
     """
 
     bases: ArrayTree
@@ -67,112 +48,109 @@ class ESState(NamedTuple):
     elite: Array
     score: Array
     best_score: Array
-    guide: ArrayTree
+    objective: Any
+    survivors: None = None
 
 
-def es(
-    *,
-    population_size: int,
-    noise_std: float | str | Schedule = 0.02,
-    learning_rate: float | str | Schedule = 0.01,
-    optimizer: str | optax.GradientTransformation = "adam",
-    optimizer_options: Mapping[str, Any] | None = None,
-    l2_coefficient: float = 0.005,
-    fitness_shaping: str = "centered_ranks",
-    num_episodes: int = 1,
-    num_validation_episodes: int = 30,
-    num_test_episodes: int = 0,
-) -> Strategy:
-    """Evolution strategies with antithetic noise (OpenAI-ES).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ES:
+    """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
-    Published settings: population 5 000, noise 0.02, Adam with 0.01, L2 0.005, centred ranks.
+    The defaults are the published settings.
 
-    Args:
+    Example:
+      >>> algorithm = vx.evolve(vx.ES(population_size=128), network, env)
+      >>> momentum = vx.ES(optimizer=functools.partial(optax.sgd, momentum=0.9), learning_rate="linear:0.1,0.01,200")
+      >>> novelty_search = vx.ES(objective=vx.Novelty.ns_es(behavior=vx.loop.Last("ram", 128)), num_bases=3)
+
+    Attributes:
       population_size: N, members of a generation: N/2 pairs.
-      noise_std: standard deviation of the noise, or a schedule of it (`volvox.evolution.schedule`).
-      learning_rate: of an optimiser given by name, or a schedule of it, which counts updates.
-      optimizer: name of an optimiser in `optax`, or one.
-      optimizer_options: further arguments of an optimiser given by name.
-      l2_coefficient: parameters times this are added to the gradient.
-      fitness_shaping: centered_ranks, z_scores or raw.
-      num_episodes: training episodes of each member; fitness is their mean.
-      num_validation_episodes: episodes the parameters play before each update; their mean return is the score, and the
-        parameters with the best score are the result.
-      num_test_episodes: episodes the same parameters then play in the test environments; 0 for no test.
-
-    Returns:
-      `Strategy`.
-
-    Raises:
-      ValueError: a setting out of range, an odd population, an unknown shaping or optimiser.
+      noise_std: Standard deviation of the noise: a number, or a schedule over generations (see
+        `volvox.evolution.schedule`).
+      learning_rate: Of the optimiser: a number, or a schedule over updates, which with several bases counts the updates
+        of each base apart; None if `optimizer` is a ready-made transformation.
+      optimizer: A function of the learning rate that makes an optax transformation, or a ready-made transformation.
+      l2_coefficient: Parameters times this are added to the gradient.
+      fitness_shaping: How fitness becomes weights: `centered_ranks`, `z_scores` or `raw`.
+      objective: What is followed: `Returns()` or `Novelty(...)`.
+      num_bases: M, parameter vectors that take turns with a novelty objective, which chooses among them (published: 3
+        on Atari, 5 on Humanoid).
+      num_episodes: Training episodes of each member; fitness is their mean return.
+      num_validation_episodes: Episodes the current parameters play before they are moved; their mean return is the
+        score, and the parameters of the best score are the result. The first of them gives the behaviour.
+      num_test_episodes: Episodes the same parameters then play in the test environments (published: 200); 0 for no
+        test.
     """
-    return guided(
-        returns_alone(),
-        population_size=population_size,
-        noise_std=noise_std,
-        learning_rate=learning_rate,
-        optimizer=optimizer,
-        optimizer_options=optimizer_options,
-        l2_coefficient=l2_coefficient,
-        fitness_shaping=fitness_shaping,
-        num_episodes=num_episodes,
-        num_validation_episodes=num_validation_episodes,
-        num_test_episodes=num_test_episodes,
-    )
 
+    population_size: int = 5_000
+    noise_std: Scheduled = 0.02
+    learning_rate: Scheduled | None = 0.01
+    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = optax.adam
+    l2_coefficient: float = 0.005
+    fitness_shaping: Shaping = "centered_ranks"
+    objective: Objective = Returns()  # noqa: RUF009  # frozen
+    num_bases: int = 1
+    num_episodes: int = 1
+    num_validation_episodes: int = 30
+    num_test_episodes: int = 0
 
-def returns_alone() -> Guide:
-    """One parameter vector that follows returns."""
-    return Guide(
-        num_bases=1,
-        behavior=nothing(),
-        init=lambda: (),
-        select=lambda key, state: jnp.int32(0),
-        objective=lambda state, evaluation, shape: shape(fitness(evaluation)),
-        observe=lambda state, played, scores, evaluation: (state, {}),
-        config={"kind": "es"},
-    )
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting out of range, an odd population, or a learning rate that does not fit."""
+        integers(self, "population_size", low=2)
+        integers(self, "num_bases", "num_episodes", "num_validation_episodes", low=1)
+        integers(self, "num_test_episodes", low=0)
+        numbers(self, "l2_coefficient", low=0)
+        if self.population_size % 2:
+            raise ValueError(
+                f"population_size={self.population_size} is odd: noise is antithetic, members come in pairs; take "
+                f"{self.population_size - 1} or {self.population_size + 1}."
+            )
+        shaping(self.fitness_shaping)
+        schedule("noise_std", self.noise_std)
+        _ = self.transformation  # raises where the learning rate does not fit
+        self.objective.check(num_members=self.population_size, num_bases=self.num_bases)
 
+    @classmethod
+    def paper(cls) -> "ES":
+        """Salimans et al. 2017 as Such et al. 2017 ran it: the defaults, and 200 test episodes."""
+        return cls(num_test_episodes=200)
 
-def guided(
-    guide: Guide,
-    *,
-    population_size: int,
-    noise_std: float | str | Schedule,
-    learning_rate: float | str | Schedule,
-    optimizer: str | optax.GradientTransformation,
-    optimizer_options: Mapping[str, Any] | None,
-    l2_coefficient: float,
-    fitness_shaping: str,
-    num_episodes: int,
-    num_validation_episodes: int,
-    num_test_episodes: int,
-) -> Strategy:
-    """Evolution strategies that follow a guide; for the other arguments and errors see `es`."""
-    n, e = integer("population_size", population_size, low=2), integer("num_episodes", num_episodes, low=1)
-    num_validation = integer("num_validation_episodes", num_validation_episodes, low=1)
-    num_test = integer("num_test_episodes", num_test_episodes, low=0)
-    if n % 2:
-        raise ValueError(
-            f"population_size={n} is odd: noise is antithetic, members come in pairs; take {n - 1} or {n + 1}."
+    @classmethod
+    def desktop(cls) -> "ES":
+        """For two cores and an hour: fewer members."""
+        return cls(population_size=128, num_validation_episodes=8)
+
+    @property
+    def transformation(self) -> optax.GradientTransformation:
+        """The optimiser with its learning rate."""
+        rate = self.learning_rate
+        if rate is not None and not isinstance(self.optimizer, optax.GradientTransformation):
+            rate = schedule("learning_rate", rate)
+        return gradient_transformation(self.optimizer, rate)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Validation and test of the current parameters, then training of pairs around them."""
+        n, m, v = self.population_size, self.num_bases, self.num_validation_episodes
+        return (
+            Phase("validation", m, v, self.ask_current, self.tell_current),
+            *test_phase(self.num_test_episodes, lambda state: state.elite),  # before it is moved
+            Phase("training", n, self.num_episodes, self.ask_pairs, self.tell_pairs),
         )
-    if not 0 <= l2_coefficient < float("inf"):
-        raise ValueError(f"l2_coefficient={l2_coefficient}: give a finite number of at least 0.")
-    shape, std, rate = (
-        shaping(fitness_shaping),
-        schedule("noise_std", noise_std),
-        schedule("learning_rate", learning_rate),
-    )
-    m, best = guide.num_bases, guide.num_bases
-    made = gradient_transformation(optimizer, lambda updates: at(rate, updates), dict(optimizer_options or {}))
 
-    def row(tree: ArrayTree, i: Array | int | slice) -> ArrayTree:
-        return jax.tree.map(lambda x: x[i], tree)
+    @property
+    def behavior(self) -> Behavior:
+        """What the objective compares episodes by."""
+        return self.objective.behavior
 
-    def put(tree: ArrayTree, i: Array | int, value: ArrayTree) -> ArrayTree:
-        return jax.tree.map(lambda x, new: x.at[i].set(new), tree, value)
+    @property
+    def elite(self) -> int:
+        """The best so far, behind the M parameter vectors."""
+        return self.num_bases
 
-    def init(key: Array, encoding: Encoding) -> ESState:
+    def init(self, key: Array, encoding: Encoding) -> ESState:
+        """Makes the state before the first generation: M first ancestors."""
+        m = self.num_bases
         seeds = draw_seeds(encoding, key, (m,))
         zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), encoding.like)
 
@@ -182,116 +160,93 @@ def guided(
         bases = jax.lax.map(first, jnp.concatenate([seeds, seeds[:1]]))
         return ESState(
             bases=bases,
-            optimizer=jax.vmap(made.init)(row(bases, slice(0, m))),
+            optimizer=jax.vmap(self.transformation.init)(_row(bases, slice(0, m))),
             expected_length=jnp.zeros(m + 1),
             generation=jnp.int32(0),
             moved=jnp.int32(0),
             elite=jnp.int32(0),
             score=jnp.float32(-jnp.inf),
             best_score=jnp.float32(-jnp.inf),
-            guide=guide.init(),
+            objective=self.objective.init(m),
         )
 
-    def validated(state: ESState) -> Array:
-        """Which are played, bool `[M]`: all at first, then the one that was moved."""
-        return (state.generation == 0) | (jnp.arange(m) == state.moved)
-
-    def ask_current(key: Array, state: ESState, encoding: Encoding) -> Population:
+    def ask_current(self, key: Array, state: ESState, encoding: Encoding) -> Population:
+        """Validation: the base that was moved last; all of them at first."""
         del key, encoding
-        episodes = jnp.where(validated(state), jnp.int32(num_validation), 0)
-        return unchanged(state.bases, jnp.arange(m, dtype=jnp.int32), episodes, state.expected_length)
+        episodes = jnp.where(self._validated(state), jnp.int32(self.num_validation_episodes), 0)
+        return unchanged(state, jnp.arange(self.num_bases, dtype=jnp.int32), episodes)
 
-    def tell_current(state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
+    def tell_current(self, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
+        """Keeps the best so far, and shows the objective what the bases did."""
         del population, encoding
-        played, scores, lengths = validated(state), fitness(evaluation), mean_length(evaluation)
+        m, played, scores = self.num_bases, self._validated(state), fitness(evaluation)
         winner = jnp.argmax(scores)
         better = scores[winner] > state.best_score
-        lengths = jnp.where(played, lengths, state.expected_length[:m])
-        best_length = jnp.where(better, lengths[winner], state.expected_length[best])
+        lengths = jnp.where(played, mean_length(evaluation), state.expected_length[:m])
+        best_length = jnp.where(better, lengths[winner], state.expected_length[m])
         bases = jax.lax.cond(
-            better, lambda bases: put(bases, best, row(bases, winner)), lambda bases: bases, state.bases
+            better, lambda bases: _put(bases, m, _row(bases, winner)), lambda bases: bases, state.bases
         )
-        guide_state, metrics = guide.observe(state.guide, played, scores, evaluation)
-        metrics |= {
-            "elite_score": scores[winner],
-            "elite_standard_error": standard_error(evaluation.returns[winner]),
-            "elite_is_new": better,
-            "validation_num_nan": num_nan(evaluation),
-        }
+        objective, metrics = self.objective.observe(state.objective, played, evaluation)
+        metrics |= validation_summary(evaluation, winner) | {"elite_is_new": better}
         state = state._replace(
             bases=bases,
             expected_length=jnp.append(lengths, best_length),
             elite=winner.astype(jnp.int32),
             score=scores[winner],
             best_score=jnp.maximum(scores[winner], state.best_score),
-            guide=guide_state,
+            objective=objective,
         )
         return state, metrics
 
-    def ask_pairs(key: Array, state: ESState, encoding: Encoding) -> Population:
-        key_select, key_seed = jax.random.split(key)
-        base = guide.select(key_select, state.guide)
-        seeds = jnp.repeat(draw_seeds(encoding, key_seed, (n // 2,)), 2)
+    def ask_pairs(self, key: Array, state: ESState, encoding: Encoding) -> Population:
+        """Training: the base that the objective chooses, plus and minus the noise of N/2 seeds."""
+        n, (key_choice, key_seed) = self.population_size, jax.random.split(key)
+        base = self.objective.choose(key_choice, state.objective)
         return Population(
             bases=state.bases,
             parent=jnp.full(n, base, jnp.int32),
-            seed=seeds,
-            scale=at(std, state.generation) * jnp.tile(jnp.array([1.0, -1.0]), n // 2),
+            seed=jnp.repeat(draw_seeds(encoding, key_seed, (n // 2,)), 2),
+            scale=self._std(state) * jnp.tile(jnp.array([1.0, -1.0]), n // 2),
             initial=jnp.zeros(n, bool),
-            episodes=jnp.full(n, e, jnp.int32),
+            episodes=jnp.full(n, self.num_episodes, jnp.int32),
             priority=jnp.full(n, state.expected_length[base]),
         )
 
-    def tell_pairs(state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
+    def tell_pairs(self, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
+        """Moves the base: the optimiser's update with L2 minus `1/N sum_k (f_k+ - f_k-) noise_k` as the gradient."""
         base = population.parent[0]
-        shaped = guide.objective(state.guide, evaluation, shape)
-        params = row(state.bases, base)
-        ascent = weighted_noise(encoding, population.seed[::2], (shaped[::2] - shaped[1::2]) / n)
-        gradient = jax.tree.map(lambda up, x: l2_coefficient * x - up, ascent, params)
-        updates, optimizer_state = made.update(gradient, row(state.optimizer, base), params)
+        weights = self.objective.weigh(state.objective, evaluation, shaping(self.fitness_shaping))
+        params = _row(state.bases, base)
+        ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
+        gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
+        updates, optimizer = self.transformation.update(gradient, _row(state.optimizer, base), params)
         moved = optax.apply_updates(params, updates)
         metrics = summary(evaluation) | {
             "gradient_norm": optax.tree.norm(gradient),
             "update_norm": optax.tree.norm(updates),
             "parameter_norm": optax.tree.norm(moved),
-            "noise_std": at(std, state.generation),
+            "noise_std": self._std(state),
         }
         state = state._replace(
-            bases=put(state.bases, base, moved),
-            optimizer=put(state.optimizer, base, optimizer_state),
+            bases=_put(state.bases, base, moved),
+            optimizer=_put(state.optimizer, base, optimizer),
             generation=state.generation + 1,
             moved=base,
         )
         return state, metrics
 
-    rounds = (
-        Round("validation", m, num_validation, ask_current, tell_current),
-        # Before what was validated is moved.
-        *((play_test(num_test, lambda state: state.elite),) if num_test else ()),
-        Round("training", n, e, ask_pairs, tell_pairs),
-    )
-    named = isinstance(optimizer, str)
-    return Strategy(
-        init=init,
-        rounds=rounds,
-        num_bases=m + 1,
-        survivors=None,
-        split=lambda state: (state.bases, state._replace(bases=())),
-        join=lambda bases, rest: rest._replace(bases=bases),
-        elite=best,
-        score=lambda state: state.score,
-        behavior=guide.behavior,
-        config={
-            **guide.config,
-            "population_size": n,
-            "noise_std": list(std),
-            "optimizer": described(optimizer),
-            "optimizer_options": dict(optimizer_options or {}),
-            "learning_rate": list(rate) if named else None,
-            "l2_coefficient": float(l2_coefficient),
-            "fitness_shaping": fitness_shaping,
-            "num_episodes": e,
-            "num_validation_episodes": num_validation,
-            "num_test_episodes": num_test,
-        },
-    )
+    def _validated(self, state: ESState) -> Array:
+        """Which bases play validation, bool `[M]`: all at first, then the one that was moved."""
+        return (state.generation == 0) | (jnp.arange(self.num_bases) == state.moved)
+
+    def _std(self, state: ESState) -> Array:
+        return jnp.asarray(schedule("noise_std", self.noise_std)(state.generation), jnp.float32)
+
+
+def _row(tree: ArrayTree, i: Array | int | slice) -> ArrayTree:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def _put(tree: ArrayTree, i: Array | int, value: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda x, new: x.at[i].set(new), tree, value)

@@ -1,374 +1,346 @@
-"""The deep genetic algorithm, the same with novelty, and random search (Such et al. 2017, arXiv 1712.06567).
+"""The deep genetic algorithm, and random search (Such et al. 2017, arXiv 1712.06567, algorithm 1).
 
-A generation is all new offspring: each copies a parent drawn uniformly and adds noise. The best of them play
-validation episodes against the elite so far; parents of the next generation are the best of training, the elite among
-them; or, with novelty, the most novel.
+All members of a generation are new offspring: each copies a parent drawn uniformly and adds noise. The best of them
+play validation episodes against the elite so far. Parents of the next generation are the best of training by an
+objective: returns (then the elite is one of them), or novelty. Random search has no parents.
 """
 
-from typing import NamedTuple
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integer
-from volvox.evolution import archive as archives
-from volvox.evolution.archive import Archive, check_archive, novelty
-from volvox.evolution.schedules import Schedule, at, schedule
-from volvox.evolution.scores import fitness, mean_length, num_nan, standard_error, summary
-from volvox.evolution.strategy import Round, Strategy, play_test
-from volvox.loop.behaviors import Behavior, nothing
+from volvox._checks import integers
+from volvox.evolution.objective import Objective, Returns
+from volvox.evolution.schedules import Scheduled, schedule
+from volvox.evolution.scores import fitness, mean_length, summary, validation_summary
+from volvox.evolution.strategy import Metrics, Phase, test_phase
+from volvox.loop.behaviors import Behavior, Nothing
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
-class MostNovel(NamedTuple):
-    """What the genetic algorithm keeps for novelty; T parents.
-
-    Attributes:
-      parents: The most novel of training, most novel first, each field `[T]`.
-      lengths: float32 `[T]`: their mean episode lengths, steps.
-    """
-
-    archive: Archive
-    parents: Member
-    lengths: Array
-
-
 class GAState(NamedTuple):
-    """T parents, the elite behind them, and what one round leaves for the next. K = max(T, elite candidates).
+    """T parents, the elite behind them, and what training leaves for validation with C candidates.
 
     Attributes:
       bases: Parameters, leaves `[T + 1, ...]`; the last is the elite.
-      expected_length: float32 `[T + 1]`: mean episode length of each base in training, steps.
+      expected_length: float32 `[T + 1]`: mean episode length of each base in training, timesteps.
       generation: int32: generations completed.
-      elite_score: float32: the elite's mean validation return; -inf before there is one.
-      top: The best of training, best first, each field `[K]`.
-      top_length: float32 `[K]`: their mean episode lengths, steps.
+      score: float32: the elite's mean validation return; -inf before there is one.
+      top: The members of the highest returns in training, best first, each field `[C]`.
+      top_length: float32 `[C]`: their mean episode lengths, timesteps.
+      parents: The members that the objective ranks highest, each field `[T]`.
+      parents_length: float32 `[T]`: their mean episode lengths, timesteps.
       survivors: How each base `[T + 1]` came from the bases before.
+      objective: The objective's own state.
     """
 
     bases: ArrayTree
     expected_length: Array
     generation: Array
-    elite_score: Array
+    score: Array
     top: Member
     top_length: Array
+    parents: Member
+    parents_length: Array
     survivors: Member
-    novel: MostNovel | tuple[()]
+    objective: Any
 
 
-def ga(
-    *,
-    population_size: int,
-    num_parents: int,
-    mutation_std: float | str | Schedule,
-    num_elite_candidates: int = 10,
-    num_validation_episodes: int = 30,
-    num_test_episodes: int = 0,
-    num_episodes: int = 1,
-) -> Strategy:
-    """The deep genetic algorithm with truncation selection.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GA:
+    """The deep genetic algorithm with truncation selection (Such et al. 2017, arXiv 1712.06567, algorithm 1).
 
-    Published settings: population 1 000, 20 parents, power 0.002, 10 candidates, 30 validation and 200 test episodes.
+    The defaults are the published settings.
 
-    Args:
+    Example:
+      >>> strategy = vx.GA(population_size=128, num_parents=10, mutation_std=0.005)
+      >>> algorithm = vx.evolve(strategy, vx.networks.DeepGA(env.spec.num_actions), env)
+      >>> novelty_search = vx.GA(objective=vx.Novelty(behavior=vx.loop.Last("ram", 128)))
+
+    Attributes:
       population_size: N, offspring in each generation.
-      num_parents: T, the best of a generation, from which the next descends.
-      mutation_std: power of the noise added to every parameter, or a schedule of it (`volvox.evolution.schedule`).
-      num_elite_candidates: how many play for elite: the elite so far, and the best of training; at least 2.
-      num_validation_episodes: episodes of each candidate; the best mean return is the elite.
-      num_test_episodes: episodes the elite then plays in the test environments; 0 for no test.
-      num_episodes: training episodes of each offspring; fitness is their mean.
-
-    Returns:
-      `Strategy`.
-
-    Raises:
-      ValueError: a setting out of range, or more parents or candidates than members.
+      num_parents: T, the best of a generation, from which the next one descends.
+      mutation_std: Standard deviation of the noise that is added to every parameter ("mutation power"): a number, or a
+        schedule over generations (see `volvox.evolution.schedule`).
+      objective: What parents are chosen by: `Returns()` or `Novelty(...)`.
+      num_elite_candidates: C, how many play for elite: the elite so far, and the best of training; at least 2.
+      num_validation_episodes: Validation episodes of each candidate; the best mean return makes the elite.
+      num_test_episodes: Episodes the elite then plays in the test environments (published: 200); 0 for no test.
+      num_episodes: Training episodes of each member; fitness is their mean return.
     """
-    integer("num_parents", num_parents, low=1)
-    return _make(
-        kind="ga",
-        population_size=population_size,
-        num_parents=num_parents,
-        mutation_std=schedule("mutation_std", mutation_std),
-        num_elite_candidates=num_elite_candidates,
-        num_validation_episodes=num_validation_episodes,
-        num_test_episodes=num_test_episodes,
-        num_episodes=num_episodes,
-    )
 
+    population_size: int = 1_000
+    num_parents: int = 20
+    mutation_std: Scheduled = 0.002
+    objective: Objective = Returns()  # noqa: RUF009  # frozen
+    num_elite_candidates: int = 10
+    num_validation_episodes: int = 30
+    num_test_episodes: int = 0
+    num_episodes: int = 1
 
-def novelty_ga(
-    *,
-    behavior: Behavior,
-    population_size: int,
-    num_parents: int,
-    mutation_std: float | str | Schedule,
-    num_neighbors: int = 10,
-    archive_size: int = 10_000,
-    num_archived: int = 1,
-    num_elite_candidates: int = 10,
-    num_validation_episodes: int = 30,
-    num_test_episodes: int = 0,
-    num_episodes: int = 1,
-) -> Strategy:
-    """Novelty search with the deep genetic algorithm (GA-NS): parents are the most novel members, whatever they score.
-
-    Novelty is the mean distance to the nearest behaviours of the archive and of the generation itself. The elite, which
-    is the result, is chosen by returns as in `ga`, but it is no parent for that.
-
-    Args:
-      behavior: what episodes are compared by.
-      population_size: as in `ga`.
-      num_parents: T, the most novel of a generation, from which the next descends.
-      mutation_std: as in `ga`.
-      num_neighbors: k, of the nearest behaviours.
-      archive_size: behaviours the archive holds; then the oldest make way.
-      num_archived: members of each generation, drawn at random, whose behaviour is archived; about a hundredth of the
-        population where it was published.
-      num_elite_candidates: as in `ga`.
-      num_validation_episodes: as in `ga`.
-      num_test_episodes: as in `ga`.
-      num_episodes: as in `ga`; behaviours are those of the first.
-
-    Returns:
-      `Strategy`.
-
-    Raises:
-      ValueError: as `ga`; an archive that cannot hold k behaviours, fewer than k other members, a behaviour of size 0.
-    """
-    integer("num_parents", num_parents, low=1)
-    check_archive(behavior, archive_size, num_neighbors, at_least=integer("num_archived", num_archived, low=1))
-    for name, value in (("num_neighbors", num_neighbors), ("num_archived", num_archived)):
-        if value >= population_size:
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting out of range, or more parents or candidates than members."""
+        _check(self)
+        schedule("mutation_std", self.mutation_std)
+        integers(self, "num_parents", low=1)
+        if self.num_parents > self.population_size:
             raise ValueError(
-                f"{name}={value} must be below population_size={population_size}: neighbours are other members of a "
-                "generation, and only some of its members are archived."
+                f"num_parents={self.num_parents} exceeds population_size={self.population_size}; parents are the best "
+                "members of a generation."
             )
-    return _make(
-        kind="novelty_ga",
-        behavior=behavior,
-        num_neighbors=num_neighbors,
-        archive_size=archive_size,
-        num_archived=num_archived,
-        population_size=population_size,
-        num_parents=num_parents,
-        mutation_std=schedule("mutation_std", mutation_std),
-        num_elite_candidates=num_elite_candidates,
-        num_validation_episodes=num_validation_episodes,
-        num_test_episodes=num_test_episodes,
-        num_episodes=num_episodes,
-    )
+        self.objective.check(num_members=self.population_size, num_bases=0)
 
+    @classmethod
+    def paper(cls) -> "GA":
+        """Such et al. 2017: the defaults, and 200 test episodes of each elite."""
+        return cls(num_test_episodes=200)
 
-def random_search(
-    *,
-    population_size: int,
-    num_elite_candidates: int = 10,
-    num_validation_episodes: int = 30,
-    num_test_episodes: int = 0,
-    num_episodes: int = 1,
-) -> Strategy:
-    """Random search: the genetic algorithm's loop without selection; every member is a fresh initialisation.
-
-    Args:
-      population_size: N, members of each generation.
-      num_elite_candidates: as in `ga`.
-      num_validation_episodes: as in `ga`.
-      num_test_episodes: as in `ga`.
-      num_episodes: as in `ga`.
-
-    Returns:
-      `Strategy`.
-
-    Raises:
-      ValueError: a setting out of range.
-    """
-    return _make(
-        kind="random_search",
-        population_size=population_size,
-        num_parents=0,
-        mutation_std=None,
-        num_elite_candidates=num_elite_candidates,
-        num_validation_episodes=num_validation_episodes,
-        num_test_episodes=num_test_episodes,
-        num_episodes=num_episodes,
-    )
-
-
-def _take(tree, index):
-    return jax.tree.map(lambda x: x[index], tree)
-
-
-def _append(tree, last):
-    return jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.asarray(y, x.dtype)[None]]), tree, last)
-
-
-def _make(*, kind: str, behavior: Behavior | None = None, **settings) -> Strategy:
-    lowest = {"num_parents": 0, "num_elite_candidates": 2, "num_test_episodes": 0}
-    for name, value in settings.items():
-        if name != "mutation_std":
-            settings[name] = integer(name, value, low=lowest.get(name, 1))
-    n, t, std = settings["population_size"], settings["num_parents"], settings["mutation_std"]
-    c, e = settings["num_elite_candidates"], settings["num_episodes"]
-    num_validation, num_test = settings["num_validation_episodes"], settings["num_test_episodes"]
-    if t > n:
-        raise ValueError(f"num_parents={t} exceeds population_size={n}; parents are the best members of a generation.")
-    if c > n:
-        raise ValueError(f"num_elite_candidates={c} exceeds population_size={n}; candidates are members of it.")
-    k = max(t, c)
-    elite = t  # its place among the bases
-    carried = Member(jnp.int32(elite), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
-
-    def no_member(shape):
-        return Member(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.ones(shape, bool))
-
-    def init(key: Array, encoding: Encoding) -> GAState:
-        bases = jax.tree.map(lambda x: jnp.zeros((t + 1, *x.shape), x.dtype), encoding.like)
-        survivors = no_member(t + 1)
-        if encoding.rank is not None:
-            if t == 0:
-                raise ValueError(
-                    f"{kind} knows first ancestors only, which share no base: low-rank noise has no use for it."
-                )
-            # Children share bases from the first generation on.
-            survivors = survivors._replace(seed=draw_seeds(encoding, key, (t + 1,)))
-            bases = decode_many(encoding, bases, survivors)
-        return GAState(
-            bases=bases,
-            expected_length=jnp.zeros(t + 1),
-            generation=jnp.int32(0),
-            elite_score=jnp.float32(-jnp.inf),
-            top=no_member(k),
-            top_length=jnp.zeros(k),
-            survivors=survivors,
-            novel=()
-            if behavior is None
-            else MostNovel(archives.empty(settings["archive_size"], behavior.size), no_member(t), jnp.zeros(t)),
+    @classmethod
+    def desktop(cls) -> "GA":
+        """For two cores and an hour: fewer members, larger mutations."""
+        return cls(
+            population_size=128, num_parents=10, mutation_std=0.005, num_elite_candidates=4, num_validation_episodes=8
         )
 
-    def ask_offspring(key: Array, state: GAState, encoding: Encoding) -> Population:
-        key_parent, key_seed = jax.random.split(key)
-        initial = jnp.full(n, t == 0) | ((state.generation == 0) & (encoding.rank is None))
-        parent = jax.random.randint(key_parent, (n,), 0, max(t, 1), jnp.int32)
+    @classmethod
+    def quick(cls) -> "GA":
+        """For two cores and five minutes: a small population."""
+        return cls(
+            population_size=64, num_parents=8, mutation_std=0.01, num_elite_candidates=3, num_validation_episodes=6
+        )
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Training of offspring, then validation of candidates, then test of the elite."""
+        return _phases(self, elite_is_parent=self.objective.elite_is_parent)
+
+    @property
+    def behavior(self) -> Behavior:
+        """What the objective compares episodes by."""
+        return self.objective.behavior
+
+    @property
+    def elite(self) -> int:
+        """The last base, behind the parents."""
+        return self.num_parents
+
+    def init(self, key: Array, encoding: Encoding) -> GAState:
+        """Makes the state before the first generation.
+
+        Members of the first generation are first ancestors. With low-rank noise the bases are, and members share them
+        from the first generation on.
+        """
+        state = _init(encoding, self.num_parents, self.num_elite_candidates, self.objective.init(0))
+        if encoding.rank is None:
+            return state
+        survivors = state.survivors._replace(seed=draw_seeds(encoding, key, (self.num_parents + 1,)))
+        return state._replace(bases=decode_many(encoding, state.bases, survivors), survivors=survivors)
+
+    def ask_offspring(self, key: Array, state: GAState, encoding: Encoding) -> Population:
+        """Training: N mutated copies of parents that are drawn uniformly."""
+        n, (key_parent, key_seed) = self.population_size, jax.random.split(key)
+        initial = jnp.full(n, (state.generation == 0) & (encoding.rank is None))
+        parent = jax.random.randint(key_parent, (n,), 0, self.num_parents, jnp.int32)
+        std = schedule("mutation_std", self.mutation_std)(state.generation)
         return Population(
             bases=state.bases,
             parent=parent,
             seed=draw_seeds(encoding, key_seed, (n,)),
-            scale=jnp.full(n, 0.0 if std is None else at(std, state.generation), jnp.float32),
+            scale=jnp.full(n, std, jnp.float32),
             initial=initial,
-            episodes=jnp.full(n, e, jnp.int32),
+            episodes=jnp.full(n, self.num_episodes, jnp.int32),
             priority=jnp.where(initial, 0.0, state.expected_length[parent]),
         )
 
-    def tell_offspring(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+    def tell_offspring(self, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+        """Truncation selection: the T members that the objective ranks highest become parents."""
         del encoding
-        scores, lengths = fitness(evaluation), mean_length(evaluation)
-        best = jnp.argsort(-scores, stable=True)[:k]
-        members = Member(population.parent, population.seed, population.scale, population.initial)
-        metrics = summary(evaluation) | {"parents_mean": scores[best[: max(t, 1)]].mean()}
-        state = state._replace(top=_take(members, best), top_length=lengths[best])
-        if not isinstance(state.novel, MostNovel):
-            return state, metrics
-        most_novel, told = tell_novelty(state.novel, members, lengths, evaluation)
-        return state._replace(novel=most_novel), metrics | told
+        scores, objective, metrics = self.objective.rank(state.objective, population.seed, evaluation)
+        best = jnp.argsort(-scores, stable=True)[: self.num_parents]
+        state = _with_top(state, population, evaluation)._replace(
+            parents=_members(population, best), parents_length=mean_length(evaluation)[best], objective=objective
+        )
+        return state, summary(evaluation) | {"parents_mean": fitness(evaluation)[best].mean()} | metrics
 
-    def tell_novelty(state: MostNovel, members: Member, lengths: Array, evaluation: Evaluation):
-        archive, behaviors, played = state.archive, evaluation.behaviors[:, 0], evaluation.valid[:, 0]
-        others = jnp.concatenate([archive.behaviors, behaviors])
-        in_archive = jnp.broadcast_to(archives.held(archive), (n, settings["archive_size"]))
-        held = jnp.concatenate([in_archive, played & ~jnp.eye(n, dtype=bool)], axis=1)
-        values = jnp.where(played, novelty(behaviors, others, held, settings["num_neighbors"]), -jnp.inf)
-        best = jnp.argsort(-values, stable=True)[:t]
-        # Seeds are drawn at random, so the lowest are a random choice.
-        archived = jnp.argsort(members.seed)[: settings["num_archived"]]
-        archive = archives.add(archive, behaviors[archived], played[archived])
-        metrics = {
-            "parents_mean": fitness(evaluation)[best].mean(),
-            "novelty_best": values[best[0]],
-            "novelty_mean": jnp.where(jnp.isfinite(values), values, 0.0).mean(),
-            "archive_size": archives.held(archive).sum(),
-        }
-        return MostNovel(archive, _take(members, best), lengths[best]), metrics
 
-    def candidates(state: GAState) -> tuple[Member, Array]:
-        """`[C]`: the elite, once there is one, and the best of training behind it; and their expected lengths."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomSearch:
+    """Random search: the genetic algorithm's loop without parents (Such et al. 2017, arXiv 1712.06567, section 4.1).
 
-        def behind(old, new):
-            later = jnp.concatenate([jnp.asarray(old, new.dtype)[None], new[: c - 1]])
-            return jnp.where(state.generation > 0, later, new[:c])
+    Every member of every generation is a fresh initialisation; the best of all is kept as the elite.
 
-        return (
-            jax.tree.map(behind, carried, state.top),
-            behind(state.expected_length[elite], state.top_length),
+    Example:
+      >>> algorithm = vx.evolve(vx.RandomSearch(population_size=128), network, env)
+
+    Attributes:
+      population_size: N, members of each generation.
+      num_elite_candidates: C, how many play for elite: the elite so far, and the best of training; at least 2.
+      num_validation_episodes: Validation episodes of each candidate; the best mean return makes the elite.
+      num_test_episodes: Episodes the elite then plays in the test environments; 0 for no test.
+      num_episodes: Training episodes of each member; fitness is their mean return.
+    """
+
+    population_size: int = 1_000
+    num_elite_candidates: int = 10
+    num_validation_episodes: int = 30
+    num_test_episodes: int = 0
+    num_episodes: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting out of range, or more candidates than members."""
+        _check(self)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Training of members, then validation of candidates, then test of the elite."""
+        return _phases(self, elite_is_parent=False)
+
+    @property
+    def behavior(self) -> Behavior:
+        """Nothing is compared."""
+        return Nothing()
+
+    @property
+    def elite(self) -> int:
+        """The only base."""
+        return 0
+
+    def init(self, key: Array, encoding: Encoding) -> GAState:
+        """Makes the state before the first generation; raises ValueError for low-rank noise."""
+        del key
+        if encoding.rank is not None:
+            raise ValueError(
+                "RandomSearch knows first ancestors only, which share no base: low-rank noise has no use for it."
+            )
+        return _init(encoding, 0, self.num_elite_candidates, ())
+
+    def ask_offspring(self, key: Array, state: GAState, encoding: Encoding) -> Population:
+        """Training: N first ancestors."""
+        n, (_, key_seed) = self.population_size, jax.random.split(key)
+        return Population(
+            bases=state.bases,
+            parent=jnp.zeros(n, jnp.int32),
+            seed=draw_seeds(encoding, key_seed, (n,)),
+            scale=jnp.zeros(n, jnp.float32),
+            initial=jnp.ones(n, bool),
+            episodes=jnp.full(n, self.num_episodes, jnp.int32),
+            priority=jnp.zeros(n, jnp.float32),
         )
 
-    def ask_candidates(key: Array, state: GAState, encoding: Encoding) -> Population:
-        del key, encoding
-        members, length = candidates(state)
-        return Population(state.bases, *members, episodes=jnp.full(c, num_validation, jnp.int32), priority=length)
+    def tell_offspring(self, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+        """Keeps the best for validation."""
+        del encoding
+        metrics = summary(evaluation) | {"parents_mean": fitness(evaluation).max()}
+        return _with_top(state, population, evaluation), metrics
 
-    def tell_candidates(state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
-        del population
-        scores = fitness(evaluation)
-        winner = jnp.argmax(scores)  # the first of equals: the elite gives way only to a better one
-        had_elite = state.generation > 0
-        remains = had_elite & (winner == 0)
-        rank = winner - had_elite  # the winner's place in training
-        members, member_lengths = candidates(state)
-        elite_member, elite_length = _take(members, winner), member_lengths[winner]
-        if isinstance(state.novel, MostNovel):
-            survivors = _append(state.novel.parents, elite_member)
-            lengths = jnp.concatenate([state.novel.lengths, elite_length[None]])
-        elif t > 0:
-            parents, lengths = _take(state.top, slice(0, t)), state.top_length[:t]
-            # The elite takes the last parent's place unless it is one of the parents.
-            outside = remains | (rank >= t)
-            last = (jnp.arange(t) == t - 1) & outside
-            parents = jax.tree.map(lambda one, all_: jnp.where(last, one, all_), elite_member, parents)
-            lengths = jnp.where(last, elite_length, lengths)
-            survivors = _append(parents, elite_member)
-            lengths = jnp.concatenate([lengths, elite_length[None]])
-        else:
-            survivors = jax.tree.map(lambda x: x[None], elite_member)
-            lengths = elite_length[None]
-        metrics = {
-            "elite_score": scores[winner],
-            "elite_standard_error": standard_error(evaluation.returns[winner]),
-            "elite_is_new": ~remains,
-            "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
-            "validation_num_nan": num_nan(evaluation),
-        }
-        state = state._replace(
-            bases=decode_many(encoding, state.bases, survivors),
-            expected_length=lengths,
-            generation=state.generation + 1,
-            elite_score=scores[winner],
-            survivors=survivors,
+
+# What both have in common: validation, in which the best of training play against the elite so far.
+
+
+def _check(settings: GA | RandomSearch) -> None:
+    integers(settings, "population_size", "num_validation_episodes", "num_episodes", low=1)
+    integers(settings, "num_elite_candidates", low=2)
+    integers(settings, "num_test_episodes", low=0)
+    if settings.num_elite_candidates > settings.population_size:
+        raise ValueError(
+            f"num_elite_candidates={settings.num_elite_candidates} exceeds population_size={settings.population_size}; "
+            "candidates are members of it."
         )
-        return state, metrics
 
-    rounds = [
-        Round("training", n, e, ask_offspring, tell_offspring),
-        Round("validation", c, num_validation, ask_candidates, tell_candidates),
-    ]
-    if num_test:
-        rounds.append(play_test(num_test, lambda state: jnp.int32(elite)))
-    return Strategy(
-        init=init,
-        rounds=tuple(rounds),
-        num_bases=t + 1,
-        survivors=lambda state: state.survivors,
-        split=lambda state: (state.bases, state._replace(bases=())),
-        join=lambda bases, rest: rest._replace(bases=bases),
-        elite=elite,
-        score=lambda state: state.elite_score,
-        behavior=nothing() if behavior is None else behavior,
-        config={
-            "kind": kind,
-            **settings,
-            "mutation_std": None if std is None else list(std),
-            **({} if behavior is None else {"behavior": dict(behavior.config)}),
-        },
+
+def _phases(s: GA | RandomSearch, *, elite_is_parent: bool) -> tuple[Phase, ...]:
+    ask_candidates = partial(_ask_candidates, num_episodes=s.num_validation_episodes)
+    tell_candidates = partial(_tell_candidates, elite_is_parent=elite_is_parent)
+    return (
+        Phase("training", s.population_size, s.num_episodes, s.ask_offspring, s.tell_offspring),
+        Phase("validation", s.num_elite_candidates, s.num_validation_episodes, ask_candidates, tell_candidates),
+        *test_phase(s.num_test_episodes, lambda state: jnp.int32(s.elite)),
     )
+
+
+def _init(encoding: Encoding, num_parents: int, num_candidates: int, objective: Any) -> GAState:
+    num_bases = num_parents + 1
+    return GAState(
+        bases=jax.tree.map(lambda x: jnp.zeros((num_bases, *x.shape), x.dtype), encoding.like),
+        expected_length=jnp.zeros(num_bases),
+        generation=jnp.int32(0),
+        score=jnp.float32(-jnp.inf),
+        top=_nobody(num_candidates),
+        top_length=jnp.zeros(num_candidates),
+        parents=_nobody(num_parents),
+        parents_length=jnp.zeros(num_parents),
+        survivors=_nobody(num_bases),
+        objective=objective,
+    )
+
+
+def _nobody(*shape: int) -> Member:
+    return Member(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.ones(shape, bool))
+
+
+def _members(population: Population, index: Array) -> Member:
+    return _take(Member(population.parent, population.seed, population.scale, population.initial), index)
+
+
+def _take(tree: ArrayTree, index: Array) -> ArrayTree:
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def _with_top(state: GAState, population: Population, evaluation: Evaluation) -> GAState:
+    """Keeps the best of training for validation."""
+    best = jnp.argsort(-fitness(evaluation), stable=True)[: state.top_length.shape[0]]
+    return state._replace(top=_members(population, best), top_length=mean_length(evaluation)[best])
+
+
+def _candidates(state: GAState) -> tuple[Member, Array]:
+    """`[C]`: the elite, once there is one, and the best of training behind it; and their expected lengths."""
+    elite = state.expected_length.shape[0] - 1
+    carried = Member(jnp.int32(elite), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+
+    def behind(first, others):
+        both = jnp.concatenate([first[None], others[:-1]])
+        return jnp.where(state.generation > 0, both, others)
+
+    return jax.tree.map(behind, carried, state.top), behind(state.expected_length[elite], state.top_length)
+
+
+def _ask_candidates(key: Array, state: GAState, encoding: Encoding, *, num_episodes: int) -> Population:
+    """Validation: the elite so far, and the best of training."""
+    del key, encoding
+    members, lengths = _candidates(state)
+    episodes = jnp.full(lengths.shape, num_episodes, jnp.int32)
+    return Population(state.bases, *members, episodes=episodes, priority=lengths)
+
+
+def _tell_candidates(
+    state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding, *, elite_is_parent: bool
+) -> tuple[GAState, Metrics]:
+    """Elitism: the candidate of the best mean return is the elite; it takes the last parent's place if it is one."""
+    del population
+    scores, (candidates, candidate_lengths) = fitness(evaluation), _candidates(state)
+    winner = jnp.argmax(scores)  # the first of equals: the elite gives way only to a better one
+    elite, elite_length = _take(candidates, winner), candidate_lengths[winner]
+    place = winner - (state.generation > 0)  # in training; negative if it was the elite before
+    parents, lengths, t = state.parents, state.parents_length, state.parents_length.shape[0]
+    if elite_is_parent:
+        # It is one of the parents already if it is among the best T of training.
+        replaced = (jnp.arange(t) == t - 1) & ((place < 0) | (place >= t))
+        parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)
+        lengths = jnp.where(replaced, elite_length, lengths)
+    survivors = jax.tree.map(jnp.append, parents, elite)
+    metrics = validation_summary(evaluation, winner) | {
+        "elite_is_new": place >= 0,
+        "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
+    }
+    state = state._replace(
+        bases=decode_many(encoding, state.bases, survivors),
+        expected_length=jnp.append(lengths, elite_length),
+        generation=state.generation + 1,
+        score=scores[winner],
+        survivors=survivors,
+    )
+    return state, metrics

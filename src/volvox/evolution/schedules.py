@@ -1,64 +1,49 @@
-"""Numbers that change over the generations: noise, mutation power; and over the updates: learning rate."""
+"""Settings that change over the generations or updates, as numbers, as text (in flags), or as optax schedules."""
 
-from typing import NamedTuple
+import math
 
-import jax.numpy as jnp
+import optax
 
-from volvox.types import Array
-
-
-class Schedule(NamedTuple):
-    """From `start` to `end` in a number of generations, then constant.
-
-    Attributes:
-      kind: constant, linear or exponential.
-      start: In the first generation.
-      end: From generation `generations` on (the first is 0).
-    """
-
-    kind: str
-    start: float
-    end: float
-    generations: int
+Scheduled = float | str | optax.Schedule
+"""A positive number, `"linear:start,end,generations"`, `"exponential:start,end,generations"`, or an optax schedule."""
 
 
-def schedule(name: str, value: float | str | Schedule) -> Schedule:
-    """Reads a schedule.
+def schedule(name: str, value: Scheduled) -> optax.Schedule:
+    """Makes an optax schedule of a setting.
+
+    Example:
+      >>> schedule("mutation_std", "linear:0.01,0.002,100")(50)
+      Array(0.006, dtype=float32, weak_type=True)
 
     Args:
-      name: of the setting, for messages.
-      value: a positive number, or `"linear:start,end,generations"`, or `"exponential:start,end,generations"` (a
-        constant factor a generation).
+      name: name of the setting, for messages.
+      value: a positive number; `"linear:start,end,generations"` (from `start` to `end` in that many generations, then
+        constant); `"exponential:start,end,generations"` (the same, with a constant factor a generation); or any optax
+        schedule, which is returned as it is.
 
     Returns:
-      `Schedule`.
+      The schedule, count -> value; the first count is 0.
 
     Raises:
-      ValueError: another form, or a number that is not positive and finite.
+      ValueError: `value` has another form, or a number is not positive and finite.
     """
-    form = 'give a positive number or "linear:start,end,generations" or "exponential:start,end,generations"'
+    if callable(value):
+        return value
+    form = 'give a positive number, "linear:start,end,generations" or "exponential:start,end,generations"'
     try:
-        if isinstance(value, Schedule):
-            read = value
-        elif isinstance(value, str) and ":" in value:
+        if isinstance(value, str) and ":" in value:
             kind, rest = value.split(":")
-            start, end, generations = rest.split(",")
-            read = Schedule(kind, float(start), float(end), int(generations))
+            first, last, count = rest.split(",")
+            start, end, generations = float(first), float(last), int(count)
         else:
-            read = Schedule("constant", float(value), float(value), 1)
+            kind, start, end, generations = "constant", float(value), float(value), 1
     except (TypeError, ValueError):
         raise ValueError(f"{name}={value!r} is no schedule; {form}.") from None
-    positive = 0 < read.start < float("inf") and 0 < read.end < float("inf") and read.generations >= 1
-    if not positive or read.kind not in ("constant", "linear", "exponential"):
-        raise ValueError(f"{name}={value!r}: {form}; numbers are positive.")
-    return read
-
-
-def at(schedule: Schedule, generation: Array | int) -> Array:
-    """The value in a generation, the first being 0; float32 scalar."""
-    passed = jnp.minimum(jnp.asarray(generation, jnp.float32) / schedule.generations, 1.0)
-    if schedule.kind == "constant":
-        return jnp.float32(schedule.start)
-    if schedule.kind == "linear":
-        return (schedule.start + (schedule.end - schedule.start) * passed).astype(jnp.float32)
-    return (schedule.start * (schedule.end / schedule.start) ** passed).astype(jnp.float32)
+    positive = 0 < start < math.inf and 0 < end < math.inf and generations >= 1
+    if not positive or kind not in ("constant", "linear", "exponential"):
+        raise ValueError(f"{name}={value!r}: {form}; all numbers are positive.")
+    if kind == "linear":
+        return optax.linear_schedule(start, end, generations)
+    if kind == "exponential":
+        return optax.exponential_decay(start, generations, end / start, end_value=end)
+    return optax.constant_schedule(start)

@@ -1,8 +1,15 @@
-"""What strategies read from an evaluation."""
+"""What strategies read from an evaluation: fitness, lengths, and fitness shaped into weights."""
+
+from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 
+from volvox._checks import nearest
 from volvox.types import Array, Evaluation
+
+Shaping = Literal["centered_ranks", "z_scores", "raw"]
+"""Names of the fitness shapings."""
 
 
 def mean_over_episodes(values: Array, valid: Array) -> Array:
@@ -18,7 +25,7 @@ def fitness(evaluation: Evaluation) -> Array:
 
 
 def mean_length(evaluation: Evaluation) -> Array:
-    """Mean length of valid episodes, float32 `[N]` steps; 0 where nothing was played."""
+    """Mean length of valid episodes, float32 `[N]` timesteps; 0 where nothing was played."""
     played = jnp.maximum(evaluation.valid.sum(axis=1), 1)
     return jnp.where(evaluation.valid, evaluation.lengths, 0).sum(axis=1) / played
 
@@ -29,14 +36,14 @@ def num_nan(evaluation: Evaluation) -> Array:
 
 
 def standard_error(returns: Array) -> Array:
-    """Of the mean of `[E]` returns; NaN for one episode, which says nothing of it."""
+    """Standard error of the mean of `[E]` returns; NaN for one episode, which says nothing of it."""
     return jnp.std(returns, ddof=1) / jnp.sqrt(returns.shape[0]) if returns.shape[0] > 1 else jnp.float32(jnp.nan)
 
 
 def summary(evaluation: Evaluation) -> dict[str, Array]:
-    """The metrics of a training round: `training_best`, `_mean`, `_std`, `_median` of fitness, lengths, and `num_nan`.
+    """The metrics of a training phase: `training_best`, `_mean`, `_std`, `_median` of fitness, lengths, and `num_nan`.
 
-    Members without a fitness are left out, and counted in `num_nan` where a NaN is why.
+    Members without a fitness are left out, and counted in `num_nan` where a NaN is the reason.
     """
     scores, lengths = fitness(evaluation), mean_length(evaluation)
     ranked = jnp.isfinite(scores)
@@ -52,3 +59,72 @@ def summary(evaluation: Evaluation) -> dict[str, Array]:
         "training_length_max": lengths.max(),
         "num_nan": num_nan(evaluation),
     }
+
+
+def validation_summary(evaluation: Evaluation, winner: Array) -> dict[str, Array]:
+    """The metrics of a validation phase: the score of the winner (an index), its standard error, and NaNs."""
+    return {
+        "elite_score": fitness(evaluation)[winner],
+        "elite_standard_error": standard_error(evaluation.returns[winner]),
+        "validation_num_nan": num_nan(evaluation),
+    }
+
+
+def centered_ranks(fitness: Array) -> Array:
+    """Ranks, scaled to [-0.5, 0.5] (Salimans et al. 2017, arXiv 1703.03864, section 2.1).
+
+    Members of equal fitness share the mean of the ranks they take up. Where many members tie, as in games with rare
+    rewards, their order would otherwise add noise to the gradient.
+
+    Args:
+      fitness: `[N]`; -inf is the lowest.
+
+    Returns:
+      float32 `[N]` of mean 0.
+    """
+    in_order = jnp.sort(fitness)
+    below = jnp.searchsorted(in_order, fitness, side="left")
+    up_to = jnp.searchsorted(in_order, fitness, side="right")
+    rank = (below + up_to - 1) / 2
+    return rank.astype(jnp.float32) / max(fitness.shape[0] - 1, 1) - (0.5 if fitness.shape[0] > 1 else 0.0)
+
+
+def z_scores(fitness: Array) -> Array:
+    """Fitness minus its mean, over its standard deviation; 0 everywhere if all members are equal.
+
+    Args:
+      fitness: `[N]`; -inf and inf count as the lowest and highest finite ones.
+
+    Returns:
+      float32 `[N]`.
+    """
+    finite = raw(fitness)
+    spread = finite.std()
+    return jnp.where(spread > 0, (finite - finite.mean()) / jnp.where(spread > 0, spread, 1.0), 0.0)
+
+
+def raw(fitness: Array) -> Array:
+    """Fitness as it is.
+
+    Args:
+      fitness: `[N]`; -inf and inf count as the lowest and highest finite ones, or 0 where there are none.
+
+    Returns:
+      float32 `[N]`.
+    """
+    finite = jnp.isfinite(fitness)
+    lowest, highest = jnp.where(finite, fitness, jnp.inf).min(), jnp.where(finite, fitness, -jnp.inf).max()
+    return jnp.where(finite.any(), jnp.clip(fitness, lowest, highest), 0.0).astype(jnp.float32)
+
+
+SHAPINGS: dict[str, Callable[[Array], Array]] = {"centered_ranks": centered_ranks, "z_scores": z_scores, "raw": raw}
+"""Fitness `[N]`, -inf where there is none -> finite float32 `[N]` in the same order."""
+
+
+def shaping(name: str) -> Callable[[Array], Array]:
+    """The fitness shaping of that name; raises ValueError for an unknown one."""
+    if name not in SHAPINGS:
+        raise ValueError(
+            f"fitness_shaping={name!r} is unknown; there are {', '.join(SHAPINGS)}{nearest(str(name), SHAPINGS)}."
+        )
+    return SHAPINGS[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volvox import _files as files
+from volvox import _files
 
 _SUFFIX = ".npz"
 
@@ -18,7 +18,7 @@ def write(directory: str | os.PathLike[str], step: int, arrays: Mapping[str, np.
     folder.mkdir(exist_ok=True)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]  # a name could be allow_pickle
-    files.write(folder / f"{step:06d}{_SUFFIX}", content.getvalue())
+    _files.write(folder / f"{step:06d}{_SUFFIX}", content.getvalue())
 
 
 def read(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarray]]:
@@ -28,7 +28,7 @@ def read(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarray]]:
       FileNotFoundError: nothing is logged there.
     """
     steps = {}
-    for path in _files(Path(directory)):
+    for path in _paths(Path(directory)):
         with np.load(path, allow_pickle=False) as arrays:
             steps[int(path.stem)] = dict(arrays)
     if not steps:
@@ -40,10 +40,10 @@ def read(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarray]]:
 
 def drop_after(directory: str | os.PathLike[str], step: int) -> None:
     """Removes what was logged of steps after a given one, which a resumed run does again."""
-    for path in _files(Path(directory)):
+    for path in _paths(Path(directory)):
         if int(path.stem) > step:
             path.unlink()
 
 
-def _files(folder: Path) -> list[Path]:
+def _paths(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"[0-9]*{_SUFFIX}"), key=lambda path: int(path.stem))

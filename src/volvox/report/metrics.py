@@ -3,48 +3,45 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from volvox import _files as files
+from volvox import _files
 
 Row = dict[str, Any]
 """One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
 
 
 def to_json(value: Any, place: str = "metrics") -> Any:
-    """The strict-JSON form of a metric: numpy and jax values become Python's; NaN and infinities become None.
+    """Returns the strict-JSON form of a metric: numpy and jax values become Python's, NaN and infinities None.
 
     Args:
-        value: a number, string, boolean, None, array, or a list, tuple or string-keyed mapping of these.
-        place: what errors call the value.
+      value: a number, string, boolean, None, array, or a list, tuple or string-keyed mapping of these.
+      place: what errors call the value.
 
     Raises:
-        TypeError: anything else, named by its place.
+      TypeError: anything else, named by its place.
     """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"{place}: keys must be strings, got {key!r}")
-        return {key: to_json(child, f"{place}[{key!r}]") for key, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json(child, f"{place}[{i}]") for i, child in enumerate(value)]
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    if hasattr(value, "dtype"):
         array = np.asarray(value)
-        # bfloat16 and its kin have kind V; their tolist() gives floats
-        if array.dtype.kind in "biufV" and array.dtype.fields is None:
-            return to_json(array.tolist(), place)
-    raise TypeError(f"{place}: JSON has no {type(value).__module__}.{type(value).__qualname__}")
+        if array.dtype.kind in "biufV" and array.dtype.fields is None:  # bfloat16 and its kin have kind V
+            value = array.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [to_json(child, f"{place}[{i}]") for i, child in enumerate(value)]
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{place}: JSON has no {type(value).__module__}.{type(value).__qualname__}")
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"{place}: keys must be strings, got {key!r}")
+    return {key: to_json(child, f"{place}[{key!r}]") for key, child in value.items()}
 
 
 def append(path: str | os.PathLike[str], row: Row) -> None:
@@ -60,7 +57,7 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
     """Reads all whole rows; a last line without its newline, cut short by a kill, is left out. No file, no rows.
 
     Raises:
-        ValueError: a whole line is not a JSON object.
+      ValueError: a whole line is not a JSON object.
     """
     path = Path(path)
     if not path.exists():
@@ -80,37 +77,30 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
 
 def rewrite(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
     """Replaces the file's rows by these, atomically: readers, and a kill, see the old file or the new one."""
-    files.write(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    _files.write(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
-class EventWriter(NamedTuple):
-    """TensorBoard event files.
+class EventWriter:
+    """A TensorBoard event file, written without TensorFlow."""
 
-    Attributes:
-      write: (step, row): writes every finite number of the row as a scalar at this step, and flushes.
-      close: Ends the file.
-    """
+    def __init__(self, directory: str | os.PathLike[str], *, first_step: int = 1):
+        """Opens a new event file.
 
-    write: Callable[[int, Row], None]
-    close: Callable[[], None]
+        Args:
+          directory: folder of the event files, made if missing.
+          first_step: TensorBoard hides what earlier files hold at this step and after it.
+        """
+        # Files are named by the second: without a suffix a quick resume would overwrite the file before.
+        suffix = f".from-{first_step}"
+        self._writer = SummaryWriter(str(directory), purge_step=first_step, flush_secs=3600, filename_suffix=suffix)
 
-
-def tensorboard(directory: str | os.PathLike[str], *, first_step: int = 1) -> EventWriter:
-    """Opens a new event file.
-
-    Args:
-        directory: folder of the event files, made if missing.
-        first_step: TensorBoard hides what earlier files hold at this step and after it.
-    """
-    # Files are named by the second: without a suffix a quick resume would overwrite the file before.
-    writer = SummaryWriter(
-        str(directory), purge_step=first_step, flush_secs=3600, filename_suffix=f".from-{first_step}"
-    )
-
-    def write(step: int, row: Row) -> None:
+    def write(self, step: int, row: Row) -> None:
+        """Writes every finite number of a row as a scalar at this step, and flushes."""
         for name, value in row.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                writer.add_scalar(name, value, step)
-        writer.flush()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
-    return EventWriter(write, writer.close)
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()

@@ -2,103 +2,106 @@
 
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from volvox import _files as files
+from volvox import _files
 
 # Okabe and Ito's colours: told apart by colour-blind readers, too.
-_BLUE, _SKY, _VERMILLION, _GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"
-
-
-class _Curve(NamedTuple):
-    """Curve.
-
-    Attributes:
-      spread: The metric that says how far the band goes to either side.
-    """
-
-    key: str
-    spread: str | None
-    label: str
-    color: str
-    style: str
-
-
-_CURVES = (
-    _Curve("elite_score", "elite_standard_error", "elite, validation (± std. error)", _VERMILLION, "-"),
-    _Curve("test_score", "test_standard_error", "elite, test (± std. error)", _GREEN, "-"),
-    _Curve("training_best", None, "training, best", _BLUE, "--"),
-    _Curve("training_mean", "training_std", "training, mean (± std. deviation)", _BLUE, "-"),
-)
+_COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
+_STYLES = ("-", "--", ":")
+_PANELS = 4
+"""In a row."""
+_SCORE = re.compile(r".*(return|score|reward)|(elite|evaluation|test|training)_(best|max|mean|median|min)(_\d+)?$")
+_SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
+_COUNTS = ("frames", "seconds", "step_seconds")
 
 
 def learning_curve(
     rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str] | None = None, *, title: str = ""
 ) -> Figure:
-    """Draws scores against emulator frames and against wall-clock time, side by side.
+    """Draws scores against emulator frames and against wall-clock time, and each other metric in a small panel.
 
-    Shown are, as far as rows have them, `training_mean` within a band of `training_std`, `training_best`, `elite_score`
-    within `elite_standard_error` and `test_score` within `test_standard_error`; of rows that have none of these, every
-    metric whose name holds "return", "score" or "reward".
+    Scores are metrics whose names hold "return", "score" or "reward", and the best and mean of "training",
+    "evaluation", "test" and "elite". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
+    `x_mean` or `x`. What is no number is left out, and so is what counts steps.
 
     Args:
-        rows: metrics, one mapping a step, in order. `frames` and `seconds` are counted from the run's beginning; where
-            `frames` is missing, steps take its place. None and missing values leave gaps.
-        path: where to write a PNG, if anywhere.
-        title: the figure's title.
+      rows: metrics, one mapping a step, in order. `frames` and `seconds` are counted from the run's beginning; where
+        `frames` is missing, steps take its place. None and missing values leave gaps.
+      path: where to write a PNG, if anywhere.
+      title: the figure's title.
 
     Returns:
-        The figure; a notebook shows it, `figure.savefig` writes it in other formats.
+      The figure; a notebook shows it, `figure.savefig` writes it in other formats.
     """
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    by_frames, by_time = figure.subplots(1, 2, sharey=True)
-    curves = [c for c in _CURVES if any(row.get(c.key) is not None for row in rows)] or _other_curves(rows)
+    columns = _columns(rows)
+    steps = np.arange(1, len(rows) + 1, dtype=float)
+    spreads = _spreads(columns)
+    unknown = [*_COUNTS, *spreads.values()]
+    names = [name for name, y in columns.items() if name not in unknown and not np.array_equal(y, steps)]
+    scores = [name for name in names if _SCORE.match(name)]
+    others = [name for name in names if name not in scores]
 
-    frames = _column(rows, "frames")
-    if np.isfinite(frames).any():
-        _draw(by_frames, frames, rows, curves)
-        by_frames.set_xlabel("emulator frames")
+    # Places are fixed, in inches from the top: matplotlib's own layout takes seconds where there are many panels.
+    panel_rows, legend_rows = -(-len(others) // _PANELS), max(1, -(-len(scores) // _PANELS))
+    top, height = 4.1 + 0.25 * legend_rows, 4.4 + 0.25 * legend_rows + 1.5 * panel_rows
+    figure = Figure(figsize=(10, height))
+    grid = figure.add_gridspec(1, 2, left=0.08, right=0.98, top=1 - 0.4 / height, bottom=1 - 3.6 / height, wspace=0.06)
+    by_frames = figure.add_subplot(grid[0])
+    by_time = figure.add_subplot(grid[1], sharey=by_frames)
+    frames = columns.get("frames", steps)
+    seconds = columns.get("seconds", np.full(len(rows), np.nan))
+    longest = np.nanmax(seconds, initial=0.0)
+    unit, unit_name = (
+        (3600.0, "hours") if longest >= 7200 else (60.0, "minutes") if longest >= 120 else (1.0, "seconds")
+    )
+    for axes, x in ((by_frames, frames), (by_time, seconds / unit)):
+        for i, name in enumerate(scores):
+            style = {"color": _COLORS[i % len(_COLORS)], "linestyle": _STYLES[i // len(_COLORS) % len(_STYLES)]}
+            _draw(axes, x, columns, name, spreads.get(name), **style)
+    for i, name in enumerate(others):
+        down, right = divmod(i, _PANELS)
+        bottom = 1 - (top + 1.5 * (down + 1) - 0.2) / height
+        axes = figure.add_axes((0.08 + 0.232 * right, bottom, 0.18, 1.05 / height))
+        _draw(axes, frames, columns, name, spreads.get(name), color="0.3")
+        axes.set_title(name.replace("_", " "), fontsize="small")
+        axes.locator_params(nbins=4)
+        if np.nanmax(np.abs(columns[name])) >= 1000:
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.tick_params(labelsize="x-small", labelbottom=False)
+
+    by_time.tick_params(labelleft=False)
+    by_time.set_xlabel(f"wall-clock time ({unit_name})")
+    by_frames.set(xlabel="emulator frames" if "frames" in columns else "steps", ylabel="score")
+    if "frames" in columns:
         by_frames.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
     else:
-        _draw(by_frames, np.arange(1, len(rows) + 1, dtype=float), rows, curves)
-        by_frames.set_xlabel("steps")
         by_frames.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-    seconds = _column(rows, "seconds")
-    longest = np.nanmax(seconds) if np.isfinite(seconds).any() else 0.0
-    unit, name = (3600.0, "hours") if longest >= 7200 else (60.0, "minutes") if longest >= 120 else (1.0, "seconds")
-    _draw(by_time, seconds / unit, rows, curves)
-    by_time.set_xlabel(f"wall-clock time ({name})")
-
-    by_frames.set_ylabel("score")
-    if curves:
-        handles, labels = by_frames.get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize="small"
-        )
+    if scores:
+        shown = by_frames.get_legend_handles_labels()
+        place = (0.5, 1 - 4.05 / height)
+        figure.legend(*shown, loc="upper center", bbox_to_anchor=place, ncols=_PANELS, frameon=False, fontsize="small")
     else:
         for axes in (by_frames, by_time):
             axes.set(xticks=[], yticks=[])
             axes.text(0.5, 0.5, "no scores yet", transform=axes.transAxes, ha="center", va="center", color="0.4")
-    if title:
-        figure.suptitle(title)
+    figure.suptitle(title, y=1 - 0.08 / height)
     return finished(figure, path)
 
 
 def finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
-    """The figure, so that notebooks show it, and written to a PNG if there is a path."""
+    """Returns the figure, so that notebooks show it, and writes it to a PNG if there is a path."""
     # Without pyplot, nobody has told notebooks how to show a figure.
     figure._repr_png_ = lambda: _png(figure)  # pyright: ignore[reportAttributeAccessIssue]
     if path is not None:
-        files.write(path, _png(figure))
+        _files.write(path, _png(figure))
     return figure
 
 
@@ -108,34 +111,40 @@ def _png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _draw(axes: Axes, x: np.ndarray, rows: Sequence[Mapping[str, Any]], curves: Sequence[_Curve]) -> None:
-    marker = "o" if len(rows) <= 30 else ""
-    for curve in curves:
-        y = _column(rows, curve.key)
-        axes.plot(x, y, curve.style, color=curve.color, label=curve.label, marker=marker, markersize=3, linewidth=1.5)
-        if curve.spread is not None:
-            spread = np.nan_to_num(_column(rows, curve.spread))
-            axes.fill_between(x, y - spread, y + spread, color=curve.color, alpha=0.15, linewidth=0)
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Every metric that is ever a number, float64 `[rows]`; NaN where it is missing."""
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        numbers = [np.nan if isinstance(x, bool) or not isinstance(x, int | float) else x for x in values]
+        if not np.isnan(numbers).all():
+            columns[name] = np.array(numbers, np.float64)
+    return columns
+
+
+def _spreads(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Metric -> the metric that is its spread."""
+    found = {}
+    for name in columns:
+        for suffix in _SPREADS:
+            of = name.removesuffix(f"_{suffix}")
+            owners = [owner for owner in (f"{of}_score", f"{of}_mean", of) if owner in columns and owner != name]
+            if owners:
+                found[owners[0]] = name
+    return found
+
+
+def _draw(
+    axes: Axes, x: np.ndarray, columns: Mapping[str, np.ndarray], name: str, spread: str | None, **style: Any
+) -> None:
+    y = columns[name]
+    label = name.replace("_", " ")
+    if spread is not None:
+        label += f" ({next(text for suffix, text in _SPREADS.items() if spread.endswith(suffix))})"
+        band = np.nan_to_num(columns[spread])
+        axes.fill_between(x, y - band, y + band, color=style["color"], alpha=0.15, linewidth=0)
+    marker = "o" if len(x) <= 30 else ""
+    axes.plot(x, y, label=label, marker=marker, markersize=3, linewidth=1.5, **style)
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _other_curves(rows: Sequence[Mapping[str, Any]]) -> list[_Curve]:
-    names = dict.fromkeys(
-        key
-        for row in rows
-        for key, value in row.items()
-        if isinstance(value, (int, float)) and any(word in key for word in ("return", "score", "reward"))
-    )
-    colors = (_BLUE, _VERMILLION, _GREEN, _SKY)
-    return [
-        _Curve(name, None, name.replace("_", " "), colors[i % 4], ("-", "--", ":")[i // 4 % 3])
-        for i, name in enumerate(names)
-    ]
-
-
-def _column(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """One metric of all rows, float64; NaN where it is missing."""
-    values = [row.get(key) for row in rows]
-    return np.array([value if isinstance(value, (int, float)) else np.nan for value in values], np.float64)

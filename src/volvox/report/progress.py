@@ -3,43 +3,17 @@
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Collection, Mapping
+from typing import Any, TextIO
 
 import tqdm.std
 
-_Format = Callable[[float], str]
-
-_STEP_FIGURES: tuple[tuple[str, str, _Format], ...] = (
-    ("training_best", "best", lambda x: f"{x:,.6g}"),
-    ("training_mean", "mean", lambda x: f"{x:,.6g}"),
-    ("elite_score", "elite", lambda x: f"{x:,.6g}"),
-    ("frames_per_second", "frames/s", lambda x: f"{x:,.0f}"),
-    ("occupancy", "occupancy", lambda x: f"{x:.0%}"),
-)
-"""(metric, its name in the line, its format): what the line of a step shows of the metrics that there are."""
-
-
 _INNER_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_PLACES = ("phase", "role", "done", "total", "stepped")
+"""Figures from inside a step that say where it is; all others are shown as figures."""
 
 
-class Progress(NamedTuple):
-    """Shows how far a run is. Every function returns at once.
-
-    Attributes:
-      inside: Figures from inside a step: `phase`, `done` and `total`; `frames_per_second` and `occupancy` if there are.
-      step: (steps done in all, metrics): a step is done.
-      note: Prints one line without disturbing the bar.
-      close: Leaves the bar as it is.
-    """
-
-    inside: Callable[[Mapping[str, Any]], None]
-    step: Callable[[int, Mapping[str, Any]], None]
-    note: Callable[[str], None]
-    close: Callable[[], None]
-
-
-def progress(
+def progress_display(
     total: int,
     *,
     done: int = 0,
@@ -47,106 +21,159 @@ def progress(
     enabled: bool = True,
     stop_after: float | None = None,
     stream: TextIO | None = None,
-) -> Progress:
+) -> "ProgressBar | ProgressLines":
     """Makes the progress display that suits where the program runs.
 
     Args:
-        total: steps of the whole run.
-        done: steps done before this process.
-        step_name: what a step is called.
-        enabled: False shows neither bar nor lines; notes are printed all the same.
-        stop_after: seconds after which no further step begins; the time left is no more than that.
-        stream: where to write; None is the standard error stream of the moment.
+      total: steps of the whole run.
+      done: steps done before this process.
+      step_name: what a step is called.
+      enabled: False shows neither bar nor lines; notes are printed all the same.
+      stop_after: seconds after which no further step begins; the time left is no more than that.
+      stream: where to write; None is the standard error stream of the moment.
     """
     output = sys.stderr if stream is None else stream
     if enabled and (in_notebook() or output.isatty()):
-        return _bar(total, done, step_name, stop_after, output)
-    lines = _lines(total, done, step_name, stop_after, output)
-    return lines if enabled else lines._replace(step=lambda *_: None)
+        return ProgressBar(total, done, step_name, stop_after, output)
+    return ProgressLines(total, done, step_name, stop_after, output, enabled=enabled)
 
 
-def figures(metrics: Mapping[str, Any], *, separator: str = "  ") -> str:
-    """The figures of a step worth a line: best, mean and elite score, frames per second, occupancy.
+def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), separator: str = "  ", width: int = 100) -> str:
+    """Writes the numbers of a step in one line, as many as there is room for.
 
-    Of an algorithm that has none of these, its first three numbers.
+    The scores come first: names that begin with "elite", then "evaluation" and "test", then "training". Others follow
+    in their order, then measures of spread, and rates last. Counts of what is done (the step, frames, seconds) are left
+    to the rows.
+
+    Args:
+      metrics: of a step, or from inside it; whatever is no number is left out.
+      skip: names to leave out.
+      separator: between two figures.
+      width: characters that the line may have; the first figure is shown however long it is.
     """
-    parts = [f"{name} {form(metrics[key])}" for key, name, form in _STEP_FIGURES if _is_number(metrics.get(key))]
-    if not parts:
-        parts = [f"{key} {value:,.6g}" for key, value in metrics.items() if _is_number(value)][:3]
-    return separator.join(parts)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _lines(total: int, done: int, step_name: str, stop_after: float | None, stream: TextIO) -> Progress:
-    began, done_before = time.monotonic(), done
-
-    def step(now: int, metrics: Mapping[str, Any]) -> None:
-        elapsed = time.monotonic() - began
-        left = elapsed / max(now - done_before, 1) * (total - now)
-        if stop_after is not None:
-            left = min(left, max(stop_after - elapsed, 0.0))
-        times = f"{_duration(elapsed)} elapsed" + (f", {_duration(left)} left" if now < total else "")
-        note(f"{step_name} {now}/{total}  {figures(metrics)}  {times}")
-
-    def note(text: str) -> None:
-        print(text, file=stream, flush=True)
-
-    return Progress(lambda _: None, step, note, lambda: None)
-
-
-def _bar(total: int, done: int, step_name: str, stop_after: float | None, stream: TextIO) -> Progress:
-    began = time.monotonic()
-    bar = _bar_type()
-    # A notebook's text output has no second line to go back from: there, phases show at the end of the one bar.
-    one_line = in_notebook() and bar is tqdm.std.tqdm
-    outer = bar(total=total, initial=done, desc=step_name, file=stream, dynamic_ncols=not one_line, position=0)
-    inner: list[Any] = []  # at most one: the bar of the phase; reused, since a notebook keeps every bar ever made
-
-    def inside(shown: Mapping[str, Any]) -> None:
-        phase = str(shown.get("phase", "working"))
-        numbers = {key: shown[key] for key in ("frames_per_second", "occupancy") if key in shown}
-        shown_numbers = figures(numbers, separator=", ") if numbers else ""
-        if one_line:
-            count = f" {shown['done']}/{shown['total']}" if "done" in shown and "total" in shown else ""
-            outer.set_postfix_str(", ".join(filter(None, (phase + count, shown_numbers))))
-            return
-        if not inner:
-            form = {"dynamic_ncols": True, "position": 1, "leave": False, "bar_format": _INNER_FORMAT}
-            inner.append(bar(total=shown.get("total"), desc=phase, file=stream, **form))
-        if inner[0].desc != phase or shown.get("done", 0) < inner[0].n:  # another phase has begun
-            inner[0].reset(shown.get("total"))
-            inner[0].set_description_str(phase, refresh=False)
-        inner[0].total = shown.get("total")
-        inner[0].n = shown.get("done", 0)
-        inner[0].set_postfix_str(shown_numbers, refresh=False)
-        inner[0].refresh()
-        outer.refresh()  # its clock goes on during a long step
-
-    def step(now: int, metrics: Mapping[str, Any]) -> None:
-        shown = figures(metrics, separator=", ")
-        if stop_after is not None:
-            shown += f", stops within {_duration(max(stop_after - (time.monotonic() - began), 0.0))}"
-        outer.set_postfix_str(shown, refresh=False)
-        outer.update(now - outer.n)
-
-    def note(text: str) -> None:
-        outer.write(text, file=stream)
-
-    def close() -> None:
-        for phase_bar in inner:
-            phase_bar.close()
-        outer.close()
-
-    return Progress(inside, step, note, close)
+    names = [name for name, value in metrics.items() if _is_number(value) and name not in skip and not _is_count(name)]
+    line = ""
+    for name in sorted(names, key=_rank):
+        longer = f"{line}{separator * bool(line)}{_figure(name, metrics[name])}"
+        if line and len(longer) > width:
+            break
+        line = longer
+    return line
 
 
 def in_notebook() -> bool:
     """Whether this runs in a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
+
+
+class ProgressLines:
+    """One plain line for each step that is done; the methods are those of `ProgressBar`."""
+
+    def __init__(
+        self, total: int, done: int, step_name: str, stop_after: float | None, stream: TextIO, *, enabled: bool = True
+    ):
+        self._total, self._done, self._step_name, self._stop_after = total, done, step_name, stop_after
+        self._stream, self._enabled, self._began = stream, enabled, time.monotonic()
+
+    def inside(self, shown: Mapping[str, Any]) -> None:
+        """Shows nothing: a log would grow by a line a second."""
+
+    def step(self, done: int, metrics: Mapping[str, Any]) -> None:
+        """Prints that a step is done, its figures, the time passed and the time left."""
+        if not self._enabled:
+            return
+        elapsed = time.monotonic() - self._began
+        left = elapsed / max(done - self._done, 1) * (self._total - done)
+        if self._stop_after is not None:
+            left = min(left, max(self._stop_after - elapsed, 0.0))
+        times = f"{_duration(elapsed)} elapsed" + (f", {_duration(left)} left" if done < self._total else "")
+        self.note(f"{self._step_name} {done}/{self._total}  {figures(metrics, skip=[self._step_name])}  {times}")
+
+    def note(self, text: str) -> None:
+        """Prints one line."""
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Does nothing: what was printed stays."""
+
+
+class ProgressBar:
+    """A bar of all steps, and below it one of the phase within a step. Every method returns at once."""
+
+    def __init__(self, total: int, done: int, step_name: str, stop_after: float | None, stream: TextIO):
+        self._step_name, self._stop_after, self._stream = step_name, stop_after, stream
+        self._began = time.monotonic()
+        self._bar = _bar_type()
+        # A notebook's text output has no second line to go back from: there, phases show at the end of the one bar.
+        self._one_line = in_notebook() and self._bar is tqdm.std.tqdm
+        self._steps = self._bar(
+            total=total, initial=done, desc=step_name, file=stream, dynamic_ncols=not self._one_line, position=0
+        )
+        self._phase: Any = None  # reused, since a notebook keeps every bar ever made
+
+    def inside(self, shown: Mapping[str, Any]) -> None:
+        """Shows figures from inside a step: its `phase`, how much of a `total` is `done`, and what else is given."""
+        phase, done, total = str(shown.get("phase", "working")), shown.get("done"), shown.get("total")
+        numbers = figures(shown, skip=[*_PLACES, self._step_name], separator=", ")
+        if self._one_line:
+            count = f" {done}/{total}" if done is not None and total is not None else ""
+            self._steps.set_postfix_str(", ".join(filter(None, (phase + count, numbers))))
+            return
+        if self._phase is None:
+            form = {"dynamic_ncols": True, "position": 1, "leave": False, "bar_format": _INNER_FORMAT}
+            self._phase = self._bar(total=total, desc=phase, file=self._stream, **form)
+        bar = self._phase
+        if bar.desc != phase or (done or 0) < bar.n:  # another phase has begun
+            bar.reset(total)
+            bar.set_description_str(phase, refresh=False)
+        bar.total, bar.n = total, done or 0
+        bar.set_postfix_str(numbers, refresh=False)
+        bar.refresh()
+        self._steps.refresh()  # its clock goes on during a long step
+
+    def step(self, done: int, metrics: Mapping[str, Any]) -> None:
+        """Shows that a step is done: the steps done in all, and its metrics."""
+        shown = figures(metrics, skip=[self._step_name], separator=", ")
+        if self._stop_after is not None:
+            left = max(self._stop_after - (time.monotonic() - self._began), 0.0)
+            shown += f", stops within {_duration(left)}"
+        self._steps.set_postfix_str(shown, refresh=False)
+        self._steps.update(done - self._steps.n)
+
+    def note(self, text: str) -> None:
+        """Prints one line without disturbing the bar."""
+        self._steps.write(text, file=self._stream)
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        if self._phase is not None:
+            self._phase.close()
+        self._steps.close()
+
+
+def _rank(name: str) -> int:
+    """Of a metric in the line of figures; the order of equals is that of the metrics."""
+    if name.endswith("_per_second"):
+        return 5
+    if name.endswith(("_std", "_standard_error")):
+        return 4
+    beginnings = (("elite",), ("evaluation", "test"), ("training",))
+    return next((rank for rank, words in enumerate(beginnings) if name.startswith(words)), 3)
+
+
+def _figure(name: str, value: float) -> str:
+    if name.endswith("_per_second"):
+        return f"{name.removesuffix('_per_second').replace('_', ' ')}/s {value:,.0f}"
+    return f"{name.replace('_', ' ')} {value:,.6g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(name: str) -> bool:
+    return name in ("frames", "seconds") or name.endswith(("_frames", "_seconds"))
 
 
 def _bar_type() -> Any:

@@ -1,0 +1,234 @@
+"""Strategies as algorithms: learning, repeatability, resume, cutoffs."""
+
+import jax
+import numpy as np
+import pytest
+
+from volvox import checkpoint, evolution, networks, population
+from volvox.envs import probe
+from volvox.types import Interrupted
+
+# Continuous control with a known optimum: return 0, of the network that answers with its observation.
+ENV = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
+
+
+def make(env=ENV, strategy=None, **options):
+    if strategy is None:
+        strategy = evolution.GA(
+            population_size=48, num_parents=6, mutation_std=0.1, num_elite_candidates=4, num_validation_episodes=6
+        )
+    size = env.spec.num_actions or env.spec.action_shape[0]
+    options = {"noise": population.Table(size=20_000), **options}
+    return evolution.evolve(strategy, networks.MLP(size, hidden=()), env, **options)
+
+
+def run(algorithm, state, generations):
+    rows = []
+    for _ in range(generations):
+        state, metrics = algorithm.step(state)
+        rows.append(metrics)
+    return state, rows
+
+
+def reread(tree, directory):
+    """The tree as a checkpoint gives it."""
+    checkpoint.save(directory, 0, tree)
+    return checkpoint.restore(directory, 0)
+
+
+def test_ga_learns_the_probe():
+    algorithm = make()
+    state, rows = run(algorithm, algorithm.init(jax.random.key(0)), 12)
+    assert rows[0]["elite_score"] < -0.25
+    assert rows[-1]["best_score"] > -0.12
+    assert [row["generation"] for row in rows] == list(range(1, 13))
+    # Frames of scored training steps: 48 episodes of 6 steps, one frame each.
+    assert [row["frames"] for row in rows[:2]] == [288, 576]
+    assert rows[0]["episodes"] == 48 + 4 * 6
+    params = algorithm.variables(state)["Dense_0"]["kernel"]
+    assert abs(np.asarray(params) - np.eye(2)).max() < 0.5
+
+
+def test_random_search_does_worse_than_ga_at_equal_frames():
+    searched = make(
+        strategy=evolution.RandomSearch(population_size=48, num_elite_candidates=4, num_validation_episodes=6)
+    )
+    _, rows = run(searched, searched.init(jax.random.key(0)), 12)
+    algorithm = make()
+    _, evolved = run(algorithm, algorithm.init(jax.random.key(0)), 12)
+    assert rows[-1]["frames"] == evolved[-1]["frames"]
+    assert evolved[-1]["best_score"] > rows[-1]["best_score"]
+
+
+def test_results_depend_on_the_key_alone():
+    """Straight, used a second time, and resumed half-way: the same to the bit, on a pure-JAX environment."""
+    straight = make()
+    first, rows = run(straight, straight.init(jax.random.key(5)), 4)
+    again, rows_again = run(straight, straight.init(jax.random.key(5)), 4)
+    half, rows_half = run(straight, straight.init(jax.random.key(5)), 2)
+    other = make()
+    resumed, rows_resumed = run(other, other.restore(straight.save(half)), 2)
+
+    def scores(rows):
+        return [(row["training_mean"], row["elite_score"], row["frames"]) for row in rows]
+
+    assert scores(rows) == scores(rows_again) == scores(rows_half + rows_resumed)
+    assert straight.genome(first) == straight.genome(again) == other.genome(resumed)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)], ids=["rbg", "raw"])
+def test_every_kind_of_key_survives_a_checkpoint(key, tmp_path):
+    algorithm = make()
+    state, _ = algorithm.step(algorithm.init(key))
+    restored = make().restore(reread(algorithm.save(state), tmp_path))
+    assert (restored.key == state.key).all()
+
+
+def test_same_key_same_result_and_policy_is_the_elite_rebuilt():
+    results = []
+    for _ in range(2):
+        algorithm = make()
+        state, rows = run(algorithm, algorithm.init(jax.random.key(3)), 3)
+        results.append((algorithm.genome(state), [row["elite_score"] for row in rows]))
+    assert results[0] == results[1]
+    if state.best_generation == state.generation:
+        elite = jax.tree.map(lambda x: x[-1], state.strategy.bases)
+        jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), elite)
+
+
+@pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["table", "low_rank"])
+def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise, tmp_path):
+    algorithm = make(noise=noise)
+    state, _ = run(algorithm, algorithm.init(jax.random.key(1)), 5)
+    restored = make(noise=noise).restore(reread(algorithm.save(state), tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, restored.strategy, state.strategy)
+    jax.tree.map(np.testing.assert_array_equal, restored.lineage, state.lineage)
+    assert restored[1:2] + restored[4:-1] == state[1:2] + state[4:-1]
+    assert restored.members is None  # what is logged of a generation was logged when it was played
+    assert make(noise=noise).genome(restored) == algorithm.genome(state)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    algorithm = make()
+    state, _ = algorithm.step(algorithm.init(jax.random.key(1)))
+    saved = reread(algorithm.save(state), tmp_path)
+    other = evolution.GA(population_size=48, num_parents=5, num_elite_candidates=4, num_validation_episodes=6)
+    with pytest.raises(ValueError, match="another run of evolution"):
+        make(strategy=other).restore(saved)
+
+
+def test_a_run_can_be_restored_before_its_first_generation(tmp_path):
+    algorithm = make()
+    state = make().restore(reread(algorithm.save(algorithm.init(jax.random.key(4))), tmp_path))
+    _, rows = run(make(), state, 1)
+    _, expected = run(algorithm, algorithm.init(jax.random.key(4)), 1)
+    assert rows[0]["elite_score"] == expected[0]["elite_score"]
+
+
+def test_save_is_small():
+    algorithm = make()
+    state, _ = run(algorithm, algorithm.init(jax.random.key(1)), 2)
+    saved = algorithm.save(state)
+    assert saved.strategy.bases == ()
+    assert saved.members is None
+    assert sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(saved._replace(key=None))) < 10_000
+
+
+def test_no_compilation_after_the_first_generation():
+    algorithm = make()
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    with _counted_compilations() as compilations:
+        algorithm.step(state)
+    assert compilations == []
+    with _counted_compilations() as compilations:
+        jax.jit(lambda x: x + 1)(np.float32(1))
+    assert compilations, "the listener hears nothing; did jax rename its event?"
+
+
+def test_adaptive_cutoff_grows_and_announces_its_compilation():
+    env = probe.countdown(low=4, high=12, num_envs=8, groups=2)
+    strategy = evolution.GA(
+        population_size=16, num_parents=4, mutation_std=0.1, num_elite_candidates=2, num_validation_episodes=2
+    )
+    algorithm = make(env, strategy, max_episode_steps="adaptive:4,0.2,2,10")
+    state = algorithm.init(jax.random.key(0))
+    cutoffs, announced = [], []
+    for _ in range(4):
+        seen = []
+        state, metrics = algorithm.step(state, monitor=lambda d, seen=seen: seen.append(d))
+        cutoffs.append(metrics["max_episode_steps"])
+        announced.append(sum(d["phase"] == "compiling" for d in seen))
+        assert metrics["training_length_max"] <= cutoffs[-1]
+    assert cutoffs == [4, 8, 10, 10]
+    assert announced == [1, 1, 1, 0]
+
+
+def test_test_episodes_have_their_own_cutoff():
+    env = probe.countdown(low=9, high=9, num_envs=4, groups=2)
+    strategy = evolution.GA(
+        population_size=8, num_parents=2, mutation_std=0.1, num_elite_candidates=2, num_validation_episodes=2,
+        num_test_episodes=5,
+    )  # fmt: skip
+    algorithm = make(env, strategy, max_episode_steps=3, test_max_episode_steps=7)
+    _, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
+    assert metrics["elite_score"] == 3.0
+    assert metrics["test_score"] == 7.0
+    assert metrics["fraction_cut"] == 1.0
+
+
+def test_interrupted_step_leaves_the_state_good():
+    algorithm = make(chunk_seconds=1e-6)
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    with pytest.raises(Interrupted):
+        algorithm.step(state, monitor=lambda progress: True)
+    saved = algorithm.save(state)
+    again, _ = algorithm.step(state)
+    other = make()
+    resumed, _ = other.step(other.restore(saved))
+    assert resumed.generation == again.generation == 2
+
+
+def test_an_error_inside_a_step_leaves_the_algorithm_usable():
+    algorithm = make(chunk_seconds=1e-6)
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+
+    def fail(progress):
+        raise RuntimeError("from the monitor")
+
+    with pytest.raises(RuntimeError, match="from the monitor"):
+        algorithm.step(state, monitor=fail)
+    after, _ = algorithm.step(state)
+    assert after.generation == 2
+
+
+def test_policy_before_the_first_generation_is_an_error():
+    algorithm = make()
+    with pytest.raises(ValueError, match="no generation is complete"):
+        algorithm.variables(algorithm.init(jax.random.key(0)))
+
+
+def test_bad_cutoffs_and_networks_come_before_work():
+    with pytest.raises(ValueError, match="max_episode_steps=0"):
+        make(max_episode_steps=0)
+    with pytest.raises(ValueError, match="test_max_episode_steps must be an integer of at least 1, got 0"):
+        make(test_max_episode_steps=0)
+    strategy = evolution.RandomSearch(population_size=8, num_elite_candidates=2)
+    with pytest.raises(ValueError, match="3"):
+        evolution.evolve(strategy, networks.MLP(3), ENV)
+
+
+class _counted_compilations:  # noqa: N801
+    """Collects the names of functions compiled inside the block."""
+
+    def __enter__(self):
+        import jax.monitoring
+
+        self.events = []
+        self.listener = lambda name, seconds, **kwargs: (
+            self.events.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
+        )
+        jax.monitoring.register_event_duration_secs_listener(self.listener)
+        return self.events
+
+    def __exit__(self, *exc):
+        jax.monitoring.unregister_event_duration_listener(self.listener)

@@ -1,0 +1,130 @@
+"""The shape of the code: sizes, public names, and what their docstrings say."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import volvox
+
+ROOT = Path(__file__).parent.parent / "src" / "volvox"
+FILES = sorted(ROOT.rglob("*.py"))
+PACKAGES = ["volvox", *(m.name for m in pkgutil.iter_modules(volvox.__path__, "volvox.") if m.ispkg)]
+
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+each_package = pytest.mark.parametrize("name", PACKAGES)
+
+
+def nodes(path: Path, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+
+
+@each_file
+def test_files_and_functions_are_short(path):
+    assert len(path.read_text().splitlines()) <= 400
+    for node in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef):
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+        assert lines <= 100, f"{node.name} has {lines} lines after its docstring"
+
+
+def inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from inner(constant)
+
+
+@each_file
+def test_closures_capture_less_than_five_names(path):
+    for code in inner(compile(path.read_text(), str(path), "exec")):
+        if code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"):
+            continue  # run where they stand, and are no functions to a reader
+        captured = [name for name in code.co_freevars if name != "__class__"]
+        assert len(captured) < 5, f"{code.co_qualname} captures {', '.join(captured)}"
+
+
+def fields(node: ast.ClassDef) -> list[str]:
+    """Fields of a NamedTuple, a dataclass or a flax module."""
+    bases = {ast.unparse(base) for base in node.bases}
+    decorators = {ast.unparse(decorator).split("(")[0] for decorator in node.decorator_list}
+    if not bases & {"NamedTuple", "nn.Module"} and not decorators & {"dataclass", "dataclasses.dataclass"}:
+        return []
+    annotated = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+    names = [field.target.id for field in annotated if not ast.unparse(field.annotation).startswith("ClassVar")]
+    return [name for name in names if not name.startswith("_")]
+
+
+def documented(docstring: str) -> list[str]:
+    """Names in the Attributes section of a docstring."""
+    _, _, section = docstring.partition("Attributes:\n")
+    return [name for line in re.findall(r"^ +([\w, ]+): ", section, flags=re.MULTILINE) for name in line.split(", ")]
+
+
+@each_file
+def test_every_field_is_documented(path):
+    for node in nodes(path, ast.ClassDef):
+        if not node.name.startswith("_"):
+            missing = set(fields(node)) - set(documented(ast.get_docstring(node) or ""))
+            assert not missing, f"{node.name}: no word on {', '.join(sorted(missing))}"
+
+
+@each_package
+def test_public_names_are_listed_and_documented(name):
+    package = importlib.import_module(name)
+    assert inspect.getdoc(package)
+    assert isinstance(package.__all__, list)
+    assert len(set(package.__all__)) == len(package.__all__)
+    for public in package.__all__:
+        value = getattr(package, public)
+        assert not public.startswith("_")
+        if isinstance(value, types.ModuleType | types.FunctionType | type):
+            own = inspect.getdoc(value) if not isinstance(value, type) else value.__doc__
+            assert own is not None, f"{name}.{public} has no docstring"
+            assert not own.startswith(f"{public}("), f"{name}.{public} has only Python's own docstring"
+
+
+@each_package
+def test_what_a_package_imports_by_name_is_public(name):
+    package = importlib.import_module(name)
+    for node in nodes(Path(package.__file__), ast.ImportFrom):
+        for alias in node.names:
+            public = alias.asname or alias.name
+            module = isinstance(getattr(package, public), types.ModuleType)
+            assert public in package.__all__ or public.startswith("_") or module, f"{public} is not in __all__"
+
+
+@each_package
+def test_no_name_shadows_its_module(name):
+    package = importlib.import_module(name)
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    shadowing = [p for p in package.__all__ if p in modules and not isinstance(getattr(package, p), types.ModuleType)]
+    assert not shadowing
+
+
+def test_few_names_are_flat():
+    assert len(volvox.__all__) <= 40
+
+
+def test_help_shows_what_is_said_of_fields():
+    assert "Alias for field number" not in inspect.getdoc(volvox.TimeStep.reward)
+    for name in volvox.__all__:
+        value = getattr(volvox, name)
+        if inspect.isclass(value) and issubclass(value, tuple):
+            for field in value._fields:
+                assert "Alias for field number" not in getattr(value, field).__doc__, f"{name}.{field}"
+
+
+def test_settings_are_frozen_and_by_keyword():
+    for name in ("A3C", "ES", "GA", "Novelty", "RandomSearch", "Returns", "TD3"):
+        settings = getattr(volvox, name)
+        assert dataclasses.is_dataclass(settings)
+        assert settings.__dataclass_params__.frozen
+        assert all(field.kw_only for field in dataclasses.fields(settings))
