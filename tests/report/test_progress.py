@@ -24,10 +24,19 @@ class Terminal(io.StringIO):
 
 def test_figures_are_in_order():
     assert figures(METRICS, skip=["generation"]) == (
-        "elite score 9,000  training best 12,345.5  training mean 100  occupancy 0.973  frames/s 3,600"
+        "elite score 9,000  training best 12,345.5  training mean 100  frames/s 3,600  occupancy 0.973"
     )
     scattered = {"x_per_second": 2.0, "elite_standard_error": 1.0, "a_loss": 0.5, "test_score": 3, "evaluation_mean": 4}
     assert figures(scattered) == "test score 3  evaluation mean 4  a loss 0.5  elite standard error 1  x/s 2"
+
+
+def test_scores_and_speed_come_before_lengths_and_what_else_there_is():
+    rows = {"training_length_max": 50, "training_best": 40.0, "training_mean": 8.0, "training_length_mean": 50.0}
+    others = {"gradient_norm": 1.5, "updates_per_second": 7.0, "occupancy": 0.9, "frames_per_second": 3_000.0}
+    assert figures(rows | others | {"elite_score": 30.0}, width=1_000) == (
+        "elite score 30  training best 40  training mean 8  occupancy 0.9  frames/s 3,000  gradient norm 1.5  "
+        "training length max 50  training length mean 50  updates/s 7"
+    )
 
 
 def test_any_number_is_a_figure_and_nothing_else():

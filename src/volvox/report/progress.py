@@ -41,9 +41,9 @@ def progress_display(
 def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), separator: str = "  ", width: int = 100) -> str:
     """Writes the numbers of a step in one line, as many as there is room for.
 
-    The scores come first: names that begin with "elite", then "evaluation" and "test", then "training". Others follow
-    in their order, then measures of spread, and rates last. Counts of what is done (the step, frames, seconds) are left
-    to the rows.
+    The scores come first: names that begin with "elite", then "evaluation" and "test", then "training". Frames per
+    second and occupancy are next. Others follow in their order, then lengths and measures of spread, and other rates
+    last. Counts of what is done (the step, frames, seconds) are left to the rows.
 
     Args:
       metrics: of a step, or from inside it; whatever is no number is left out.
@@ -154,12 +154,14 @@ class ProgressBar:
 
 def _rank(name: str) -> int:
     """Of a metric in the line of figures; the order of equals is that of the metrics."""
+    if name in ("frames_per_second", "occupancy"):
+        return 3
     if name.endswith("_per_second"):
+        return 6
+    if name.endswith(("_std", "_standard_error")) or "length" in name:
         return 5
-    if name.endswith(("_std", "_standard_error")):
-        return 4
     beginnings = (("elite",), ("evaluation", "test"), ("training",))
-    return next((rank for rank, words in enumerate(beginnings) if name.startswith(words)), 3)
+    return next((rank for rank, words in enumerate(beginnings) if name.startswith(words)), 4)
 
 
 def _figure(name: str, value: float) -> str:
