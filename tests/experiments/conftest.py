@@ -26,7 +26,7 @@ class Script:
         """(exit code, stdout, stderr)."""
         process = self.start(*flags)
         try:
-            out, err = process.communicate(timeout=240)
+            out, err = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -118,11 +118,12 @@ def wait_for_rows(rows):
     """Waits until a running script has written so many."""
 
     def wait(run_dir, number, process):
-        for _ in range(1_200):
+        for _ in range(3_000):
             if len(rows(run_dir)) >= number:
                 return
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
-        pytest.fail("no rows were written")
+        process.kill()
+        pytest.fail(f"no rows were written: {process.communicate()}")
 
     return wait

@@ -25,7 +25,7 @@ def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, a3c, rows, wait_for_
     interrupted = a3c.start(*flags)
     wait_for_rows(run_dir, 2, interrupted)
     interrupted.send_signal(signal.SIGINT)
-    interrupted.communicate(timeout=120)
+    interrupted.communicate(timeout=300)
     assert interrupted.returncode == 130
     done = len(rows(run_dir))
 

@@ -63,7 +63,7 @@ def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wai
     interrupted = ga.start(*flags, "--resume")
     wait_for_rows(run_dir, before + 1, interrupted)
     interrupted.send_signal(signal.SIGINT)
-    interrupted.communicate(timeout=120)
+    interrupted.communicate(timeout=300)
     assert interrupted.returncode == 130
     done = len(rows(run_dir))
 
