@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_DIR ?= runs/quick
-TRAIN ?= --preset quick
+TRAIN ?= quick
 
 .PHONY: help setup train test lint bench clean
 

@@ -21,15 +21,11 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import optax
 import tyro
 from parts import env_steps_per_s, machine, show
 
 import volvox as vx
-from volvox.actor_critic.learner import Learner, LearnerState, LossSettings, learner
 from volvox.data import segments
-from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic
-from volvox.networks.distributions import distribution
 
 Flag = tyro.conf.arg
 UPDATES = 40
@@ -53,13 +49,18 @@ class Options:
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
-def make(options: Options) -> tuple[vx.types.Env, Any, vx.types.Algorithm]:
-    """Recipe, flax module and algorithm."""
+def make(options: Options) -> tuple[vx.Env, Any, vx.A3C]:
+    """Environments, flax module and settings."""
     env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=options.groups)
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     module = vx.networks.GA3C(env.spec.num_actions, size=options.size, first_stride=options.first_stride)
-    settings = vx.actor_critic.ga3c() | {"segment_length": options.segment_length, "micro_batch": options.micro_batch}
-    return env, module, vx.actor_critic.a3c(module, env, **settings, updates_per_step=UPDATES)
+    settings = dataclasses.replace(
+        vx.A3C.ga3c(),
+        segment_length=options.segment_length,
+        micro_batch=options.micro_batch,
+        updates_per_iteration=UPDATES,
+    )
+    return env, module, settings
 
 
 def repeatedly(call, seconds: float) -> float:
@@ -72,53 +73,50 @@ def repeatedly(call, seconds: float) -> float:
     return calls / (time.perf_counter() - began)
 
 
-def inference_steps_per_s(net: ActorCriticNetwork, env: vx.types.Env, seconds: float) -> float:
+def inference_steps_per_s(policy: vx.Policy, env: vx.Env, seconds: float) -> float:
     """Acting alone: forward passes and samples of one group after the other, inside one compiled loop."""
     b = env.num_envs // env.num_groups
-    actions = distribution(env.spec)
-    params = net.init(jax.random.key(0))
+    params = policy.init(jax.random.key(0))
     seen = jnp.zeros((b, *env.spec.observation_shape), env.spec.observation_dtype)
 
     @jax.jit
     def play(params, seen):
         def body(i, action):
             # The observation depends on the last action, as it does in the loop.
-            output, _, _ = net.apply(params, seen + action[0].astype(seen.dtype), ())
-            return actions.sample(jax.random.fold_in(jax.random.key(0), i), output)
+            output, _ = policy.apply(params, seen + action[0].astype(seen.dtype), ())
+            return policy.sample(jax.random.fold_in(jax.random.key(0), i), output)
 
         return jax.lax.fori_loop(0, 20, body, jnp.zeros(b, jnp.int32))
 
     return 20 * b * repeatedly(lambda: play(params, seen), seconds)
 
 
-def train_steps_per_s(learn: Learner, env: vx.types.Env, options: Options, micro_batch: int, seconds: float) -> float:
+def train_steps_per_s(learner: Any, env: vx.Env, options: Options, seconds: float) -> float:
     """Learning alone: the gradients of a round in micro-batches, and its update, inside one compiled loop."""
-    b = env.num_envs // env.num_groups
-    ring = segments.empty(2, options.segment_length, b, env.spec, ())
+    b, micro_batch = env.num_envs // env.num_groups, learner.micro_batch
+    ring = segments.init(2, options.segment_length, b, env.spec, ())
     noise = jax.random.randint(jax.random.key(1), ring.observation.shape, 0, 256)
     ring = ring._replace(observation=noise.astype(ring.observation.dtype), valid=ring.valid | True)
     count = env.num_envs // micro_batch
 
     @jax.jit
-    def round_(state: LearnerState, ring: segments.Segment) -> LearnerState:
-        def one(i, state):
-            start = i * micro_batch % b
-            return learn.accumulate(
-                state, segments.micro_batch(ring, i % 2, start, micro_batch, options.segment_length)
-            )
+    def round_(learning, ring):
+        def one(i, learning):
+            segment = segments.take(ring, i % 2, i * micro_batch % b, micro_batch, options.segment_length)
+            return learner.accumulate(learning, segment)
 
-        return learn.apply(jax.lax.fori_loop(0, count, one, state), jnp.float32(0))
+        return learner.update(jax.lax.fori_loop(0, count, one, learning), jnp.float32(0))
 
-    state = learn.init(jax.random.key(0))
-    return options.num_envs * options.segment_length * repeatedly(lambda: round_(state, ring), seconds)
+    _, learning = learner.init(jax.random.key(0))
+    return options.num_envs * options.segment_length * repeatedly(lambda: round_(learning, ring), seconds)
 
 
-def whole_loop(algorithm: vx.types.Algorithm, options: Options) -> dict[str, float]:
+def whole_loop(algorithm: vx.Algorithm, options: Options) -> dict[str, float]:
     """The algorithm as `train` runs it, compilation not counted."""
     state = algorithm.init(jax.random.key(options.seed))
     for _ in range(2):  # the second one compiles the stopwatch
         state, _ = algorithm.step(state)
-    first = state.frames
+    first = state.timesteps
     began, updates, lag = time.perf_counter(), 0, []
     while time.perf_counter() - began < options.seconds:
         state, metrics = algorithm.step(state)
@@ -129,7 +127,7 @@ def whole_loop(algorithm: vx.types.Algorithm, options: Options) -> dict[str, flo
     steps = updates * options.num_envs * options.segment_length
     return {
         "steps_per_s": steps / seconds,
-        "frames_per_s": (state.frames - first) / seconds,
+        "frames_per_s": (state.timesteps - first) * algorithm.env.spec.frame_skip / seconds,
         "trainings_per_s": updates / seconds,
         "lag_mean": sum(mean for mean, _ in lag) / len(lag),
         "lag_max": max(most for _, most in lag),
@@ -154,23 +152,13 @@ def peer(name: str, options: Options) -> float:
 
 def measure(options: Options) -> dict[str, Any]:
     """All figures in one run."""
-    env, module, algorithm = make(options)
-    loop = whole_loop(algorithm, options)
-    actions = distribution(env.spec)
-    net = actor_critic(module, env.spec, output_size=actions.size)
-    settings = vx.actor_critic.ga3c()
-    learn = learner(
-        net,
-        actions,
-        settings=LossSettings(settings["discount"], 1.0, False, 1.0, 1.0, settings["log_epsilon"], 1.0),
-        entropy_coefficient=lambda update: jnp.float32(settings["entropy_coefficient"]),
-        optimizer=optax.rmsprop(settings["learning_rate"], **settings["optimizer_options"]),
-        loss_reduction="sum",
-    )
+    env, module, settings = make(options)
+    loop = whole_loop(vx.learn(settings, module, env), options)
+    learner: Any = settings.bind(module, env)
     parts = options.seconds / 3
     env_rate = env_steps_per_s(env.make(options.seed), parts)
-    inference = inference_steps_per_s(net, env, parts)
-    train = train_steps_per_s(learn, env, options, algorithm.config["schedule"]["micro_batch"], parts)
+    inference = inference_steps_per_s(learner.policy, env, parts)
+    train = train_steps_per_s(learner, env, options, parts)
     bound = 1 / (1 / env_rate + 1 / inference + 1 / train)
     figures = {
         "env_steps_per_s": env_rate,
@@ -183,7 +171,7 @@ def measure(options: Options) -> dict[str, Any]:
     if options.peers:
         # The same loop, but convolutions and their gradients are XLA's own.
         with mock.patch("volvox.networks.actor_critic.use_kernels", nullcontext):
-            rate = whole_loop(make(options)[2], options)["steps_per_s"]
+            rate = whole_loop(vx.learn(settings, module, env), options)["steps_per_s"]
         figures |= {
             "automatic_gradients_steps_per_s": rate,
             "speedup_vs_automatic_gradients": loop["steps_per_s"] / rate,
@@ -191,7 +179,7 @@ def measure(options: Options) -> dict[str, Any]:
         for name in ("torch", "plain_jax"):
             rate = peer(f"{name}_a2c", options)
             figures |= {f"{name}_steps_per_s": rate, f"speedup_vs_{name}": loop["steps_per_s"] / rate}
-    return figures | {"schedule": algorithm.config["schedule"]}
+    return figures | {"learner": vx.describe(settings), "micro_batch": learner.micro_batch}
 
 
 def main() -> None:

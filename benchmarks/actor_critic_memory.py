@@ -45,7 +45,7 @@ def main() -> None:
     env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=2)
     assert env.spec.num_actions is not None  # Atari's actions are discrete
     network = vx.networks.GA3C(env.spec.num_actions)
-    algorithm = vx.actor_critic.a3c(network, env, **vx.actor_critic.ga3c(), updates_per_step=each)
+    algorithm = vx.learn(dataclasses.replace(vx.A3C.ga3c(), updates_per_iteration=each), network, env)
     state, peaks = algorithm.init(jax.random.key(0)), {}
     while int(state.learner.update) < options.many:
         state, _ = algorithm.step(state)

@@ -134,18 +134,18 @@ def kernel_table(options: Options, ceiling: dict[str, float]) -> Iterator[dict[s
 def whole_network(options: Options, ceiling: dict[str, float]) -> Iterator[dict[str, Any]]:
     """The large network of the deep GA, every row through another one, against reading all weights once."""
     b = 4 if options.dry_run else 512
-    spec = vx.types.EnvSpec("Atari", (84, 84, 4), np.dtype(np.uint8), 18, None, -1.0, 1.0, 1, 4)
+    spec = vx.EnvSpec("Atari", (84, 84, 4), np.dtype(np.uint8), 18, None, None, None, 1, 4)
     observation = jnp.zeros((b, 1, 84, 84, 4), jnp.uint8)
     # Of weights, and in which hidden layers compute: without the latter, convolutions would be in single precision.
     for dtype, computed in (("float32", None), ("bfloat16", None), ("bfloat16", jnp.bfloat16)):
-        net = vx.networks.policy(vx.networks.DeepGA(18, dtype=computed), spec)
+        net = vx.networks.genotype(vx.networks.DeepGA(18, dtype=computed), spec)
 
         def init(key, net=net, dtype=dtype):
-            return jax.tree.map(lambda x: x.astype(dtype), net.prepare(net.init(key)))
+            return jax.tree.map(lambda x: x.astype(dtype), net.prepare(net.policy.init(key)))
 
         variables = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(0), b))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(variables))
-        f = jax.jit(jax.vmap(lambda v, o, net=net: net.apply(v, o, (), None)[0]))
+        f = jax.jit(jax.vmap(lambda v, o, net=net: net.policy.apply(v, o, ())[0]))
         row: dict[str, Any] = {"dtype": dtype, "computed_in": str(jnp.dtype(computed or jnp.float32)), "networks": b}
         row |= timed(f, variables, observation, budget=options.seconds)
         said = f"large network, {dtype}, computed in {row['computed_in']} x{b}"

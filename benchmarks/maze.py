@@ -30,8 +30,8 @@ class Options:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    strategy = vx.evolution.novelty_ga(
-        behavior=vx.loop.last("position", 2),
+    strategy = vx.GA(
+        objective=vx.Novelty(behavior=vx.loop.Last(extra="position", size=2)),
         population_size=options.population_size,
         num_parents=20,
         mutation_std=0.1,
@@ -39,7 +39,7 @@ def main() -> None:
         num_validation_episodes=1,
     )
     env = vx.envs.hard_maze(num_envs=options.num_envs, groups=2)
-    algorithm = vx.evolution.evolve(strategy, vx.networks.MLP(2, hidden=options.hidden), env)
+    algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=options.hidden), env)
     state = algorithm.init(jax.random.key(0))
     for _ in range(2):
         state, _ = algorithm.step(state)

@@ -26,10 +26,10 @@ import numpy as np
 from parts import machine
 
 from volvox.loop.slots import slot_variables
-from volvox.networks import DeepGA, policy
+from volvox.networks import DeepGA, genotype
 from volvox.ops.flat import num_parameters, unflatten
 from volvox.ops.low_rank import with_bases
-from volvox.population import Member, decode, encoding, generator, low_rank
+from volvox.population import Generator, LowRank, Member, decode, encoding
 from volvox.types import EnvSpec
 
 NUM_ACTIONS = 18
@@ -53,7 +53,7 @@ LOW_RANK = {"low_rank": 1, "low_rank_20": 20}
 def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]:
     """Compiled calls without arguments, all for the same observations."""
     module = DeepGA(NUM_ACTIONS, size=size)  # pyright: ignore[reportArgumentType]
-    net = policy(module, SPEC)
+    net = genotype(module, SPEC)
 
     # A first generation: slices of one table of noise, as drawing so many numbers would take a minute.
     shapes = jax.eval_shape(net.init, jax.random.key(0))
@@ -70,13 +70,13 @@ def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]
         return module.apply({"params": params}, observation)  # pyright: ignore[reportReturnType]
 
     def ours(params: Any, observation: jax.Array) -> jax.Array:
-        return net.apply(params, observation, (), None)[0]
+        return net.policy.apply(params, observation, ())[0]
 
     def read(params: Any, observation: jax.Array) -> jax.Array:
         del observation
         return jnp.stack([leaf.sum() for leaf in jax.tree.leaves(params)])
 
-    code = encoding(net, low_rank(noise=generator()))
+    code = encoding(net, LowRank(source=Generator()))
 
     def low_rank_call(num_bases: int) -> tuple[Any, ...]:
         # One base more, which nobody descends from: strategies keep their best among the bases.

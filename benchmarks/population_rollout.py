@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Annotated, Literal
 
 import jax
@@ -22,10 +23,9 @@ import tyro
 from parts import env_steps_per_s, machine, show
 
 import volvox as vx
-from volvox.loop import Figures, SlotMemory, evaluator
+from volvox.loop import Evaluator, RolloutStatistics, SlotMemory
 from volvox.ops.low_rank import with_bases
 from volvox.population import Member, decode_many
-from volvox.types import Population
 
 Flag = tyro.conf.arg
 
@@ -56,12 +56,12 @@ class Setting:
         self.env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=options.groups)
         assert self.env.spec.num_actions is not None  # Atari's actions are discrete
         self.module = vx.networks.DeepGA(self.env.spec.num_actions, size=options.network)
-        self.net = vx.networks.policy(self.module, self.env.spec)
-        self.strategy = vx.evolution.ga(population_size=population, num_parents=20, mutation_std=0.002)
-        noise = vx.population.low_rank() if options.noise == "low-rank" else vx.population.table()
+        self.net = vx.networks.genotype(self.module, self.env.spec)
+        self.strategy = vx.GA(population_size=population, num_parents=20, mutation_std=0.002)
+        noise = vx.population.LowRank() if options.noise == "low-rank" else vx.population.Table()
         self.code = vx.population.encoding(self.net, noise)
         self.memory = SlotMemory(self.net, self.code, options.groups, options.num_envs // options.groups)
-        self.rounds = vx.evolution.compiled_rounds(self.strategy)
+        self.phases = vx.evolution.compiled_phases(self.strategy)
 
 
 def inference_steps_per_s(setting: Setting, bases, seconds: float = 5.0) -> float:
@@ -79,7 +79,7 @@ def inference_steps_per_s(setting: Setting, bases, seconds: float = 5.0) -> floa
             for variables in memory:
                 # The observation depends on the last action, as it does in the loop.
                 seen = observation + (actions[0] + i).astype(observation.dtype)
-                act = lambda v, o: setting.net.apply(with_bases(v, bases), o, (), None)  # noqa: E731
+                act = lambda v, o: setting.net.policy.apply(with_bases(v, bases), o, ())  # noqa: E731
                 output, _ = jax.vmap(act)(variables, seen)
                 actions = jnp.argmax(output[:, 0], axis=-1).astype(jnp.int32)
             return actions
@@ -94,7 +94,7 @@ def inference_steps_per_s(setting: Setting, bases, seconds: float = 5.0) -> floa
     return times * setting.env.num_envs / (time.perf_counter() - began)
 
 
-def second_generation(setting: Setting, played, options: Options) -> tuple[Figures, float, Population]:
+def second_generation(setting: Setting, played, options: Options) -> tuple[RolloutStatistics, float, vx.Population]:
     """Plays two generations; figures, seconds (ask and tell included) and population of the second."""
     key = jax.random.key(options.seed)
     state = setting.strategy.init(key, setting.code)
@@ -104,18 +104,18 @@ def second_generation(setting: Setting, played, options: Options) -> tuple[Figur
 
 
 def generation(setting: Setting, played, state, key):
-    """One generation: state, figures, seconds and population of its training round."""
+    """One generation: state, figures, seconds and population of its training phase."""
     keys = jax.random.split(key)
     began = time.perf_counter()
-    training, validation = setting.rounds[:2]
+    training, validation = setting.phases[:2]
     offspring = training.ask(keys[0], state, setting.code)
     evaluation, figures = played.evaluate(offspring, 1, setting.code, seed=0)
     state, _ = training.tell(state, offspring, evaluation, setting.code)
-    # The second round's ask and tell belong to a generation too; its episodes are another measurement.
+    # The second phase's ask and tell belong to a generation too; its episodes are another measurement.
     candidates = validation.ask(keys[1], state, setting.code)
     shape = (validation.num_members, validation.num_episodes)
     scores = jax.random.normal(keys[1], shape)
-    result = vx.types.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool), jnp.zeros((*shape, 0)))
+    result = vx.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool), jnp.zeros((*shape, 0)))
     state, _ = jax.block_until_ready(validation.tell(state, candidates, result, setting.code))
     return state, figures, time.perf_counter() - began, offspring
 
@@ -138,7 +138,7 @@ def naive_scored_per_s(setting: Setting, offspring, options: Options, *, kernels
     @jax.jit
     def act(params, observation):
         if kernels:
-            output = jax.vmap(lambda p, o: setting.net.apply(p, o[None], (), None)[0][0])(params, observation)
+            output = jax.vmap(lambda p, o: setting.net.policy.apply(p, o[None], ())[0][0])(params, observation)
         else:
             output = jax.vmap(lambda p, o: module.apply({"params": p}, o[None])[0])(params, observation)
         return jnp.argmax(output, axis=-1).astype(jnp.int32)
@@ -167,8 +167,8 @@ def naive_scored_per_s(setting: Setting, offspring, options: Options, *, kernels
 def peak(options: Options) -> dict:
     """Plays two short generations of a large population in this process; its peak memory."""
     setting = Setting(options, options.peak_of)
-    groups = setting.env.make(options.seed, max_episode_steps=10)
-    played = evaluator(setting.net, groups, setting.memory, capacity=options.peak_of)
+    make_groups = partial(setting.env.make, max_episode_steps=10)
+    played = Evaluator(setting.net, make_groups, setting.memory, capacity=options.peak_of)
     second_generation(setting, played, options)
     played.close()
     return {"peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
@@ -185,8 +185,8 @@ def measure(options: Options) -> dict:
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         figures["peak_rss_gb"] = json.loads(printed.strip().splitlines()[-1])["peak_rss_gb"]
     setting = Setting(options, options.population)
-    groups = setting.env.make(options.seed, max_episode_steps=options.cutoff, host=options.host)
-    played = evaluator(setting.net, groups, setting.memory, capacity=options.population)
+    make_groups = partial(setting.env.make, max_episode_steps=options.cutoff, host=options.host)
+    played = Evaluator(setting.net, make_groups, setting.memory, capacity=options.population)
     rollout, seconds, offspring = second_generation(setting, played, options)
     played.close()
     env_rate = env_steps_per_s(setting.env.make(options.seed, max_episode_steps=options.cutoff))

@@ -46,28 +46,28 @@ class Options:
 def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     """(state or None, returns) -> state."""
     import volvox as vx
-    from volvox.types import EnvSpec, Evaluation
 
-    spec = EnvSpec("none", (1,), np.float32, None, (1,), -1.0, 1.0, 1, 1)
-    net = vx.networks.policy_from_functions(
+    spec = vx.EnvSpec("none", (1,), np.float32, None, (1,), -np.ones(1, np.float32), np.ones(1, np.float32), 1, 1)
+    genotype = vx.networks.genotype_from_functions(
         lambda key: {"weights": jnp.zeros(options.params)},
         lambda params, observation: observation * params["weights"][0],
         spec,
     )
-    noise = vx.population.table() if options.noise == "table" else vx.population.generator()
-    code = vx.population.encoding(net, noise)
-    strategy = vx.evolution.es(
+    noise = vx.population.Table() if options.noise == "table" else vx.population.Generator()
+    code = vx.population.encoding(genotype, noise)
+    strategy = vx.ES(
         population_size=options.members,
         noise_std=STD,
         learning_rate=RATE,
         l2_coefficient=0.0,
         num_validation_episodes=1,
     )
-    validation, training = vx.evolution.compiled_rounds(strategy)
+    validation, training = vx.evolution.compiled_phases(strategy)
 
     def evaluation(returns):
         shape = (returns.shape[0], 1)
-        return Evaluation(returns[:, None], jnp.ones(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros((*shape, 0)))
+        lengths, valid = jnp.ones(shape, jnp.int32), jnp.ones(shape, bool)
+        return vx.Evaluation(returns[:, None], lengths, valid, jnp.zeros((*shape, 0)))
 
     @jax.jit
     def decode_each(code, population):

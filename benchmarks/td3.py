@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,11 +32,6 @@ from flax import linen as nn
 from parts import env_steps_per_s, machine, show
 
 import volvox as vx
-from volvox.networks.off_policy import actor_and_critics
-from volvox.off_policy import schedule as schedules
-from volvox.off_policy.learner import LossSettings, learner
-from volvox.off_policy.schedule import Exploration, Sampling
-from volvox.types import TimeStep
 
 Flag = tyro.conf.arg
 _ROUNDS = 200
@@ -123,47 +117,46 @@ def rate(call: Callable[[], Any], count: int) -> Callable[[], float]:
     return measured
 
 
-def make(options: Options, way: str = "dense") -> vx.types.Algorithm:
-    """The algorithm; sparse ones have an eighth of the large layer's weights in the end.
+def setup(options: Options, way: str = "dense") -> tuple[vx.TD3, vx.networks.ActorAndCritic, vx.Env]:
+    """Settings, networks and environments; sparse ones have an eighth of the large layer's weights in the end.
 
     Masks change as often as in `experiments/group_sparse.py`.
     """
     env = vx.envs.mujoco(options.task, num_envs=options.num_envs, groups=options.groups)
     (action,) = env.spec.action_shape or (0,)
     hidden = (options.width, options.width)
-    settings: dict[str, Any] = {
-        **{"batch_size": options.batch_size, "random_steps": 1_000, "replay_size": 100_000},
-        "steps_per_iteration": 1_000,
-    }
-    td3 = vx.off_policy.td3
-    if way == "group-sparse":
-        td3 = partial(vx.sparsity.group_sparse(block=4, final_sparsity=0.875, end=1_000, every=5_000), td3)
-    elif way != "dense":
-        rule = {
-            "magnitude": vx.sparsity.magnitude(
-                vx.sparsity.cubic(final_sparsity=0.875, begin=0, end=1_000), every=1_000
-            ),
-            "dynamic": vx.sparsity.dynamic(sparsity=0.875, every=1_000),
-        }[way]
-        settings["optimizer"] = vx.sparsity.sparse(optax.adam(3e-4), rule, min_side=32)
-    return td3(
-        vx.networks.MLP(action, hidden=hidden, activation=nn.relu), vx.networks.QNetwork(hidden), env, **settings
+    actor, critic = vx.networks.MLP(action, hidden=hidden, activation=nn.relu), vx.networks.QNetwork(hidden)
+    settings = vx.TD3(
+        batch_size=options.batch_size, random_timesteps=1_000, replay_size=100_000, timesteps_per_iteration=1_000
     )
+    cubic = vx.sparsity.Cubic(final_sparsity=0.875, begin=0, end=1_000)
+    adam = optax.adam(3e-4)
+    if way == "group-sparse":
+        gst = vx.sparsity.GroupSparse(block=4, final_sparsity=0.875, end=1_000, every=5_000)
+        actor, critic, optimizer = gst.network(actor), gst.network(critic), gst.optimizer(adam)
+    elif way != "dense":
+        rule = vx.sparsity.Magnitude(schedule=cubic, every=1_000)
+        if way == "dynamic":
+            rule = vx.sparsity.Dynamic(sparsity=0.875, every=1_000)
+        optimizer = vx.sparsity.sparse(adam, rule, min_side=32)
+    if way != "dense":
+        settings = dataclasses.replace(settings, optimizer=optimizer, learning_rate=None)
+    return settings, vx.networks.ActorAndCritic(actor, critic), env
 
 
 def ways(options: Options) -> dict[str, dict[str, float]]:
     """Steps a second of the whole loop, dense and sparse in turns, and the share of weights that need not be stored."""
-    made = {way: make(options, way) for way in ("dense", "magnitude", "dynamic", "group-sparse")}
+    made = {way: vx.learn(*setup(options, way)) for way in ("dense", "magnitude", "dynamic", "group-sparse")}
     states, rates, compression = {}, {way: [] for way in made}, {}
     for way, algorithm in made.items():
         state, _ = algorithm.step(algorithm.init(jax.random.key(0)))  # random actions, and compilation
         states[way], _ = algorithm.step(state)  # the stopwatch goes along
     for _ in range(options.iterations):
         for way, algorithm in made.items():
-            began, before = time.perf_counter(), states[way].steps
+            began, before = time.perf_counter(), states[way].timesteps
             states[way], metrics = algorithm.step(states[way])
             if "share_learning" not in metrics:
-                rates[way].append(int(states[way].steps - before) / (time.perf_counter() - began))
+                rates[way].append(int(states[way].timesteps - before) / (time.perf_counter() - began))
             compression[way] = metrics.get("compression", 0.0)
     for algorithm in made.values():
         algorithm.close()
@@ -180,78 +173,59 @@ def ways(options: Options) -> dict[str, dict[str, float]]:
     }
 
 
-def alone(options: Options, algorithm: vx.types.Algorithm, state: Any) -> dict[str, Callable[[], float]]:
+def alone(options: Options, state: Any) -> dict[str, Callable[[], float]]:
     """The loop's two halves, each by itself in a compiled loop: actions a second, and updates from a run's replays."""
-    env = algorithm.env
+    settings, networks, env = setup(options)
+    settings = dataclasses.replace(settings, random_timesteps=0)
     (action,) = env.spec.action_shape or (0,)
-    hidden = (options.width, options.width)
-    network = actor_and_critics(
-        vx.networks.MLP(action, hidden=hidden, activation=nn.relu), vx.networks.QNetwork(hidden), env.spec
-    )
-    learn = learner(
-        network,
-        settings=LossSettings(jnp.array([0.2]), 0.5, 2, 0.005),
-        optimizer=optax.adam(1.0),
-        learning_rate=jnp.array([3e-4]),
-        observation_shape=env.spec.observation_shape,
-    )
+    learner: Any = settings.bind(networks, env)
     b = env.num_envs // env.num_groups
-    stages = schedules.stages(
-        network,
-        learn,
-        Exploration(jnp.array([0.1]), 0),
-        Sampling(options.batch_size, 0.99, 1, b),  # one update a step
-        num_learners=1,
-        action_bounds=(-1.0, 1.0),
-        normalize=False,
-    )
 
     @jax.jit
-    def learned(carry, memory):
-        def each_group(_, memory):
+    def learned(acting, learning):
+        def each_group(_, learning):
             for g in range(env.num_groups):
-                _, memory = stages.work(carry, memory, (), g)
-            return memory
+                _, learning = learner.work(acting, learning, state.key, g)
+            return learning
 
-        return jax.lax.fori_loop(0, _ROUNDS // env.num_envs, each_group, memory)
+        return jax.lax.fori_loop(0, _ROUNDS // env.num_envs, each_group, learning)
 
     @jax.jit
-    def acted(carry, memory):
+    def acted(acting, learning):
         def each_group(_, both):
-            carry, action = both
+            acting, action = both
             for g in range(env.num_groups):
                 # The observation depends on the last action, as it does in the loop.
                 seen = jnp.broadcast_to(action[:, :1], (b, *env.spec.observation_shape))
                 none = jnp.zeros(b, bool)
-                carry, action = stages.act(carry, memory, (), g, TimeStep(seen, jnp.zeros(b), none, none, none, {}))
-            return carry, action
+                timestep = vx.TimeStep(seen, jnp.zeros(b), none, none, none, {})
+                acting, action = learner.act(acting, learning, state.key, g, timestep)
+            return acting, action
 
         # Of what is remembered nothing is asked for: inference is all there is.
-        return jax.lax.fori_loop(0, _ROUNDS, each_group, (carry, jnp.zeros((b, action))))[1]
+        return jax.lax.fori_loop(0, _ROUNDS, each_group, (acting, jnp.zeros((b, action))))[1]
 
     groups = env.make(0)
-    replays = jax.tree.map(jnp.copy, state.replays)  # the run goes on with its own
-    carry = schedules.begin(groups, replays, state.key, state.draws, state.steps, state.episodes)
-    carry = jax.tree.map(jnp.copy, carry)
+    acting = jax.tree.map(jnp.copy, learner.begin(state.acting, groups))  # the run goes on with its own
     for group in groups:
         group.close()
-    memory = learn.init(jax.random.split(jax.random.key(0), 1))
+    _, learning = learner.init(jax.random.key(0))
     updates = _ROUNDS // env.num_envs * env.num_envs
     return {
-        "updates": rate(lambda: learned(carry, memory), updates),
-        "inference": rate(lambda: acted(carry, memory), _ROUNDS * env.num_envs),
+        "updates": rate(lambda: learned(acting, learning), updates),
+        "inference": rate(lambda: acted(acting, learning), _ROUNDS * env.num_envs),
     }
 
 
 def measure(options: Options) -> dict[str, Any]:
     """Everything; JSON values."""
-    algorithm = make(options)
+    algorithm = vx.learn(*setup(options))
     env = algorithm.env
     (observation,), (action,) = env.spec.observation_shape, env.spec.action_shape or (0,)
     state = algorithm.init(jax.random.key(0))
     state, _ = algorithm.step(state)  # random actions, and compilation
     state, _ = algorithm.step(state)  # the stopwatch goes along
-    calls = alone(options, algorithm, state) | {
+    calls = alone(options, state) | {
         "floor": floor(options, observation, action),
         "emulators": lambda: env_steps_per_s(env.make(0), 0.5),
     }
@@ -259,10 +233,10 @@ def measure(options: Options) -> dict[str, Any]:
     for _ in range(options.iterations):
         for name, call in calls.items():
             rates[name].append(call())
-        began, before = time.perf_counter(), state.steps
+        began, before = time.perf_counter(), state.timesteps
         state, metrics = algorithm.step(state)
         if "share_learning" not in metrics:  # no stopwatch went along
-            rates["loop"].append(int(state.steps - before) / (time.perf_counter() - began))
+            rates["loop"].append(int(state.timesteps - before) / (time.perf_counter() - began))
     algorithm.close()
     middle = {name: statistics.median(values) for name, values in rates.items()}
     bound = 1 / (1 / middle["emulators"] + 1 / middle["inference"] + 1 / middle["updates"])

@@ -28,7 +28,7 @@ from parts import machine, show
 from population_rollout import Options as RolloutOptions
 from population_rollout import Setting
 
-from volvox.loop import evaluator
+from volvox.loop import Evaluator
 from volvox.population import Member
 from volvox.types import Interrupted, Population
 
@@ -72,13 +72,13 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     """Runs the loop; per interval: its begin in seconds, and how many threads of each side ran on the average."""
     rollout = RolloutOptions(game=options.game, num_envs=options.num_envs, groups=num_groups)
     setting = Setting(rollout, 20)
-    before = threads_of_this_process()
-    groups = setting.env.make(0)
-    emulators = threads_of_this_process() - before
     n = 4 * options.num_envs
-    played = evaluator(setting.net, groups, setting.memory, capacity=n, chunk_seconds=0.5)
+    played = Evaluator(setting.net, setting.env.make, setting.memory, capacity=n, chunk_seconds=0.5)
+    before = threads_of_this_process()
+    played.loop.open(0)
+    emulators = threads_of_this_process() - before
     state = setting.strategy.init(jax.random.key(0), setting.code)
-    asked = setting.rounds[0].ask(jax.random.key(0), state, setting.code)
+    asked = setting.phases[0].ask(jax.random.key(0), state, setting.code)
     member = Member(*(jnp.resize(x, (n,)) for x in asked[1:5]))
     population = Population(asked.bases, *member, jnp.ones(n, jnp.int32), jnp.zeros(n))
     began, ended = [], []

@@ -1,33 +1,46 @@
-"""Puts runs of one game side by side: best scores against frames, and final scores with intervals of their difference.
+"""Compares single runs on one game: best scores against frames, and the difference of their final scores.
 
-    python experiments/compare_runs.py --runs runs/ga runs/random_search --names "genetic algorithm" "random search" \
-        --out experiments/results/atari_ga/frostbite
+    python experiments/compare_runs.py --runs runs/ga runs/random_search \
+        --names "genetic algorithm, seed 0" "random search, seed 0" --out experiments/results/atari_ga/frostbite
 
 Each run must hold `metrics.jsonl` and `score.json` (`--score-episodes`). Writes `comparison.png` and `comparison.json`.
+One run of each algorithm says nothing about the algorithms; several seeds of each would be needed for that.
 """
 
 import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-Flag = tyro.conf.arg
+ABOUT = (
+    "Each name is one run with one seed. An interval is a 95% bootstrap interval over the episodes of that run's one "
+    "network: it says how much other episodes of the same networks would change the figure, and nothing about other "
+    "runs of the same algorithms. Without sticky actions, the episodes of a deterministic policy on Atari are drawn "
+    "from at most 30 no-op starts. training_frames are emulator frames without those of validation."
+)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Compares runs; the first is compared with each of the others, and with random play."""
+    """Compares single runs; the first is compared with each of the others, and with random play.
 
-    runs: Annotated[list[str], Flag(help="run directories")]
-    names: Annotated[list[str], Flag(help="what they are called, as many")]
-    out: Annotated[str, Flag(help="directory of what is written")]
-    key: Annotated[str, Flag(help="the metric that is drawn")] = "best_score"
-    learned: Annotated[str, Flag(help="what score.json calls the result of a run")] = "elite"
+    Attributes:
+      runs: run directories.
+      names: what to call each run.
+      out: directory of what is written.
+      key: the metric that is drawn.
+      learned: what score.json calls the result of a run.
+    """
+
+    runs: list[str]
+    names: list[str]
+    out: str
+    key: str = "best_score"
+    learned: str = "elite"
 
 
 def difference(a: list[float], b: list[float]) -> dict[str, object]:
@@ -54,12 +67,12 @@ def main() -> int:
             "mean": score["mean"],
             "interval_95": score["interval_95"],
             "episodes": len(score["returns"]),
-            **({f"{settings.names[0]} is better by": difference(first, score["returns"])} if i else {}),
+            **({f"{settings.names[0]}, minus this": difference(first, score["returns"])} if i else {}),
         }
         for i, (name, score) in enumerate(others.items())
     }
     for name, table in zip(settings.names, rows, strict=True):
-        result[name] |= {"frames": table[-1]["frames"], "seconds": table[-1]["seconds"]}
+        result[name] |= {"training_frames": table[-1]["frames"], "seconds": table[-1]["seconds"]}
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -68,15 +81,16 @@ def main() -> int:
         axes.plot(frames, [row[settings.key] for row in table], color=color, label=name)
         axes.plot(frames, [row["training_mean"] for row in table], "--", color=color, label=f"{name}, population mean")
     axes.axhline(others["random play"]["mean"], color="0.6", linewidth=1, label="random play")
-    axes.set_xlabel("emulator frames (million)")
+    axes.set_xlabel("emulator frames of training (million)")
     axes.set_ylabel(settings.key.replace("_", " "))
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "comparison.png", dpi=120)
-    (out / "comparison.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    text = json.dumps({"about": ABOUT, "runs": result}, indent=1)
+    (out / "comparison.json").write_text(text + "\n")
+    print(text)
     return 0
 
 

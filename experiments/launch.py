@@ -1,102 +1,149 @@
-"""What the experiment scripts share: running an algorithm in a run directory, and scoring what came of it."""
+"""What the scripts share: reading flags, training in a run directory, tuning, and scoring the result."""
 
+import collections.abc
 import dataclasses
+import importlib
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any
 
-import jax
+import optax
 import tyro
+from flags import Run
 
 import volvox as vx
-from volvox._machine import num_cpus
+from volvox.data.segments import micro_batch_size
 from volvox.training import check_unused
 
-Flag = tyro.conf.arg
+Make = Callable[[Any], tuple[vx.Algorithm, int]]
+"""Settings -> (algorithm, its generations or iterations in all); raises ValueError for bad settings. A function at the
+top level of its script, so that it can travel to other processes."""
+_UNIONS = (typing.Union, types.UnionType)
+_FUNCTIONS = (collections.abc.Callable, optax.GradientTransformation)
+REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
-@dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """Flags that every script has."""
-
-    run_dir: Annotated[str, Flag(help="where config, metrics, checkpoints, picture and video go")]
-    seed: Annotated[int, Flag(help="fixes all random numbers but the emulators' history")] = 0
-    resume: Annotated[bool, Flag(help="go on with the run in --run-dir")] = False
-    minutes: Annotated[float | None, Flag(help="begin no further step after so many minutes")] = None
-    checkpoint_every: Annotated[int, Flag(help="steps (rows of metrics) between checkpoints")] = 1
-    log: Annotated[
-        bool,
-        Flag(help="keep each generation's members in --run-dir/log, for volvox.report.population; populations only"),
-    ] = False
-    video: Annotated[bool, Flag(help="film what was learned, where observations are images")] = True
-    score_episodes: Annotated[
-        int, Flag(help="at the end, play so many fresh episodes with what was learned and at random; 0: none")
-    ] = 0
-    tune: Annotated[
-        Literal["off", "machine", "all"],
-        Flag(
-            help="first find what runs fastest here, in some minutes of trials; machine: settings that hardly change "
-            "learning; all: the rest too. A resumed run keeps what was found"
-        ),
-    ] = "off"
+@REGISTRY.primitive_rule
+def _functions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Flags of fields that may be functions: a number, text such as linear:1,0,100, or an import path (optax:adam)."""
+    parts = typing.get_args(info.type) if typing.get_origin(info.type) in _UNIONS else (info.type,)
+    if not any(part in _FUNCTIONS or typing.get_origin(part) in _FUNCTIONS for part in parts):
+        return None
+    metavar = "NUMBER|SCHEDULE" if str in parts else "NUMBER" if float in parts else "MODULE:FUNCTION"
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{None}}|{metavar}" if type(None) in parts else metavar,
+        instance_from_str=partial(_parse, parts),
+        is_instance=lambda value: True,
+        str_from_instance=_shown,
+    )
 
 
-class Choices(NamedTuple):
-    """Values to try for `--tune`, the first of each to begin with; names are flags."""
+def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
+    (text,) = arguments
+    if text == "None" and type(None) in parts:
+        return None
+    if float in parts:
+        try:
+            return float(text)
+        except ValueError:
+            if str not in parts:
+                raise
+            return text
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{text!r} is no import path such as optax:adam ({error})") from error
 
-    machine: dict[str, tuple[Any, ...]]
-    """Of flags that hardly change what is learned."""
-    others: dict[str, tuple[Any, ...]]
+
+def _shown(value: Any) -> list[str]:
+    described = vx.describe(value)
+    if not isinstance(described, dict):
+        return [str(described)]
+    path = described.pop("function", described.pop("type", ""))
+    return [" ".join([path, *(f"{name}={setting}" for name, setting in described.items())])]
 
 
-def launch(
-    make_algorithm: Callable[..., tuple[vx.types.Algorithm, int]],
-    settings: Any,
-    choices: Choices,
-    *,
-    learned: str,
-    sampled: bool = False,
-) -> int:
-    """Trains, scores and films; returns what the script should exit with: 2 for bad settings, after one line.
+@REGISTRY.struct_rule
+def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Flags of settings: of the default's class where the type is a protocol; what they refuse, `read` raises."""
+    if _Refused in info.markers or not dataclasses.is_dataclass(info.default):
+        return None
+    narrowed = dataclasses.replace(info, type=type(info.default), markers=(*info.markers, _Refused))
+    spec = tyro.constructors.ConstructorRegistry.get_struct_spec(narrowed)
+    assert isinstance(spec, tyro.constructors.StructConstructorSpec)
+    return dataclasses.replace(spec, instantiate=partial(_instantiate, spec.instantiate))
+
+
+class _Refused(Exception):
+    """Settings do not fit together; no ValueError, of which tyro would print a page."""
+
+
+def _instantiate(settings: Callable[..., Any], **fields: Any) -> Any:
+    try:
+        return settings(**fields)
+    except ValueError as error:
+        raise _Refused(*error.args) from error
+
+
+def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: list[str] | None = None) -> Any:
+    """Reads a script's flags; those not given come from the preset, the first word.
 
     Args:
-      make_algorithm: settings -> (algorithm, its steps in all); raises ValueError for bad settings. At the script's top
-        level.
-      settings: the script's flags; those that every script has are in `settings.run`.
-      choices: for `--tune`.
-      learned: what the result is called beside random play, e.g. "elite".
-      sampled: score it with drawn actions too, not only with the likeliest.
+      presets: name -> (what it is, settings).
+      about: what `--help` begins with.
+      arguments: of the command line; None: those of this process.
+
+    Raises:
+      ValueError: settings do not fit together.
+      SystemExit: there is no such flag or preset, or its value is of another kind; which, is printed.
     """
-    run_settings: RunSettings = settings.run
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     try:
-        if run_settings.score_episodes < 0:
-            raise ValueError(f"score_episodes={run_settings.score_episodes}: give their number, or 0 for none.")
-        if run_settings.minutes is not None and not run_settings.minutes > 0:
-            raise ValueError(f"minutes={run_settings.minutes}: give a positive number of minutes, or leave it out.")
-        if run_settings.checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every={run_settings.checkpoint_every}: give a positive number of steps.")
-        if not run_settings.resume:
-            check_unused(run_settings.run_dir)  # making the algorithm may take a while
-        tuned = _tuned(make_algorithm, settings, choices)
-        algorithm, steps = make_algorithm(changed(settings, tuned))
+        return tyro.extras.overridable_config_cli(
+            presets, description=about, args=arguments, config=config, registry=REGISTRY
+        )
+    except _Refused as error:
+        raise ValueError(*error.args) from error
+
+
+def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, *, sampled: bool = False) -> int:
+    """Reads flags, trains, scores and films; returns what the script should exit with: 2 for bad settings.
+
+    Args:
+      make: see `Make`.
+      presets: name -> (what it is, settings); flags that every script has are in `settings.run`.
+      about: what `--help` begins with.
+      sampled: score drawn actions too, not only the likeliest.
+    """
+    try:
+        settings = read(presets, about)
+        flags: Run = settings.run
+        if not flags.resume:
+            check_unused(flags.run_dir)  # making the algorithm may take a while
+        tuned = _tuned(make, settings)
+        algorithm, steps = make(changed(settings, tuned))
         if tuned:
-            algorithm = algorithm._replace(
-                config={**algorithm.config, "tuned": tuned, "given": _flags(settings, tuned)}
-            )
+            about_tuning = {"tuned": tuned, "given": _values(settings, tuned)}
+            algorithm = algorithm._replace(config={**algorithm.config, **about_tuning})
         run = vx.train(
             algorithm,
-            jax.random.key(run_settings.seed),
+            seed=flags.seed,
             steps=steps,
-            run_dir=run_settings.run_dir,
-            resume=run_settings.resume,
-            checkpoint_every=run_settings.checkpoint_every,
-            log=run_settings.log,
-            stop_after=None if run_settings.minutes is None else 60 * run_settings.minutes,
+            run_dir=flags.run_dir,
+            resume=flags.resume,
+            checkpoint_every=flags.checkpoint_every,
+            log=flags.log,
+            stop_after=None if flags.minutes is None else 60 * flags.minutes,
         )
-    except (ValueError, FileExistsError, BlockingIOError, vx.checkpoint.DamagedCheckpointError) as error:
+    except (ValueError, FileExistsError, BlockingIOError, vx.DamagedCheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except FloatingPointError as error:
@@ -104,67 +151,55 @@ def launch(
         return 1
     if not run.interrupted and run.metrics:
         algorithm.close()
-        if run_settings.score_episodes:
-            score(run_settings, run, learned, sampled=sampled)
-        if run_settings.video and len(run.algorithm.env.spec.observation_shape) == 3:
+        if flags.score_episodes:
+            score(flags, run, sampled=sampled)
+        if flags.video and len(algorithm.env.spec.observation_shape) == 3:
             run.watch()
     return run.exit_code
 
 
-def _tuned(
-    make_algorithm: Callable[..., tuple[vx.types.Algorithm, int]], settings: Any, choices: Choices
-) -> dict[str, Any]:
+def _tuned(make: Make, settings: Any) -> dict[str, Any]:
     """What tuning changes: as the run in the directory has it, or found now; nothing if it is off."""
     config = Path(settings.run.run_dir) / "config.json"
     if config.exists():
         saved = json.loads(config.read_text())["algorithm"]
-        given = _flags(settings, saved.get("tuned", {}))
+        given = _values(settings, saved.get("tuned", {}))
         # A flag that is not what it was is not overridden, so that `train` refuses it by name.
         return {
             name: value for name, value in saved.get("tuned", {}).items() if given.get(name) == saved["given"][name]
         }
     if settings.run.tune == "off":
         return {}
-    algorithm, _ = make_algorithm(settings)  # refuses bad settings before minutes of trials
+    algorithm, _ = make(settings)  # refuses bad settings before minutes of trials
     if settings.run.log and algorithm.log is None:
         raise ValueError("--log: this algorithm has nothing to log.")
     if any(config.with_name(name).exists() for name in ("metrics.jsonl", "checkpoints")):
         raise ValueError(f"{settings.run.run_dir} holds a run without its config.json; give another --run-dir.")
-    values = choices.machine | (choices.others if settings.run.tune == "all" else {})
-    tuned = vx.tune(partial(_make_changed, make_algorithm, settings), values)
-    print(f"tuned: {tuned.settings}: {tuned.steps_per_second:,.0f} steps/s")
+    tuned = vx.tune(partial(_make_changed, make, settings), choices(settings))
+    print(f"tuned: {tuned.settings}: {tuned.steps_per_second:,.0f} timesteps/s")
     return tuned.settings
 
 
-def _flags(settings: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The values of flags, wherever in the settings they are."""
-    inner = [value for value in vars(settings).values() if dataclasses.is_dataclass(value)]
-    found = {name: value for part in inner for name, value in _flags(part, names).items()}
-    return found | {name: value for name, value in vars(settings).items() if name in names}
-
-
-def _make_changed(make_algorithm: Callable[..., tuple[vx.types.Algorithm, int]], settings: Any, **changes: Any):
-    return make_algorithm(changed(settings, changes))[0]
-
-
-def changed(settings: Any, changes: dict[str, Any]) -> Any:
-    """Flags with other values, wherever in the settings they are."""
-    own = {field.name for field in dataclasses.fields(settings)}
-    inner = {
-        name: changed(getattr(settings, name), changes)
-        for name in own
-        if dataclasses.is_dataclass(getattr(settings, name))
+def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
+    """Values to try for `--tune`, the first of each to begin with; names are flags."""
+    env, cpus = settings.env, len(os.sched_getaffinity(0))
+    found = {
+        "groups": first(env.groups, (n for n in (1, 2, 3, 4) if env.num_envs % n == 0)),
+        "threads": first(cpus if env.threads is None else env.threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),
     }
-    return dataclasses.replace(settings, **inner, **{name: value for name, value in changes.items() if name in own})
-
-
-def machine_choices(num_envs: int, groups: int, threads: int | None) -> dict[str, tuple[Any, ...]]:
-    """Groups and emulator threads to try."""
-    cpus = num_cpus()
-    return {
-        "groups": first(groups, (n for n in (1, 2, 3, 4) if num_envs % n == 0)),
-        "threads": first(cpus if threads is None else threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),
-    }
+    learner = getattr(settings, "learner", None)
+    if isinstance(learner, vx.A3C):
+        group = max(env.num_envs // max(env.groups, 1), 1)
+        divisors = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
+        if learner.micro_batch is None:  # its size is tried first anyway
+            own = micro_batch_size(None, group, learner.segment_length)
+            divisors = [n for n in divisors if n != own]
+        found["micro_batch"] = first(learner.micro_batch, divisors[-4:])
+        if settings.run.tune == "all":
+            count = env.num_envs
+            found["num_envs"] = first(count, (count // 2, 2 * count, 4 * count))
+            found["segment_length"] = first(learner.segment_length, (5, 10, 20))
+    return found
 
 
 def first(value: Any, others: Iterable[Any]) -> tuple[Any, ...]:
@@ -172,17 +207,34 @@ def first(value: Any, others: Iterable[Any]) -> tuple[Any, ...]:
     return (value, *(other for other in others if other != value))
 
 
-def score(settings: RunSettings, run: vx.Run, learned: str, *, sampled: bool) -> None:
-    """Plays fresh episodes with what was learned and at random; prints and writes all with 95% intervals."""
-    env = run.algorithm.env
-    seed = settings.seed + 1_000_003  # episodes that training has not seen
-    count = settings.score_episodes
-    scores = {learned: vx.loop.play(env, run.algorithm.network, run.policy(), num_episodes=count, seed=seed)}
+def _make_changed(make: Make, settings: Any, **changes: Any) -> vx.Algorithm:
+    return make(changed(settings, changes))[0]
+
+
+def changed(settings: Any, changes: Mapping[str, Any]) -> Any:
+    """Settings with other values, in whichever part of them the fields of these names are."""
+    own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    parts = {name: changed(value, changes) for name, value in own.items() if dataclasses.is_dataclass(value)}
+    return dataclasses.replace(settings, **parts, **{name: changes[name] for name in own if name in changes})
+
+
+def _values(settings: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The values of flags, in whichever part of the settings they are."""
+    parts = [value for value in vars(settings).values() if dataclasses.is_dataclass(value)]
+    found = {name: value for part in parts for name, value in _values(part, names).items()}
+    return found | {name: value for name, value in vars(settings).items() if name in names}
+
+
+def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
+    """Plays fresh episodes with the result and at random; prints and writes all with 95% intervals."""
+    env, count = run.algorithm.env, flags.score_episodes
+    seed = flags.seed + 1_000_003  # other starts than those of training
+    play = partial(vx.play, env, run.algorithm.policy, run.variables(), num_episodes=count, seed=seed)
+    name = "elite" if run.algorithm.genome else "policy"
+    scores = {name: play()}
     if sampled:
-        scores[f"{learned}, sampled"] = vx.loop.play(
-            env, run.algorithm.network, run.policy(), num_episodes=count, sampled=True, seed=seed
-        )
-    scores["random"] = vx.loop.play_randomly(env, num_episodes=count, seed=seed)
+        scores[f"{name}, sampled"] = play(sampled=True)
+    scores["random"] = vx.play_randomly(env, num_episodes=count, seed=seed)
     written = {}
     for name, result in scores.items():
         print(f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {count} episodes")
@@ -192,4 +244,4 @@ def score(settings: RunSettings, run: vx.Run, learned: str, *, sampled: bool) ->
             "returns": result.returns.tolist(),
             "lengths": result.lengths.tolist(),
         }
-    (Path(settings.run_dir) / "score.json").write_text(json.dumps(written, indent=1) + "\n")
+    (Path(flags.run_dir) / "score.json").write_text(json.dumps(written, indent=1) + "\n")

@@ -1,54 +1,45 @@
-"""Learns continuous control in MuJoCo by actor-critic on the pipeline, with a Gaussian policy.
+"""Learns continuous control in MuJoCo by actor-critic, with a Gaussian policy.
 
-    python experiments/mujoco_a3c.py --task HalfCheetah --run-dir runs/cheetah
-    python experiments/mujoco_a3c.py --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
-
-Settings that are not given come from the preset `volvox.actor_critic.mujoco`.
+The first word is a preset; flags change single settings of it:
+    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah
+    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
 """
 
 import dataclasses
 import sys
-from typing import Annotated
 
-import tyro
-from launch import RunSettings, launch
-from learner_settings import LearnerSettings, choices, from_preset, num_steps, options
+from flags import MuJoCo, Run, iterations
+from launch import launch
 
 import volvox as vx
 
-Flag = tyro.conf.arg
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Advantage actor-critic on a MuJoCo task."""
+    """Advantage actor-critic on a MuJoCo task.
 
-    task: Annotated[str, Flag(help="name of the task, e.g. HalfCheetah, Hopper, InvertedPendulum")] = "HalfCheetah"
-    hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers")] = (64, 64)
-    num_envs: Annotated[int, Flag(help="environments")] = 32
-    groups: Annotated[int, Flag(help="groups of environments that take turns")] = 2
-    threads: Annotated[int | None, Flag(help="simulator threads; default: all CPUs")] = None
-    learner: Annotated[LearnerSettings, Flag(name="")] = dataclasses.field(
-        default_factory=lambda: from_preset("mujoco")
-    )
-    run: Annotated[RunSettings, Flag(name="")] = dataclasses.field(
-        default_factory=lambda: RunSettings(run_dir="runs/mujoco_a3c", checkpoint_every=4)
-    )
+    Attributes:
+      hidden: widths of the hidden layers.
+      frames: simulator frames in all (about), those before a resume included.
+    """
+
+    learner: vx.A3C
+    env: MuJoCo = MuJoCo()
+    hidden: tuple[int, ...] = (64, 64)
+    frames: int = 20_000_000
+    run: Run = Run(run_dir="runs/mujoco_a3c", checkpoint_every=4)
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.types.Algorithm, int]:
-    """The algorithm, and its steps in about the frames asked for; every bad setting is refused here."""
-    env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=settings.groups, threads=settings.threads)
+PRESETS = {"mujoco": ("Unclipped rewards, no entropy bonus, shorter traces.", Settings(learner=vx.A3C.mujoco()))}
+
+
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
+    """The algorithm, and its iterations in about the frames asked for; every bad setting is refused here."""
+    env = settings.env.make()
     (num_components,) = env.spec.action_shape or (0,)
-    network = vx.networks.GaussianMLP(num_components, settings.hidden)
-    algorithm = vx.actor_critic.a3c(network, env, **options(settings.learner, "mujoco"))
-    return algorithm, num_steps(settings.learner, env)
-
-
-def main() -> int:
-    settings = tyro.cli(Settings, description=__doc__)
-    return launch(make_algorithm, settings, choices(settings), learned="policy", sampled=True)
+    algorithm = vx.learn(settings.learner, vx.networks.GaussianMLP(num_components, settings.hidden), env)
+    return algorithm, iterations(settings.learner, env, settings.frames)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(launch(make_algorithm, PRESETS, __doc__, sampled=True))

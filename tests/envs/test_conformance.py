@@ -8,6 +8,59 @@ import numpy as np
 import pytest
 
 from volvox import envs
+from volvox.envs import groups
+from volvox.envs.preprocessing import opening
+from volvox.types import EnvGroup, EnvSpec, TimeStep
+
+
+def counter(*, num_envs):
+    """A group written with `volvox.envs.groups` that leaves every promise of a time step to `consistent`."""
+
+    def make_group(spec, num_envs, *, index, seed, host):
+        begin = 0.25 * (1 + index + seed)
+
+        def init():
+            return jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32), jnp.ones(num_envs, bool)
+
+        def recv(state):
+            total, count, first = state
+            total, count = jnp.where(first, begin, total), jnp.where(first, 0, count + 1)
+            extras = {"elapsed_steps": count}
+            # Rewarded and ended at `first`, and terminated and truncated together: `consistent` puts it right.
+            step = TimeStep(total[:, None], total, first, (total > 8) | first, count >= spec.max_episode_steps, extras)
+            step = groups.consistent(step)
+            return (total, count, step.terminated | step.truncated), step
+
+        def send(state, action):
+            return state[0] + groups.checked_action(spec, num_envs, jnp.asarray(action)), *state[1:]
+
+        def restart(state, seed=None):
+            return *state[:2], jnp.ones(num_envs, bool)
+
+        def host_recv(state):
+            state, step = recv(state)
+            return state, jax.device_get(step)
+
+        return EnvGroup(spec, num_envs, not host, init, host_recv if host else recv, send, restart, lambda: None)
+
+    spec = EnvSpec("counter", (1,), np.dtype(np.float32), 3, None, None, None, 6, 1, ("elapsed_steps",))
+    return groups.recipe(spec, make_group, num_envs=num_envs, groups=1, environment="counter", settings={})
+
+
+def pair(*, num_envs):
+    """Pure functions of an action whose components have different bounds."""
+    return envs.from_functions(
+        jax.random.uniform,
+        lambda state, action, key: (jax.random.uniform(key), jnp.dot(action, jnp.array([1.0, state])), state > 0.8),
+        lambda state: state[None],
+        name="pair",
+        num_envs=num_envs,
+        max_episode_steps=7,
+        action_shape=(2,),
+        action_low=np.array([-1.0, 0.0]),
+        action_high=np.array([1.0, 3.0]),
+    )
+
 
 ENVS = {
     "atari": lambda: envs.atari("pong", num_envs=3, groups=1, max_episode_steps=7),
@@ -17,6 +70,10 @@ ENVS = {
     "mujoco-ends": lambda: envs.mujoco("Hopper", num_envs=3, max_episode_steps=50),
     "cartpole": lambda: envs.envpool_task("CartPole-v1", num_envs=3),
     "frozen-lake": lambda: envs.envpool_task("FrozenLake-v1", num_envs=3),
+    "car-racing": lambda: envs.envpool_task("CarRacing-v3", num_envs=3, max_episode_steps=9),
+    "counter": lambda: counter(num_envs=3),
+    "counter-opening": lambda: opening(counter(num_envs=3), (2, 1)),
+    "pair": lambda: pair(num_envs=3),
     "constant": lambda: envs.probe.constant(num_envs=3),
     "observed-reward": lambda: envs.probe.observed_reward(num_envs=3),
     "delayed-reward": lambda: envs.probe.delayed_reward(num_envs=3),
@@ -64,6 +121,12 @@ def test_shapes_and_dtypes_are_the_specs(env, recorded):
     for leaf in jax.tree.leaves(step):
         assert leaf.shape[:2] == steps
     assert (spec.num_actions is None) != (spec.action_shape is None)
+    for bound in (spec.action_low, spec.action_high):
+        if spec.action_shape is None:
+            assert bound is None
+        else:
+            assert (bound.shape, bound.dtype) == (spec.action_shape, np.float32)
+    assert set(step.extras) == set(spec.extras)
 
 
 def test_first_follows_ends_and_restarts_and_nothing_else(env, recorded):

@@ -150,6 +150,34 @@ def test_actions_out_of_range_are_clamped(host, drive, assert_equal):
     assert_equal(*played)
 
 
+def test_bounds_are_those_of_each_component(drive, assert_equal):
+    """CarRacing steers from -1 to 1, but its gas and brake begin at 0."""
+    env = envs.envpool_task("CarRacing-v3", num_envs=2, max_episode_steps=5)
+    np.testing.assert_array_equal(env.spec.action_low, np.array([-1, 0, 0], np.float32))
+    np.testing.assert_array_equal(env.spec.action_high, np.ones(3, np.float32))
+    assert env.spec.action_low.dtype == env.spec.action_high.dtype == np.float32
+    below, bound = (np.tile(np.array([-0.5, gas, 1.0], np.float32), (4, 2, 1)) for gas in (-0.9, 0.0))
+    (host,) = env.make(0, host=True)
+    with pytest.raises(
+        ValueError, match=r"-0.8\d* is outside of CarRacing-v3's bounds, 0 to 1 for component \[1\]; clip"
+    ):
+        drive(host, below)
+    host.close()
+    played = []
+    for actions in (below, bound):
+        (group,) = env.make(0)
+        played.append(drive(group, actions))
+        group.close()
+    assert_equal(*played)
+
+
+def test_settings_that_are_none_are_the_tasks_own():
+    given = envs.envpool_task("CartPole-v1", num_envs=4, frame_skip=None, max_episode_steps=None)
+    assert given.config == envs.envpool_task("CartPole-v1", num_envs=4).config
+    assert given.spec.name == "CartPole-v1"
+    assert envs.envpool_task("CartPole-v1", num_envs=4, name="pole").spec.name == "pole"
+
+
 def test_seeds_differ_between_environments_and_groups():
     seeds = [environment_seeds(7, group=group, num_envs=64) for group in range(8)]
     assert len({seed for group in seeds for seed in group}) == 8 * 64
@@ -169,7 +197,7 @@ def test_seeds_differ_between_environments_and_groups():
         ("Pong-v5", {"max_episode_steps": -1}, "max_episode_steps must be an integer of at least 1, got -1"),
         ("Pong-v5", {"noop_maxx": 3}, "'noop_maxx' is not a setting of task 'Pong-v5'; the nearest are 'noop_max'"),
         ("CartPole-v1", {"frame_skip": 4}, "'frame_skip' is not a setting of task 'CartPole-v1'"),
-        ("BinPack-v2", {}, "neither one index from 0 nor continuous|of several arrays"),
+        ("BinPack-v2", {}, "'BinPack-v2' has observations or actions of several arrays"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_made(task, arguments, message):

@@ -1,9 +1,7 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import envs
 from volvox.envs import probe
 
 
@@ -112,41 +110,3 @@ def test_target():
     assert returns_of(nothing).mean() == pytest.approx(-5 / 3, rel=0.05)
     constant, _ = play(env, lambda observation, rng: np.full_like(observation, 0.5), 120)
     assert returns_of(constant).mean() == pytest.approx(-5 * (1 / 3 + 0.25), rel=0.05)
-
-
-def test_functions_that_do_not_fit_are_told():
-    def make(step, **arguments):
-        return envs.from_functions(
-            lambda key: jnp.float32(0),
-            step,
-            lambda state: state[None],
-            **{"name": "mine", "num_envs": 2, "max_episode_steps": 3, "num_actions": 2, **arguments},
-        )
-
-    def keep(state, action, key):
-        return state, state, state > 0
-
-    assert make(keep).spec.observation_shape == (1,)
-    with pytest.raises(ValueError, match="keep the shapes and dtypes of the state"):
-        make(lambda state, action, key: (state[None], state, state > 0))
-    with pytest.raises(ValueError, match="scalar reward"):
-        make(lambda state, action, key: (state, state[None], state > 0))
-    with pytest.raises(ValueError, match="exactly one of num_actions and action_shape"):
-        make(keep, action_shape=(1,))
-    with pytest.raises(ValueError, match="exactly one of num_actions and action_shape"):
-        make(keep, num_actions=None)
-    with pytest.raises(ValueError, match="action_low must be below action_high"):
-        make(keep, num_actions=None, action_shape=(1,), action_low=1.0, action_high=1.0)
-    with pytest.raises(ValueError, match="high must be an integer of at least 4, got 3"):
-        probe.countdown(low=4, high=3)
-
-
-def test_the_state_is_all_there_is(drive, actions_for, assert_equal):
-    """A state that was kept plays on the same way, in another group of the same recipe too."""
-    env = probe.countdown()
-    (one,), (other,) = env.make(0), env.make(0)
-    state = one.init()
-    for action in actions_for(env, 7):
-        state, _ = one.recv(state)
-        state = one.send(state, action)
-    assert_equal(jax.device_get(one.recv(state)[1]), jax.device_get(other.recv(state)[1]))

@@ -1,11 +1,17 @@
-"""Replay: the last steps of some environments, to learn from again and again.
+"""Replay: the latest timesteps of some environments, to learn from again and again.
 
-A ring of `C` rows, each what `B` environments showed at one beat and what was then done. The reward of a step, and
-where it led, stand in the row after it: no observation is held twice.
+A ring of `C` rows, each what `B` environments showed at one beat and what was then done. The reward of an action, and
+the observation that followed, stand in the next row: no observation is held twice.
+
+    rows = replay.init(num_rows=10_000, num_envs=16, spec=env.spec)
+    rows = replay.add(rows, timestep, action)  # at every beat
+    batch = replay.sample(key, rows, 256, discount=0.99)
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -17,12 +23,12 @@ class Replay(NamedTuple):
 
     Attributes:
       observation: `[C, B, ...]`.
-      action: `[C, B, ...]`: done at that observation; discarded where the row after is `first`.
-      reward: float32 `[C, B]`: of the step that led to the observation.
+      action: `[C, B, ...]`: done at that observation; discarded where the next row is `first`.
+      reward: float32 `[C, B]`: reward of the action that led to the observation.
       first: bool `[C, B]`: the observation begins an episode.
       terminated: bool `[C, B]`: the observation is an episode's last, by the rules of the environment.
       truncated: bool `[C, B]`: a time limit made it the last.
-      rows: int32: rows ever appended; row i stands at place `i % C`.
+      rows: int32: rows ever added; row i stands at place `i % C`.
     """
 
     observation: Array
@@ -35,14 +41,14 @@ class Replay(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """`N` transitions of up to `n` steps each.
+    """`N` transitions of up to `n` timesteps each.
 
     Attributes:
       observation: `[N, ...]`.
       action: `[N, ...]`.
-      reward: float32 `[N]`: discounted sum until the end of the episode, but of n steps at most.
-      discount: float32 `[N]`: of the value of what follows; 0 where the episode ended by its rules.
-      following: `[N, ...]`: the observation after those steps.
+      reward: float32 `[N]`: discounted sum until the end of the episode, of at most n rewards.
+      discount: float32 `[N]`: discount of the next observation's value; 0 where the episode terminated.
+      next_observation: `[N, ...]`: the observation after those timesteps.
       valid: bool `[N]`: False where the action was discarded; nothing else of such a transition means anything.
     """
 
@@ -50,17 +56,21 @@ class Batch(NamedTuple):
     action: Array
     reward: Array
     discount: Array
-    following: Array
+    next_observation: Array
     valid: Array
 
+    def map_observations(self, function: Callable[[Array], Array]) -> "Batch":
+        """The batch with what a function makes of its observations."""
+        return self._replace(observation=function(self.observation), next_observation=function(self.next_observation))
 
-def empty(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
+
+def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
     """A ring of zeros.
 
     Args:
       num_rows: C.
       num_envs: B.
-      spec: of the environments.
+      spec: the environments.
 
     Returns:
       `Replay`.
@@ -81,21 +91,37 @@ def empty(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
     )
 
 
-def append(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
+def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -> int:
+    """Whole rows of `num_envs` environments in a replay of `replay_size` timesteps.
+
+    Raises:
+      ValueError: they do not suffice for a batch.
+    """
+    least = max(-(-batch_size // num_envs), n_step + 1) * num_envs
+    if replay_size < least:
+        raise ValueError(
+            f"replay_size={replay_size} is too small: in whole rows of a learner's {num_envs} environments a batch of "
+            f"{batch_size} and targets of {n_step} timesteps need {least}."
+        )
+    return replay_size // num_envs
+
+
+def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
     """Adds what was seen and done at one beat.
 
     Args:
-      replay: of these environments.
+      replay: rows of these environments.
       timestep: fields `[B, ...]`.
       action: `[B, ...]`.
 
     Returns:
-      Replay; where it was full, without its oldest row.
+      The replay; without its oldest row, if it was full.
     """
     place = replay.rows % replay.reward.shape[0]
 
     def put(rows: Array, row: Array) -> Array:
         # One update slice stays in place inside a compiled loop.
+        chex.assert_shape(row, rows.shape[1:])
         return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), place, 0)
 
     return Replay(
@@ -109,10 +135,10 @@ def append(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
     )
 
 
-def num_starts(replay: Replay, num_steps: int) -> Array:
-    """Rows in which a transition of `num_steps` steps may begin, int32."""
+def num_starts(replay: Replay, n_step: int) -> Array:
+    """Rows in which a transition of `n_step` timesteps may begin, int32 scalar."""
     held = jnp.minimum(replay.rows, replay.reward.shape[0])
-    return jnp.maximum(held - num_steps, 0)
+    return jnp.maximum(held - n_step, 0)
 
 
 def sample(
@@ -121,17 +147,17 @@ def sample(
     size: int,
     *,
     discount: float,
-    num_steps: int = 1,
+    n_step: int = 1,
     envs: tuple[int | Array, int | Array] | None = None,
 ) -> Batch:
     """Draws transitions uniformly, with repetition.
 
     Args:
-      key: of the draw.
-      replay: of which `num_starts` is positive.
+      key: random key.
+      replay: rows, of which `num_starts` is positive.
       size: N.
       discount: γ.
-      num_steps: n, of a transition.
+      n_step: n, timesteps of a transition.
       envs: (begin, end) of the environments that are drawn from; None: all.
 
     Returns:
@@ -141,7 +167,7 @@ def sample(
     begin, end = (0, replay.reward.shape[1]) if envs is None else envs
     # One draw for both: making random numbers takes a loop each time. Remainders are even to n in 2**32.
     bits = jax.random.bits(key, (2, size))
-    starts = num_starts(replay, num_steps)
+    starts = num_starts(replay, n_step)
     oldest = replay.rows - jnp.minimum(replay.rows, capacity)
     row = oldest + (bits[0] % jnp.maximum(starts, 1).astype(jnp.uint32)).astype(jnp.int32)
     env = begin + (bits[1] % jnp.asarray(end - begin, jnp.uint32)).astype(jnp.int32)
@@ -151,8 +177,8 @@ def sample(
 
     reward, going_on = jnp.zeros(size), jnp.ones(size, bool)
     weight, bootstraps, steps = jnp.ones(size), jnp.ones(size, bool), jnp.zeros(size, jnp.int32)
-    for step in range(1, num_steps + 1):
-        if step > 1:  # where a run was resumed, an episode begins that none ended before
+    for step in range(1, n_step + 1):
+        if step > 1:  # where a run was resumed, an episode begins although none has ended before
             going_on &= ~at(replay.first, step)
         reward += jnp.where(going_on, weight * at(replay.reward, step), 0.0)
         weight = jnp.where(going_on, weight * discount, weight)
@@ -165,6 +191,54 @@ def sample(
         action=at(replay.action, 0),
         reward=reward,
         discount=jnp.where(bootstraps, weight, 0.0),
-        following=at(replay.observation, steps),
+        next_observation=at(replay.observation, steps),
         valid=~at(replay.first, 1),
     )
+
+
+def sample_batches(
+    keys: Array, replays: Sequence[Replay], batch_size: int, num_batches: int, *, discount: float, n_step: int = 1
+) -> Batch:
+    """Draws batches for several learners, each from its share of the environments, from all groups alike.
+
+    Args:
+      keys: `[S]`, a random key for each learner.
+      replays: one a group; environments of a learner stand side by side.
+      batch_size: N, a multiple of the number of groups.
+      num_batches: U.
+      discount: γ.
+      n_step: n, timesteps of a transition.
+
+    Returns:
+      `Batch`, leaves `[U, S, N, ...]`.
+    """
+    chex.assert_rank(keys, 1)
+    size = batch_size // len(replays)
+
+    def of_learner(key: Array, learner: Array) -> Batch:
+        parts = []
+        for g, replay in enumerate(replays):
+            width = replay.reward.shape[1] // len(keys)
+            envs = (learner * width, (learner + 1) * width)
+            key_g, total = jax.random.fold_in(key, g), num_batches * size
+            part = sample(key_g, replay, total, discount=discount, n_step=n_step, envs=envs)
+            parts.append(jax.tree.map(lambda x: x.reshape(num_batches, size, *x.shape[1:]), part))
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+
+    return jax.vmap(of_learner, out_axes=1)(keys, jnp.arange(len(keys)))
+
+
+def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
+    """Whether replays together hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
+    capacity = sum(replay.reward.size for replay in replays)
+    held = sum(jnp.minimum(x.rows, x.reward.shape[0]) * x.reward.shape[1] for x in replays)
+    enough = jnp.asarray(held >= min(timesteps, capacity))
+    for replay in replays:
+        enough &= num_starts(replay, n_step) > 0
+    return enough
+
+
+def latest(replay: Replay) -> Array:
+    """Observations `[B, ...]` of the latest row."""
+    place = (replay.rows - 1) % replay.reward.shape[0]
+    return jax.lax.dynamic_index_in_dim(replay.observation, place, keepdims=False)

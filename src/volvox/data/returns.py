@@ -1,31 +1,104 @@
-"""Returns of one trajectory: pure, unbatched functions; `jax.vmap` them over environments."""
+"""Returns of one trajectory, as pure, unbatched functions: `jax.vmap` them over environments.
 
+Suffixes are rlax's: `x_tm1` belongs to the timestep in which the action was chosen, `x_t` to the one after it, so that
+`r_t` is the reward of that action, and `v_t` the value of the observation to which it led.
+
+    target = jax.vmap(lambda_returns, in_axes=1, out_axes=1)(r_t, discount_t, v_t, lambda_t)  # all [T, B]
+"""
+
+from typing import NamedTuple
+
+import chex
 import jax
+import jax.numpy as jnp
 
-Array = jax.Array
+from volvox.types import Array
 
 
-def lambda_returns(reward: Array, discount: Array, next_value: Array, decay: Array) -> Array:
-    """λ-returns: `G[t] = reward[t] + discount[t] * ((1 - decay[t]) * next_value[t] + decay[t] * G[t + 1])`.
+def lambda_returns(r_t: Array, discount_t: Array, v_t: Array, lambda_t: Array) -> Array:
+    """λ-returns: `G[t] = r[t] + discount[t] * ((1 - lambda[t]) * v[t] + lambda[t] * G[t + 1])`.
 
-    `G[T]` is `next_value[T - 1]`. With `decay` 1 everywhere this is the n-step return, with 0 the one-step target. A
-    step with decay 0 bootstraps whatever follows it: that is how a time limit is put, while a termination is a
+    `G[T]` is `v[T - 1]`. With `lambda_t` 1 everywhere this is the n-step return, with 0 the one-step target. A timestep
+    with `lambda_t` 0 bootstraps whatever follows it: a time limit is expressed that way, and a termination by a
     discount of 0.
 
     Args:
-      reward: `[T]`, of the step taken at t.
-      discount: `[T]`, of what follows it: 0 where the episode terminated.
-      next_value: `[T]`, the value of the observation that follows.
-      decay: λ, `[T]`.
+      r_t: `[T]`, rewards.
+      discount_t: `[T]`, discounts of what follows: 0 where the episode terminated.
+      v_t: `[T]`, values of the observations that follow.
+      lambda_t: `[T]`, trace decays.
 
     Returns:
       `[T]`. (Sutton and Barto, Reinforcement Learning, 2nd edition, section 12.8.)
     """
+    chex.assert_rank([r_t, discount_t, v_t, lambda_t], 1)
+    chex.assert_equal_shape([r_t, discount_t, v_t, lambda_t])
 
-    def backwards(following: Array, step: tuple[Array, Array, Array, Array]):
-        reward, discount, value, decay = step
-        target = reward + discount * ((1 - decay) * value + decay * following)
-        return target, target
+    def backwards(g_t: Array, x: tuple[Array, Array, Array, Array]):
+        r_t, discount_t, v_t, lambda_t = x
+        g_tm1 = r_t + discount_t * ((1 - lambda_t) * v_t + lambda_t * g_t)
+        return g_tm1, g_tm1
 
-    _, targets = jax.lax.scan(backwards, next_value[-1], (reward, discount, next_value, decay), reverse=True)
-    return targets
+    _, returns = jax.lax.scan(backwards, v_t[-1], (r_t, discount_t, v_t, lambda_t), reverse=True)
+    return returns
+
+
+class VTrace(NamedTuple):
+    """What V-trace makes of one trajectory.
+
+    Attributes:
+      target_tm1: `[T]`: value targets `vs`.
+      advantage_tm1: `[T]`: `rho[t] * (r[t] + discount[t] * (lambda[t] * vs[t + 1] + (1 - lambda[t]) * v[t]) -
+        v_tm1[t])`, by which the policy's gradient is weighed.
+    """
+
+    target_tm1: Array
+    advantage_tm1: Array
+
+
+def vtrace(
+    v_tm1: Array,
+    v_t: Array,
+    r_t: Array,
+    discount_t: Array,
+    rho_tm1: Array,
+    lambda_t: Array,
+    *,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> VTrace:
+    """V-trace of one trajectory (Espeholt et al. 2018, arXiv 1802.01561, equations 1 and 4).
+
+    `vs[t] = v_tm1[t] + delta[t] + discount[t] * c[t] * (vs[t + 1] - v[t])`, with
+    `delta[t] = rho[t] * (r[t] + discount[t] * v[t] - v_tm1[t])`, `rho = min(rho_clip, rho_tm1)` and
+    `c = lambda * min(c_clip, rho_tm1)`; `vs[T]` is `v[T - 1]`. A timestep with `lambda_t` 0 bootstraps, and nothing
+    after it counts.
+
+    Args:
+      v_tm1: `[T]`, values of the observations at which actions were chosen.
+      v_t: `[T]`, values of the observations that follow; those of `v_tm1` one timestep later, but at the end.
+      r_t: `[T]`, rewards.
+      discount_t: `[T]`, discounts of what follows: 0 where the episode terminated.
+      rho_tm1: `[T]`, probabilities of the actions under the learned policy over those under the one that acted.
+      lambda_t: `[T]`, trace decays: 0 at a time limit.
+      rho_clip: largest weight of a timestep.
+      c_clip: largest weight of the trace.
+
+    Returns:
+      `VTrace`. Gradients flow through `v_tm1`, `v_t` and `rho_tm1`: stop them where they are not wanted.
+    """
+    arguments = [v_tm1, v_t, r_t, discount_t, rho_tm1, lambda_t]
+    chex.assert_rank(arguments, 1)
+    chex.assert_equal_shape(arguments)
+    rho = jnp.minimum(rho_clip, rho_tm1)
+    c = lambda_t * jnp.minimum(c_clip, rho_tm1)
+    delta = rho * (r_t + discount_t * v_t - v_tm1)
+
+    def backwards(error_t: Array, x: tuple[Array, Array, Array]):
+        delta, discount_t, c = x
+        error_tm1 = delta + discount_t * c * error_t
+        return error_tm1, error_tm1
+
+    _, error = jax.lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, discount_t, c), reverse=True)
+    target_t = v_t + lambda_t * jnp.append(error[1:], 0.0)
+    return VTrace(v_tm1 + error, rho * (r_t + discount_t * target_t - v_tm1))

@@ -1,32 +1,40 @@
-"""Segments: what a group of environments did in the last few rounds, for a learner that looks at it later.
+"""Segments: what a group of environments did in the latest rounds, for a learner that looks at it later.
 
-A ring of `R` segments of `L` steps of `B` environments. A step is appended when its action is chosen, and completed
-when the next time step tells its reward; the last step of a segment is completed in the round after.
+A ring of `R` segments of `L` timesteps of `B` environments. A timestep is added when its action is chosen, and is
+completed when the next timestep tells its reward; the last one of a segment is completed in the round after.
+
+    ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
+    ring = segments.complete(ring, round_, beat, timestep, timestep.reward, value)
+    ring = segments.add(ring, round_, beat, timestep, action, log_prob, version, ())
+    segment = segments.take(ring, slot, start=0, num_envs=4, length=20)  # [20, 4, ...]
 """
 
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
 
+_MICRO_BATCH_TRANSITIONS = 64
+
 
 class Segment(NamedTuple):
-    """`T` steps of `B` environments, time first; the ring holds the same with a leading axis `R`.
+    """`T` timesteps of `B` environments, time first; the ring holds the same with a leading axis `R`.
 
     Attributes:
       observation: `[T, B, ...]`: what the policy saw.
       first: bool `[T, B]`: the observation begins an episode; recurrent state is reset before it.
-      action: `[T, B, ...]`: what it did.
+      action: `[T, B, ...]`: what the policy did.
       log_prob: float32 `[T, B]`: logarithm of the probability with which it did that.
-      reward: float32 `[T, B]`: what came of it.
-      terminated: bool `[T, B]`: the episode ended there.
-      truncated: bool `[T, B]`: a time limit cut it there.
+      reward: float32 `[T, B]`: reward of the action.
+      terminated: bool `[T, B]`: the action ended the episode.
+      truncated: bool `[T, B]`: a time limit cut the episode after the action.
       valid: bool `[T, B]`: False where the action was discarded, because the observation was an episode's last.
       version: int32 `[T]`: updates made when the policy acted.
-      bootstrap: float32 `[B]`: value of the observation after the last step, predicted when that was seen.
-      recurrent: The policy's state before the first step, leaves `[B, ...]`.
+      bootstrap: float32 `[B]`: value of the observation after the last timestep, predicted when that was seen.
+      recurrent: the policy's state before the first timestep, leaves `[B, ...]`.
     """
 
     observation: Array
@@ -42,15 +50,15 @@ class Segment(NamedTuple):
     recurrent: ArrayTree
 
 
-def empty(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree) -> Segment:
+def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree) -> Segment:
     """A ring of zeros, nothing valid.
 
     Args:
       num_segments: R.
-      length: L, steps of a segment.
+      length: L, timesteps of a segment.
       num_envs: B.
-      spec: of the environments.
-      recurrent: a policy's state, leaves `[B, ...]`.
+      spec: the environments.
+      recurrent: the policy's state, leaves `[B, ...]`.
 
     Returns:
       `Segment`, leaves `[R, L, B, ...]`, `version` `[R, L]`, `bootstrap` `[R, B]`, `recurrent` `[R, B, ...]`.
@@ -59,17 +67,17 @@ def empty(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurren
     def zeros(*shape: int, dtype: Any = jnp.float32) -> Array:
         return jnp.zeros((num_segments, *shape), dtype)
 
-    of_step = (length, num_envs)
+    per_timestep = (length, num_envs)
     action = ((), jnp.int32) if spec.num_actions is not None else (spec.action_shape or (), jnp.float32)
     return Segment(
-        observation=zeros(*of_step, *spec.observation_shape, dtype=spec.observation_dtype),
-        first=zeros(*of_step, dtype=bool),
-        action=zeros(*of_step, *action[0], dtype=action[1]),
-        log_prob=zeros(*of_step),
-        reward=zeros(*of_step),
-        terminated=zeros(*of_step, dtype=bool),
-        truncated=zeros(*of_step, dtype=bool),
-        valid=zeros(*of_step, dtype=bool),
+        observation=zeros(*per_timestep, *spec.observation_shape, dtype=spec.observation_dtype),
+        first=zeros(*per_timestep, dtype=bool),
+        action=zeros(*per_timestep, *action[0], dtype=action[1]),
+        log_prob=zeros(*per_timestep),
+        reward=zeros(*per_timestep),
+        terminated=zeros(*per_timestep, dtype=bool),
+        truncated=zeros(*per_timestep, dtype=bool),
+        valid=zeros(*per_timestep, dtype=bool),
         version=zeros(length, dtype=jnp.int32),
         bootstrap=zeros(num_envs),
         recurrent=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), recurrent),
@@ -77,18 +85,18 @@ def empty(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurren
 
 
 def complete(ring: Segment, round_: Array, beat: Array, timestep: TimeStep, reward: Array, value: Array) -> Segment:
-    """Books what the step before this beat brought, and the value of what it led to.
+    """Completes the timestep before this beat: its reward, its end, and the value of the observation that followed.
 
     Args:
-      ring: of the group.
+      ring: the group's segments.
       round_: rounds begun before this one, int32 scalar.
-      beat: of the round, int32 scalar.
-      timestep: received in this beat. Its `terminated` may include what the learner takes for an end.
-      reward: float32 `[B]`, as the learner is to see it.
-      value: float32 `[B]`, of the observation.
+      beat: beats of this round before this one, int32 scalar.
+      timestep: received in this beat. Its `terminated` may include what the learner alone takes for an end.
+      reward: float32 `[B]`, as it is learned from.
+      value: float32 `[B]`, value of the observation.
 
     Returns:
-      The ring. The first beat of all writes where nothing was appended yet, and is overwritten.
+      The ring. The very first beat completes a timestep that was never added; it is overwritten later.
     """
     num_segments, length = ring.version.shape
     slot = (round_ - (beat == 0)) % num_segments
@@ -98,18 +106,19 @@ def complete(ring: Segment, round_: Array, beat: Array, timestep: TimeStep, rewa
         terminated=_put(ring.terminated, timestep.terminated, slot, t),
         truncated=_put(ring.truncated, timestep.truncated, slot, t),
         valid=_put(ring.valid, ~timestep.first, slot, t),
-        # Written at every beat: the last one, after the segment's last step, stays.
+        # Written at every beat: the last value, after the segment's last timestep, stays.
         bootstrap=_put(ring.bootstrap, value, slot),
     )
 
 
 def _put(rows: Array, row: Array, *place: Array) -> Array:
     # One update slice stays in place inside a compiled loop; a scatter would be a loop of its own.
-    row = row.astype(rows.dtype).reshape(*[1] * len(place), *rows.shape[len(place) :])
+    chex.assert_shape(row, rows.shape[len(place) :])
+    row = row.astype(rows.dtype)[(None,) * len(place)]
     return jax.lax.dynamic_update_slice(rows, row, (*place, *[0] * (rows.ndim - len(place))))
 
 
-def append(
+def add(
     ring: Segment,
     round_: Array,
     beat: Array,
@@ -119,12 +128,12 @@ def append(
     version: Array,
     recurrent: ArrayTree,
 ) -> Segment:
-    """Books what the policy saw and did in this beat.
+    """Adds what the policy saw and did in this beat.
 
     Args:
-      ring: of the group.
+      ring: the group's segments.
       round_: rounds begun before this one, int32 scalar.
-      beat: of the round, int32 scalar.
+      beat: beats of this round before this one, int32 scalar.
       timestep: received in this beat.
       action: `[B, ...]`.
       log_prob: float32 `[B]`.
@@ -149,21 +158,37 @@ def append(
     )
 
 
-def micro_batch(ring: Segment, slot: Array, start: Array, num_envs: int, length: int) -> Segment:
-    """Some environments of one segment.
+def micro_batch_size(given: int | None, num_envs: int, length: int) -> int:
+    """Environments in a micro-batch of segments: as given, or as many as have about 64 transitions.
+
+    Micro-batches of 32 to 64 transitions stay in a CPU's cache.
+
+    Raises:
+      ValueError: `given` does not divide `num_envs`.
+    """
+    divisors = [m for m in range(1, num_envs + 1) if num_envs % m == 0]
+    if given is not None and given not in divisors:
+        raise ValueError(
+            f"micro_batch={given} does not divide a group of {num_envs} environments; take one of {divisors}."
+        )
+    return given or max((m for m in divisors if m * length <= _MICRO_BATCH_TRANSITIONS), default=1)
+
+
+def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int) -> Segment:
+    """Takes some environments of one segment.
 
     Args:
-      ring: of the group.
-      slot: which segment of the ring, int32 scalar.
-      start: first environment, int32 scalar.
-      num_envs: how many.
-      length: T, the first steps of the segment.
+      ring: the group's segments.
+      slot: place of the segment in the ring, int32 scalar.
+      start: the first environment, int32 scalar.
+      num_envs: number of environments.
+      length: T; the first T timesteps of the segment are taken.
 
     Returns:
       `Segment`, leaves `[T, num_envs, ...]`.
     """
 
-    def of_steps(rows: Array) -> Array:
+    def of_timesteps(rows: Array) -> Array:
         begin = (slot, 0, start, *[0] * (rows.ndim - 3))
         return jax.lax.dynamic_slice(rows, begin, (1, length, num_envs, *rows.shape[3:]))[0]
 
@@ -172,7 +197,7 @@ def micro_batch(ring: Segment, slot: Array, start: Array, num_envs: int, length:
         return jax.lax.dynamic_slice(rows, begin, (1, num_envs, *rows.shape[2:]))[0]
 
     fields = {
-        name: of_steps(rows)
+        name: of_timesteps(rows)
         for name, rows in ring._asdict().items()
         if name not in ("version", "bootstrap", "recurrent")
     }

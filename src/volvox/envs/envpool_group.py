@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer, nearest
-from volvox._machine import num_cpus
+from volvox._system import num_cpus
 from volvox.envs.groups import action_bounds, bounded_action, checked_action, consistent, recipe
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
@@ -94,7 +94,6 @@ def envpool_task(
             raise ValueError(f"{key!r} is not a setting of task {task!r}{nearest(key, defaults)}")
         if key in ("frame_skip", "max_episode_steps"):
             integer(key, value, low=1)
-    spec = _env_spec(task, config)
 
     def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
         native = envpool.make(
@@ -110,15 +109,10 @@ def envpool_task(
         form = _HostDriven(pool) if host else _Traced(pool)
         return EnvGroup(spec, num_envs, not host, form.init, form.recv, form.send, pool.restart, pool.close)
 
-    return recipe(
-        spec._replace(name=name or task),
-        make_group,
-        num_envs=num_envs,
-        groups=groups,
-        environment="envpool",
-        task=task,
-        settings=_settings(envpool.make_spec(task, **config)),
-    )
+    settings = _settings(envpool.make_spec(task, **config))
+    spec = _env_spec(task, config)._replace(name=name or task)
+    record = {"environment": "envpool", "task": task, "settings": settings}
+    return recipe(spec, make_group, num_envs=num_envs, groups=groups, **record)
 
 
 def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:

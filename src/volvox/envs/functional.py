@@ -104,7 +104,7 @@ def from_functions(
         low, high = action_bounds(action_low, action_high, tuple(action_shape))
         action = jax.ShapeDtypeStruct(low.shape, jnp.float32)
     functions = _Functions(reset, step, observe, extras or (lambda state: {}), action)
-    observation, told = functions.check()
+    observation, named = functions.check()
     spec = EnvSpec(
         name=name,
         observation_shape=tuple(observation.shape),
@@ -115,19 +115,14 @@ def from_functions(
         action_high=high,
         max_episode_steps=int(max_episode_steps),
         frame_skip=1,
-        extras=("elapsed_steps", *told),
+        extras=("elapsed_steps", *named),
     )
     # All groups share what is compiled, so that another group, seed or cutoff compiles nothing twice.
     init = jax.jit(functions.init, static_argnames="num_envs")
     recv = jax.jit(jax.vmap(functions.recv, in_axes=(0, None)), inline=True)
-    return recipe(
-        spec,
-        partial(_group, init, recv),
-        num_envs=num_envs,
-        groups=groups,
-        environment=name,
-        settings={"max_episode_steps": max_episode_steps, **(settings or {})},
-    )
+    settings = {"max_episode_steps": max_episode_steps, **(settings or {})}
+    make_group = partial(_group, init, recv)
+    return recipe(spec, make_group, num_envs=num_envs, groups=groups, environment=name, settings=settings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,10 +146,12 @@ class _Functions:
         for what, result in (("reward", reward), ("terminated", terminated)):
             if result.shape != ():
                 raise ValueError(f"step must give a scalar {what} for one environment, got shape {result.shape}")
-        told = jax.eval_shape(self.extras, state)
-        if not isinstance(told, dict) or "elapsed_steps" in told:
-            raise ValueError(f"extras must give a dict without 'elapsed_steps', which is there anyway; it gives {told}")
-        return jax.eval_shape(self.observe, state), told
+        named = jax.eval_shape(self.extras, state)
+        if not isinstance(named, dict) or "elapsed_steps" in named:
+            raise ValueError(
+                f"extras must give a dict without 'elapsed_steps', which is there anyway; it gives {named}"
+            )
+        return jax.eval_shape(self.observe, state), named
 
     def init(self, key: Array, *, num_envs: int) -> FunctionalState:
         """Returns the state in which all environments of a group are about to begin an episode."""
@@ -181,23 +178,14 @@ class _Functions:
         return FunctionalState(key, inner, elapsed, done, state.action), timestep
 
 
-def _group(
-    compiled_init: Callable[..., FunctionalState],
-    compiled_recv: Callable[..., tuple[FunctionalState, TimeStep]],
-    spec: EnvSpec,
-    num_envs: int,
-    *,
-    index: int,
-    seed: int,
-    host: bool,
-) -> EnvGroup:
-    """Makes group number `index`; `compiled_init` and `compiled_recv` are those of `_Functions`, compiled."""
+def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
+    """Makes group number `index`; `init` and `recv` are those of `_Functions`, compiled."""
 
     def key_of(seed: int) -> Array:
         return jax.random.fold_in(jax.random.key(integer("seed", seed, low=0)), index)
 
-    def recv(state: FunctionalState) -> tuple[FunctionalState, TimeStep]:
-        state, timestep = compiled_recv(state, np.int32(spec.max_episode_steps))
+    def receive(state: FunctionalState) -> tuple[FunctionalState, TimeStep]:
+        state, timestep = recv(state, np.int32(spec.max_episode_steps))
         return state, jax.device_get(timestep) if host else timestep
 
     def send(state: FunctionalState, action: Array | np.ndarray) -> FunctionalState:
@@ -209,5 +197,5 @@ def _group(
             state = state._replace(key=jax.random.split(key_of(seed), num_envs))
         return state._replace(done=jnp.ones(num_envs, jnp.bool_))
 
-    init = partial(compiled_init, key_of(seed), num_envs=num_envs)
-    return EnvGroup(spec, num_envs, not host, init, recv, send, restart, lambda: None)
+    start = partial(init, key_of(seed), num_envs=num_envs)
+    return EnvGroup(spec, num_envs, not host, start, receive, send, restart, lambda: None)

@@ -57,7 +57,7 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import chex
 import jax
@@ -101,42 +101,22 @@ def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int,
     return env
 
 
-class Wrapper(Protocol):
-    """What changes the time steps and actions of a group; see `wrapped`.
-
-    Its functions are called with NumPy arrays if Python drives the group, and inside `jit` otherwise; `array_module`
-    tells which.
-    """
-
-    def init(self, num_envs: int, /) -> ArrayTree:
-        """Returns the wrapper's state, NumPy arrays, before the first episode and after a restart."""
-
-    def observe(self, state: Any, timestep: TimeStep, /) -> tuple[Any, TimeStep]:
-        """Returns the next state, and the time step that is shown in place of `timestep`."""
-        ...
-
-    def act(self, state: Any, action: Any, /) -> Any:
-        """Returns the actions `[B, ...]` that are sent in place of `action`."""
-
-
-class WrappedState(NamedTuple):
-    """State of a wrapped group.
-
-    Attributes:
-      inner: state of the group.
-      own: state of the wrapper.
-    """
-
-    inner: ArrayTree
-    own: ArrayTree
-
-
-def wrapped(env: Env, wrapper: Wrapper, *, spec: EnvSpec | None = None, hidden_steps: int = 0, **config: Any) -> Env:
+def wrapped(env: Env, wrapper: Any, *, spec: EnvSpec | None = None, hidden_steps: int = 0, **config: Any) -> Env:
     """Makes a recipe whose groups are those of another recipe with other time steps or actions.
+
+    A wrapper is an object with three functions. They are called with NumPy arrays if Python drives the group, and
+    inside `jit` otherwise; `array_module` tells which.
+
+    - `init(num_envs) -> state`, a pytree of NumPy arrays: the wrapper's state before the first episode and after a
+      restart;
+    - `observe(state, timestep) -> (state, timestep)`: the time step that is shown in place of the group's;
+    - `act(state, action) -> action`: the actions `[B, ...]` that are sent in place of those given.
+
+    Example: `volvox.envs.preprocessing` has two wrappers.
 
     Args:
       env: the recipe to wrap.
-      wrapper: what changes them.
+      wrapper: what changes time steps and actions.
       spec: what the wrapped environment offers; None if that is what `env` offers.
       hidden_steps: timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
       **config: what is added to the recipe's `config`.
@@ -156,31 +136,34 @@ def wrapped(env: Env, wrapper: Wrapper, *, spec: EnvSpec | None = None, hidden_s
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Wrapped:
+    """A group and its wrapper; the state is a pair of theirs."""
+
     inner: EnvGroup
-    wrapper: Wrapper
+    wrapper: Any
 
     def group(self, spec: EnvSpec) -> EnvGroup:
         return self.inner._replace(spec=spec, init=self.init, recv=self.recv, send=self.send, restart=self.restart)
 
-    def init(self) -> WrappedState:
+    def init(self) -> tuple[ArrayTree, ArrayTree]:
         return self._begin(self.inner.init())
 
-    def recv(self, state: WrappedState) -> tuple[WrappedState, TimeStep]:
-        inner, timestep = self.inner.recv(state.inner)
-        own, timestep = self.wrapper.observe(state.own, timestep)
-        return WrappedState(inner, own), timestep
+    def recv(self, state: tuple[ArrayTree, ArrayTree]) -> tuple[tuple[ArrayTree, ArrayTree], TimeStep]:
+        inner, timestep = self.inner.recv(state[0])
+        own, timestep = self.wrapper.observe(state[1], timestep)
+        return (inner, own), timestep
 
-    def send(self, state: WrappedState, action: Any) -> WrappedState:
+    def send(self, state: tuple[ArrayTree, ArrayTree], action: Any) -> tuple[ArrayTree, ArrayTree]:
+        inner, own = state
         action = (jnp if self.inner.traceable else np).asarray(action)
-        action = self.wrapper.act(state.own, checked_action(self.inner.spec, self.inner.num_envs, action))
-        return state._replace(inner=self.inner.send(state.inner, action))
+        action = self.wrapper.act(own, checked_action(self.inner.spec, self.inner.num_envs, action))
+        return self.inner.send(inner, action), own
 
-    def restart(self, state: WrappedState, seed: int | None = None) -> WrappedState:
-        return self._begin(self.inner.restart(state.inner, seed))
+    def restart(self, state: tuple[ArrayTree, ArrayTree], seed: int | None = None) -> tuple[ArrayTree, ArrayTree]:
+        return self._begin(self.inner.restart(state[0], seed))
 
-    def _begin(self, inner: ArrayTree) -> WrappedState:
+    def _begin(self, inner: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         own = self.wrapper.init(self.inner.num_envs)
-        return WrappedState(inner, jax.tree.map(jnp.asarray, own) if self.inner.traceable else own)
+        return inner, jax.tree.map(jnp.asarray, own) if self.inner.traceable else own
 
 
 def array_module(array: Any) -> Any:
@@ -230,7 +213,7 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
         return xp.clip(action, 0, (spec.num_actions or 1) - 1)
-    slack = 1e-6 * (high - low)  # for rounding to float32
+    slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
     if xp is np and (wrong := np.argwhere(~((action >= low - slack) & (action <= high + slack)))).size:
         at = tuple(wrong[0].tolist())
         bounds = f"{low[at[1:]]:.6g} to {high[at[1:]]:.6g} for component {list(at[1:])}"

@@ -137,7 +137,6 @@ def observe(state: MazeState) -> Array:
 
 def distance_to_walls(position: Array) -> Array:
     """Returns the distance from a position `[2]` to the nearest point of any wall, float32 scalar."""
-    chex.assert_shape(position, (2,))
     a, b = WALLS[:, :2], WALLS[:, 2:]
     along = b - a
     share = jnp.clip(((position - a) * along).sum(1) / (along * along).sum(1), 0.0, 1.0)

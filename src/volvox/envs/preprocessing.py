@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
@@ -101,37 +101,28 @@ def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
     return wrapped(env, _Frames(size, stack), spec=spec, frames=config)
 
 
-class _FramesState(NamedTuple):
-    """The frames that an observation is made of.
-
-    Attributes:
-      older: float32 `[B, image_size, image_size, stack - 1]`: the frames before the next.
-      zero: int32, the runtime zero, so that both forms round alike.
-    """
-
-    older: Any
-    zero: Any
-
-
 @dataclasses.dataclass(frozen=True)
 class _Frames:
-    """Makes screens stacks of `stack` images of `size` by `size` pixels."""
+    """Makes screens stacks of `stack` images of `size` by `size` pixels.
+
+    The state is the frames before the next, float32 `[B, size, size, stack - 1]`, and the runtime zero (int32), so that
+    both forms round alike.
+    """
 
     size: int
     stack: int
 
-    def init(self, num_envs: int) -> _FramesState:
-        return _FramesState(
-            np.zeros((num_envs, self.size, self.size, self.stack - 1), np.float32), np.zeros((), np.int32)
-        )
+    def init(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((num_envs, self.size, self.size, self.stack - 1), np.float32), np.zeros((), np.int32)
 
-    def observe(self, state: _FramesState, timestep: TimeStep) -> tuple[_FramesState, TimeStep]:
-        observation = _stacked(state.older, timestep.observation, timestep.first, state.zero)
+    def observe(self, state: tuple[Any, Any], timestep: TimeStep) -> tuple[tuple[Any, Any], TimeStep]:
+        older, zero = state
+        observation = _stacked(older, timestep.observation, timestep.first, zero)
         if not isinstance(timestep.first, jax.Array):
             observation = np.asarray(observation)
-        return state._replace(older=observation[..., 1:]), timestep._replace(observation=observation)
+        return (observation[..., 1:], zero), timestep._replace(observation=observation)
 
-    def act(self, state: _FramesState, action: Any) -> Any:
+    def act(self, state: tuple[Any, Any], action: Any) -> Any:
         return action
 
 

@@ -135,7 +135,7 @@ class Loop:
             the run ends when nothing remains (`Stages.remaining`).
 
         Yields:
-          `Chunk`.
+          `Chunk`; the last may have no rounds, where nothing remained.
 
         Raises:
           RuntimeError: the loop is not open.
@@ -152,8 +152,7 @@ class Loop:
                 # Towards chunks of the asked length, at most doubling: the first chunks include compilation.
                 factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
                 self._rounds = min(max(1, int(self._rounds * factor)), _MOST_ROUNDS)
-            if done:
-                yield Chunk(carry, memory, done, seconds)
+            yield Chunk(carry, memory, done, seconds)
             if done < rounds:
                 return
 
@@ -201,7 +200,7 @@ def seed_of(key: Array, *numbers: int) -> int:
 
     Args:
       key: typed, or raw key data.
-      *numbers: non-negative integers.
+      *numbers: non-negative integers; zeros at the end make no difference.
 
     Returns:
       The seed.

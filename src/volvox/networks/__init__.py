@@ -13,12 +13,13 @@ from volvox.networks.deep_ga import DeepGA
 from volvox.networks.genotypes import genotype, genotype_from_functions
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import MLP
-from volvox.networks.off_policy import NextObservationNetwork, QNetwork
+from volvox.networks.off_policy import ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
 from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
 
 __all__ = [
     "GA3C",
     "MLP",
+    "ActorAndCritic",
     "ActorCritic",
     "BlockCirculantDense",
     "DeepGA",
@@ -31,6 +32,7 @@ __all__ = [
     "SmallTorso",
     "VirtualBatchNorm",
     "VirtualBatchNormNet",
+    "actor_and_critics",
     "genotype",
     "genotype_from_functions",
     "reference_genotype",

@@ -1,4 +1,4 @@
-"""Networks with two outputs, a policy's and a value, and what makes records of functions of them.
+"""Networks with two outputs, a policy's and a value, and their pure functions.
 
 The modules here are examples: any flax module will do that maps observations `[B, ...]` to (output `[B, size]`, value
 `[B]`), `size` being the number of actions, or twice the length of a continuous one (means, then logarithms of standard
@@ -14,10 +14,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox._settings import describe
+from volvox.networks.distributions import Distribution, distribution
 from volvox.networks.images import scaled
 from volvox.networks.interception import use_kernels
+from volvox.networks.modules import batch_of, batch_of_states, check_module
+from volvox.ops.batching import where_rows
 from volvox.ops.flat import num_parameters
-from volvox.types import Array, ArrayTree, Config, EnvSpec
+from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 _FAN_IN_UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within 1 / sqrt(fan_in)
 _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
@@ -184,74 +187,108 @@ class ActorCriticNetwork(NamedTuple):
     """A network with a policy's output and a value, as pure functions.
 
     Attributes:
-      init: key -> params.
-      initial_state: batch size -> recurrent state, leaves `[B, ...]`; () without recurrence.
+      policy: what acts; its variables are the network's parameters. Samples and modes are within the action bounds.
       apply: (params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state).
+      distribution: what the output says about actions.
+      recurrent: whether the network has a state.
     """
 
-    init: Callable[[Array], ArrayTree]
-    initial_state: Callable[[int], ArrayTree]
+    policy: Policy
     apply: Callable[[ArrayTree, Array, ArrayTree], tuple[Array, Array, ArrayTree]]
+    distribution: Distribution
     recurrent: bool
-    config: Config
+
+    def reset(self, first: Array, state: ArrayTree) -> ArrayTree:
+        """Recurrent states `[B, ...]`, begun anew where `first` `[B]` holds."""
+        return where_rows(first, self.policy.initial_state(first.shape[0]), state)
+
+    def unroll(self, params: ArrayTree, observation: Array, first: Array, state: ArrayTree) -> tuple[Array, Array]:
+        """Applies the network along trajectories; recurrent state is reset where episodes begin.
+
+        Args:
+          params: parameters.
+          observation: `[T, B, ...]`.
+          first: bool `[T, B]`: the observation begins an episode.
+          state: recurrent state before the first observation, leaves `[B, ...]`.
+
+        Returns:
+          (outputs `[T, B, size]`, values `[T, B]`).
+        """
+        length, num_envs = first.shape
+        if not self.recurrent:
+            output, value, _ = self.apply(params, observation.reshape(-1, *observation.shape[2:]), ())
+            return output.reshape(length, num_envs, -1), value.reshape(length, num_envs)
+
+        def step(state: ArrayTree, x: tuple[Array, Array]):
+            observation, first = x
+            output, value, state = self.apply(params, observation, self.reset(first, state))
+            return state, (output, value)
+
+        return jax.lax.scan(step, state, (observation, first))[1]
 
 
-def actor_critic(module: nn.Module, spec: EnvSpec, *, output_size: int) -> ActorCriticNetwork:
-    """Makes a network with two outputs of an unmodified flax module.
+def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
+    """Makes pure functions of an unmodified flax module with two outputs.
+
+        network = actor_critic(ActorCritic(env.spec.num_actions, SmallTorso()), env.spec)
+        output, value, state = network.apply(params, observation, network.policy.initial_state(batch_size))
 
     Args:
-      module: see the top of this file; with parameters only.
-      spec: the environment it is to act in.
-      output_size: numbers that describe one distribution over actions.
+      module: a module as described at the top of this file, with parameters only.
+      spec: the environment in which it is to act.
 
     Returns:
       `ActorCriticNetwork`.
 
     Raises:
-      TypeError: if `module` is not a flax module.
-      ValueError: if it does not give what is needed.
+      TypeError: `module` is not a flax module.
+      ValueError: it cannot take the observations, or its outputs do not suit the actions.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"actor_critic needs a flax.linen module, an instance and not its class; got {module!r}.")
+    actions, name = distribution(spec), type(module).__name__
+    if (has := getattr(module, "distribution", actions.kind)) != actions.kind:
+        kind, instead = (
+            ("continuous", "GaussianMLP") if spec.num_actions is None else ("discrete", "ActorCritic or GA3C")
+        )
+        raise ValueError(
+            f"{name} has a {has} head, and the actions of {spec.name} are {kind}; take a network with a {actions.kind} "
+            f"one, e.g. {instead}."
+        )
     begin: Any = getattr(module, "initial_state", None)
-    recurrent = callable(begin)
+    recurrent = isinstance(module, nn.Module) and callable(begin)
     initial_state: Any = begin if recurrent else lambda batch_size: ()
-
-    def arguments(observation: Array, state: ArrayTree) -> tuple[Any, ...]:
-        return (observation, state) if recurrent else (observation,)
-
-    def init(key: Array) -> ArrayTree:
-        observation = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
-        return module.init(key, *arguments(observation, initial_state(1)))["params"]
+    inputs: list[Any] = [batch_of(spec.observation_shape, spec.observation_dtype)]
+    outputs: Any = (batch_of((actions.size,)), batch_of())
+    if recurrent:
+        inputs.append(batch_of_states(initial_state))
+        outputs = (outputs, inputs[1])
+    meaning = f"(output [B, {actions.size}], value [B]) for its actions"
+    variables = check_module(module, spec, inputs, outputs, role="actor-critic", meaning=meaning)
 
     def apply(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
         with use_kernels():
-            result: Any = module.apply({"params": params}, *arguments(observation, state))
+            result: Any = module.apply({"params": params}, observation, *([state] if recurrent else []))
         (output, value), state = result if recurrent else (result, state)
         return output, value, state
 
-    name = type(module).__name__
-    has, needs = getattr(module, "distribution", None), "gaussian" if spec.num_actions is None else "categorical"
-    if has not in (None, needs):
-        kind, instead = ("continuous", "GaussianMLP") if needs == "gaussian" else ("discrete", "ActorCritic or GA3C")
-        raise ValueError(
-            f"{name} has a {has} head, and the actions of {spec.name} are {kind}; take a network with a {needs} one, "
-            f"e.g. {instead}."
-        )
-    batch = 2
-    needed = f"(output [B, {output_size}], value [B]) for the actions of {spec.name}"
-    try:
-        params = jax.eval_shape(init, jax.random.key(0))
-        observation = jax.ShapeDtypeStruct((batch, *spec.observation_shape), spec.observation_dtype)
-        output, value, _ = jax.eval_shape(apply, params, observation, jax.eval_shape(lambda: initial_state(batch)))
-    except Exception as error:  # whatever the module's own code raises
-        raise ValueError(f"{name} must map observations of {spec.name} to {needed}: {error}") from error
-    if output.shape != (batch, output_size) or value.shape != (batch,):
-        raise ValueError(f"{name} must give {needed}; for B={batch} it gives {output.shape} and {value.shape}.")
-    return ActorCriticNetwork(
+    def init(key: Array) -> ArrayTree:
+        observation = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+        return module.init(key, observation, *([initial_state(1)] if recurrent else [])).get("params", {})
+
+    def act(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
+        output, _, state = apply(params, observation, state)
+        return output, state
+
+    policy = Policy(
         init=init,
         initial_state=initial_state,
-        apply=apply,
-        recurrent=recurrent,
-        config={"network": name, "num_parameters": num_parameters(params), **describe(module)},
+        apply=act,
+        sample=lambda key, output: clipped(actions.sample(key, output), spec),
+        mode=lambda output: clipped(actions.mode(output), spec),
+        config={**describe(module), "num_parameters": num_parameters(variables.get("params", {}))},
     )
+    return ActorCriticNetwork(policy, apply, actions, recurrent)
+
+
+def clipped(action: Array, spec: EnvSpec) -> Array:
+    """Continuous actions within the environment's bounds; discrete ones as they are."""
+    return action if spec.num_actions is not None else jnp.clip(action, spec.action_low, spec.action_high)

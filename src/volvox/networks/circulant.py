@@ -1,5 +1,6 @@
 """Layers whose weights are block-circulant: b times fewer numbers to store, to read and to mutate."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +18,18 @@ Array = jax.Array
 class BlockCirculantDense(nn.Module):
     """A dense layer `[K, features]` whose kernel consists of `block` x `block` circulant blocks.
 
+        x = vx.networks.BlockCirculantDense(256, block=8)(x)
+
     The parameter `circulant` is what is stored, `[K / block, block, features / block]`: `[i, :, j]` are the numbers of
-    the block in row i and column j. The dense matrix is no parameter; see `ops.circulant` for when one is formed.
+    the block in row i and column j. The dense matrix is no parameter; `ops.circulant` says when it is formed.
 
     Input: `[..., K]`. Output: `[..., features]`.
 
     Attributes:
       features: Length of the output.
       block: b; a divisor of both sides.
-      kernel_init: Of the stored numbers: its fan-in is that of the dense matrix.
+      use_bias: Whether a bias is added.
+      kernel_init: Initialiser of the stored numbers; its fan-in is that of the dense matrix.
     """
 
     features: int
@@ -43,13 +47,15 @@ class BlockCirculantDense(nn.Module):
 class Grouped(nn.Module):
     """A network whose large dense layers are block-circulant, whatever flax module it is.
 
-    Plain `nn.Dense` layers with `min_side` inputs and outputs or more store what `BlockCirculantDense` stores. Where
-    the block does not divide the number of inputs, zeros are added to them.
+        critic = vx.networks.Grouped(vx.networks.QNetwork((256, 256)), block=4)
+
+    Plain `nn.Dense` layers with at least `min_side` inputs and outputs store what `BlockCirculantDense` stores. Where
+    the block does not divide the number of inputs, the inputs are padded with zeros.
 
     Attributes:
       inner: The network.
-      block: b; a divisor of the outputs of those layers.
-      min_side: Layers with fewer inputs or outputs stay as they are.
+      block: b, a divisor of the outputs of those layers; 1 leaves the network as it is.
+      min_side: Layers with fewer inputs or outputs stay dense.
     """
 
     inner: nn.Module
@@ -58,32 +64,41 @@ class Grouped(nn.Module):
 
     @nn.compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the network gives.
+        """Returns what the network returns.
 
         Raises:
-          ValueError: the block does not divide the outputs of a layer.
+          ValueError: the block does not divide the outputs of a layer, or no layer is large enough.
         """
         integer("block", self.block, low=1)
-        with nn.intercept_methods(self._intercept):
+        if self.block == 1:
             return self.inner(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        grouped = []
+        with nn.intercept_methods(functools.partial(self._intercept, grouped)):
+            out = self.inner(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        if not grouped:
+            raise ValueError(
+                f"min_side={self.min_side}: no layer has as many inputs and outputs, and none would be "
+                "block-circulant; lower it, or leave this network as it is."
+            )
+        return out
 
     @property
     @nn.nowrap
     def initial_state(self) -> Any:
-        """The network's, if it is recurrent; None if not."""
+        """The inner network's, if it is recurrent; else None."""
         return getattr(self.inner, "initial_state", None)
 
     @property
     @nn.nowrap
     def distribution(self) -> Any:
-        """The network's, if it says."""
+        """The inner network's, if it has one; else None."""
         return getattr(self.inner, "distribution", None)
 
     @nn.nowrap
-    def _intercept(self, next_fun, args, kwargs, context) -> Any:
+    def _intercept(self, grouped: list[Any], next_fun, args, kwargs, context) -> Any:
         module = context.module
         plain = type(module) is nn.Dense and module.precision is module.dot_general is module.dot_general_cls is None
-        if not plain or context.method_name != "__call__" or self.block == 1:
+        if not plain or context.method_name != "__call__":
             return next_fun(*args, **kwargs)
         (x,) = (*args, *kwargs.values())
         if min(x.shape[-1], module.features) < self.min_side:
@@ -93,13 +108,14 @@ class Grouped(nn.Module):
                 f"block={self.block} does not divide the {module.features} outputs of {'/'.join(module.path)}; choose "
                 "another block, or another width."
             )
+        grouped.append(module.path)
         padding = -x.shape[-1] % self.block
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
         return _circulant(module, x, self.block)
 
 
 def _circulant(module: Any, x: Array, block: int) -> Array:
-    """The layer's output; `module` holds its parameters and says how they begin."""
+    """The layer's output; `module` holds its parameters and their initialisers."""
     rows, columns = x.shape[-1] // block, module.features // block
     dtype = getattr(module, "param_dtype", jnp.float32)
     numbers = module.param("circulant", module.kernel_init, (rows, block, columns), dtype)

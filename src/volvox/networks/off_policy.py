@@ -1,17 +1,19 @@
-"""Networks that value actions, and what makes pure functions of the two a deterministic policy gradient needs."""
+"""Networks that value actions, and the pure functions that a deterministic policy gradient needs."""
 
+import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from volvox._settings import describe
 from volvox.networks.interception import use_kernels
 from volvox.networks.mlp import hidden_layers
-from volvox.types import Array, ArrayTree, Config, EnvSpec
+from volvox.networks.modules import batch_of, check_module
+from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 
 class QNetwork(nn.Module):
@@ -20,8 +22,8 @@ class QNetwork(nn.Module):
     Input: `[B, n]` and `[B, A]`. Output: `[B]`.
 
     Attributes:
-      hidden: Widths of the hidden layers.
-      densely_connected: As of `MLP`.
+      hidden: widths of the hidden layers.
+      densely_connected: as in `MLP`.
     """
 
     hidden: tuple[int, ...] = (256, 256)
@@ -38,15 +40,15 @@ class QNetwork(nn.Module):
 class NextObservationNetwork(nn.Module):
     """Features of observations, and of observations with actions, that learn to predict what is observed next.
 
-    The online feature extractor of Ota et al. (2020, arXiv 2003.01629): two stacks of densely connected layers, swish,
-    and a linear prediction; without the batch normalisation of theirs. Its features are wider than what they are made
-    of, and are learned apart from actor and critics (`td3`, `representation`).
+    The online feature extractor of Ota et al. (2020, arXiv 2003.01629): two stacks of densely connected layers with
+    swish, and a linear prediction; without the batch normalisation of the paper. The features are wider than what they
+    are made of, and are learned apart from actor and critics (`ActorAndCritic.representation`).
 
     Input: `[B, n]`, and `[B, A]`.
 
     Attributes:
-      observation_widths: Of the layers on observations; features have n numbers more than all of them.
-      action_widths: Of the layers on those features and actions.
+      observation_widths: widths of the layers on observations; features have n numbers more than all of them.
+      action_widths: widths of the layers on those features and actions.
     """
 
     observation_widths: tuple[int, ...] = (30,) * 8
@@ -57,18 +59,18 @@ class NextObservationNetwork(nn.Module):
         self.of_observation = [nn.Dense(width) for width in self.observation_widths]
         self.of_action = [nn.Dense(width) for width in self.action_widths]
 
-    def observed(self, observation: Array) -> Array:
+    def encode_observation(self, observation: Array) -> Array:
         """Features `[B, n + sum(observation_widths)]` of observations `[B, n]`."""
         return _stacked(observation.reshape(observation.shape[0], -1).astype(jnp.float32), self.of_observation)
 
-    def acted(self, features: Array, action: Array) -> Array:
+    def encode_action(self, features: Array, action: Array) -> Array:
         """Features of features `[B, F]` and actions `[B, A]`: `[B, F + A + sum(action_widths)]`."""
         return _stacked(jnp.concatenate([features, action], axis=-1), self.of_action)
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
         """Predictions `[B, n]` of the next observations."""
-        features = self.acted(self.observed(observation), action)
+        features = self.encode_action(self.encode_observation(observation), action)
         return nn.Dense(observation.reshape(observation.shape[0], -1).shape[-1], name="predict")(features)
 
 
@@ -78,109 +80,152 @@ def _stacked(x: Array, layers: Any) -> Array:
     return x
 
 
-class ActorAndCritics(NamedTuple):
-    """A deterministic actor and twin critics, as pure functions. Actions are scaled to [-1, 1].
+@dataclasses.dataclass(frozen=True)
+class ActorAndCritic:
+    """The networks of a deterministic policy gradient, as flax modules.
+
+        networks = ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork((256, 256)))
 
     Attributes:
-      init: key -> (actor's params, both critics' params, the representation's; () without one).
-      act: (actor's params, what is observed `[B, ...]`) -> action `[B, A]`.
-      value: (a critic's params, what is observed or acted `[B, ...]`, action `[B, A]`) -> float32 `[B]`.
-      observed: (the representation's params, observation `[B, ...]`) -> features, or the observation itself.
-      acted: (the representation's params, what is observed, action `[B, A]`) -> features, or what is observed.
-      predicted: (the representation's params, observation, action) -> next observation `[B, n]`; None without one.
+      actor: observations `[B, ...]` -> `[B, A]`, A being the length of an action; its hyperbolic tangent is the action.
+      critic: (observations `[B, ...]`, actions `[B, A]` in [-1, 1]) -> values `[B]`; two of it are made.
+      representation: with the methods of `NextObservationNetwork`: the actor is given what its `encode_observation`
+        makes of observations, and critics what its `encode_action` makes of that and actions. None: observations as
+        they are.
     """
 
-    init: Callable[[Array], tuple[ArrayTree, tuple[ArrayTree, ArrayTree], ArrayTree]]
-    act: Callable[[ArrayTree, Array], Array]
-    value: Callable[[ArrayTree, Array, Array], Array]
-    observed: Callable[[ArrayTree, Array], Array]
-    acted: Callable[[ArrayTree, Array, Array], Array]
-    predicted: Callable[[ArrayTree, Array, Array], Array] | None
-    config: Config
+    actor: nn.Module
+    critic: nn.Module
+    representation: nn.Module | None = None
 
 
-def actor_and_critics(
-    actor: nn.Module, critic: nn.Module, spec: EnvSpec, representation: nn.Module | None = None
-) -> ActorAndCritics:
-    """Makes the functions of unmodified flax modules.
+class Params(NamedTuple):
+    """Parameters of the networks.
+
+    Attributes:
+      critics: those of the two critics.
+      representation: () without one.
+    """
+
+    actor: ArrayTree
+    critics: tuple[ArrayTree, ArrayTree]
+    representation: ArrayTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActorAndCritics:
+    """A deterministic actor and twin critics in an environment, as pure functions. Actions are scaled to [-1, 1].
+
+    Observations are float32 here. Made by `actor_and_critics`.
+    """
+
+    networks: ActorAndCritic
+    spec: EnvSpec
+
+    def init(self, key: Array) -> Params:
+        """Draws all parameters."""
+        modules, (k_actor, *k_critics) = self.networks, jax.random.split(key, 3)
+        observation, action = jnp.zeros((1, *self.spec.observation_shape)), jnp.zeros((1, *self._action_shape))
+        representation: ArrayTree = ()
+        if modules.representation is not None:
+            k_representation = jax.random.fold_in(key, 3)
+            representation = modules.representation.init(k_representation, observation, action)["params"]
+        features = self.encode_observation(representation, observation)
+        encoded = self.encode_action(representation, features, action)
+        first, second = (modules.critic.init(k, encoded, action)["params"] for k in k_critics)
+        return Params(modules.actor.init(k_actor, features)["params"], (first, second), representation)
+
+    def act(self, params: ArrayTree, features: Array) -> Array:
+        """Actions `[B, A]` of an actor's parameters at features of observations `[B, ...]`."""
+        return jnp.tanh(_apply(self.networks.actor, params, features))
+
+    def value(self, params: ArrayTree, encoded: Array, action: Array) -> Array:
+        """Values `[B]` of one critic's parameters, of actions `[B, A]` encoded with their observations `[B, ...]`."""
+        return _apply(self.networks.critic, params, encoded, action)
+
+    def encode_observation(self, params: ArrayTree, observation: Array) -> Array:
+        """Features of observations `[B, ...]`; without a representation the observations themselves."""
+        module = self.networks.representation
+        return observation if module is None else _apply(module, params, observation, method="encode_observation")
+
+    def encode_action(self, params: ArrayTree, features: Array, action: Array) -> Array:
+        """Features of features and actions `[B, A]`; without a representation the features of observations alone."""
+        module = self.networks.representation
+        return features if module is None else _apply(module, params, features, action, method="encode_action")
+
+    def predict(self, params: ArrayTree, observation: Array, action: Array) -> Array:
+        """The representation's prediction of the next observations."""
+        assert self.networks.representation is not None
+        return _apply(self.networks.representation, params, observation, action)
+
+    def scale(self, action: Array) -> Array:
+        """Actions in [-1, 1] -> the environment's."""
+        low, high = jnp.asarray(self.spec.action_low), jnp.asarray(self.spec.action_high)
+        return low + (action + 1.0) * ((high - low) / 2)
+
+    def policy(self, init: Callable[[Array], ArrayTree], act: Callable[[ArrayTree, Array], Array]) -> Policy:
+        """A policy of deterministic actions.
+
+        Args:
+          init: key -> variables.
+          act: (variables, observation `[B, ...]`) -> action `[B, A]` in [-1, 1].
+        """
+
+        def sample(key: Array, output: Array) -> Array:
+            raise ValueError("This policy gives one action and no distribution: it cannot be sampled from.")
+
+        return Policy(
+            init=init,
+            initial_state=lambda batch_size: (),
+            apply=lambda variables, observation, state: (act(variables, observation), state),
+            sample=sample,
+            mode=self.scale,
+            config=describe(self.networks),
+        )
+
+    @property
+    def _action_shape(self) -> tuple[int, ...]:
+        return self.spec.action_shape or ()
+
+
+def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritics:
+    """Makes pure functions of unmodified flax modules.
+
+        networks = actor_and_critics(ActorAndCritic(MLP(6), QNetwork()), env.spec)
+        params = networks.init(jax.random.key(0))
+        action = networks.act(params.actor, observation)
 
     Args:
-      actor: observations `[B, ...]` -> `[B, A]`, A being the length of an action; its hyperbolic tangent is the action.
-      critic: (observations `[B, ...]`, actions `[B, A]`) -> values `[B]`; two of it are made.
-      spec: the environment; its actions are continuous. Observations are float32 here.
-      representation: with the methods of `NextObservationNetwork`; the actor is given what its `observed` makes of
-        observations, and critics what its `acted` makes of that and actions. None: observations as they are.
+      networks: the modules.
+      spec: the environment; its actions are continuous.
 
     Returns:
       `ActorAndCritics`.
 
     Raises:
-      TypeError: a module is none.
-      ValueError: discrete actions, or modules that do not fit.
+      TypeError: one of the networks is no flax module.
+      ValueError: the actions are discrete or without finite bounds, or the modules do not fit the environment or one
+        another.
     """
-    modules = {"actor": actor, "critic": critic} | (
-        {} if representation is None else {"representation": representation}
-    )
-    for name, module in modules.items():
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"{name} must be a flax.linen module, an instance and not its class; got {module!r}.")
+    if not isinstance(networks, ActorAndCritic):
+        raise TypeError(f"give the networks as ActorAndCritic(actor, critic), not {networks!r}.")
     if spec.action_shape is None or len(spec.action_shape) != 1:
         raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
-    (size,) = spec.action_shape
+    low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
+        raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
+    made = ActorAndCritics(networks, spec)
+    observation, action = batch_of(spec.observation_shape), batch_of(spec.action_shape)
+    features = encoded = observation
+    if (module := networks.representation) is not None:
+        variables = check_module(module, spec, (observation, action), observation, role="representation")
+        features = jax.eval_shape(made.encode_observation, variables["params"], observation)
+        encoded = jax.eval_shape(made.encode_action, variables["params"], features, action)
+    check_module(networks.actor, spec, (features,), action, role="actor", meaning="an action before its tanh")
+    check_module(networks.critic, spec, (encoded, action), batch_of(), role="critic", meaning="a value")
+    return made
 
-    def applied(module: nn.Module, params: ArrayTree, *args: Array, method: str | None = None) -> Any:
-        with use_kernels():
-            return module.apply({"params": params}, *args, method=method)
 
-    def act(params: ArrayTree, seen: Array) -> Array:
-        return jnp.tanh(applied(actor, params, seen))
-
-    def value(params: ArrayTree, seen: Array, action: Array) -> Array:
-        return applied(critic, params, seen, action)
-
-    def observed(params: ArrayTree, observation: Array) -> Array:
-        return (
-            observation if representation is None else applied(representation, params, observation, method="observed")
-        )
-
-    def acted(params: ArrayTree, seen: Array, action: Array) -> Array:
-        return seen if representation is None else applied(representation, params, seen, action, method="acted")
-
-    def init(key: Array) -> tuple[ArrayTree, tuple[ArrayTree, ArrayTree], ArrayTree]:
-        keys = jax.random.split(key, 3)
-        observation, action = jnp.zeros((1, *spec.observation_shape)), jnp.zeros((1, size))
-        params: ArrayTree = ()
-        if representation is not None:
-            params = representation.init(jax.random.fold_in(key, 3), observation, action)["params"]
-        seen = observed(params, observation)
-        first, second = (critic.init(k, acted(params, seen, action), action)["params"] for k in keys[1:])
-        return actor.init(keys[0], seen)["params"], (first, second), params
-
-    def shapes(observation: Array, action: Array) -> tuple[Any, ...]:
-        actor_params, critic_params, params = init(jax.random.key(0))
-        seen = observed(params, observation)
-        known = acted(params, seen, action)
-        predicted = observation if representation is None else applied(representation, params, observation, action)
-        return act(actor_params, seen), value(critic_params[0], known, action), predicted
-
-    batch = 2
-    given = (jax.ShapeDtypeStruct((batch, *shape), jnp.float32) for shape in (spec.observation_shape, (size,)))
-    names = ", ".join(type(module).__name__ for module in modules.values())
-    observations = ", ".join(map(str, spec.observation_shape))
-    try:
-        action, valued, predicted = jax.eval_shape(shapes, *given)
-    except Exception as error:  # whatever the modules' own code raises
-        raise ValueError(
-            f"{names} do not fit {spec.name}: an actor maps float32 [B, {observations}], or features of it, to "
-            f"[B, {size}], a critic both to [B]: {error}"
-        ) from error
-    wanted = ((batch, size), (batch,), (batch, *spec.observation_shape))
-    if (action.shape, valued.shape, predicted.shape) != wanted:
-        raise ValueError(
-            f"actor {type(actor).__name__} must give [B, {size}] and critic {type(critic).__name__} [B] for "
-            f"{spec.name}, and a representation predict observations; for B={batch} they give {action.shape}, "
-            f"{valued.shape} and {predicted.shape}."
-        )
-    config = {name: {"network": type(module).__name__, **describe(module)} for name, module in modules.items()}
-    predict = None if representation is None else partial(applied, representation)
-    return ActorAndCritics(init, act, value, observed, acted, predict, config)
+def _apply(module: nn.Module, params: ArrayTree, *args: Array, method: str | None = None) -> Any:
+    with use_kernels():
+        return module.apply({"params": params}, *args, method=method)

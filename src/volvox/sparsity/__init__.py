@@ -1,19 +1,35 @@
-"""Training with few weights: masks that any optimiser keeps, and layers that store few."""
+"""Sparse training: masks that any optimiser keeps, for plain layers and for block-circulant ones.
 
-from volvox.sparsity.compression import compression as compression
-from volvox.sparsity.compression import table as table
-from volvox.sparsity.group_sparse import group_sparse as group_sparse
-from volvox.sparsity.masks import Kernel as Kernel
-from volvox.sparsity.masks import Rule as Rule
-from volvox.sparsity.masks import SparseState as SparseState
-from volvox.sparsity.masks import is_sparse as is_sparse
-from volvox.sparsity.masks import kernels as kernels
-from volvox.sparsity.masks import masks_of as masks_of
-from volvox.sparsity.masks import pruned as pruned
-from volvox.sparsity.masks import sparse as sparse
-from volvox.sparsity.rules import dynamic as dynamic
-from volvox.sparsity.rules import keep_n_of_m as keep_n_of_m
-from volvox.sparsity.rules import magnitude as magnitude
-from volvox.sparsity.schedules import Schedule as Schedule
-from volvox.sparsity.schedules import cubic as cubic
-from volvox.sparsity.schedules import reward_aware as reward_aware
+`sparse` wraps an optimiser so that weights stay as sparse as a rule says:
+
+    rule = vx.sparsity.Dynamic(sparsity=0.9)
+    algorithm = vx.learn(vx.TD3(optimizer=vx.sparsity.sparse(optax.adam, rule), learning_rate=3e-4), networks, env)
+
+`networks.Grouped` makes the large dense layers of a network block-circulant. Both together, under a sparsity that rises
+while returns hold up, are group-sparse training, whose settings `GroupSparse` holds.
+"""
+
+from volvox.sparsity.masks import Kernel, SparseState, compression, is_sparse, masks_of, pruned, table
+from volvox.sparsity.optimizers import GroupSparse, init_optimizers, sparse
+from volvox.sparsity.rules import Dynamic, KeepNOfM, Magnitude, Rule
+from volvox.sparsity.schedules import Cubic, RewardAware, Schedule
+
+__all__ = [
+    "Cubic",
+    "Dynamic",
+    "GroupSparse",
+    "KeepNOfM",
+    "Kernel",
+    "Magnitude",
+    "RewardAware",
+    "Rule",
+    "Schedule",
+    "SparseState",
+    "compression",
+    "init_optimizers",
+    "is_sparse",
+    "masks_of",
+    "pruned",
+    "sparse",
+    "table",
+]

@@ -1,195 +1,274 @@
 """Rules for which groups of a kernel's weights live."""
 
-from typing import Literal
+import dataclasses
+import math
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
-from volvox.sparsity.masks import Rule
+from volvox.sparsity.masks import Kernel
 from volvox.sparsity.schedules import Schedule, check_sparsity
 from volvox.types import Array
 
 
-def magnitude(schedule: Schedule, *, group: int = 1, every: int = 100) -> Rule:
+@runtime_checkable
+class Rule(Protocol):
+    """Which groups of weights live, and when that changes.
+
+    A rule of your own is any object with these members; a frozen dataclass is described in `config.json`. A mask is
+    bool `[R, 1, F]` and says which of the R groups in each of the F columns of a kernel `[R, g, F]` live. Under `vmap`
+    a rule is mapped over learners.
+
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class RandomMask:
+            every: int = 1_000
+            schedule: ClassVar[None] = None
+
+            def init(self, key, kernels):
+                return {name: jax.random.bernoulli(key, 0.5, kernel.mask_shape) for name, kernel in kernels.items()}
+
+            def update(self, key, mask, kernel, gradient, step, sparsity):
+                return jax.random.permutation(key, mask)
+    """
+
+    @property
+    def every(self) -> int:
+        """Updates from one change of the masks to the next."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Schedule of the sparsity; None where the rule needs none."""
+        ...
+
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns the first masks of kernels, by name; their shapes cut the kernels into groups from then on.
+
+        Raises:
+          ValueError: a kernel does not fit the rule.
+        """
+        ...
+
+    def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
+        """Returns the next mask of one kernel.
+
+        Args:
+          key: for random draws.
+          mask: the present one.
+          kernel: `[R, g, F]`: its weights after this update, 0 where masked.
+          gradient: `[R, g, F]`: the gradient of all weights, masked ones too.
+          step: int32, the number of this update.
+          sparsity: float32, the share of groups that the schedule wants dead; 0 without a schedule.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Magnitude:
     """Prunes the smallest weights of each kernel, or the smallest groups of them, as many as a schedule says.
 
-    The size of a group is its root mean square. One group of a kernel always lives. Where the sparsity falls, the dead
-    groups with the largest gradients begin to live again, at 0.
+        rule = vx.sparsity.Magnitude(schedule=vx.sparsity.Cubic(final_sparsity=0.9, begin=0, end=100_000))
+        optimizer = vx.sparsity.sparse(optax.adam(3e-4), rule)
 
-    Args:
-      schedule: of the sparsity, e.g. `cubic` or `reward_aware`. Of a block-circulant kernel, of which only every b-th
-        weight is stored, groups die where it exceeds `1 - 1 / b`.
-      group: weights in a group, one after the other along the input axis, in one column. The groups of a
-        block-circulant kernel are its blocks.
-      every: steps from one pruning to the next.
+    The size of a group is its root mean square. At least one group of each kernel lives. Where the sparsity falls, the
+    dead groups with the largest gradients live again, from 0.
 
-    Returns:
-      `Rule`. Making an optimiser with it raises ValueError for a kernel whose input axis has no whole number of groups.
+    Attributes:
+      schedule: Schedule of the sparsity, e.g. `Cubic` or `RewardAware`. A block-circulant kernel stores one of b
+        weights anyway, so its groups die only where the sparsity exceeds `1 - 1 / b`.
+      group: Weights in a group, consecutive along the input axis of one column. The groups of a block-circulant kernel
+        are its blocks.
+      every: Updates from one pruning to the next.
+
+    Raises:
+      ValueError: no schedule, or a number that is not positive; from `sparse`, a kernel whose input axis is no multiple
+        of `group`.
     """
-    if not isinstance(schedule, Schedule):
-        raise ValueError(f"magnitude needs a schedule, such as cubic(...) or reward_aware(...); got {schedule!r}.")
-    integer("group", group, low=1)
-    integer("every", every, low=1)
 
-    def update(key, mask, kernel, gradient, step, share):
+    schedule: Schedule
+    group: int = 1
+    every: int = 100
+
+    def __post_init__(self):
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(
+                f"Magnitude needs a schedule, such as Cubic(...) or RewardAware(...); got {self.schedule!r}."
+            )
+        integer("group", self.group, low=1)
+        integer("every", self.every, low=1)
+
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns masks of groups that all live."""
+        del key
+        masks = {}
+        for name, kernel in kernels.items():
+            rows, _, columns = kernel.mask_shape
+            group = self.group if kernel.block == 1 else 1
+            if rows % group:
+                raise ValueError(
+                    f"group={group} does not divide the input axis of {name}, {rows} long; take another group, or "
+                    f"leave it whole: sparse(..., dense=({name!r},))."
+                )
+            masks[name] = jnp.ones((rows // group, 1, columns), bool)
+        return masks
+
+    def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
+        """See `Rule.update`."""
         del key, step
         # The dead come first, among them the one with the largest gradient last; then those that live, by size.
         sizes = jnp.where(mask, _size(kernel), _size(gradient))
         order = jnp.lexsort((sizes.ravel(), mask.ravel()))
-        dead = jnp.minimum(jnp.round(share * mask.size).astype(jnp.int32), mask.size - 1)
+        dead = jnp.minimum(jnp.round(sparsity * mask.size).astype(jnp.int32), mask.size - 1)
         return jnp.zeros(mask.size, bool).at[order].set(jnp.arange(mask.size) >= dead).reshape(mask.shape)
 
-    config = {"rule": "magnitude", "group": group, "every": every, **schedule.config}
-    return Rule(
-        lambda key, kernel, share: jnp.ones((kernel.shape[0], 1, kernel.shape[2]), bool),
-        update,
-        every,
-        group,
-        lambda kernels: dict.fromkeys(kernels, 1.0),
-        schedule,
-        config,
-    )
 
-
-def keep_n_of_m(n: int = 2, m: int = 4, *, begin: int = 0, drop: float = 0.0, every: int = 100) -> Rule:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepNOfM:
     """Keeps the `n` largest of every `m` weights along the input axis (Mishra et al. 2021, arXiv 2104.08378).
 
-    Of a block-circulant kernel, of every `m` blocks. What is not kept does not come back by itself, for it stays 0.
-    With `drop`, the smallest of a kernel make room for others of their m, those with the largest gradients.
+        optimizer = vx.sparsity.sparse(optax.adam(3e-4), vx.sparsity.KeepNOfM(n=2, m=4))
 
-    Args:
-      n: weights that live.
-      m: of so many, one after the other.
-      begin: steps with all weights, before the first choice; with 0, what is kept is chosen by the initial weights.
-      drop: share of a kernel's living weights that make room at once.
-      every: steps from one change to the next.
+    In a block-circulant kernel these are `n` of every `m` blocks. A weight that is not kept stays 0 and does not come
+    back by itself. With `drop`, the smallest weights of a kernel are replaced by others of their `m`, those with the
+    largest gradients.
 
-    Returns:
-      `Rule`. Making an optimiser with it raises ValueError for a kernel whose input axis is no multiple of `m`.
+    Attributes:
+      n: Weights that live, of each `m`.
+      m: Number of consecutive weights among which `n` live.
+      begin: Updates with all weights before the first choice; with 0 the initial weights decide.
+      drop: Share of a kernel's living weights that are replaced at each change, in [0, 1].
+      every: Updates from one change to the next.
 
     Raises:
-      ValueError: `n` above `m`, a number that is not positive, or a share outside [0, 1].
+      ValueError: `n` above `m`, a number that is not positive, or a share outside [0, 1]; from `sparse`, a kernel whose
+        input axis is no multiple of `m`.
     """
-    integer("m", m, low=1)
-    if integer("n", n, low=1) > m:
-        raise ValueError(f"n={n} exceeds m={m}: n of every m weights live.")
-    integer("begin", begin, low=0)
-    integer("every", every, low=1)
-    _check_drop(drop)
 
-    def densities(kernels):
+    n: int = 2
+    m: int = 4
+    begin: int = 0
+    drop: float = 0.0
+    every: int = 100
+    schedule: ClassVar[None] = None
+
+    def __post_init__(self):
+        integer("m", self.m, low=1)
+        if integer("n", self.n, low=1) > self.m:
+            raise ValueError(f"n={self.n} exceeds m={self.m}: n of every m weights live.")
+        integer("begin", self.begin, low=0)
+        integer("every", self.every, low=1)
+        _check_drop(self.drop)
+
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns masks of the largest initial weights, or with `begin` masks with which all weights live."""
+        del key
         for name, kernel in kernels.items():
-            if kernel.rows % m:
+            if (rows := len(kernel.weights)) % self.m:
                 raise ValueError(
-                    f"m={m} does not divide the input axis of {name}, {kernel.rows} long; take another m, or leave it "
+                    f"m={self.m} does not divide the input axis of {name}, {rows} long; take another m, or leave it "
                     f"whole: sparse(..., dense=({name!r},))."
                 )
-        return dict.fromkeys(kernels, n / m)
+        sizes = {name: _size(kernel.weights) for name, kernel in kernels.items()}
+        return {name: jnp.ones(x.shape, bool) if self.begin else self._largest(x) for name, x in sizes.items()}
 
-    def largest(sizes: Array) -> Array:
-        of_m = sizes.reshape(-1, m, sizes.shape[-1])
-        order = jnp.argsort(jnp.argsort(of_m, axis=1, stable=True, descending=True), axis=1)
-        return (order < n).reshape(sizes.shape)
-
-    def init(key, kernel, share):
-        del key, share
+    def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
+        """See `Rule.update`."""
+        del key, sparsity
         sizes = _size(kernel)
-        return largest(sizes) if begin == 0 else jnp.ones(sizes.shape, bool)
-
-    def update(key, mask, kernel, gradient, step, share):
-        del key, share
-        sizes = _size(kernel)
-        kept = largest(jnp.where(mask, sizes, -1.0))
-        if drop > 0:
-            # Not at the first choice, which has just looked at all weights.
-            dying = jnp.where((kept == mask).all(), jnp.round(drop * kept.sum()), 0.0)
+        kept = self._largest(jnp.where(mask, sizes, -1.0))
+        if self.drop > 0:
+            # Nothing is replaced at the first choice, which has just compared all weights.
+            dying = jnp.where((kept == mask).all(), jnp.round(self.drop * kept.sum()), 0.0)
             small = kept & (_rank(jnp.where(kept, sizes, jnp.inf).ravel()) < dying).reshape(kept.shape)
-            # First those that stay, then the dead by gradient; where these are too few, the small stay, too.
-            kept = largest(jnp.where(kept, jnp.where(small, -1.0, jnp.inf), _size(gradient)))
-        return jnp.where(step >= begin, kept, mask)
+            # First those that stay, then the dead by gradient; where these are too few, the small ones stay, too.
+            kept = self._largest(jnp.where(kept, jnp.where(small, -1.0, jnp.inf), _size(gradient)))
+        return jnp.where(step >= self.begin, kept, mask)
 
-    config = {"rule": "keep_n_of_m", "n": n, "m": m, "begin": begin, "drop": drop, "every": every}
-    return Rule(init, update, every, 1, densities, None, config)
+    def _largest(self, sizes: Array) -> Array:
+        """Returns whether each of `[R, 1, F]` is among the `n` largest of its `m`."""
+        of_m = sizes.reshape(-1, self.m, sizes.shape[-1])
+        order = jnp.argsort(jnp.argsort(of_m, axis=1, stable=True, descending=True), axis=1)
+        return (order < self.n).reshape(sizes.shape)
 
 
-def dynamic(
-    *,
-    sparsity: float,
-    drop: float = 0.05,
-    every: int = 1_000,
-    end: int | None = None,
-    grow: Literal["random", "gradient"] = "random",
-) -> Rule:
-    """Sparse from the first update on: now and then the smallest weights die, and as many others begin at 0.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dynamic:
+    """Keeps a kernel as sparse from the first update on, and now and then replaces its smallest weights by others.
 
-    Layers are as dense as Erdős–Rényi graphs of one degree: a kernel `[K, N]` in proportion to `(K + N) / (K N)`. Two
-    things differ from the papers: the smallest are so by size alone, where Sokar et al. take shares of either sign, and
-    what has just died does not come back at once, as with RigL it may.
+        optimizer = vx.sparsity.sparse(optax.adam(3e-4), vx.sparsity.Dynamic(sparsity=0.9))
 
-    Args:
-      sparsity: share of all weights that are 0, or need not be stored, over all kernels together.
-      drop: share of a kernel's living weights that die at once.
-      every: steps from one change to the next.
-      end: step at which changes end; until there `drop` falls by half a cosine to 0, as in RigL. None: it stays.
-      grow: which begin to live: at random (Sokar et al. 2021, arXiv 2106.04217), or those with the largest gradient
-        (RigL, Evci et al. 2020, arXiv 1911.11134).
+    Densities of layers are those of Erdős–Rényi graphs: a kernel `[K, N]` has one in proportion to `(K + N) / (K N)`.
+    Two things differ from the papers. The smallest weights are so by size alone, where Sokar et al. take shares of
+    either sign; and a weight that has just died does not come back at once, as in RigL it may.
 
-    Returns:
-      `Rule`.
+    Attributes:
+      sparsity: Share of all these kernels' weights that are 0 or need not be stored, in [0, 1).
+      drop: Share of a kernel's living weights that die at each change, in [0, 1].
+      every: Updates from one change to the next.
+      end: Update at which changes end; until there `drop` falls to 0 by half a cosine, as in RigL. None: it stays.
+      grow: Which weights begin to live: random ones (Sokar et al. 2021, arXiv 2106.04217), or those with the largest
+        gradients (RigL, Evci et al. 2020, arXiv 1911.11134).
 
     Raises:
       ValueError: a sparsity outside [0, 1), a share outside [0, 1], an end that is not positive, or an unknown way to
         grow.
     """
-    check_sparsity("sparsity", sparsity)
-    integer("every", every, low=1)
-    _check_drop(drop)
-    if end is not None:
-        integer("end", end, low=1)
-    if grow not in ("random", "gradient"):
-        raise ValueError(f"grow={grow!r} is unknown; there are random and gradient.")
 
-    def densities(kernels):
+    sparsity: float
+    drop: float = 0.05
+    every: int = 1_000
+    end: int | None = None
+    grow: Literal["random", "gradient"] = "random"
+    schedule: ClassVar[None] = None
+
+    def __post_init__(self):
+        check_sparsity("sparsity", self.sparsity)
+        integer("every", self.every, low=1)
+        _check_drop(self.drop)
+        if self.end is not None:
+            integer("end", self.end, low=1)
+        if self.grow not in ("random", "gradient"):
+            raise ValueError(f"grow={self.grow!r} is unknown; there are random and gradient.")
+
+    def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
+        """Returns random masks that together have the sparsity; see `erdos_renyi`."""
         sides = {name: kernel.sides for name, kernel in kernels.items()}
-        return erdos_renyi(sides, 1.0 - sparsity, most={name: 1.0 / kernel.block for name, kernel in kernels.items()})
+        most = {name: 1.0 / kernel.block for name, kernel in kernels.items()}
+        masks = {}
+        for i, (name, density) in enumerate(erdos_renyi(sides, 1.0 - self.sparsity, most).items()):
+            shape = kernels[name].mask_shape
+            living = max(round(density * kernels[name].block * math.prod(shape)), 1)
+            draws = jax.random.permutation(jax.random.fold_in(key, i), math.prod(shape))
+            masks[name] = (draws < living).reshape(shape)
+        return masks
 
-    def init(key, kernel, share):
-        sizes = _size(kernel)
-        living = max(round(share * sizes.size), 1)
-        return (jax.random.permutation(key, sizes.size) < living).reshape(sizes.shape)
-
-    def update(key, mask, kernel, gradient, step, share):
-        del share
+    def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
+        """See `Rule.update`."""
+        del sparsity
         living, size = mask.ravel(), mask.size
-        left = 1.0 if end is None else (1.0 + jnp.cos(jnp.pi * jnp.minimum(step / end, 1.0))) / 2
-        dying = jnp.round(drop * left * living.sum()).astype(jnp.int32)
+        left = 1.0 if self.end is None else (1.0 + jnp.cos(jnp.pi * jnp.minimum(step / self.end, 1.0))) / 2
+        dying = jnp.round(self.drop * left * living.sum()).astype(jnp.int32)
         dying = jnp.minimum(dying, size - living.sum())  # no more than can begin to live
-        rank = _rank(jnp.where(living, _size(kernel).ravel(), jnp.inf))
-        stays = living & (rank >= dying)
-        drawn = jax.random.uniform(key, (size,)) if grow == "random" else _size(gradient).ravel()
+        stays = living & (_rank(jnp.where(living, _size(kernel).ravel(), jnp.inf)) >= dying)
+        preference = jax.random.uniform(key, (size,)) if self.grow == "random" else _size(gradient).ravel()
         # Those that have just died may not come back at once.
-        begins = _rank(jnp.where(living, jnp.inf, -drawn)) < dying
+        begins = _rank(jnp.where(living, jnp.inf, -preference)) < dying
         return (stays | begins).reshape(mask.shape)
 
-    config = {"rule": "dynamic", "sparsity": sparsity, "drop": drop, "every": every, "end": end, "grow": grow}
-    return Rule(init, update, every, 1, densities, None, config)
 
-
-def erdos_renyi(
-    sides: dict[str, tuple[int, int]], density: float, *, most: dict[str, float] | None = None
-) -> dict[str, float]:
-    """Densities of kernels `[K, N]` in proportion to `(K + N) / (K N)`, so that all together have one.
+def erdos_renyi(sides: dict[str, tuple[int, int]], density: float, most: dict[str, float]) -> dict[str, float]:
+    """Returns densities of kernels `[K, N]` in proportion to `(K + N) / (K N)` that make up one density together.
 
     Args:
       sides: (K, N) by name.
       density: share of all weights that live.
-      most: greatest density of each; None: 1.
+      most: greatest density of each kernel, by name.
 
     Returns:
       Density by name, none above its greatest; what that cuts off is given to the others.
     """
-    most = dict.fromkeys(sides, 1.0) if most is None else most
     weights = {name: k * n for name, (k, n) in sides.items()}
     full: set[str] = set()
     while True:
@@ -213,6 +292,6 @@ def _size(groups: Array) -> Array:
 
 
 def _rank(values: Array) -> Array:
-    """Place of each in ascending order, ties in their own."""
+    """Position of each in ascending order; equal ones keep their own order."""
     order = jnp.argsort(values, stable=True)
     return jnp.zeros_like(order).at[order].set(jnp.arange(len(values)))

@@ -1,0 +1,169 @@
+"""Flags that several scripts share, each written once; tyro reads their documentation from the docstrings."""
+
+import dataclasses
+from typing import Any, Literal
+
+import volvox as vx
+
+Noise = Literal["table", "published", "generator", "low-rank"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a script runs.
+
+    Attributes:
+      run_dir: where config, metrics, checkpoints, pictures and video go.
+      seed: fixes all random numbers but the emulators' history.
+      resume: go on with the run in --run-dir.
+      minutes: begin no further generation or iteration after so many minutes.
+      checkpoint_every: rows of metrics between checkpoints.
+      log: keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
+      video: film the result, where observations are images.
+      score_episodes: at the end, play so many fresh episodes with the result and at random; 0 for none.
+      tune: first find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;
+        all: the rest too. A resumed run keeps what was found.
+    """
+
+    run_dir: str
+    seed: int = 0
+    resume: bool = False
+    minutes: float | None = None
+    checkpoint_every: int = 1
+    log: bool = False
+    video: bool = True
+    score_episodes: int = 0
+    tune: Literal["off", "machine", "all"] = "off"
+
+    def __post_init__(self):
+        """Checks the flags."""
+        if self.score_episodes < 0:
+            raise ValueError(f"score_episodes={self.score_episodes}: give their number, or 0 for none.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes={self.minutes}: give a positive number of minutes, or leave it out.")
+        if self.checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every={self.checkpoint_every}: give a positive number of rows.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Atari:
+    """An Atari game.
+
+    Attributes:
+      game: name of the game, e.g. Frostbite, Seaquest, UpNDown.
+      num_envs: environments; of a population also the slots that hold networks.
+      groups: groups of environments that take turns.
+      threads: emulator threads of a group; default: all CPUs.
+      sticky_actions: probability that the emulator repeats the last action.
+      preprocessing: of screens and of how episodes begin; uber: that of the published GPU code.
+    """
+
+    game: str = "Frostbite"
+    num_envs: int = 32
+    groups: int = 2
+    threads: int | None = None
+    sticky_actions: float = 0.0
+    preprocessing: Literal["envpool", "uber"] = "envpool"
+
+    def make(self) -> vx.Env:
+        """The environments."""
+        return vx.envs.atari(**vars(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MuJoCo:
+    """A MuJoCo task.
+
+    Attributes:
+      task: name of the task, e.g. HalfCheetah, Humanoid, Hopper; with or without its version.
+      num_envs: environments, of all learners together.
+      groups: groups of environments that take turns.
+      threads: simulator threads of a group; default: all CPUs.
+    """
+
+    task: str = "HalfCheetah"
+    num_envs: int = 32
+    groups: int = 2
+    threads: int | None = None
+
+    def make(self) -> vx.Env:
+        """The environments."""
+        return vx.envs.mujoco(**vars(self))
+
+
+def iterations(learner: vx.A3C, env: vx.Env, frames: int) -> int:
+    """Iterations of an actor-critic in about so many frames.
+
+    Raises:
+      ValueError: no frames are asked for.
+    """
+    if frames < 1:
+        raise ValueError(f"frames={frames}: give the number of emulator frames in all.")
+    beats = (learner.segment_length + (learner.lag == 0)) * learner.rounds_per_update
+    return -(-frames // (env.num_envs * beats * env.spec.frame_skip * learner.updates_per_iteration))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Population:
+    """How a population on Atari is made and played, whatever the strategy.
+
+    Attributes:
+      network: large, small: the networks of the deep GA, 4 052 658 or 1 008 450 parameters with 18 actions; vbn: the
+        small one with virtual batch normalisation.
+      noise: table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB; generator: no table;
+        low-rank: the table, but mutations change each kernel by a matrix of --rank, and members share the rest.
+      rank: of low-rank noise.
+      max_episode_steps: cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
+      test_max_episode_steps: cutoff of test episodes in timesteps.
+      generations: generations in all, those before a resume included.
+    """
+
+    network: Literal["large", "small", "vbn"] = "large"
+    noise: Noise = "table"
+    rank: int = 1
+    max_episode_steps: str = "600"
+    test_max_episode_steps: int = 27_000
+    generations: int = 200
+
+    def evolve(self, strategy: Any, env: vx.Env) -> tuple[vx.Algorithm, int]:
+        """The algorithm, and its generations."""
+        vx.evolution.parse_cutoff(self.max_episode_steps)  # refused before the reference batch is played
+        noise = self._noise()
+        algorithm = vx.evolve(
+            strategy,
+            self._network(env),
+            env,
+            noise=noise,
+            max_episode_steps=self.max_episode_steps,
+            test_max_episode_steps=self.test_max_episode_steps,
+        )
+        return algorithm, self.generations
+
+    def _noise(self) -> Any:
+        if self.noise != "low-rank" and self.rank != 1:
+            raise ValueError(f"rank={self.rank} belongs to noise='low-rank'; the noise is {self.noise!r}.")
+        makers = {
+            "table": vx.population.Table,
+            "published": vx.population.published_table,
+            "generator": vx.population.Generator,
+            "low-rank": lambda: vx.population.LowRank(rank=self.rank),
+        }
+        return makers[self.noise]()
+
+    def _network(self, env: vx.Env) -> Any:
+        assert env.spec.num_actions is not None  # Atari's actions are discrete
+        if self.network == "vbn":
+            module = vx.networks.VirtualBatchNormNet(env.spec.num_actions)
+            return vx.networks.reference_genotype(module, env.spec, vx.reference_batch(env))
+        return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
+
+
+def published(settings: Any) -> Any:
+    """The same settings of a script with the environments and episodes of published runs, and no limit of time."""
+    episodes = {"max_episode_steps": "5000", "test_max_episode_steps": 100_000}
+    return dataclasses.replace(
+        settings,
+        env=dataclasses.replace(settings.env, num_envs=128),
+        population=dataclasses.replace(settings.population, **episodes),
+        run=dataclasses.replace(settings.run, minutes=None),
+    )

@@ -1,0 +1,398 @@
+"""Advantage actor-critic: one network, many environments, and learning while emulators step.
+
+Mnih et al. 2016 (arXiv 1602.01783) in the form of GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256), with a fixed
+schedule in place of its queues. In round r every group collects a segment with the parameters of that round, while
+`work` goes through the segments of round r - lag in micro-batches, spread evenly over the beats; `finish` updates the
+parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 nothing overlaps: the round has one more beat,
+which completes the segments, and `finish` learns them all; the timestep of that beat is not learned from. Where u
+rounds share an update, data are `lag / u` updates old on average, and at most that rounded up.
+
+    env = vx.envs.atari("Pong", num_envs=64, groups=2)
+    network = vx.networks.ActorCritic(env.spec.num_actions, vx.networks.SmallTorso())
+    algorithm = vx.learn(vx.A3C(), network, env)  # or vx.A3C.ga3c(), or vx.A3C(lag=2, learning_rate=1e-4)
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
+from volvox.data import episode_statistics, metrics, segments
+from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
+from volvox.data.metrics import Maximum, Metrics
+from volvox.data.returns import lambda_returns, vtrace
+from volvox.data.segments import Segment
+from volvox.learners.learn import Progress
+from volvox.learners.side_by_side import compression_row, stored
+from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic, clipped
+from volvox.sparsity import init_optimizers
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class A3C:
+    """Settings of the advantage actor-critic.
+
+    The defaults are what later work settled on: longer segments, V-trace, averaged losses, clipped gradients and Adam
+    (segments of 20 timesteps and V-trace: IMPALA, Espeholt et al. 2018, arXiv 1802.01561).
+
+    Attributes:
+      segment_length: T, timesteps of a segment; all groups collect one in each round.
+      learning_rate: of `optimizer`: a number, or a schedule over updates; None if the optimizer is ready-made.
+      optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
+        With `volvox.sparsity.sparse` the network is sparse, and metrics tell the `compression`.
+      max_gradient_norm: global norm to which the gradient is clipped before the optimizer; None leaves it.
+      loss_reduction: "mean" or "sum" over the transitions of an update.
+      anneal_frames: emulator frames over which learning rate and entropy coefficient fall to 0, linearly; None: never.
+        A ready-made optimizer keeps its own learning rate.
+      discount: γ.
+      trace_decay: λ of the returns; 1 gives n-step returns.
+      entropy_coefficient: weight of the policy's entropy.
+      value_coefficient: weight of half the squared error of values.
+      log_epsilon: added to probabilities before their logarithm is taken, in the loss (GA3C, section 5.1).
+      reward_bound: learned rewards are clipped to ± this number; None leaves them.
+      episodic_life: learn as if the loss of a life ended the game; scores are of whole games.
+      lag: rounds between acting and learning, exactly; 0 gives up the overlap.
+      rounds_per_update: rounds that share an update, of `rounds_per_update * num_envs * segment_length` timesteps.
+      vtrace: correct returns for the lag by V-trace.
+      rho_clip: V-trace's largest weight of a timestep, ρ̄.
+      c_clip: V-trace's largest weight of a trace, c̄.
+      micro_batch: environments whose segments are learned at once, a divisor of a group's size; None: as many as have
+        about 64 transitions.
+      updates_per_iteration: updates in one iteration, and so in one row of metrics.
+
+    Raises:
+      ValueError: a setting is out of range, or two contradict each other.
+    """
+
+    segment_length: int = 20
+    learning_rate: float | optax.Schedule | None = 6e-4
+    optimizer: Optimizer = functools.partial(optax.adam, eps=1e-5)  # noqa: RUF009  # a constant
+    max_gradient_norm: float | None = 0.5
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    anneal_frames: int | None = None
+    discount: float = 0.99
+    trace_decay: float = 1.0
+    entropy_coefficient: float = 0.01
+    value_coefficient: float = 0.5
+    log_epsilon: float = 0.0
+    reward_bound: float | None = 1.0
+    episodic_life: bool = False
+    lag: int = 1
+    rounds_per_update: int = 1
+    vtrace: bool = True
+    rho_clip: float = 1.0
+    c_clip: float = 1.0
+    micro_batch: int | None = None
+    updates_per_iteration: int = 250
+
+    def __post_init__(self):
+        integers(self, "segment_length", "rounds_per_update", "updates_per_iteration", low=1)
+        integers(self, "anneal_frames", "micro_batch", low=1)
+        integers(self, "lag", low=0)
+        numbers(self, "learning_rate", "max_gradient_norm", "reward_bound", above=0)
+        numbers(self, "discount", "trace_decay", low=0, high=1)
+        numbers(self, "entropy_coefficient", "value_coefficient", "log_epsilon", low=0)
+        gradient_transformation(self.optimizer, self.learning_rate)
+        if self.loss_reduction not in ("sum", "mean"):
+            raise ValueError(f"loss_reduction={self.loss_reduction!r}: take 'sum' or 'mean'.")
+        clips = f"rho_clip={self.rho_clip}, c_clip={self.c_clip}"
+        if self.vtrace and self.lag == 0:
+            raise ValueError("vtrace=True corrects for a lag, and lag=0 leaves none; take lag=1 or vtrace=False.")
+        if not self.vtrace and (self.rho_clip, self.c_clip) != (1.0, 1.0):
+            raise ValueError(f"{clips}: these are V-trace's; leave them out, or take vtrace=True.")
+        if self.vtrace and not 0 < self.c_clip <= self.rho_clip < float("inf"):
+            raise ValueError(f"{clips}: V-trace needs finite rho_clip >= c_clip > 0.")
+        if self.vtrace and self.log_epsilon:
+            raise ValueError(f"vtrace=True and log_epsilon={self.log_epsilon} cure the same thing; take one of them.")
+        if self.anneal_frames is not None and callable(self.learning_rate):
+            raise ValueError(f"anneal_frames={self.anneal_frames} and a learning_rate that is a schedule; take one.")
+
+    @classmethod
+    def ga3c(cls) -> "A3C":
+        """GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
+
+        RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
+        One thing differs: GA3C updates by the segments of one agent or a few, while here an update sums those of all
+        environments, so that it is larger, and there are fewer in as many frames. The fewer environments, the closer.
+        """
+        return cls(
+            segment_length=5,
+            learning_rate=3e-4,
+            optimizer=functools.partial(optax.rmsprop, decay=0.99, eps=0.1, initial_scale=1.0),
+            max_gradient_norm=None,
+            loss_reduction="sum",
+            value_coefficient=1.0,
+            log_epsilon=1e-6,
+            vtrace=False,
+        )
+
+    @classmethod
+    def mujoco(cls) -> "A3C":
+        """Continuous control: the defaults with rewards as they are, no entropy bonus and shorter traces."""
+        return cls(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
+
+    def bind(self, network: nn.Module, env: Env) -> "_A3C":
+        """The learner of a module with two outputs in an environment; raises ValueError where they do not fit."""
+        group, name = group_size(env.num_envs, env.num_groups), env.spec.name
+        if self.segment_length > env.spec.max_episode_steps:
+            longest = f"an episode of {name} can be ({env.spec.max_episode_steps} timesteps)"
+            raise ValueError(f"segment_length={self.segment_length} is longer than {longest}; take a shorter segment.")
+        if self.episodic_life and "lives" not in env.spec.extras:
+            raise ValueError(f"episodic_life=True needs an environment that tells lives; {name} does not.")
+        micro_batch = segments.micro_batch_size(self.micro_batch, group, self.segment_length)
+        made, beats = actor_critic(network, env.spec), self.segment_length + (self.lag == 0)
+        return _A3C(self, env, made, made.policy, micro_batch, group // micro_batch, beats, 1 + self.rounds_per_update)
+
+
+class Collector(NamedTuple):
+    """What one group of environments is doing.
+
+    Attributes:
+      ring: its latest segments.
+      recurrent: the policy's state, leaves `[B, ...]`.
+      running: episodes that have not ended.
+      lives: int32 `[B]`: lives left at the last timestep; 0 unless their loss is taken for an end.
+    """
+
+    ring: Segment
+    recurrent: ArrayTree
+    running: RunningEpisodes
+    lives: Array
+
+
+class Acting(NamedTuple):
+    """What acting changes.
+
+    Attributes:
+      round: int32: rounds begun before this one, since the pools were made.
+      beat: int32: beats of this round before this one.
+      draws: int32: how often actions were drawn; names the next draw.
+      timesteps: int32: timesteps of all environments, those that begin an episode not counted.
+      episodes: episodes that have ended.
+      collectors: one a group; () between pools.
+    """
+
+    round: Array
+    beat: Array
+    draws: Array
+    timesteps: Array
+    episodes: EpisodeStatistics
+    collectors: tuple[Collector, ...]
+
+
+class Learning(NamedTuple):
+    """What learning changes.
+
+    Attributes:
+      params: parameters of the network.
+      optimizer: state of the optimizer.
+      gradient: sum over the micro-batches since the last update, as `params`.
+      transitions: float32: number of transitions in `gradient`.
+      update: int32: updates made.
+      metrics: of this iteration.
+    """
+
+    params: ArrayTree
+    optimizer: ArrayTree
+    gradient: ArrayTree
+    transitions: Array
+    update: Array
+    metrics: Metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _A3C:
+    """The learner in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file."""
+
+    settings: A3C
+    env: Env
+    network: ActorCriticNetwork
+    policy: Policy
+    micro_batch: int  # environments in a micro-batch
+    num_batches: int  # micro-batches of a group's segment
+    beats_per_round: int  # one for each timestep of a segment, and one more without lag
+    timed_rounds: int  # the first, and as many as make an update
+    unsaved: tuple[str, ...] = ()
+
+    def loss(self, params: ArrayTree, segment: Segment, update: Array) -> tuple[Array, Metrics]:
+        """Summed loss of `[T, B]` transitions (arXiv 1602.01783, section 4), and metrics.
+
+        `sum(-log π(a) * A - entropy_coefficient * H + value_coefficient / 2 * (G - V)^2)` over valid transitions, where
+        returns `G` and advantages `A = G - V` are constants. A termination ends a return, a time limit bootstraps it.
+        """
+        s, actions = self.settings, self.network.distribution
+        output, value = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
+        v_tm1 = jax.lax.stop_gradient(value)
+        v_t = jnp.concatenate([v_tm1[1:], segment.bootstrap[None]])
+        discount_t = s.discount * (1.0 - segment.terminated)
+        lambda_t = s.trace_decay * (1.0 - segment.truncated)
+        log_prob = actions.log_prob(output, segment.action, s.log_epsilon)
+        per_env = functools.partial(jax.vmap, in_axes=1, out_axes=1)
+        if s.vtrace:
+            learned_log_prob = actions.log_prob(jax.lax.stop_gradient(output), segment.action)
+            rho_tm1 = jnp.exp(learned_log_prob - segment.log_prob)
+            correct = functools.partial(vtrace, rho_clip=s.rho_clip, c_clip=s.c_clip)
+            target, advantage = per_env(correct)(v_tm1, v_t, segment.reward, discount_t, rho_tm1, lambda_t)
+        else:
+            target = per_env(lambda_returns)(segment.reward, discount_t, v_t, lambda_t)
+            advantage = target - v_tm1
+
+        def total(x: Array) -> Array:
+            return jnp.sum(jnp.where(segment.valid, x, 0.0))
+
+        policy_loss = total(-log_prob * advantage)
+        value_loss = total(0.5 * (target - value) ** 2)
+        entropy = total(actions.entropy(output, s.log_epsilon))
+        loss = policy_loss - self.annealed(s.entropy_coefficient)(update) * entropy + s.value_coefficient * value_loss
+        lag = jnp.where(segment.valid, (update - segment.version)[:, None], 0).astype(jnp.float32)
+        sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
+        return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
+
+    def accumulate(self, learning: Learning, segment: Segment) -> Learning:
+        """Adds the gradient of a micro-batch."""
+        (_, new), gradient = jax.value_and_grad(self.loss, has_aux=True)(learning.params, segment, learning.update)
+        return learning._replace(
+            gradient=jax.tree.map(jnp.add, learning.gradient, gradient),
+            transitions=learning.transitions + segment.valid.sum(dtype=jnp.float32),
+            metrics=metrics.add(learning.metrics, new),
+        )
+
+    def update(self, learning: Learning, mean_return: Array) -> Learning:
+        """Updates the parameters by the gradient gathered; a sparse optimizer is told the mean return."""
+        gradient = learning.gradient
+        if self.settings.loss_reduction == "mean":
+            gradient = jax.tree.map(lambda g: g / jnp.maximum(learning.transitions, 1.0), gradient)
+        changes, optimizer = self.optimizer.update(
+            gradient, learning.optimizer, learning.params, step=learning.update + 1, mean_return=mean_return
+        )
+        return learning._replace(
+            params=optax.apply_updates(learning.params, changes),
+            optimizer=optimizer,
+            gradient=jax.tree.map(jnp.zeros_like, learning.gradient),
+            transitions=jnp.float32(0),
+            update=learning.update + 1,
+            metrics=metrics.add(learning.metrics, metrics.means({"gradient_norm": optax.tree.norm(gradient)})),
+        )
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        s, rate = self.settings, self.settings.learning_rate
+        if s.anneal_frames is not None and rate is not None and not callable(rate):
+            rate = self.annealed(rate)
+        return gradient_transformation(s.optimizer, rate, s.max_gradient_norm)
+
+    def annealed(self, value: float) -> optax.Schedule:
+        """Updates made -> the value, which falls linearly to 0 over `anneal_frames`."""
+        s, env = self.settings, self.env
+        if s.anneal_frames is None:
+            return optax.constant_schedule(value)
+        frames_per_update = env.num_envs * self.beats_per_round * s.rounds_per_update * env.spec.frame_skip
+        return optax.linear_schedule(value, 0.0, max(s.anneal_frames // frames_per_update, 1))
+
+    def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
+        """Group `g` samples actions from the policy, and adds the timestep to its segment."""
+        s, actions, me = self.settings, self.network.distribution, acting.collectors[g]
+        episodes, running = episode_statistics.update(acting.episodes, me.running, timestep)
+
+        recurrent = self.network.reset(timestep.first, me.recurrent)
+        output, value, next_recurrent = self.network.apply(learning.params, timestep.observation, recurrent)
+        action = actions.sample(jax.random.fold_in(key, acting.draws), output)
+
+        reward, lives, learned = timestep.reward, me.lives, timestep
+        if s.reward_bound is not None:
+            reward = jnp.clip(reward, -s.reward_bound, s.reward_bound)
+        if s.episodic_life:
+            lives = timestep.extras["lives"].astype(jnp.int32)
+            lost = ~timestep.first & (lives < me.lives)
+            learned = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
+        place, log_prob = (acting.round, acting.beat), actions.log_prob(output, action)
+        ring = segments.complete(me.ring, *place, learned, reward, value)
+        ring = segments.add(ring, *place, timestep, action, log_prob, learning.update, recurrent)
+        me = Collector(ring, next_recurrent, running, lives)
+        acting = acting._replace(
+            draws=acting.draws + 1,
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
+            episodes=episodes,
+            collectors=(*acting.collectors[:g], me, *acting.collectors[g + 1 :]),
+        )
+        return acting, clipped(action, self.env.spec)
+
+    def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
+        """Learns this beat's share of the micro-batches of group `g`."""
+        if self.settings.lag > 0:
+            low, high = (self.num_batches * (acting.beat + i) // self.settings.segment_length for i in (0, 1))
+            learning = self.learn(acting, learning, g, low, high)
+        if g == self.env.num_groups - 1:
+            acting = acting._replace(beat=acting.beat + 1)
+        return acting, learning
+
+    def finish(self, acting: Acting, learning: Learning, key: Array) -> tuple[Acting, Learning]:
+        """Ends a round, with an update if one is due."""
+        s = self.settings
+        if s.lag == 0:
+            for g in range(self.env.num_groups):
+                learning = self.learn(acting, learning, g, jnp.int32(0), jnp.int32(self.num_batches))
+        learned = acting.round - s.lag + 1  # rounds learned since the pools were made
+        due = (learned > 0) & (learned % s.rounds_per_update == 0)
+        mean_return = episode_statistics.latest_mean(acting.episodes, num_envs=self.env.num_envs)
+        # A trip count, not a condition, so that parameters stay in place.
+        learning = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, x: self.update(x, mean_return), learning)
+        return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning
+
+    def learn(self, acting: Acting, learning: Learning, g: int, low: Array, high: Array) -> Learning:
+        """Accumulates the gradients of micro-batches `low` to `high` of group `g`."""
+        s, ring = self.settings, acting.collectors[g].ring
+        slot = (acting.round - s.lag) % (s.lag + 1)
+
+        def one(i: Array, learning: Learning) -> Learning:
+            # Where there is only one micro-batch, nothing else would depend on `i`: XLA would compute the gradient
+            # before the loop, in every beat.
+            place = slot + jnp.minimum(i, 0)
+            batch = segments.take(ring, place, i * self.micro_batch, self.micro_batch, s.segment_length)
+            return self.accumulate(learning, batch)
+
+        # A trip count, not a condition, so that gradients stay in place.
+        return jax.lax.fori_loop(low, jnp.where(acting.round >= s.lag, high, low), one, learning)
+
+    def init(self, key: Array) -> tuple[Acting, Learning]:
+        (params,), (optimizer,) = init_optimizers(self.optimizer, [self.policy.init(key)], jax.random.fold_in(key, 1))
+        zero, gradient = jnp.int32(0), jax.tree.map(jnp.zeros_like, params)
+        learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, metrics={})
+
+        def updated(learning: Learning) -> Learning:
+            segment = segments.take(self.collector(self.micro_batch).ring, zero, zero, self.micro_batch, 1)
+            return self.update(self.accumulate(learning, segment), jnp.float32(0))
+
+        learning = learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
+        return Acting(zero, zero, zero, zero, episode_statistics.init(), ()), learning
+
+    def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
+        collectors = tuple(self.collector(group.num_envs) for group in groups)
+        return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), collectors=collectors)
+
+    def collector(self, b: int) -> Collector:
+        state, lives = self.policy.initial_state(b), jnp.zeros(b, jnp.int32)
+        ring = segments.init(self.settings.lag + 1, self.beats_per_round, b, self.env.spec, state)
+        return Collector(ring, state, episode_statistics.init_running(b), lives)
+
+    def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
+        s = self.settings
+        before = max(int(begun.round) - s.lag, 0) // s.rounds_per_update  # the first rounds have nothing to learn
+        last_round = s.lag + (before + s.updates_per_iteration) * s.rounds_per_update
+        return Progress(updates, s.updates_per_iteration, "updates", rounds_left=last_round - int(acting.round))
+
+    def watched(self, learning: Learning) -> dict[str, ArrayTree]:
+        return {"parameters": learning.params}
+
+    def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
+        row = {"episodes": int(acting.episodes.total)} | episode_statistics.scores(jax.device_get(acting.episodes))
+        return row | compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
+
+    def variables(self, acting: Acting, learning: Learning) -> ArrayTree:
+        return learning.params

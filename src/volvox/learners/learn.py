@@ -1,0 +1,289 @@
+"""What all learners share: the loop, the row of metrics, and what happens between two iterations.
+
+    algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_actions, vx.networks.SmallTorso()), env)
+    run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
+
+An algorithm is one file beside this one: its settings, a frozen dataclass with a method `bind`, and the `Learner` that
+this method returns.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox._checks import restored
+from volvox._settings import describe
+from volvox.data import metrics
+from volvox.loop.driver import Loop, seed_of
+from volvox.loop.pipeline import Stages
+from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
+
+_TIMED_EVERY = 10
+"""Iterations: the second after pools were made has a stopwatch, and every tenth from there."""
+
+Monitor = Callable[[dict[str, Any]], bool]
+
+
+class LearnState(NamedTuple):
+    """A run between two iterations.
+
+    Attributes:
+      key: from which everything is drawn; the loop's constant.
+      acting: what acting changes and what outlives pools of environments.
+      learning: what learning changes: parameters, the optimiser's state and whatever else the learner keeps.
+      timesteps: timesteps of all environments, those that begin an episode not counted.
+    """
+
+    key: Array
+    acting: Any
+    learning: Any
+    timesteps: int
+
+
+class Progress(NamedTuple):
+    """How far an iteration is.
+
+    Attributes:
+      done: what was done in it, in `unit`.
+      total: what it is to do.
+      unit: e.g. "updates".
+      rounds_left: rounds of the loop that may still be run; the iteration ends when there are none.
+    """
+
+    done: int
+    total: int
+    unit: str
+    rounds_left: int
+
+
+class Learner(Protocol):
+    """A learning algorithm in an environment: pure functions of what acting and what learning changes.
+
+    The two are the loop's `carry` and `memory`, and `key` is its constant. `acting` has the fields `timesteps`, int32,
+    which `act` counts up, and `collectors`, which belong to pools of environments, and are () between pools. `learning`
+    has `update`, int32, the updates made, and `metrics` (`volvox.data.metrics`), set to zero before each iteration.
+    """
+
+    @property
+    def policy(self) -> Policy:
+        """What acts with `variables`."""
+        ...
+
+    @property
+    def beats_per_round(self) -> int:
+        """Beats of a round."""
+        ...
+
+    @property
+    def timed_rounds(self) -> int:
+        """Rounds that the stopwatch takes, at least 2."""
+        ...
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Fields of `acting` that checkpoints do not hold; they are () when a run is resumed, until `begin`."""
+        ...
+
+    @property
+    def finish(self) -> Callable[[Any, Any, Array], tuple[Any, Any]] | None:
+        """(acting, learning, key) -> (acting, learning) at the end of a round, or None; see `volvox.loop.Stages`."""
+        ...
+
+    def act(self, acting: Any, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Any, Array]:
+        """Returns (acting, action) of group `g`."""
+        ...
+
+    def work(self, acting: Any, learning: Any, key: Array, g: int) -> tuple[Any, Any]:
+        """Returns (acting, learning) after what is learned while group `g` steps."""
+        ...
+
+    def init(self, key: Array) -> tuple[Any, Any]:
+        """Returns (acting, learning) before anything was done."""
+        ...
+
+    def begin(self, acting: Any, groups: tuple[EnvGroup, ...]) -> Any:
+        """Sets `acting.collectors`, and what else belongs to pools, for pools that were just made."""
+        ...
+
+    def progress(self, begun: Any, acting: Any, updates: int) -> Progress:
+        """Progress of an iteration that began at `begun`, after `updates` updates."""
+        ...
+
+    def watched(self, learning: Any) -> dict[str, ArrayTree]:
+        """What must stay finite besides the metrics, by name."""
+        ...
+
+    def row(self, acting: Any, learning: Any) -> dict[str, Any]:
+        """Metrics of an iteration besides `learning.metrics`."""
+        ...
+
+    def variables(self, acting: Any, learning: Any) -> ArrayTree:
+        """What `policy.apply` takes."""
+        ...
+
+
+class LearnerSettings(Protocol):
+    """Settings of a learner, such as `A3C` and `TD3`: a frozen dataclass with this method."""
+
+    def bind(self, network: Any, env: Env) -> Learner:
+        """The learner of a network in an environment; raises ValueError where they do not fit the settings."""
+        ...
+
+
+def learn(
+    settings: LearnerSettings, network: Any, env: Env, *, chunk_seconds: float = 1.0, host: bool = False
+) -> Algorithm:
+    """Joins a learner's settings, networks and an environment into an algorithm; one step is an iteration.
+
+        algorithm = learn(TD3(), ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork()), env)
+        state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
+
+    Args:
+      settings: of the learner, which say how long an iteration is.
+      network: what the learner's settings take, e.g. a flax module.
+      env: the environments, in groups that take turns.
+      chunk_seconds: about how often progress and interrupts are looked at.
+      host: drive the loop from Python, for platforms where it cannot be compiled whole.
+
+    Returns:
+      `Algorithm`. Its metrics: what the learner's `metrics` gives; `update`, updates made so far; `frames`, emulator
+      frames so far, those that begin an episode not counted; `predictions_per_second`, which are timesteps with those
+      that begin an episode, `updates_per_second` and `frames_per_second`. In the second iteration after a start, and
+      every tenth from there, also `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` of a
+      few rounds with a stopwatch (`volvox.loop.Times`), which the rates leave out. `step` raises FloatingPointError
+      where a number is no longer finite. A restored state goes on in new environments, whose seed depends on the
+      timesteps made.
+
+    Raises:
+      ValueError: networks or environments that do not fit the settings, or `chunk_seconds` is not positive.
+    """
+    learner = settings.bind(network, env)
+    stages = Stages(learner.act, learner.work, None, None, learner.finish)
+    make_groups = functools.partial(env.make, host=host)
+    loop = Loop(stages, make_groups, beats_per_round=learner.beats_per_round, chunk_seconds=chunk_seconds)
+    run = _Run(learner, loop, env)
+    jax.eval_shape(run.init, jax.random.key(0))  # which refuses what does not fit
+    return Algorithm(
+        init=run.init,
+        step=run.step,
+        variables=lambda state: learner.variables(state.acting, state.learning),
+        policy=learner.policy,
+        env=env,
+        config={"settings": describe(settings), "network": describe(network), "env": dict(env.config)},
+        close=loop.close,
+        save=run.save,
+        restore=run.restore,
+        step_name="iteration",
+    )
+
+
+class _Standing(NamedTuple):
+    """Where the loop stands between two iterations.
+
+    Attributes:
+      learning: that of the state which goes on from here.
+      acting: with what belongs to the pools.
+      iterations: made with these pools.
+    """
+
+    learning: Any
+    acting: Any
+    iterations: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Run:
+    learner: Learner
+    loop: Loop
+    env: Env
+
+    def init(self, key: Array) -> LearnState:
+        init_key, run_key = jax.random.split(key)
+        return LearnState(run_key, *jax.jit(self.learner.init)(init_key), timesteps=0)
+
+    def save(self, state: LearnState) -> LearnState:
+        return state._replace(acting=state.acting._replace(**dict.fromkeys(self.learner.unsaved, ())))
+
+    def restore(self, saved: ArrayTree) -> LearnState:
+        like = jax.eval_shape(lambda key: self.save(self.init(key)), jax.random.key(0))
+        return restored(saved, like, what="state")
+
+    def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
+        try:
+            return self.iteration(state, monitor or _ignore)
+        except BaseException:
+            self.loop.close()  # donated buffers and pools in flight cannot be trusted any more
+            raise
+
+    def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
+        learner, loop, frame_skip = self.learner, self.loop, self.env.spec.frame_skip
+        standing = self.stand(state, monitor)
+        begun, first = standing.acting, int(state.learning.update)
+        # The loop donates what it is given; the state passed in, and what the last iteration returned, must outlive it.
+        acting, learning = jax.tree.map(jnp.copy, (begun, state.learning))
+        learning = learning._replace(metrics=metrics.zeros(learning.metrics))
+        times, rounds_left = None, lambda acting: learner.progress(begun, acting, 0).rounds_left
+        # Not in the first iteration, whose time is compilation anyway.
+        if standing.iterations % _TIMED_EVERY == 1 and learner.timed_rounds < rounds_left(acting):
+            if standing.iterations == 1 and monitor({"phase": "compiling"}):
+                raise Interrupted("before the stopwatch was compiled")
+            acting, learning, times = loop.time_parts(acting, learning, state.key, rounds=learner.timed_rounds)
+
+        began, before, updates, rounds = time.perf_counter(), int(acting.timesteps), int(learning.update), 0
+        for chunk in loop.run(acting, learning, state.key, rounds_left=rounds_left):
+            acting, learning = chunk.carry, chunk.memory
+            rounds += chunk.rounds
+            _check_finite(learning.metrics | learner.watched(learning), int(learning.update))
+            progress = learner.progress(begun, acting, int(learning.update) - first)
+            shown = {"phase": "training", "done": progress.done, "total": progress.total}
+            shown["stepped"] = _difference(acting.timesteps, begun.timesteps)
+            frames = _difference(acting.timesteps, before) * frame_skip
+            if monitor(shown | {"frames_per_second": frames / (time.perf_counter() - began)}) and progress.rounds_left:
+                raise Interrupted(f"{progress.done} of {progress.total} {progress.unit} were made and are dropped")
+        seconds = time.perf_counter() - began
+
+        timesteps = state.timesteps + _difference(acting.timesteps, begun.timesteps)
+        loop.standing = _Standing(learning, acting, standing.iterations + 1)
+        row = {"update": int(learning.update), "frames": timesteps * frame_skip}
+        row |= learner.row(acting, learning) | metrics.compute(learning.metrics)
+        row["predictions_per_second"] = rounds * learner.beats_per_round * self.env.num_envs / seconds
+        row["updates_per_second"] = (int(learning.update) - updates) / seconds
+        row["frames_per_second"] = _difference(acting.timesteps, before) * frame_skip / seconds
+        if times is not None:
+            row |= times.shares(row["predictions_per_second"], working="learning")
+        return LearnState(state.key, acting._replace(collectors=()), learning, timesteps), row
+
+    def stand(self, state: LearnState, monitor: Monitor) -> _Standing:
+        """Goes on where the loop stands if the state is the latest; otherwise makes new pools."""
+        standing = self.loop.standing
+        if standing is not None and standing.learning is state.learning:
+            return standing
+        if monitor({"phase": "compiling"}):
+            raise Interrupted("before the loop was compiled")
+        self.loop.open(seed_of(state.key, state.timesteps))
+        return _Standing(state.learning, self.learner.begin(state.acting, self.loop.groups), 0)
+
+
+def _difference(now: Any, before: Any) -> int:
+    """Of two int32 counts, of which the later one may have begun anew at its limit."""
+    return (int(now) - int(before)) % 2**32
+
+
+def _ignore(progress: dict[str, Any]) -> bool:
+    del progress
+    return False
+
+
+def _check_finite(watched: dict[str, ArrayTree], update: int) -> None:
+    wrong = [name for name, tree in watched.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
+    if wrong:
+        raise FloatingPointError(
+            f"no longer finite by update {update}: {', '.join(wrong)}; nothing of this iteration is kept. Lower the "
+            "learning rate, or clip the gradient, unless the environment's observations or rewards are not finite."
+        )

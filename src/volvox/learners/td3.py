@@ -1,0 +1,399 @@
+"""Twin delayed deep deterministic policy gradients (Fujimoto et al. 2018, arXiv 1802.09477), on pipelined environments.
+
+`act` explores and adds to a replay, `work` makes the updates of a beat while simulators step. Several learners, with
+seeds or settings of their own, learn side by side in one program, each from its share of the environments: arrays of
+all learners have a leading axis S, and all counts in the settings are of each learner.
+
+    env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
+    actor = vx.networks.MLP(6, (256, 256), activation=nn.relu)
+    networks = vx.networks.ActorAndCritic(actor, vx.networks.QNetwork((256, 256)))
+    algorithm = vx.learn(vx.TD3(), networks, env)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
+from volvox.data import episode_statistics, metrics, normalization, replay
+from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
+from volvox.data.metrics import Metrics
+from volvox.data.normalization import Moments
+from volvox.data.replay import Batch, Replay
+from volvox.learners import side_by_side
+from volvox.learners.learn import LearnState, Progress
+from volvox.learners.side_by_side import kept, setting, updates_per_beat
+from volvox.networks.off_policy import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
+from volvox.sparsity import init_optimizers
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+
+_LEARNING = 2**31  # names the stream of keys that learning draws; those of actions are named by their count, an int32
+_OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))  # the smallest number with a finite normal quantile
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TD3:
+    """Settings of TD3; the defaults are those that reference implementations share.
+
+    Attributes:
+      num_learners: S, learners side by side.
+      learning_rate: of all networks, one number or one for each learner; None if the optimizer is ready-made.
+      optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
+        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`.
+      batch_size: transitions of an update; a multiple of the number of groups.
+      discount: γ.
+      target_rate: τ, how far targets move towards the parameters that they follow.
+      exploration_noise: standard deviation of the noise on actions, which are scaled to [-1, 1]; one number or one for
+        each learner.
+      target_noise: standard deviation of the noise on target actions; one number or one for each learner.
+      target_noise_clip: largest absolute value of that noise.
+      policy_delay: updates of the critics for one of the actor and the targets.
+      random_timesteps: timesteps with uniform actions, before anything is learned.
+      replay_size: timesteps that are remembered, rounded down to whole rows of the environments.
+      updates_per_timestep: updates for each timestep that does not begin an episode; times the learner's environments
+        in a group it must be a whole number.
+      n_step: n, timesteps of n-step targets.
+      normalize_observations: show actor and critics observations with running mean 0 and variance 1.
+      timesteps_per_iteration: timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
+        multiple of it or some timesteps later.
+      save_replay: keep the replay in checkpoints. Without it, a resumed run gathers `random_timesteps` anew before it
+        learns on.
+
+    Raises:
+      ValueError: a setting is out of range, or two contradict each other.
+    """
+
+    num_learners: int = 1
+    learning_rate: float | Sequence[float] | None = 3e-4
+    optimizer: Optimizer = optax.adam
+    batch_size: int = 256
+    discount: float = 0.99
+    target_rate: float = 0.005
+    exploration_noise: float | Sequence[float] = 0.1
+    target_noise: float | Sequence[float] = 0.2
+    target_noise_clip: float = 0.5
+    policy_delay: int = 2
+    random_timesteps: int = 25_000
+    replay_size: int = 1_000_000
+    updates_per_timestep: float = 1.0
+    n_step: int = 1
+    normalize_observations: bool = False
+    timesteps_per_iteration: int = 5_000
+    save_replay: bool = True
+
+    def __post_init__(self):
+        integers(self, "num_learners", "batch_size", "policy_delay", "replay_size", low=1)
+        integers(self, "n_step", "timesteps_per_iteration", low=1)
+        integers(self, "random_timesteps", low=0)
+        numbers(self, "discount", "target_rate", low=0, high=1)
+        numbers(self, "target_noise_clip", low=0)
+        if callable(self.learning_rate):
+            raise ValueError("learning_rate: give numbers; a rate that changes belongs in a ready-made optimizer.")
+        rate = self.learning_rate
+        gradient_transformation(self.optimizer, 1.0 if callable(self.optimizer) and rate is not None else rate)
+        setting(self, "learning_rate", above=0.0)
+        setting(self, "exploration_noise", low=0.0)
+        setting(self, "target_noise", low=0.0)
+
+    def bind(self, network: ActorAndCritic, env: Env) -> "_TD3":
+        """The learners of these networks in an environment; raises ValueError where they do not fit the settings."""
+        networks, groups = actor_and_critics(network, env.spec), env.num_groups
+        updates = updates_per_beat(self.updates_per_timestep, self.num_learners, group_size(env.num_envs, groups))
+        if self.batch_size % groups:
+            raise ValueError(f"batch_size={self.batch_size} must be a multiple of the number of groups, {groups}.")
+        if network.representation is not None and self.n_step != 1:
+            raise ValueError(f"n_step={self.n_step}: a representation predicts one timestep ahead; take 1.")
+        sizes, width = {"batch_size": self.batch_size, "n_step": self.n_step}, env.num_envs // self.num_learners
+        rows, unsaved = replay.num_rows(self.replay_size, width, **sizes), () if self.save_replay else ("replays",)
+        return _TD3(self, env, networks, updates, rows, unsaved)
+
+
+class Acting(NamedTuple):
+    """What acting changes.
+
+    Attributes:
+      draws: int32: how often actions were drawn; names the next draw.
+      timesteps: int32: timesteps of all environments, those that begin an episode not counted.
+      episodes: episodes that have ended, leaves `[S, ...]`.
+      replays: one a group, of all its environments; those of a learner stand side by side.
+      collectors: episodes that have not ended, one a group, leaves `[S, B / S]`; () between pools.
+    """
+
+    draws: Array
+    timesteps: Array
+    episodes: EpisodeStatistics
+    replays: tuple[Replay, ...]
+    collectors: tuple[RunningEpisodes, ...]
+
+
+class Learning(NamedTuple):
+    """What learning changes; leaves `[S, ...]` but for `update`.
+
+    Attributes:
+      params: parameters of actor, critics and representation.
+      targets: those of the targets; the representation has none.
+      optimizer: states of the optimizer, one for each part of `params`.
+      moments: of observations, if they are normalised.
+      update: int32: updates made.
+      metrics: of this iteration.
+    """
+
+    params: Params
+    targets: Params
+    optimizer: Params
+    moments: Moments
+    update: Array
+    metrics: Metrics
+
+
+class Variables(NamedTuple):
+    """What one learner's policy takes."""
+
+    actor: ArrayTree
+    representation: ArrayTree
+    moments: Moments
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _TD3:
+    """The learners in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file."""
+
+    settings: TD3
+    env: Env
+    networks: ActorAndCritics
+    num_updates: int  # updates in one beat of a group in which no episode begins
+    num_rows: int  # rows of a group's replay
+    unsaved: tuple[str, ...]
+    beats_per_round: int = 1
+    timed_rounds: int = 20
+    finish: None = None
+
+    def critic_loss(self, critics, params: Params, targets: Params, batch: Batch, noise: Array, target_noise: Array):
+        """Squared errors of both critics of one learner, with clipped double Q-learning and smoothed targets."""
+        net, clip = self.networks, self.settings.target_noise_clip
+        noise = jnp.clip(target_noise * noise, -clip, clip)
+        next_action = jnp.clip(net.act(targets.actor, batch.next_observation) + noise, -1.0, 1.0)
+        encoded = net.encode_action(params.representation, batch.next_observation, next_action)
+        first, second = (net.value(critic, encoded, next_action) for critic in targets.critics)
+        target = batch.reward + batch.discount * jnp.minimum(first, second)
+        encoded = net.encode_action(params.representation, batch.observation, batch.action)
+        first, second = (net.value(critic, encoded, batch.action) for critic in critics)
+        loss = _mean((first - target) ** 2 + (second - target) ** 2, batch.valid)
+        return loss, {"critic_loss": loss, "value": _mean(first, batch.valid)}
+
+    def actor_loss(self, actor, params: Params, batch: Batch):
+        """Minus the first critic's value of one learner's actions."""
+        action = self.networks.act(actor, batch.observation)
+        encoded = self.networks.encode_action(params.representation, batch.observation, action)
+        loss = -_mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
+        return loss, {"actor_loss": loss}
+
+    def representation_loss(self, representation, batch: Batch):
+        """Squared error of the predictions of one learner's representation."""
+        predicted = self.networks.predict(representation, batch.observation, batch.action)
+        loss = _mean(((predicted - batch.next_observation) ** 2).mean(axis=-1), batch.valid)
+        return loss, {"representation_loss": loss}
+
+    def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
+        """One update of all learners by transitions `[S, N, ...]` and standard normal noise `[S, N, A]` (algorithm 1).
+
+        A sparse optimizer is told the mean returns `[S]`.
+        """
+        s, step = self.settings, learning.update + 1
+        descend = functools.partial(self.descend, step, mean_return)
+        batch = batch.map_observations(functools.partial(jax.vmap(normalization.normalize), learning.moments))
+        params, optimizer, gathered = learning.params, learning.optimizer, learning.metrics
+        if params.representation:
+            # Learned first and by itself; to actor and critics its features are the observations.
+            new, representation, state = descend(
+                self.representation_loss, params.representation, optimizer.representation, batch
+            )
+            params, optimizer = params._replace(representation=representation), optimizer._replace(representation=state)
+            gathered = metrics.add(gathered, new)
+        encode = jax.vmap(self.networks.encode_observation)
+        batch = batch.map_observations(functools.partial(encode, params.representation))
+
+        given = (params, learning.targets, batch, noise, setting(s, "target_noise"))
+        new, critics, state = descend(self.critic_loss, params.critics, optimizer.critics, *given)
+        params, optimizer = params._replace(critics=critics), optimizer._replace(critics=state)
+        # Targets are pruned at once, for they are used before they move again.
+        targets = learning.targets._replace(critics=kept(learning.targets.critics, optimizer.critics))
+        gathered = metrics.add(gathered, new)
+
+        def update_actor(params: Params, targets: Params, optimizer: Params):
+            new, actor, state = descend(self.actor_loss, params.actor, optimizer.actor, params, batch)
+            params, optimizer = params._replace(actor=actor), optimizer._replace(actor=state)
+            moved: Any = optax.incremental_update(Params(actor, params.critics, ()), targets, s.target_rate)
+            return (params, moved._replace(actor=kept(moved.actor, state)), optimizer), new
+
+        def skip(*state: Params):
+            return state, metrics.zeros(jax.eval_shape(update_actor, *state)[1])
+
+        (params, targets, optimizer), new = jax.lax.cond(
+            step % s.policy_delay == 0, update_actor, skip, params, targets, optimizer
+        )
+        return Learning(params, targets, optimizer, learning.moments, step, metrics.add(gathered, new))
+
+    def descend(self, step: Array, mean_return: Array, loss: Callable[..., Any], params, state, *args):
+        """Moves each learner's parameters against the gradient of its loss; (metrics, params, optimizer's state)."""
+        (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(params, *args)
+
+        def one(gradient, state, params, rate, mean_return):
+            updates, state = self.optimizer(rate).update(gradient, state, params, step=step, mean_return=mean_return)
+            return optax.apply_updates(params, updates), state
+
+        rate = setting(self.settings, "learning_rate")
+        return metrics.means(new), *jax.vmap(one)(gradient, state, params, rate, mean_return)
+
+    def optimizer(self, rate: Array) -> optax.GradientTransformationExtraArgs:
+        return gradient_transformation(self.settings.optimizer, None if self.settings.learning_rate is None else rate)
+
+    def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
+        """Group `g` takes uniform actions at first, then its actors' with noise, and adds them to its replay."""
+        s = self.settings
+        scored = timestep._replace(observation=(), extras={})
+        episodes, running = jax.vmap(episode_statistics.update)(
+            acting.episodes, acting.collectors[g], jax.tree.map(self.split, scored)
+        )
+        chosen = jax.vmap(self.choose)(_variables(learning), self.split(timestep.observation))
+        # One draw for both kinds: making random numbers takes a loop each time.
+        drawn = jax.random.uniform(jax.random.fold_in(key, acting.draws), chosen.shape, minval=_OPEN, maxval=1.0)
+        noise = setting(s, "exploration_noise")[:, None, None] * (2**0.5 * jax.lax.erf_inv(drawn))
+        at_random = acting.timesteps < s.random_timesteps * s.num_learners
+        action = jnp.where(at_random, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
+        action = action.reshape(-1, action.shape[-1])
+        rows = replay.add(acting.replays[g], timestep, action)
+        acting = Acting(
+            draws=acting.draws + 1,
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
+            episodes=episodes,
+            replays=(*acting.replays[:g], rows, *acting.replays[g + 1 :]),
+            collectors=(*acting.collectors[:g], running, *acting.collectors[g + 1 :]),
+        )
+        return acting, self.networks.scale(action)
+
+    def choose(self, variables: Variables, observation: Array) -> Array:
+        """Actions `[B, A]` in [-1, 1] of one learner's actor."""
+        seen = normalization.normalize(variables.moments, observation.astype(jnp.float32))
+        return self.networks.act(variables.actor, self.networks.encode_observation(variables.representation, seen))
+
+    def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
+        """Makes as many updates as the timesteps so far are worth, which group `g` has just added to."""
+        s, num_updates = self.settings, self.num_updates
+        if s.normalize_observations:
+            newest = self.split(replay.latest(acting.replays[g]))
+            learning = learning._replace(moments=jax.vmap(normalization.update)(learning.moments, newest))
+        # A resumed run may have to fill its replay anew.
+        enough = s.random_timesteps * s.num_learners
+        ready = (acting.timesteps >= enough) & replay.filled(acting.replays, enough, s.n_step)
+        latest_mean = functools.partial(episode_statistics.latest_mean, num_envs=self.env.num_envs // s.num_learners)
+        mean_return = jax.vmap(latest_mean)(acting.episodes)
+
+        # Drawn for all updates of the beat at once.
+        key = jax.random.fold_in(jax.random.fold_in(key, _LEARNING), learning.update)
+        keys = jax.random.split(key, s.num_learners + 1)
+        batches = self.sample(keys[1:], acting)
+        noise = jax.random.normal(keys[0], batches.action.shape)
+
+        def one(i: Array, learning: Learning) -> Learning:
+            batch, drawn = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batches, noise))
+            return self.update(learning, batch, drawn, mean_return)
+
+        # Resets are no timesteps.
+        b = self.env.num_envs // self.env.num_groups // s.num_learners
+        timesteps = acting.timesteps // s.num_learners - s.random_timesteps
+        wanted = (timesteps // b) * num_updates + (timesteps % b) * num_updates // b
+        due = jnp.clip(wanted - learning.update, 0, num_updates)
+        # A trip count, not a condition, so that what is learned stays in place.
+        return acting, jax.lax.fori_loop(0, jnp.where(ready, due, 0), one, learning)
+
+    def sample(self, keys: Array, acting: Acting) -> Batch:
+        """Batches of all updates of a beat, leaves `[U, S, N, ...]`."""
+        s = self.settings
+        sizes = (s.batch_size, self.num_updates)
+        return replay.sample_batches(keys, acting.replays, *sizes, discount=s.discount, n_step=s.n_step)
+
+    def split(self, x: Array) -> Array:
+        """`[B, ...]` -> `[S, B / S, ...]`."""
+        return x.reshape(self.settings.num_learners, -1, *x.shape[1:])
+
+    @property
+    def policy(self) -> Policy:
+        def init(key: Array) -> Variables:
+            params, moments = self.networks.init(key), normalization.init(self.env.spec.observation_shape)
+            return Variables(params.actor, params.representation, moments)
+
+        return self.networks.policy(init, self.choose)
+
+    def init(self, key: Array) -> tuple[Acting, Learning]:
+        s, zero, keys = self.settings, jnp.int32(0), jax.random.split(key, self.settings.num_learners)
+
+        def one(key, rate) -> tuple[Params, Params]:
+            params = self.networks.init(key)
+            params, optimizer = init_optimizers(self.optimizer(rate), params, jax.random.fold_in(key, 4))
+            return Params(*params), Params(*optimizer)
+
+        def updated(learning: Learning) -> Learning:
+            batch = jax.tree.map(lambda x: x[0], self.sample(keys, acting))
+            return self.update(learning, batch, batch.action, jnp.zeros(s.num_learners))
+
+        params, optimizer = jax.vmap(one)(keys, setting(s, "learning_rate"))
+        begun = (normalization.init(self.env.spec.observation_shape), episode_statistics.init())
+        moments, episodes = side_by_side.repeat(begun, s.num_learners)
+        acting = Acting(zero, zero, episodes, self.empty_replays(), ())
+        learning = Learning(params, params._replace(representation=()), optimizer, moments, zero, metrics={})
+        return acting, learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
+
+    def empty_replays(self) -> tuple[Replay, ...]:
+        b, groups = self.env.num_envs // self.env.num_groups, range(self.env.num_groups)
+        return tuple(replay.init(self.num_rows, b, self.env.spec) for _ in groups)
+
+    def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
+        running = tuple(jax.tree.map(self.split, episode_statistics.init_running(group.num_envs)) for group in groups)
+        return acting._replace(replays=acting.replays or self.empty_replays(), collectors=running)
+
+    def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
+        s, before, now = self.settings, int(begun.timesteps), int(acting.timesteps)
+        in_all = s.timesteps_per_iteration * s.num_learners
+        missing = (before // in_all + 1) * in_all - now
+        # Resets are no timesteps, so that these rounds may not be enough, and some follow.
+        rounds = -(-missing // self.env.num_envs)
+        return Progress((now - before) // s.num_learners, s.timesteps_per_iteration, "timesteps", max(rounds, 0))
+
+    def watched(self, learning: Learning) -> dict[str, ArrayTree]:
+        parts = learning.params._asdict() | {"moments": learning.moments}
+        return side_by_side.each(parts, self.settings.num_learners)
+
+    def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
+        n, networks = self.settings.num_learners, (learning.params._asdict(), learning.optimizer._asdict())
+        row = {"timesteps": int(acting.timesteps) // n, "episodes": int(acting.episodes.total.sum())}
+        row |= side_by_side.compression_row(*(side_by_side.stored(*networks, i) for i in range(n)))
+        return row | side_by_side.score_row(acting.episodes, self.env.num_envs // n)
+
+    def variables(self, acting: Acting, learning: Learning) -> Variables:
+        best = np.argmax([one.get("training_mean", -np.inf) for one in side_by_side.scores(acting.episodes)])
+        return side_by_side.pick(_variables(learning), int(best))
+
+
+def variables_of(state: LearnState, learner: int = 0) -> Variables:
+    """Variables of one learner's policy; `algorithm.variables` takes those of the best.
+
+    Raises:
+      ValueError: there is no such learner.
+    """
+    return side_by_side.pick(_variables(state.learning), learner)
+
+
+def _variables(learning: Learning) -> Variables:
+    """Of all learners."""
+    return Variables(learning.params.actor, learning.params.representation, learning.moments)
+
+
+def _mean(x: Array, valid: Array) -> Array:
+    return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)

@@ -1,0 +1,325 @@
+"""Sparse training as a wrapper of any optax optimiser, which keeps masked weights and their moments at exactly 0."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from volvox._checks import integer
+from volvox.networks.circulant import Grouped
+from volvox.sparsity import masks as masking
+from volvox.sparsity.masks import Kernel, SparseState, is_sparse, pruned, where
+from volvox.sparsity.rules import Magnitude, Rule
+from volvox.sparsity.schedules import Cubic, RewardAware, check_sparsity
+from volvox.types import Array, ArrayTree
+
+Optimizer = TypeVar("Optimizer")
+"""An optimiser as a learner's settings hold it: an optax transformation, or a function of the learning rate."""
+
+
+def sparse(
+    optimizer: Optimizer,
+    rule: Rule,
+    *,
+    dense: Collection[str] = (),
+    min_side: int = 1,
+    only_circulant: bool = False,
+    seed: int = 0,
+) -> Optimizer:
+    """Wraps an optimiser so that kernels stay as sparse as a rule says.
+
+        rule = vx.sparsity.Dynamic(sparsity=0.9)
+        optimizer = vx.sparsity.sparse(optax.adam(3e-4), rule)
+        settings = vx.TD3(optimizer=vx.sparsity.sparse(optax.adam, rule), learning_rate=3e-4)
+
+    See `kernels` for what a kernel is. The update of a masked weight is minus the weight, so that all masked weights
+    are 0 after the first update; `pruned` makes them 0 before it. Updates must therefore be applied as they are: a
+    learning rate belongs inside of `optimizer`.
+
+    The rule draws from `seed`. An optimiser of several learners under `vmap` would draw the same for each;
+    `init_optimizers` gives each network of each learner draws of its own.
+
+    Args:
+      optimizer: any `optax.GradientTransformation`, or a function that makes one for a learning rate, such as
+        `optax.adam`. Clip gradients inside of it: clipped before, gradients of dead weights would count. Put
+        `optax.MultiSteps` inside of it, too: around it, it would hide the masks from `init_optimizers`.
+      rule: which weights live; `Magnitude`, `KeepNOfM`, `Dynamic`, or one of your own (see `Rule`).
+      dense: names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
+      min_side: kernels with fewer inputs or outputs stay whole.
+      only_circulant: all kernels stay whole except block-circulant ones.
+      seed: a number from which the rule draws.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs`, whose state is a `SparseState`; if `optimizer` is a function of the
+      learning rate, such a function, which `config.json` then describes in full. The transformation's `update` takes
+      `step` (the number of this update, from 1; default: its own count), by which rules and schedules go, and
+      `mean_return`, which some schedules need. Both and all others are passed on to `optimizer`. What `optimizer` keeps
+      of a kernel in another shape, such as factored moments, is left as it is.
+
+    Raises:
+      ValueError: no optimiser, no rule, or a setting out of its range; from `init`, a name in `dense` that is no
+        kernel's, a kernel that does not fit the rule, an optimiser that is sparse already, or one that does not tell
+        what it keeps of which parameter (`optax.sm3`); from `update`, other parameters.
+    """
+    if isinstance(dense, str):
+        raise ValueError(f"dense={dense!r}: give names in a tuple or a list, ({dense!r},).")
+    settings: Any = _Sparse(optimizer, rule, tuple(dense), min_side, only_circulant, seed)
+    return settings if callable(optimizer) else settings.transformation()
+
+
+def init_optimizers(
+    optimizer: optax.GradientTransformation, networks: Sequence[ArrayTree], key: Array
+) -> tuple[tuple[ArrayTree, ...], tuple[ArrayTree, ...]]:
+    """Begins to train networks with one optimiser, whether it is sparse or not.
+
+        (actor, critics), states = init_optimizers(optimizer, (actor, critics), key)
+        (actor, critics), states = jax.vmap(functools.partial(init_optimizers, optimizer))((actor, critics), keys)
+
+    Args:
+      optimizer: any; where `sparse` stands in it, each network's masks are drawn from `key`. Under `vmap` over keys,
+        each learner has masks of its own.
+      networks: parameters of each network that is updated by itself; one without parameters, e.g. (), has the state ().
+      key: from which rules draw, together with the `seed` of `sparse`.
+
+    Returns:
+      (parameters of each network, 0 where masked; state of the optimiser for each).
+
+    Raises:
+      ValueError: the optimiser is sparse, but no kernel of any network is; see also `sparse`.
+    """
+    keys = jax.random.split(key, len(networks))
+    params, states = zip(*(_begin(optimizer, *given) for given in zip(networks, keys, strict=True)), strict=True)
+    masks = jax.tree.leaves([state.masks for state in masking.sparse_states(states)])
+    if masks and all(mask.ndim == 0 for mask in masks):
+        raise ValueError(
+            "the optimiser is sparse, but nothing would be: each kernel of these networks has fewer than min_side "
+            "inputs or outputs, is named in dense, or is not block-circulant; lower min_side, or name fewer in dense."
+        )
+    return params, states
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupSparse:
+    """Settings of group-sparse training: few weights from the first update on, and fewer while returns hold up.
+
+        gst = vx.sparsity.GroupSparse(block=4, final_sparsity=0.9)
+        networks = vx.networks.ActorAndCritic(gst.network(actor), gst.network(critic))
+        algorithm = vx.learn(vx.TD3(optimizer=gst.optimizer(optax.adam)), networks, env)
+        algorithm = vx.learn(vx.A3C(optimizer=gst.optimizer(optax.adam)), gst.network(actor_critic), env)
+
+    Lee et al. (2021, arXiv 2101.09650) publish the idea and not the rule; this one is ours. Large dense layers are
+    block-circulant from the first update on (`networks.Grouped`), which leaves `1 / block` of their weights. The
+    smallest blocks are also pruned, as many as a sparsity says that rises while the recent mean return holds up and
+    falls when it drops (`RewardAware`). Small layers, among them outputs, stay dense, and so does all that is no dense
+    layer. With `block=1` there are no groups, and all kernels that are large enough are pruned, those of convolutions
+    and LSTMs as well.
+
+    Attributes:
+      block: b, side of the circulant blocks; 1 groups nothing, so that single weights are pruned.
+      final_sparsity: Share of a large layer's weights that need not be stored, by grouping and pruning together.
+      increment: Change of that share at once, in (0, 1].
+      tolerance: Share of the range of returns by which they may be below their best; see `RewardAware`.
+      begin: Update before which nothing is pruned.
+      every: Updates from one change to the next.
+      min_side: Layers with fewer inputs or outputs stay dense.
+      pruning: Whether to prune at all.
+      end: Update until which the sparsity rises by a cubic, whatever the returns (`Cubic`). None: `RewardAware`.
+
+    Raises:
+      ValueError: a number out of its range, or settings that leave nothing to do.
+    """
+
+    block: int = 4
+    final_sparsity: float = 0.9
+    increment: float = 0.01
+    tolerance: float = 0.1
+    begin: int = 0
+    every: int = 5_000
+    min_side: int = 32
+    pruning: bool = True
+    end: int | None = None
+
+    def __post_init__(self):
+        integer("block", self.block, low=1)
+        integer("min_side", self.min_side, low=1)
+        check_sparsity("final_sparsity", self.final_sparsity)
+        if not self.pruning and self.block == 1:
+            raise ValueError("block=1 and pruning=False leave nothing to do; take either back.")
+        if self.pruning and self.final_sparsity < (alone := 1.0 - 1.0 / self.block):
+            raise ValueError(
+                f"final_sparsity={self.final_sparsity} is below {alone:g}, which block={self.block} alone reaches; "
+                "raise it, or take pruning=False."
+            )
+        _ = self.rule  # which checks the rest
+
+    @property
+    def rule(self) -> Magnitude:
+        """The rule by which blocks are pruned."""
+        if self.end is not None:
+            schedule = Cubic(final_sparsity=self.final_sparsity, begin=self.begin, end=self.end)
+        else:
+            schedule = RewardAware(
+                final_sparsity=self.final_sparsity,
+                initial_sparsity=min(1.0 - 1.0 / self.block, self.final_sparsity),
+                increment=self.increment,
+                tolerance=self.tolerance,
+                begin=self.begin,
+            )
+        return Magnitude(schedule=schedule, every=self.every)
+
+    def network(self, module: nn.Module) -> nn.Module:
+        """Returns the module with block-circulant layers; it raises ValueError when called if it has none."""
+        return Grouped(module, self.block, self.min_side) if self.block > 1 else module
+
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Returns the optimiser, a transformation or a function of the learning rate, wrapped by `sparse`."""
+        if not self.pruning:
+            return optimizer
+        return sparse(optimizer, self.rule, min_side=self.min_side, only_circulant=self.block > 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # hashable, whatever a user's rule is
+class _Sparse:
+    """Settings of `sparse`, and its transformation as methods; as a function of the learning rate it makes that."""
+
+    optimizer: Any
+    rule: Rule
+    dense: tuple[str, ...]
+    min_side: int
+    only_circulant: bool
+    seed: int
+
+    def __post_init__(self):
+        integer("min_side", self.min_side, low=1)
+        integer("seed", self.seed, low=0)
+        if not isinstance(self.optimizer, optax.GradientTransformation) and not callable(self.optimizer):
+            raise ValueError(f"sparse needs an optax.GradientTransformation, or optax.adam; got {self.optimizer!r}.")
+        if not isinstance(self.rule, Rule):
+            raise ValueError(f"sparse needs a rule, such as Magnitude(...) or Dynamic(...); got {self.rule!r}.")
+
+    def __call__(self, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
+        return dataclasses.replace(self, optimizer=self.optimizer(learning_rate)).transformation()
+
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
+        return optax.GradientTransformationExtraArgs(self.init, self.update)
+
+    def init(self, params):
+        return self._init(params, jax.random.key(self.seed))
+
+    def update(self, updates, state, params=None, *, step=None, mean_return=None, mask_key=None, **others):
+        if params is None:
+            raise ValueError("a sparse optimiser needs the parameters: update(gradient, state, params).")
+        if mask_key is not None:  # see `_begin`
+            return updates, self._init(params, jax.random.fold_in(mask_key, self.seed))
+        masking.check_masks(params, state.masks)
+        chex.assert_trees_all_equal_shapes(updates, params)
+        gradient, now = updates, state.step + 1 if step is None else jnp.asarray(step, jnp.int32)
+        others |= {"step": now, "mean_return": mean_return}
+        inner_update = optax.with_extra_args_support(self.optimizer).update
+        updates, inner = inner_update(masking.masked(gradient, state.masks), state.inner, params, **others)
+        due = now // self.rule.every > state.step // self.rule.every
+        # Without the inner state, which may be updated in place.
+        given = (state._replace(inner=(), step=now), params, updates, gradient, mean_return, due)
+        masks, schedule = jax.lax.cond(_of_any(due), self._changed, _unchanged, *given)
+        # What has just begun to live, and what has died, is 0 next.
+        alive = jax.tree.map(jnp.logical_and, masks, state.masks)
+        updates = jax.tree.map(lambda u, p, mask: where(mask, u, -p), updates, params, alive)
+        return updates, SparseState(self._forgotten(inner, masks, params), masks, schedule, now, state.key)
+
+    def _init(self, params: ArrayTree, key: Array) -> SparseState:
+        drawn = self.rule.init(key, self._chosen(masking.kernels(params)))
+        masks = [drawn.get(name, jnp.ones((), bool)) for name in masking.by_name(params)]
+        masks = jax.tree.unflatten(jax.tree.structure(params), masks)
+        masking.check_masks(params, masks)
+        inner = self.optimizer.init(params)
+        if is_sparse(inner):
+            raise ValueError("sparse needs an optimiser that is not sparse already.")
+        try:
+            jax.eval_shape(self._forgotten, inner, masks, params)
+        except ValueError as error:
+            raise ValueError(
+                "sparse cannot tell what this optimiser keeps of which parameter; take another, e.g. optax.adam."
+            ) from error
+        schedule = () if self.rule.schedule is None else self.rule.schedule.init()
+        return SparseState(inner, masks, schedule, jnp.int32(0), key)
+
+    def _chosen(self, found: dict[str, Kernel]) -> dict[str, Kernel]:
+        """The kernels to which the rule applies."""
+        ends = tuple(f"/{end}" for end in self.dense)
+        if unknown := sorted(end[1:] for end in ends if not any(f"/{name}".endswith(end) for name in found)):
+            names = ", ".join(sorted(found))
+            raise ValueError(f"dense names no kernel of these parameters: {', '.join(unknown)}; they have {names}.")
+        return {
+            name: kernel
+            for name, kernel in found.items()
+            if min(kernel.sides) >= self.min_side
+            and not f"/{name}".endswith(ends)
+            and (kernel.block > 1 or not self.only_circulant)
+        }
+
+    def _changed(self, state, params, updates, gradient, mean_return, due):
+        """The next masks and state of the schedule, where a change is due."""
+        sparsity, schedule = jnp.float32(0), state.schedule
+        if self.rule.schedule is not None:
+            sparsity, schedule = self.rule.schedule.advance(schedule, state.step, mean_return)
+        blocks = {name: kernel.block for name, kernel in masking.kernels(params).items()}
+        masks, treedef = jax.tree.flatten(state.masks)
+        keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(masks))
+        new_params = masking.masked(optax.apply_updates(params, updates), state.masks)
+        leaves = jax.tree.leaves(new_params), jax.tree.leaves(gradient)
+        for i, (name, *given) in enumerate(zip(masking.by_name(params), *leaves, strict=True)):
+            if masks[i].ndim:
+                dead = jnp.maximum(1.0 - (1.0 - sparsity) * blocks[name], 0.0)
+                kernel, slope = (masking.in_groups(x, masks[i]) for x in given)
+                new = self.rule.update(keys[i], masks[i], kernel, slope, state.step, dead)
+                chex.assert_equal_shape((new, masks[i]))
+                masks[i] = new
+        new = jax.tree.unflatten(treedef, masks), schedule
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), new, (state.masks, state.schedule))
+
+    def _forgotten(self, inner: ArrayTree, masks: ArrayTree, params: ArrayTree) -> ArrayTree:
+        """The wrapped optimiser's state with 0 for dead weights, where it is of their parameter's shape."""
+        return optax.tree_map_params(self.optimizer, _forgotten, inner, masks, params, is_leaf=_is_masked_node)
+
+
+def _unchanged(state: SparseState, *given: Any) -> tuple[ArrayTree, ArrayTree]:
+    del given
+    return state.masks, state.schedule
+
+
+def _forgotten(x: Any, mask: Array, param: Array) -> Any:
+    return x if _is_masked_node(x) or x.shape != param.shape else where(mask, x, jnp.zeros_like(x))
+
+
+def _is_masked_node(x: Any) -> bool:
+    """Whether this stands where `optax.masked` leaves a parameter out."""
+    return isinstance(x, optax.MaskedNode)
+
+
+def _begin(optimizer: optax.GradientTransformation, params: ArrayTree, key: Array) -> tuple[ArrayTree, ArrayTree]:
+    """One network of `init_optimizers`: its parameters, and the state of its optimiser."""
+    state = optimizer.init(params) if jax.tree.leaves(params) else ()
+    if not is_sparse(state):
+        return params, state
+    # Optax's `init` takes parameters only, but what contains a transformation passes further arguments to its `update`.
+    _, drawn = optax.with_extra_args_support(optimizer).update(params, state, params, mask_key=key)
+    is_ours = masking.is_sparse_state
+    state = jax.tree.map(lambda new, old: new if is_ours(new) else old, drawn, state, is_leaf=is_ours)
+    return pruned(params, state), state
+
+
+@jax.custom_batching.custom_vmap
+def _of_any(due: Array) -> Array:
+    """Itself; under `vmap` whether it holds in any row, so that a condition on it stays one and is no selection."""
+    return due
+
+
+@_of_any.def_vmap
+def _(axis_size, in_batched, due):
+    del axis_size
+    return (due.any(axis=0) if in_batched[0] else due), False

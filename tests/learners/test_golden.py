@@ -1,0 +1,185 @@
+"""Runs of a few iterations give what they gave before, number by number.
+
+The recorded runs were made on one machine; other processors round differently, hence the tolerance. With
+`VOLVOX_EXACT=1` in the environment the numbers must be the same bits.
+"""
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from volvox import networks
+from volvox.envs import probe
+from volvox.learners import A3C, TD3, learn
+from volvox.sparsity import Cubic, GroupSparse, Magnitude, is_sparse, masks_of, sparse
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+EXACT = os.environ.get("VOLVOX_EXACT") == "1"
+TIMED = ("per_second", "share_", "speed_over_turns")
+RENAMED = {"steps": "timesteps"}
+
+
+class Torso(nn.Module):
+    """Dense layers with tanh."""
+
+    hidden: tuple[int, ...] = (8,)
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+        for width in self.hidden:
+            x = nn.tanh(nn.Dense(width)(x))
+        return x
+
+
+def corridor(**options):
+    return probe.corridor(**({"num_envs": 8, "groups": 2} | options))
+
+
+def target(**options):
+    return probe.target(**({"num_envs": 8, "groups": 2} | options))
+
+
+def a3c(env=None, network=None, *, settings=None, host=False, **changes):
+    plain = {"segment_length": 5, "learning_rate": 0.01, "optimizer": optax.adam}
+    settings = A3C(**(plain | changes), updates_per_iteration=5) if settings is None else settings
+    network = networks.ActorCritic(2, Torso()) if network is None else network
+    return learn(settings, network, corridor() if env is None else env, host=host)
+
+
+def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, **changes):
+    small = {"batch_size": 16, "random_timesteps": 32, "replay_size": 128, "timesteps_per_iteration": 64}
+    actor, critic = networks.MLP(2, hidden, activation=nn.relu), networks.QNetwork(hidden)
+    if gst is not None:
+        actor, critic = gst.network(actor), gst.network(critic)
+        changes["optimizer"] = gst.optimizer(optax.adam)
+    net = networks.ActorAndCritic(actor, critic, representation)
+    return learn(TD3(**(small | {"learning_rate": 3e-3} | changes)), net, target() if env is None else env, host=host)
+
+
+TD3_GST = GroupSparse(block=4, final_sparsity=0.95, increment=0.05, every=4, min_side=8)
+
+
+def a3c_group_sparse():
+    gst = GroupSparse(block=4, final_sparsity=0.9, every=2, min_side=8, end=14)
+    # Clipped inside, where the gradients of dead weights are 0.
+    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01, eps=1e-5))
+    changes = {"learning_rate": None, "segment_length": 5, "max_gradient_norm": None}
+    settings = A3C(**preset(A3C.mujoco()) | changes | {"optimizer": gst.optimizer(clipped)})
+    return a3c(target(max_episode_steps=24), gst.network(networks.GaussianMLP(2, (16, 16))), settings=settings)
+
+
+def preset(settings):
+    return {**vars(settings), "updates_per_iteration": 5}
+
+
+CASES = {
+    "a3c_modern": (20, 3, lambda: a3c(corridor(length=12), settings=A3C(updates_per_iteration=5))),
+    "a3c_modern_host": (20, 3, lambda: a3c(corridor(length=12), settings=A3C(updates_per_iteration=5), host=True)),
+    "a3c_ga3c": (21, 3, lambda: a3c(settings=A3C(**preset(A3C.ga3c())))),
+    "a3c_lag_0": (22, 3, lambda: a3c(lag=0, vtrace=False)),
+    "a3c_lag_3": (23, 3, lambda: a3c(lag=3, rho_clip=2.0, micro_batch=2)),
+    "a3c_lstm": (24, 3, lambda: a3c(network=networks.RecurrentActorCritic(2, Torso(), width=8))),
+    "a3c_gaussian": (
+        25,
+        3,
+        lambda: a3c(target(max_episode_steps=24), networks.GaussianMLP(2, (8,)), settings=A3C(**preset(A3C.mujoco()))),
+    ),
+    "a3c_rounds_per_update": (26, 3, lambda: a3c(rounds_per_update=2)),
+    "a3c_truncation": (27, 3, lambda: a3c(corridor(length=8, max_episode_steps=7))),
+    "a3c_truncation_and_termination": (
+        28,
+        3,
+        lambda: a3c(
+            corridor(length=3, max_episode_steps=6), trace_decay=0.9, entropy_coefficient=0.05, anneal_frames=1_000
+        ),
+    ),
+    "td3_plain": (30, 4, td3),
+    "td3_plain_host": (30, 4, lambda: td3(host=True)),
+    "td3_two_learners": (
+        31,
+        3,
+        lambda: td3(num_learners=2, learning_rate=(1e-3, 1e-2), exploration_noise=(0.1, 0.3)),
+    ),
+    "td3_normalized": (32, 3, lambda: td3(normalize_observations=True)),
+    "td3_num_steps_3": (33, 3, lambda: td3(n_step=3)),
+    "td3_representation": (34, 3, lambda: td3(representation=networks.NextObservationNetwork((4, 4), (4, 4)))),
+    # So many rounds that the second iteration goes through the stopwatch.
+    "td3_stopwatch": (35, 3, lambda: td3(target(num_envs=4), timesteps_per_iteration=128, updates_per_timestep=0.5)),
+    "td3_group_sparse": (42, 4, lambda: td3(hidden=(16, 16), gst=TD3_GST)),
+    "a3c_magnitude_cubic": (
+        43,
+        3,
+        lambda: a3c(
+            network=networks.ActorCritic(2, Torso((16, 16))),
+            optimizer=sparse(optax.adam, Magnitude(schedule=Cubic(final_sparsity=0.8, begin=1, end=14), every=2)),
+        ),
+    ),
+    "a3c_group_sparse": (45, 3, lambda: a3c_group_sparse()),
+}
+
+
+def leaves(prefix, tree):
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        names = [str(getattr(p, "key", getattr(p, "name", getattr(p, "idx", p)))) for p in path]
+        found["/".join([prefix, *names])] = np.asarray(leaf)
+    return found
+
+
+def policy_of(algorithm, state):
+    """The policy's variables in their recorded form."""
+    variables = algorithm.variables(state)
+    if not hasattr(variables, "moments"):
+        return variables
+    count, mean, squares = variables.moments
+    normalizer = {"seen": count, "mean": mean, "squares": squares}
+    return {"actor": variables.actor, "representation": variables.representation, "normalizer": normalizer}
+
+
+def recorded(name):
+    seed, steps, make = CASES[name]
+    algorithm = make()
+    state, rows = algorithm.init(jax.random.key(seed)), []
+    out = {"initial_policy": np.concatenate([x.ravel() for x in leaves("", policy_of(algorithm, state)).values()])}
+    for _ in range(steps):
+        state, row = algorithm.step(state)
+        rows.append(row)
+    algorithm.close()
+    out |= leaves("policy", policy_of(algorithm, state))
+    learning = state.learning
+    if name.startswith("td3"):
+        if len(state.acting.episodes.total) > 1:
+            out |= leaves("all/actor", learning.params.actor)
+        out |= leaves("all/critics", learning.params.critics)
+        optimizers = {"actor": learning.optimizer.actor, "critics": learning.optimizer.critics}
+    else:
+        optimizers = {"params": learning.optimizer}
+    for part, optimizer in optimizers.items():
+        if is_sparse(optimizer):
+            out |= {path: mask for path, mask in leaves(f"masks/{part}", masks_of(optimizer)).items() if mask.size > 1}
+    return out, rows
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_as_before(name):
+    golden = np.load(GOLDEN / f"{name}.npz")
+    found, rows = recorded(name)
+    names = [str(x) for x in golden["metric_names"]]
+    kept = [x for x in rows[-1] if not any(word in x for word in TIMED)]
+    assert {RENAMED.get(x, x) for x in names} == set(kept)
+    metrics = [[row.get(RENAMED.get(x, x), np.nan) for x in names] for row in rows]
+    found |= {"metrics": np.array(metrics, np.float32)}
+    assert set(found) == set(golden.files) - {"metric_names"}
+    for key, value in found.items():
+        assert value.shape == golden[key].shape
+        if EXACT or value.dtype == bool:
+            np.testing.assert_array_equal(value, golden[key], err_msg=key)
+        else:
+            np.testing.assert_allclose(value, golden[key], rtol=1e-5, atol=1e-6, err_msg=key)

@@ -1,0 +1,251 @@
+"""The driver: chunks that adapt and end, interrupts between them, the stopwatch, and pools that are closed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.envs import probe
+from volvox.loop import Loop, Stages, driver, seed_of
+
+B = 2
+ENV = probe.countdown(low=2, high=5, num_envs=2 * B, groups=2)
+
+
+def make_groups(seed):
+    return ENV.make(seed, num_envs=2 * B, num_groups=2)
+
+
+def make_host_groups(seed):
+    return ENV.make(seed, num_envs=2 * B, num_groups=2, host=True)
+
+
+def act(carry, memory, constants, g, timestep):
+    """Keeps sums of what is observed, which tell apart any two histories."""
+    beats, seen = carry
+    seen = 0.9 * seen + timestep.observation.sum() + 10 * timestep.first.sum()
+    return (beats + (g == 1), seen), jnp.zeros(B, jnp.int32)
+
+
+def work(carry, memory, constants, g):
+    return carry, memory + carry[0]
+
+
+def remaining(carry):
+    return carry[0] < 50
+
+
+STAGES = Stages(act, work, None, None)
+FINITE = Stages(act, work, None, remaining)
+
+
+def begin():
+    return (jnp.int32(0), jnp.float32(0)), jnp.int32(0)
+
+
+def opened(stages=STAGES, make=make_groups, seed=0, **options):
+    loop = Loop(stages, make, **options)
+    loop.open(seed)
+    return loop
+
+
+def rounds_until(goal):
+    return lambda carry: goal - int(carry[0])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Each chunk takes as long as `seconds` says of its rounds."""
+
+    class Clock:
+        now, seconds = 0.0, staticmethod(lambda rounds: 0.0)
+
+    made = Clock()
+    monkeypatch.setattr(driver.time, "perf_counter", lambda: made.now)
+    real = driver.pipeline.traced
+
+    def traced(*args, **kwargs):
+        chunk = real(*args, **kwargs)
+
+        def run(state, constants, rounds):
+            made.now += made.seconds(rounds)
+            return chunk(state, constants, rounds)
+
+        return run
+
+    monkeypatch.setattr(driver.pipeline, "traced", traced)
+    return made
+
+
+def test_chunks_approach_the_asked_length_at_most_doubling(clock):
+    clock.seconds = lambda rounds: rounds / 40
+    loop = opened(chunk_seconds=1.0)
+    chunks = list(loop.run(*begin(), rounds_left=rounds_until(220)))
+    assert [chunk.rounds for chunk in chunks] == [4, 8, 16, 32, 40, 40, 40, 40]
+    assert chunks[-1].seconds == pytest.approx(1.0)
+    clock.seconds = lambda rounds: rounds / 4  # ten times as slow
+    chunks = list(loop.run(*begin(), rounds_left=rounds_until(80)))
+    assert [chunk.rounds for chunk in chunks] == [40, 20, 10, 5, 4, 1]  # the last is cut short by the goal
+    chunks = list(loop.run(*begin(), rounds_left=rounds_until(9)))
+    assert [chunk.rounds for chunk in chunks] == [4, 4, 1]  # and says nothing of how long a chunk takes
+    loop.close()
+
+
+@pytest.mark.parametrize("make", [make_groups, make_host_groups], ids=["traced", "driven"])
+def test_a_run_ends_when_nothing_remains_or_no_rounds_are_left(make):
+    for chunk_seconds in (1e6, 1e-6):  # the last chunk is cut short, or ends where nothing remains
+        loop = opened(FINITE, make, chunk_seconds=chunk_seconds)
+        chunks = list(loop.run(*begin()))
+        assert sum(chunk.rounds for chunk in chunks) == 50
+        assert int(chunks[-1].carry[0]) == 50
+        (chunk,) = loop.run(*chunks[-1][:2])
+        assert (chunk.rounds, int(chunk.carry[0])) == (0, 50)
+    chunks = list(loop.run(*begin(), rounds_left=rounds_until(21)))
+    assert int(chunks[-1].carry[0]) == 21
+    assert list(loop.run(*begin(), rounds_left=lambda carry: 0)) == []
+    loop.close()
+
+
+@pytest.mark.parametrize("make", [make_groups, make_host_groups], ids=["traced", "driven"])
+def test_stopping_between_chunks_loses_nothing(make):
+    """Stopped, timed or run in one go, the same rounds leave the same bits."""
+    whole = opened(make=make, chunk_seconds=1e6)
+    *_, expected = whole.run(*begin(), rounds_left=rounds_until(60))
+
+    loop = opened(make=make, chunk_seconds=1e-6)
+    carry, memory = begin()
+    for _ in range(3):
+        for chunk in loop.run(carry, memory, rounds_left=rounds_until(60)):
+            carry, memory = chunk.carry, chunk.memory
+            if int(carry[0]) % 3 == 0:
+                break
+    assert 0 < int(carry[0]) < 60
+    carry, memory, times = loop.time_parts(carry, memory, rounds=7)
+    assert min(times) > 0
+    *_, last = loop.run(carry, memory, rounds_left=rounds_until(60))
+    jax.tree.map(np.testing.assert_array_equal, last[:2], expected[:2])
+    assert int(last.carry[0]) == 60
+    loop.close()
+    whole.close()
+
+
+def test_rounds_of_several_beats():
+    loop = opened(beats_per_round=5)
+    chunks = list(loop.run(*begin(), rounds_left=lambda carry: 10 - int(carry[0]) // 5))
+    assert sum(chunk.rounds for chunk in chunks) == 10
+    assert int(chunks[-1].carry[0]) == 50
+    loop.close()
+
+
+def test_the_mark_stands_until_the_loop_moves():
+    loop = opened()
+    run = loop.run(*begin(), rounds_left=rounds_until(8))
+    loop.standing = "here"
+    chunk = next(run)  # only now the loop moves
+    assert loop.standing is None
+    loop.standing = "here"
+    loop.time_parts(chunk.carry, chunk.memory, rounds=2)
+    assert loop.standing is None
+    for change in (loop.restart, loop.close, lambda: loop.open(1)):
+        loop.standing = "here"
+        change()
+        assert loop.standing is None
+    loop.close()
+
+
+def history(loop, goal=20):
+    *_, chunk = loop.run(*begin(), rounds_left=rounds_until(goal))
+    return float(chunk.carry[1])
+
+
+def test_pools_are_made_restarted_and_closed():
+    seeds, closed = [], []
+
+    def make(seed):
+        seeds.append(seed)
+        return tuple(group._replace(close=lambda g=g: closed.append(g)) for g, group in enumerate(make_groups(seed)))
+
+    loop = Loop(STAGES, make)
+    assert loop.groups == ()
+    loop.open(3)
+    first = history(loop)
+    loop.open(3)
+    assert closed == [0, 1]
+    assert history(loop) == first
+    loop.open(4)
+    assert history(loop) != first
+    loop.restart(5)
+    again = history(loop)
+    loop.restart(5)
+    assert history(loop) == again
+    assert seeds == [3, 3, 4]
+    loop.close()
+    loop.close()
+    assert closed == [0, 1] * 3
+    assert loop.groups == ()
+    for use in (lambda: history(loop), lambda: loop.time_parts(*begin(), rounds=2)):
+        with pytest.raises(RuntimeError, match=r"not open.*open\(seed\)"):
+            use()
+
+
+def test_a_failure_closes_the_pools():
+    closed = []
+
+    def failing(name):
+        def fail(*args):
+            raise ValueError(f"{name} failed")
+
+        def make(seed):
+            groups = [group._replace(close=lambda: closed.append(name)) for group in make_host_groups(seed)]
+            return groups[0], groups[1]._replace(**{name: fail})
+
+        return make
+
+    with pytest.raises(ValueError, match="init failed"):
+        opened(make=failing("init"))
+    for name in ("recv", "send"):
+        loop = opened(make=failing(name))
+        with pytest.raises(ValueError, match=f"{name} failed"):
+            history(loop)
+        assert loop.groups == ()
+    loop = opened(make=failing("recv"))
+    with pytest.raises(ValueError, match="recv failed"):
+        loop.time_parts(*begin(), rounds=2)
+    loop = opened(make=failing("restart"))
+    with pytest.raises(ValueError, match="restart failed"):
+        loop.restart()
+    assert closed == ["init"] * 2 + ["recv"] * 2 + ["send"] * 2 + ["recv"] * 2 + ["restart"] * 2
+
+
+def test_an_exception_of_the_caller_leaves_the_pools_open():
+    loop = opened()
+
+    def fails():
+        for _ in loop.run(*begin()):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert len(loop.groups) == 2
+    assert np.isfinite(history(loop))
+    loop.close()
+
+
+def test_groups_and_lengths_that_do_not_fit_are_refused():
+    for seconds in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="chunk_seconds"):
+            Loop(STAGES, make_groups, chunk_seconds=seconds)
+    with pytest.raises(ValueError, match="at least one group"):
+        opened(make=lambda seed: ())
+    with pytest.raises(ValueError, match=r"groups of \[2, 4\] environments"):
+        opened(make=lambda seed: (*make_groups(seed)[:1], *ENV.make(seed, num_envs=4, num_groups=1)))
+
+
+def test_seeds_depend_on_the_key_and_each_number():
+    key = jax.random.key(7)
+    seeds = [seed_of(jax.random.key(8), 1), seed_of(key), seed_of(key, 1), seed_of(key, 0, 1), seed_of(key, 2, 1)]
+    assert len(set(seeds)) == 5
+    assert all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds)
+    assert seed_of(key, 3, 1) == seed_of(jax.random.key_data(key), 3, 1)
+    entropy = [*np.asarray(jax.random.key_data(key)).tolist(), 3, 1]
+    assert seed_of(key, 3, 1) == int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

@@ -1,0 +1,116 @@
+import json
+import os
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from volvox.report import rows as row_files
+
+
+def test_rows_round_trip(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"a": 1, "b": 2.5, "c": None, "d": "snow\nman \N{SNOWMAN}", "e": [1, {"f": True}]}, {"a": 2}]
+    for row in rows:
+        row_files.append_row(path, row)
+    assert row_files.read_metrics(path) == rows
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_json_form():
+    given = {
+        "nan": float("nan"),
+        "inf": -np.float32("inf"),
+        "int": np.int64(2**60),
+        "bool": np.bool_(True),
+        "half": ml_dtypes.bfloat16(1.5),
+        "array": jnp.array([[1.0, jnp.inf]]),
+        "tuple": (1, "x"),
+    }
+    expected = {
+        "nan": None,
+        "inf": None,
+        "int": 2**60,
+        "bool": True,
+        "half": 1.5,
+        "array": [[1.0, None]],
+        "tuple": [1, "x"],
+    }
+    assert row_files.to_json(given) == expected
+    json.dumps(row_files.to_json(given), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": [object()]}, r"metrics\['a'\]\[0\]: JSON has no builtins.object"),
+        ({1: 2}, "keys must be strings, got 1"),
+        ({"a": np.array([None])}, "JSON has no numpy.ndarray"),
+    ],
+)
+def test_what_json_has_not(value, message):
+    with pytest.raises(TypeError, match=message):
+        row_files.to_json(value)
+
+
+def test_nan_is_never_written(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        row_files.append_row(tmp_path / "m", {"a": float("nan")})
+    assert row_files.read_metrics(tmp_path / "m") == []
+
+
+@pytest.mark.parametrize("tail", [b'{"a": 3', b"{", b'{"a": 3}', b"\0\0"])
+def test_a_partial_last_row_is_left_out(tmp_path, tail):
+    path = tmp_path / "m"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n' + tail)
+    assert row_files.read_metrics(path) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"[1]", b""])
+def test_a_damaged_whole_row_is_an_error(tmp_path, line):
+    path = tmp_path / "m"
+    path.write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
+    with pytest.raises(ValueError, match="line 2, is not"):
+        row_files.read_metrics(path)
+
+
+def test_no_file_no_rows(tmp_path):
+    assert row_files.read_metrics(tmp_path / "missing") == []
+
+
+def test_rewriting_is_atomic(tmp_path, monkeypatch):
+    path = tmp_path / "m"
+    row_files.rewrite(path, [{"a": 1}])
+
+    def fail(*_):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="no space"):
+            row_files.rewrite(path, [{"a": 2}])
+    assert row_files.read_metrics(path) == [{"a": 1}]
+    assert os.listdir(tmp_path) == ["m"]
+    row_files.rewrite(path, [])
+    assert row_files.read_metrics(path) == []
+
+
+def test_tensorboard_scalars(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    for first in (1, 3):
+        events = row_files.event_writer(tmp_path, first_step=first)
+        for step in (first, first + 1):
+            row = {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"}
+            row_files.write_events(events, step, row)
+        events.close()
+    found = []
+    for path in sorted(tmp_path.iterdir()):
+        data, at = path.read_bytes(), 0
+        while at < len(data):  # length (8 bytes), its checksum (4), the event, its checksum (4)
+            length = int.from_bytes(data[at : at + 8], "little")
+            event = Event.FromString(data[at + 12 : at + 12 + length])
+            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+            at += length + 16
+    assert sorted(found) == [("score", step, 10.0 * step) for step in (1, 2, 3, 4)]

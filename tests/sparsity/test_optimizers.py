@@ -1,0 +1,441 @@
+"""`sparse` over pytrees and optimisers, and `init_optimizers` over learners side by side."""
+
+import dataclasses
+import functools
+import re
+from typing import ClassVar
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from volvox._settings import describe
+from volvox.sparsity import (
+    Cubic,
+    Dynamic,
+    GroupSparse,
+    KeepNOfM,
+    Magnitude,
+    RewardAware,
+    compression,
+    init_optimizers,
+    is_sparse,
+    masks_of,
+    pruned,
+    sparse,
+    table,
+)
+
+SHAPES = {
+    "Dense_0": {"kernel": (24, 8), "bias": (8,)},
+    "Conv_0": {"kernel": (3, 1, 8, 4)},
+    "Dense_1": {"kernel": (8, 2)},
+}
+CIRCULANT = {"Dense_0": {"circulant": (16, 4, 8), "bias": (32,)}}
+
+
+def params_of(seed=0, shapes=SHAPES):
+    random = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda shape: jnp.asarray(random.standard_normal(shape), jnp.float32),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def expanded(mask, kernel):
+    """`[R, 1, F]` as the kernel's shape, with NumPy."""
+    rows, _, columns = mask.shape
+    group = kernel.size // (rows * columns)
+    return np.broadcast_to(np.asarray(mask), (rows, group, columns)).reshape(kernel.shape)
+
+
+RULES = {
+    "magnitude": lambda: Magnitude(schedule=Cubic(final_sparsity=0.75, begin=2, end=12), every=2),
+    "groups": lambda: Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=10), group=4, every=2),
+    "n-of-m": lambda: KeepNOfM(n=2, m=4, every=3),
+    "n-of-m-dropping": lambda: KeepNOfM(n=1, m=4, drop=0.2, every=3),
+    "n-of-m-later": lambda: KeepNOfM(n=1, m=4, begin=6, every=3),
+    "dynamic": lambda: Dynamic(sparsity=0.6, drop=0.2, every=3),
+    "rigl": lambda: Dynamic(sparsity=0.6, drop=0.2, every=3, grow="gradient"),
+}
+
+
+FINAL = {
+    "magnitude": 0.25,
+    "groups": 0.5,
+    "n-of-m": 0.5,
+    "n-of-m-dropping": 0.25,
+    "n-of-m-later": 0.25,
+    "dynamic": 0.4,
+    "rigl": 0.4,
+}
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam(0.05), optax.sgd(0.05, momentum=0.9)], ids=["adam", "momentum"])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_masked_is_nothing(rule, optimizer):
+    """Through 20 updates: masked weights are 0, the optimiser keeps nothing of them, other leaves are left alone."""
+    params = params_of()
+    optimizer_ = sparse(optimizer, RULES[rule](), dense=("Dense_1/kernel",))
+    state = optimizer_.init(params)
+    wanted = params_of(1)
+
+    @jax.jit
+    def step(params, state):
+        gradient = jax.tree.map(jnp.subtract, params, wanted)
+        updates, state = optimizer_.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = pruned(params, state)
+    for _ in range(20):
+        params, state = step(params, state)
+        masks = masks_of((state, ()))
+        for name in ("Dense_0", "Conv_0"):
+            dead = ~expanded(masks[name]["kernel"], params[name]["kernel"])
+            assert not np.asarray(params[name]["kernel"])[dead].any()
+        assert masks["Dense_1"]["kernel"].shape == masks["Dense_0"]["bias"].shape == ()
+        moments = [x for x in jax.tree.leaves(state.inner) if np.shape(x) == (24, 8)]
+        assert moments
+        for moment in moments:
+            assert not np.asarray(moment)[~expanded(masks["Dense_0"]["kernel"], moment)].any()
+    stored = table(
+        {"a": params["Dense_0"]["kernel"], "b": params["Conv_0"]["kernel"]},
+        {"a": masks["Dense_0"]["kernel"], "b": masks["Conv_0"]["kernel"]},
+    )
+    assert stored[-1]["name"] == "all"
+    assert stored[-1]["density"] == pytest.approx(FINAL[rule], abs=0.05)
+    if rule.startswith("n-of-m"):
+        n = round(4 * FINAL[rule])
+        np.testing.assert_array_equal(masks["Dense_0"]["kernel"].reshape(6, 4, 8).sum(1), n)
+        np.testing.assert_array_equal(masks["Conv_0"]["kernel"].reshape(6, 4, 4).sum(1), n)
+    # Leaves that stay whole go where the optimiser alone takes them.
+    alone = params_of()
+    state = optimizer.init(alone)
+    for _ in range(20):
+        updates, state = optimizer.update(jax.tree.map(jnp.subtract, alone, wanted), state, alone)
+        alone = optax.apply_updates(alone, updates)
+    np.testing.assert_allclose(params["Dense_1"]["kernel"], alone["Dense_1"]["kernel"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(params["Dense_0"]["bias"], alone["Dense_0"]["bias"], rtol=1e-5, atol=1e-6)
+
+
+def test_steps_may_be_given_and_rows_of_learners_change_together():
+    """Under `vmap`, a change happens in the steps it is due, though the optimiser itself is called every other step."""
+    optimizer = sparse(
+        optax.sgd(0.1), Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8
+    )
+    params = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params_of())
+    state = jax.vmap(optimizer.init)(params)
+
+    @jax.jit
+    def update(state, step):
+        return jax.vmap(lambda s, p: optimizer.update(p, s, p, step=step)[1])(state, params)
+
+    for step, living in ((1, 1.0), (3, 1.0), (5, 0.5), (7, 0.5)):
+        state = update(state, step)
+        masks = masks_of(state)
+        np.testing.assert_array_equal(masks["Dense_0"]["kernel"].mean((1, 2, 3)), living)
+        assert masks["Conv_0"]["kernel"].shape == masks["Dense_1"]["kernel"].shape == (2,)  # a side below 8
+    text = str(jax.make_jaxpr(update)(state, 1))
+    assert "cond[" in text  # sorting happens in the branch that is taken, not in a selection
+
+
+def test_rows_that_are_not_due_stay_as_they_are():
+    """A population whose rows have made different numbers of steps: only those that are due change."""
+    optimizer = sparse(
+        optax.sgd(0.1), Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=4), every=4), min_side=8
+    )
+    params = jax.tree.map(lambda x: jnp.stack([x, x, x]), params_of())
+    state = jax.vmap(optimizer.init)(params)
+    state = jax.jit(jax.vmap(lambda s, p, step: optimizer.update(p, s, p, step=step)[1]))(
+        state, params, jnp.array([3, 4, 5])
+    )
+    np.testing.assert_array_equal(masks_of(state)["Dense_0"]["kernel"].mean((1, 2, 3)), [1.0, 0.5, 0.5])
+
+
+OPTIMIZERS = {
+    "adafactor": lambda: optax.adafactor(1e-2),
+    "adamw": lambda: optax.adamw(1e-2),
+    "lamb": lambda: optax.lamb(1e-2),
+    "masked": lambda: optax.masked(optax.adam(1e-2), lambda p: jax.tree.map(lambda x: x.ndim == 2, p)),
+    "partition": lambda: optax.partition(
+        {"a": optax.adam(1e-2), "b": optax.sgd(1e-2, momentum=0.9)},
+        lambda p: jax.tree.map(lambda x: "a" if x.ndim > 1 else "b", p),
+    ),
+    "injected": lambda: optax.inject_hyperparams(optax.adam)(1e-2),
+    "muon": lambda: optax.contrib.muon(1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimisers_of_all_kinds_are_wrapped(name):
+    optimizer = sparse(OPTIMIZERS[name](), Dynamic(sparsity=0.5, every=2))
+    params = params_of()
+    state = optimizer.init(params)
+    params, update = pruned(params, state), jax.jit(optimizer.update)
+    for _ in range(3):
+        updates, state = update(params, state, params)
+        params = optax.apply_updates(params, updates)
+        for layer in ("Dense_0", "Conv_0", "Dense_1"):
+            kernel = params[layer]["kernel"]
+            dead = ~expanded(masks_of(state)[layer]["kernel"], kernel)
+            assert dead.any() or layer == "Dense_1"  # the smallest are whole
+            assert not np.asarray(kernel)[dead].any()
+            assert np.asarray(kernel)[~dead].any()
+
+
+def test_an_optimiser_of_a_learning_rate_is_described_in_full():
+    made = sparse(optax.sgd, Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9)), min_side=8)
+    assert describe(made) == {
+        "type": "volvox.sparsity.optimizers:_Sparse",
+        "optimizer": {"function": "optax:sgd"},
+        "rule": {
+            **{"type": "volvox.sparsity:Magnitude", "group": 1, "every": 100},
+            "schedule": {"type": "volvox.sparsity:Cubic", "final_sparsity": 0.5, "begin": 0, "end": 9},
+        },
+        **{"dense": [], "min_side": 8, "only_circulant": False, "seed": 0},
+    }
+    params = params_of()
+    given, rule = sparse(optax.sgd(0.1), made.rule, min_side=8), made(0.1)
+    for optimizer in (given, rule):
+        assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
+    chex.assert_trees_all_equal(*(o.update(params, o.init(params), params)[0] for o in (given, rule)))
+
+
+def test_blocks_of_a_circulant_kernel_are_its_groups():
+    """At b = 4 a sparsity of 0.75 is there from the beginning, and 0.9 leaves two of five blocks."""
+    params = params_of(shapes=CIRCULANT)
+    optimizer = sparse(optax.sgd(0.0), Magnitude(schedule=Cubic(final_sparsity=0.9, begin=0, end=2), every=1))
+    state = optimizer.init(params)
+    for step, living in ((1, 1 - 0.7875), (2, 0.1)):
+        _, state = optimizer.update(params, state, params)
+        mask = masks_of(state)["Dense_0"]["circulant"]
+        assert mask.shape == (16, 1, 8)
+        assert int(mask.sum()) == round(128 * min(1.0, 4 * living)), step
+    rows = {row["name"]: row for row in table(params, masks_of(state))}
+    kernel = rows["Dense_0/circulant"]
+    assert (kernel["weights"], kernel["stored"], kernel["index_bits"]) == (2048, 51 * 4, 128)
+    assert kernel["compression"] == pytest.approx(1 - (204 + 4) / 2048)
+    assert rows["all"]["weights"] == 2048 + 32
+    assert compression(params) == pytest.approx(1 - (512 + 32) / 2080)
+    assert compression(params_of()) is None
+
+
+def test_a_mixture_of_grouped_and_dense_kernels_is_as_sparse_as_asked():
+    params = {"dense": {"kernel": jnp.ones((64, 64))}, "grouped": {"circulant": jnp.ones((16, 4, 16))}}
+    state = sparse(optax.sgd(1.0), Dynamic(sparsity=0.5)).init(params)
+    assert table(params, masks_of(state))[-1]["density"] == pytest.approx(0.5, abs=1e-3)
+
+
+SPARSE = sparse(optax.adam(0.1), Dynamic(sparsity=0.5, every=2), min_side=8)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SPARSE,
+        optax.chain(optax.clip_by_global_norm(1.0), SPARSE),
+        optax.named_chain(("a", optax.identity()), ("b", SPARSE)),
+    ],
+    ids=["alone", "chain", "named_chain"],
+)
+def test_each_network_of_each_learner_has_masks_of_its_own(optimizer):
+    """Also where learners begin with the same parameters; the same keys draw the same masks."""
+    params = jax.tree.map(lambda x: jnp.stack([x] * 3), params_of())
+    networks = (params, (), params)
+    begin = jax.jit(jax.vmap(functools.partial(init_optimizers, optimizer)))
+    pruned_networks, states = begin(networks, jax.random.split(jax.random.key(0), 3))
+    assert states[1] == pruned_networks[1] == ()
+    masks = np.stack([masks_of(states[i])["Dense_0"]["kernel"] for i in (0, 2)]).reshape(6, -1)
+    assert len(np.unique(masks, axis=0)) == 6
+    np.testing.assert_array_equal(masks.sum(1), 96)
+    for network, state in ((pruned_networks[0], states[0]), (pruned_networks[2], states[2])):
+        chex.assert_trees_all_equal(network, jax.vmap(pruned)(params, state))
+        assert not (network["Dense_0"]["kernel"] == params["Dense_0"]["kernel"]).all()
+        # All but the masks, and what they are drawn from, is as the optimiser begins by itself.
+        alone = jax.vmap(optimizer.init)(params)
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, alone)
+        chex.assert_trees_all_equal(of_other(state), of_other(alone))
+    chex.assert_trees_all_equal(begin(networks, jax.random.split(jax.random.key(0), 3))[1], states)
+    other = begin(networks, jax.random.split(jax.random.key(1), 3))[1]
+    assert not (masks_of(other[0])["Dense_0"]["kernel"] == masks_of(states[0])["Dense_0"]["kernel"]).all()
+
+
+def of_other(state):
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "masks"))
+    return [x._replace(masks=(), key=()) if hasattr(x, "masks") else x for x in leaves]
+
+
+def test_masks_are_drawn_from_the_seed_too():
+    params, key = (params_of(),), jax.random.key(0)
+    masks = [
+        masks_of(init_optimizers(sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), seed=seed), params, key)[1])
+        for seed in (0, 1)
+    ]
+    assert not (masks[0]["Dense_0"]["kernel"] == masks[1]["Dense_0"]["kernel"]).all()
+    masks = [masks_of(sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), seed=seed).init(params[0])) for seed in (0, 1)]
+    assert not (masks[0]["Dense_0"]["kernel"] == masks[1]["Dense_0"]["kernel"]).all()
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_any_kind_of_key_will_do(impl):
+    (params,), (state,) = init_optimizers(SPARSE, (params_of(),), jax.random.key(0, impl=impl))
+    for _ in range(2):
+        _, state = SPARSE.update(params, state, params)
+    assert int(masks_of(state)["Dense_0"]["kernel"].sum()) == 96
+
+
+def test_dense_optimisers_begin_as_ever():
+    networks = (params_of(), ())
+    params, states = init_optimizers(optax.adam(0.1), networks, jax.random.key(0))
+    assert params == networks
+    assert not is_sparse(states)
+    chex.assert_trees_all_equal(states, (optax.adam(0.1).init(networks[0]), ()))
+
+
+def test_one_network_may_be_too_small_but_not_all():
+    optimizer = sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), min_side=8)
+    small = {"kernel": jnp.ones((4, 4))}
+    _, states = init_optimizers(optimizer, (small, params_of()), jax.random.key(0))
+    assert masks_of(states[0])["kernel"].ndim == 0
+    with pytest.raises(ValueError, match="nothing would be: each kernel of these networks"):
+        init_optimizers(optimizer, (small, small), jax.random.key(0))
+
+
+def test_learning_rates_under_vmap():
+    """An optimiser made within `vmap` of each row's rate is that of the rate."""
+    make = sparse(optax.adam, Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1), every=1))
+    params = params_of()
+
+    def updated(rate):
+        optimizer = make(rate)
+        return optimizer.update(params, optimizer.init(params), params)[0]
+
+    rows = jax.vmap(updated)(jnp.array([0.1, 0.01]))
+    for i, rate in enumerate((0.1, 0.01)):
+        chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], rows), updated(rate), rtol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Striped:
+    """A rule of a user's own: every other group lives, and all change places now and then."""
+
+    every: int = 2
+    schedule: ClassVar[None] = None
+
+    def init(self, key, kernels):
+        shapes = {name: kernel.mask_shape for name, kernel in kernels.items()}
+        return {
+            name: jnp.broadcast_to(jnp.arange(rows)[:, None, None] % 2 == 0, (rows, 1, columns))
+            for name, (rows, _, columns) in shapes.items()
+        }
+
+    def update(self, key, mask, kernel, gradient, step, sparsity):
+        return ~mask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Misshapen(Striped):
+    """A rule whose masks are too small."""
+
+    def init(self, key, kernels):
+        return {name: jnp.ones((len(kernel.weights), 1, 1), bool) for name, kernel in kernels.items()}
+
+
+def test_a_rule_of_ones_own():
+    params = params_of()
+    optimizer = sparse(optax.sgd(0.1), Striped())
+    state = optimizer.init(params)
+    for first in (True, False, False, True):
+        _, state = optimizer.update(params, state, params)
+        rows = np.asarray(masks_of(state)["Dense_0"]["kernel"])[:, 0, 0]
+        np.testing.assert_array_equal(rows, (np.arange(24) % 2 == 0) == first)
+    assert describe(sparse(optax.sgd, Striped()))["rule"]["every"] == 2
+    with pytest.raises(ValueError, match=re.escape("Conv_0/kernel is [3, 1, 8, 4], its mask [24, 1, 1]")):
+        sparse(optax.sgd(0.1), Misshapen()).init(params)
+
+
+def test_it_compiles_once():
+    params = params_of()
+    state = SPARSE.init(params)
+    update = jax.jit(chex.assert_max_traces(SPARSE.update, n=1))
+    for _ in range(4):
+        _, state = update(params, state, params)
+
+
+@pytest.mark.parametrize("make", [lambda o: o, lambda o: o(0.1)], ids=["of-rate", "made"])
+def test_group_sparse_training_prunes_blocks_on_top_of_grouping(make):
+    gst = GroupSparse(block=4, final_sparsity=0.9, increment=0.1, every=1, min_side=8)
+    assert gst.rule == Magnitude(
+        schedule=RewardAware(final_sparsity=0.9, initial_sparsity=0.75, increment=0.1, tolerance=0.1), every=1
+    )
+    optimizer = gst.optimizer(make(optax.sgd))
+    optimizer = optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(0.1)
+    params = {"a": params_of(shapes=CIRCULANT), "b": params_of()}
+    state = optimizer.init(params)
+    _, state = optimizer.update(params, state, params, mean_return=jnp.float32(1.0))
+    masks = masks_of(state)
+    assert int(masks["a"]["Dense_0"]["circulant"].sum()) == round(128 * 4 * 0.15)
+    assert all(mask.ndim == 0 for mask in jax.tree.leaves(masks["b"]))
+    assert GroupSparse(pruning=False).optimizer(optax.sgd) is optax.sgd
+    assert GroupSparse(end=9).rule.schedule == Cubic(final_sparsity=0.9, begin=0, end=9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 1, "pruning": False}, "leave nothing to do"),
+        ({"block": 8, "final_sparsity": 0.8}, "final_sparsity=0.8 is below 0.875, which block=8 alone reaches"),
+        ({"final_sparsity": 1.0}, "final_sparsity=1.0: give a share"),
+        ({"block": 0}, "block"),
+        ({"end": 5, "begin": 9}, "end=5 must come after begin=9"),
+        ({"every": 0}, "every must be"),
+        ({"min_side": 0}, "min_side must be"),
+    ],
+)
+def test_mistakes_of_group_sparse_training_are_told(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        GroupSparse(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sparse(optax.sgd(1.0), Cubic(final_sparsity=0.5, begin=0, end=1)), "sparse needs a rule"),
+        (lambda: sparse("adam", Dynamic(sparsity=0.5)), "sparse needs an optax.GradientTransformation"),
+        (lambda: sparse(lambda rate: rate, Dynamic(sparsity=0.5))(0.1), "sparse needs an optax.GradientTransformation"),
+        (
+            lambda: sparse(sparse(optax.sgd(1.0), Dynamic(sparsity=0.5)), Dynamic(sparsity=0.5)).init(params_of()),
+            "that is not sparse already",
+        ),
+        (
+            lambda: (o := sparse(optax.sgd(1.0), Dynamic(sparsity=0.5))).update(
+                {"w": jnp.ones((4, 4))}, o.init({"w": jnp.ones((8, 8))}), {"w": jnp.ones((4, 4))}
+            ),
+            "masks do not match the parameters: w is [4, 4], its mask [8, 1, 8]",
+        ),
+        (lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), dense="Dense_2/kernel"), "give names in a tuple"),
+        (lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), seed=1.5), "seed must be an integer of at least 0"),
+        (lambda: sparse(optax.sm3(1.0), Dynamic(sparsity=0.5)).init(params_of()), "sparse cannot tell what"),
+        (
+            lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=4), dense=("Dense_9/kernel",)).init(params_of()),
+            "Dense_9/kernel",
+        ),
+        (
+            lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=16)).init(params_of()),
+            "m=16 does not divide the input axis of",
+        ),
+        (
+            lambda: sparse(optax.sgd(1.0), Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9), group=5)).init(
+                params_of()
+            ),
+            "group=5 does not divide",
+        ),
+    ],
+)
+def test_mistakes_are_told(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()

@@ -1,0 +1,147 @@
+"""Rules for masks against their definitions, kernel by kernel."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.sparsity import Cubic, Dynamic, KeepNOfM, Kernel, Magnitude, Rule
+from volvox.sparsity.rules import erdos_renyi
+
+STEP, KEY = jnp.int32(1), jax.random.key(0)
+
+
+def weights(group=1, seed=0):
+    """A kernel `[24, 8]` as `[R, g, 8]`."""
+    random = np.random.default_rng(seed)
+    return jnp.asarray(random.standard_normal((24 // group, group, 8)), jnp.float32)
+
+
+def first_mask(rule, kernel):
+    return rule.init(KEY, {"a": Kernel(kernel, block=1)})["a"]
+
+
+def test_the_smallest_are_pruned():
+    kernel = weights()
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1))
+    mask = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.5))
+    np.testing.assert_array_equal(mask, np.abs(kernel) > np.sort(np.abs(kernel).ravel())[95])
+
+
+def test_groups_live_and_die_together():
+    kernel = weights(4)
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.25, begin=0, end=1), group=4)
+    mask = rule.update(KEY, jnp.ones((6, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.25))
+    sizes = np.sqrt((np.asarray(kernel) ** 2).mean(1))
+    np.testing.assert_array_equal(mask[:, 0], sizes > np.sort(sizes.ravel())[11])
+
+
+def test_the_dead_with_the_largest_gradients_come_back_first():
+    kernel, gradient = weights(), weights(seed=3)
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1))
+    old = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, gradient, STEP, jnp.float32(0.5))
+    gradient = 1e-9 * gradient  # small ones are told apart as well
+    new = np.asarray(rule.update(KEY, old, jnp.where(old, kernel, 0), gradient, STEP, jnp.float32(0.375)))
+    begun = new & ~np.asarray(old)
+    assert begun.sum() == 24
+    assert (new | ~np.asarray(old)).all()
+    assert np.abs(gradient)[begun].min() > np.abs(gradient)[~new].max()
+
+
+def test_two_of_every_four_live():
+    kernel = weights()
+    mask = np.asarray(first_mask(KeepNOfM(n=2, m=4), kernel)).reshape(6, 4, 8)
+    np.testing.assert_array_equal(mask.sum(1), 2)
+    sizes = np.abs(np.asarray(kernel)).reshape(6, 4, 8)
+    assert (np.where(mask, sizes, np.inf).min(1) > np.where(mask, 0, sizes).max(1)).all()
+
+
+def test_n_of_m_makes_room_among_each_m():
+    """A tenth of the living die, the smallest; for each lives the one of its m that has the largest gradient."""
+    kernel, gradient = weights(), weights(seed=3)
+    rule = KeepNOfM(n=1, m=4, drop=0.1)
+    old = first_mask(rule, kernel)
+    kernel = jnp.where(old, kernel, 0.0)
+    new = np.asarray(rule.update(KEY, old, kernel, gradient, STEP, jnp.float32(0))).reshape(6, 4, 8)
+    old, sizes, slopes = (np.abs(np.asarray(x)).reshape(6, 4, 8) for x in (old, kernel, gradient))
+    died = old.astype(bool) & ~new
+    np.testing.assert_array_equal(new.sum(1), 1)
+    assert died.sum() == 5  # of 48
+    assert sizes[died].max() < sizes[old.astype(bool) & new].min()
+    best = np.where(old, -1, slopes).argmax(1)
+    for i, j in zip(*np.nonzero(died.any(1)), strict=True):
+        assert new[i, best[i, j], j]
+
+
+def test_one_group_of_each_kernel_lives():
+    kernel = jnp.arange(1.0, 10.0).reshape(9, 1, 1)
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.96, begin=0, end=1))
+    mask = rule.update(KEY, jnp.ones((9, 1, 1), bool), kernel, kernel, STEP, jnp.float32(0.96))
+    assert mask.ravel().tolist() == [False] * 8 + [True]
+    assert int(first_mask(Dynamic(sparsity=0.96), kernel).sum()) == 1
+
+
+def test_fewer_and_fewer_weights_change_until_an_end():
+    kernel = weights()
+    rule = Dynamic(sparsity=0.5, drop=0.4, end=100, grow="gradient")
+    mask = first_mask(rule, kernel)
+    for step, left in ((0, 1.0), (50, 0.5), (100, 0.0), (200, 0.0)):
+        new = rule.update(KEY, mask, kernel, kernel, jnp.int32(step), jnp.float32(0))
+        assert int((mask & ~new).sum()) == round(0.4 * left * 96), step
+
+
+@pytest.mark.parametrize("grow", ["random", "gradient"])
+def test_as_many_begin_to_live_as_die(grow):
+    kernel, gradient = weights(), weights(seed=3)
+    rule = Dynamic(sparsity=0.5, drop=0.25, grow=grow)
+    mask = first_mask(rule, kernel)
+    kernel = jnp.where(mask, kernel, 0.0)
+    new = np.asarray(rule.update(jax.random.key(1), mask, kernel, gradient, STEP, jnp.float32(0)))
+    old = np.asarray(mask)
+    assert old.sum() == new.sum() == 96
+    died, begun = old & ~new, new & ~old
+    assert died.sum() == begun.sum() == 24
+    assert np.abs(kernel)[died].max() < np.abs(kernel)[old & new].min()
+    if grow == "gradient":
+        never = ~old & ~new
+        assert np.abs(gradient)[begun].min() > np.abs(gradient)[never].max()
+
+
+def test_densities_of_erdos_renyi():
+    sides = {"a": (100, 100), "b": (10, 1_000), "c": (4, 2)}
+    found = erdos_renyi(sides, 0.2, dict.fromkeys(sides, 1.0))
+    assert found["c"] == 1.0  # it would be above
+    assert found["b"] / found["a"] == pytest.approx((1_010 / 10_000) / (200 / 10_000))
+    total = sum(found[name] * k * n for name, (k, n) in sides.items())
+    assert total == pytest.approx(0.2 * (10_000 + 10_000 + 8))
+    found = erdos_renyi(sides, 0.2, {"a": 1.0, "b": 0.125, "c": 0.5})
+    assert (found["b"], found["c"]) == (0.125, 0.5)
+    assert found["a"] == pytest.approx((0.2 * 20_008 - 1_250 - 4) / 10_000)  # what the others may not have
+
+
+@pytest.mark.parametrize("rule", [Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9)), KeepNOfM()])
+def test_rules_are_values(rule):
+    assert isinstance(rule, Rule)
+    assert rule == type(rule)(**vars(rule))
+    assert hash(rule) == hash(type(rule)(**vars(rule)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dynamic(sparsity=-0.1), "sparsity=-0.1: give a share"),
+        (lambda: Dynamic(sparsity=0.5, grow="best"), "grow='best' is unknown"),
+        (lambda: Dynamic(sparsity=0.5, end=0), "end must be"),
+        (lambda: Dynamic(sparsity="0.5"), "sparsity='0.5': give a share"),
+        (lambda: KeepNOfM(n=5, m=4), "n=5 exceeds m=4"),
+        (lambda: KeepNOfM(n=2, m=4, drop=1.5), "drop=1.5: give a share from 0 to 1"),
+        (lambda: Magnitude(schedule=0.5), "Magnitude needs a schedule"),
+        (lambda: Magnitude(schedule=KeepNOfM()), "Magnitude needs a schedule"),
+        (lambda: Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9), group=0), "group must be"),
+    ],
+)
+def test_mistakes_are_told(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
