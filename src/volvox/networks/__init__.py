@@ -1,12 +1,13 @@
 """Networks, and what makes genotypes of them."""
 
-from volvox.networks.actor_critic import (
+from volvox.networks.actor_critics import (
     GA3C,
     ActorCritic,
     GaussianMLP,
     NatureTorso,
     RecurrentActorCritic,
     SmallTorso,
+    actor_critic,
 )
 from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.deep_ga import DeepGA
@@ -33,6 +34,7 @@ __all__ = [
     "VirtualBatchNorm",
     "VirtualBatchNormNet",
     "actor_and_critics",
+    "actor_critic",
     "genotype",
     "genotype_from_functions",
     "reference_genotype",

@@ -152,8 +152,9 @@ class GaussianMLP(nn.Module):
     Input: `[B, n]`. For continuous actions.
 
     Attributes:
-      num_components: Length of an action.
-      hidden: Widths of the hidden layers of each.
+      num_components: length of an action.
+      hidden: widths of the hidden layers of each.
+      initial_log_std: logarithm of the standard deviation to begin with.
     """
 
     distribution = "gaussian"  # not a field: what the output describes
