@@ -7,13 +7,13 @@ Trajectory("ram", 128, every=50, length=12)     # the RAM, twelve times in the e
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integer
+from volvox._checks import integer, integers
 from volvox._settings import describe
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
@@ -23,17 +23,17 @@ class Behavior(Protocol):
     """A record of one episode of one environment, of fixed size: settings, and pure functions of them.
 
     Any object will do that has these. A dataclass is described in `config.json` by its fields.
-
-    Attributes:
-      size: D, of the vector.
-      extras: Names in `TimeStep.extras` that it reads.
     """
 
     @property
-    def size(self) -> int: ...  # noqa: D102
+    def size(self) -> int:
+        """D, of the vector."""
+        ...
 
     @property
-    def extras(self) -> tuple[str, ...]: ...  # noqa: D102
+    def extras(self) -> tuple[str, ...]:
+        """Names in `TimeStep.extras` that it reads."""
+        ...
 
     def init(self) -> ArrayTree:
         """Returns the record before the first timestep."""
@@ -55,8 +55,8 @@ class Behavior(Protocol):
 class Nothing:
     """No record: a vector of size 0."""
 
-    size: int = dataclasses.field(default=0, init=False)
-    extras: tuple[str, ...] = dataclasses.field(default=(), init=False)
+    size: ClassVar[int] = 0
+    extras: ClassVar[tuple[str, ...]] = ()
 
     def init(self) -> ArrayTree:
         """Returns an empty record."""
@@ -129,9 +129,7 @@ class Trajectory:
     length: int
 
     def __post_init__(self):
-        integer("sample_size", self.sample_size, low=1)
-        integer("every", self.every, low=1)
-        integer("length", self.length, low=1)
+        integers(self, "sample_size", "every", "length", low=1)
 
     @property
     def size(self) -> int:

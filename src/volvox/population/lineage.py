@@ -24,6 +24,7 @@ class Genome(NamedTuple):
     """One individual: the seed of its first ancestor, and each mutation since.
 
     Attributes:
+      initial_seed: names the noise that the first ancestor's parameters were made of.
       mutations: (seed, power) from the oldest to the newest.
     """
 
