@@ -7,7 +7,7 @@ Trajectory("ram", 128, every=50, length=12)     # the RAM, twelve times in the e
 """
 
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import chex
 import jax
@@ -53,10 +53,15 @@ class Behavior(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Nothing:
-    """No record: a vector of size 0."""
+    """No record.
 
-    size: ClassVar[int] = 0
-    extras: ClassVar[tuple[str, ...]] = ()
+    Attributes:
+      size: 0.
+      extras: Empty: it reads none.
+    """
+
+    size: int = dataclasses.field(default=0, init=False)
+    extras: tuple[str, ...] = dataclasses.field(default=(), init=False)
 
     def init(self) -> ArrayTree:
         """Returns an empty record."""
