@@ -64,8 +64,8 @@ class Settings:
     seed: Annotated[int, Flag(help="fixes all random numbers but the simulators'")] = 0
     run_dir: Annotated[str, Flag(help="where runs and results go")] = "runs/sparse"
     resume: Annotated[bool, Flag(help="go on with the runs in --run-dir")] = False
-    gst: GroupSparse = GroupSparse(final_sparsity=0.875)  # noqa: RUF009 - it is frozen
-    td3: vx.TD3 = vx.TD3(num_learners=3)  # noqa: RUF009 - it is frozen
+    gst: GroupSparse = GroupSparse(final_sparsity=0.875)
+    td3: vx.TD3 = vx.TD3(num_learners=3)
 
 
 def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:

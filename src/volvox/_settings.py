@@ -1,9 +1,13 @@
-"""Settings as JSON values: what `config.json` says of an algorithm, and what is compared when a run is resumed."""
+"""Settings as JSON values, which `config.json` holds and a resumed run compares; what `help` says of fields."""
 
 import dataclasses
 import functools
+import inspect
+import itertools
+import re
 import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,8 +21,6 @@ def describe(value: Any) -> Any:
       value: a number, string or None; a dataclass of settings or a flax module, described by its import path (`type`)
         and its fields; a `functools.partial` or a function, by its import path (`function`) and its arguments; a
         mapping or sequence of these; an array. Something with a `config` is described by that.
-
-    Import paths are those of users, such as `"volvox:GA"` and `"optax:adam"`, where there are such.
 
     Returns:
       JSON values. A lambda or a ready-made `optax.GradientTransformation` says no more than that it is one.
@@ -49,11 +51,21 @@ def describe(value: Any) -> Any:
 
 
 def _path(value: Any) -> str:
-    """The import path of a class or function: of the outermost package around it that offers it under its name."""
-    module, name = str(value.__module__), value.__qualname__
-    packages = module.split(".")
-    for depth in range(1, len(packages)):
-        package = ".".join(packages[:depth])
-        if package in sys.modules and vars(sys.modules[package]).get(name) is value:
-            return f"{package}:{name}"
-    return f"{module}:{name}"
+    """The shortest public path from which a class or a function is imported, such as `optax:adam`."""
+    packages = itertools.accumulate(value.__module__.split("."), "{}.{}".format)
+    exporting = (name for name in packages if getattr(sys.modules.get(name), value.__qualname__, None) is value)
+    return f"{next(exporting, value.__module__)}:{value.__qualname__}"
+
+
+def document_fields(module: ModuleType) -> None:
+    """Gives each field of a module's NamedTuples what the class docstring's Attributes section says of it.
+
+    Without it, `help` calls each of them "Alias for field number 0".
+    """
+    for value in vars(module).values():
+        names = getattr(value, "_fields", ())
+        if inspect.isclass(value) and issubclass(value, tuple) and names:
+            _, _, section = (inspect.getdoc(value) or "").partition("Attributes:\n")
+            for name, text in re.findall(r"^  (\w+): (.*(?:\n {4}.*)*)", section, flags=re.MULTILINE):
+                if name in names:
+                    getattr(value, name).__doc__ = re.sub(r"\s+", " ", text)

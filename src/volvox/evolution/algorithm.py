@@ -12,9 +12,8 @@ import numpy as np
 from flax import linen as nn
 
 from volvox import networks
-from volvox._checks import integer
+from volvox._checks import integer, restored
 from volvox._settings import describe
-from volvox._trees import restored
 from volvox.evolution.cutoff import Cutoff, parse_cutoff
 from volvox.evolution.scores import fitness, mean_length
 from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases

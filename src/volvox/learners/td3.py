@@ -95,7 +95,8 @@ class TD3:
         numbers(self, "target_noise_clip", low=0)
         if callable(self.learning_rate):
             raise ValueError("learning_rate: give numbers; a rate that changes belongs in a ready-made optimizer.")
-        gradient_transformation(self.optimizer, None if self.learning_rate is None else 1.0)
+        rate = self.learning_rate
+        gradient_transformation(self.optimizer, 1.0 if callable(self.optimizer) and rate is not None else rate)
         setting(self, "learning_rate", above=0.0)
         setting(self, "exploration_noise", low=0.0)
         setting(self, "target_noise", low=0.0)
