@@ -1,6 +1,6 @@
 """The one driver of the loop: pools, chunks of about a second, and a stopwatch.
 
-Whoever learns iterates over chunks, so that progress, checks and interrupts are plain statements:
+An algorithm iterates over chunks, so that progress, checks and interrupts are plain statements:
 
     loop = Loop(stages, env.make)
     loop.open(seed_of(key))
@@ -47,8 +47,8 @@ class Loop:
     """The loop over pools of its own, run in chunks.
 
     It owns the pools, the compiled forms of the loop and the environments' states, whose actions are in flight between
-    two chunks. It is the only thing that does, and it is never part of an algorithm's state. Groups that can be traced
-    run in the compiled loop, others are driven from Python. If anything fails while environments step, the pools are
+    two chunks. Nothing else does, and a loop is never part of an algorithm's state. Groups that can be traced run in the
+    compiled loop, others are driven from Python. If anything fails while environments step, the pools are
     closed: donated buffers and actions in flight cannot be trusted any more.
 
     Attributes:
@@ -118,8 +118,7 @@ class Loop:
     ) -> Iterator[Chunk]:
         """Runs the loop, chunk by chunk; `carry` and `memory` are donated.
 
-        Between two chunks everything is whole: whoever stops iterating there can go on with the carry and the memory of
-        the last chunk.
+        Iterating may stop after any chunk; a later run goes on with the carry and the memory of that chunk.
 
         Args:
           carry: what `act` changes.

@@ -32,7 +32,7 @@ class Stages(NamedTuple):
     """What an algorithm does in the loop. `g` is the group's index, a Python int.
 
     State is split by who may change it: `act` changes `carry` (small) and only reads `memory` (large); `work` changes
-    both. `constants` are read by all and changed by nobody. The large stays in place only so.
+    both. `constants` are read by all and changed by nobody. Only this keeps the large state in place.
 
     Attributes:
       act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
@@ -231,8 +231,8 @@ def timed(
     """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
 
     It does to carry and memory what the other forms do, so a run can go through a few rounds of it to see where time
-    goes. A group that goes idle meanwhile gets its last actions once more, so that its next `recv` has something to
-    wait for.
+    goes. A group that becomes idle meanwhile is sent its last actions once more, so that its next `recv` has something
+    to wait for.
 
     Args:
       stages: the algorithm.

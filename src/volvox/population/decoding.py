@@ -224,7 +224,7 @@ def _formed(noise: Any, like: Any, zero: Array) -> Array:
 def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """Computes the parameters of one member: `bases[parent] + scale * noise(seed)`, or the initialiser's noise.
 
-    Low-rank noise is formed for it.
+    Low-rank noise is formed into full kernels.
 
     The product is rounded before the sum wherever this runs (in or out of a fusion), so that an individual rebuilt
     from its lineage is, bit for bit, the one that played.
@@ -252,7 +252,7 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
 def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """The parameters of one member as its network takes them: as `decode` computes them, or kernels as `LowRank`.
 
-    With low-rank noise no kernel is formed, and `member.initial` is not asked: first ancestors are bases there.
+    With low-rank noise no kernel is formed, and `member.initial` is ignored: first ancestors are bases there.
 
     Args:
       encoding: of the network.

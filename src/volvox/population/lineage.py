@@ -41,7 +41,7 @@ class Lineage(NamedTuple):
       parent: int32 `[G, P]`: index of the base of the generation before.
       seed: int32 `[G, P]`.
       scale: float32 `[G, P]`: 0 where the base was carried over unchanged.
-      initial: bool `[G, P]`: the base is a first ancestor; its parent means nothing.
+      initial: bool `[G, P]`: the base is a first ancestor; its parent has no meaning.
     """
 
     parent: np.ndarray
