@@ -47,9 +47,9 @@ class Loop:
     """The loop over pools of its own, run in chunks.
 
     It owns the pools, the compiled forms of the loop and the environments' states, whose actions are in flight between
-    two chunks. Nothing else does, and a loop is never part of an algorithm's state. Groups that can be traced run in the
-    compiled loop, others are driven from Python. If anything fails while environments step, the pools are
-    closed: donated buffers and actions in flight cannot be trusted any more.
+    two chunks. Nothing else does, and a loop is never part of an algorithm's state. Groups that can be traced run in
+    the compiled loop, others are driven from Python. If anything fails while environments step, the pools are closed:
+    donated buffers and actions in flight cannot be trusted any more.
 
     Attributes:
       groups: the pools; () while closed.
