@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox._settings import describe
+from volvox.networks.distributions import Categorical
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.networks.modules import batch_of, check_module, check_output
 from volvox.ops.flat import is_kernel, leaf_path, num_parameters
@@ -109,19 +110,29 @@ def genotype_from_functions(
     Raises:
       ValueError: the output does not fit the environment's actions.
     """
-    prepare = prepare or _identity
+    prepare = prepare or (lambda params: params)
     network = name or getattr(apply, "__name__", type(apply).__name__)
+    if spec.num_actions is not None:
+        size, meaning = spec.num_actions, f"one for each of the {spec.num_actions} actions"
+        sample, mode = Categorical(size).sample, Categorical(size).mode
+    else:
+        size = math.prod(spec.action_shape or ())
+        meaning = f"one for each entry of an action of shape {spec.action_shape}"
+        sample, mode = partial(_no_sample, network), partial(_bounded, spec)
+    meaning += f". Make the last layer {size} wide and keep the batch axis first"
     shapes = jax.eval_shape(init, jax.random.key(0))
-    _check_actions(network, spec, apply, jax.eval_shape(prepare, shapes))
+    observation = batch_of(spec.observation_shape, spec.observation_dtype)
+    output = jax.eval_shape(lambda params, observation: apply(prepare(params), observation), shapes, observation)
+    check_output(network, spec, (observation,), output, batch_of((size,)), meaning)
     policy = Policy(
         init=init,
         initial_state=lambda batch_size: (),
         apply=lambda variables, observation, state: (apply(variables, observation), state),
-        sample=_sample if spec.num_actions is not None else partial(_no_sample, network),
-        mode=_argmax if spec.num_actions is not None else partial(_bounded, spec),
+        sample=sample,
+        mode=mode,
         config={**(describe(apply) if config is None else config), "num_parameters": num_parameters(shapes)},
     )
-    return Genotype(policy, prepare, _first_generation(init, initial_std), frozenset(low_rank))
+    return Genotype(policy, prepare, _first_generation(init, shapes, initial_std), frozenset(low_rank))
 
 
 def own_initial_std(module: nn.Module) -> InitialStd | None:
@@ -131,21 +142,21 @@ def own_initial_std(module: nn.Module) -> InitialStd | None:
 
 
 def _first_generation(
-    init: Callable[[Array], ArrayTree], initial_std: InitialStd | None
+    init: Callable[[Array], ArrayTree], shapes: ArrayTree, initial_std: InitialStd | None
 ) -> Callable[[ArrayTree], ArrayTree]:
     """`Genotype.from_noise`; see `genotype_from_functions`."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(init, jax.random.key(0)))
     stds = [
         (1.0 if initial_std is None else initial_std(leaf_path(path))) / math.sqrt(math.prod(leaf.shape[:-1]))
         if is_kernel(path, leaf)
         else None
-        for path, leaf in paths
+        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     ]
 
+    @jax.jit  # so that kernels are never drawn
     def constants(key: Array) -> list[Array | None]:
         return [leaf if std is None else None for leaf, std in zip(jax.tree.leaves(init(key)), stds, strict=True)]
 
-    fixed = jax.jit(constants)(jax.random.key(0))  # jitted, so that kernels are never drawn
+    fixed = constants(jax.random.key(0))
 
     def from_noise(noise: ArrayTree) -> ArrayTree:
         leaves, treedef = jax.tree.flatten(noise)
@@ -157,32 +168,8 @@ def _first_generation(
     return from_noise
 
 
-def _check_actions(name: str, spec: EnvSpec, apply: Callable[..., Any], variables: ArrayTree) -> None:
-    observation = batch_of(spec.observation_shape, spec.observation_dtype)
-    if spec.num_actions is not None:
-        size, meaning = spec.num_actions, f"one for each of the {spec.num_actions} actions"
-    else:
-        assert spec.action_shape is not None
-        size = math.prod(spec.action_shape)
-        meaning = f"one for each entry of an action of shape {spec.action_shape}"
-    advice = f"{meaning}. Make the last layer {size} wide and keep the batch axis first"
-    check_output(name, spec, (observation,), jax.eval_shape(apply, variables, observation), batch_of((size,)), advice)
-
-
-def _identity(params: ArrayTree) -> ArrayTree:
-    return params
-
-
-def _sample(key: Array, logits: Array) -> Array:
-    return jax.random.categorical(key, logits).astype(jnp.int32)
-
-
 def _no_sample(name: str, key: Array, output: Array) -> Array:
     raise ValueError(f"{name} gives one action and no distribution: it cannot be sampled from.")
-
-
-def _argmax(logits: Array) -> Array:
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 def _bounded(spec: EnvSpec, output: Array) -> Array:

@@ -49,7 +49,7 @@ def low_rank_kernels(apply: Callable[..., Any], *args: Any) -> frozenset[tuple[s
             found.add((*module.path, "kernel"))
         elif _is_lstm(context, args, kwargs):
             found.update((*module.path, layer, "kernel") for layer in module.variables["params"])
-        elif type(module) in (nn.Dense, nn.Conv):  # one call that is not computed is enough
+        elif type(module) in (nn.Dense, nn.Conv):  # one call that `volvox.ops` does not compute is enough
             missed.add((*module.path, "kernel"))
         return next_fun(*args, **kwargs)
 
@@ -68,7 +68,7 @@ def _intercept(next_fun, args, kwargs, context) -> Any:
 
 
 def _layer(context, args, kwargs) -> Callable[[Any, Array], Array] | None:
-    """What computes this call, if it is one of a layer that `volvox.ops` can compute."""
+    """Returns the function that computes this call, if it is of a layer that `volvox.ops` can compute."""
     module = context.module
     if context.method_name == "__call__" and len(args) == 1 and not kwargs and not module.is_initializing():
         if type(module) is nn.Dense and _plain_dense(module, args[0]):

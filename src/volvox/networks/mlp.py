@@ -19,8 +19,8 @@ class MLP(nn.Module):
       num_outputs: Length of the output.
       hidden: Widths of the hidden layers; may be empty.
       activation: Applied after each hidden layer, not after the output.
-      densely_connected: Each layer sees what all before it gave, and the input (Ota et al. 2021, arXiv 2102.07920,
-        section 3.2).
+      densely_connected: Each layer is given the outputs of all layers before it, and the input (Ota et al. 2021,
+        arXiv 2102.07920, section 3.2).
     """
 
     num_outputs: int
@@ -41,7 +41,7 @@ class MLP(nn.Module):
 def hidden_layers(
     x: Array, widths: tuple[int, ...], activation: Callable[[Array], Array], densely_connected: bool
 ) -> Array:
-    """What the hidden layers of a perceptron make of `[B, n]`, inside a compact method."""
+    """Applies the hidden layers of a perceptron to `[B, n]`; called inside a compact method."""
     for width in widths:
         out = activation(nn.Dense(width)(x))
         x = jnp.concatenate([out, x], axis=-1) if densely_connected else out

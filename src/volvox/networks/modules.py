@@ -1,4 +1,4 @@
-"""What every function that takes a flax module checks of it, and says when it does not fit."""
+"""Checks of flax modules, shared by every function that takes one."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
