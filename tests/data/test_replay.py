@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.data.replay import append, empty, num_starts, sample
+from volvox.data.replay import add, filled, init, latest, num_rows, num_starts, sample, sample_batches
 from volvox.envs import probe
 from volvox.types import TimeStep
 
@@ -34,34 +34,34 @@ def history(length, seed=0):
     }
 
 
-def filled(seen, capacity):
-    replay = empty(capacity, B, SPEC)
-    add = jax.jit(append)
+def filled_replay(seen, capacity):
+    replay = init(capacity, B, SPEC)
+    add_row = jax.jit(add)
     for t in range(len(seen["reward"])):
         fields = {name: jnp.asarray(seen[name][t]) for name in seen if name != "action"}
-        replay = add(replay, TimeStep(**fields, extras={}), jnp.asarray(seen["action"][t]))
+        replay = add_row(replay, TimeStep(**fields, extras={}), jnp.asarray(seen["action"][t]))
     return replay
 
 
-def expected(seen, t, env, num_steps):
+def expected(seen, t, env, n_step):
     """One transition by the definition."""
     reward, weight = 0.0, 1.0
-    for step in range(1, num_steps + 1):
+    for step in range(1, n_step + 1):
         reward += weight * seen["reward"][t + step, env]
         weight *= DISCOUNT
         if seen["terminated"][t + step, env]:
             return reward, 0.0, seen["observation"][t + step, env]
         if seen["truncated"][t + step, env]:
             return reward, weight, seen["observation"][t + step, env]
-    return reward, weight, seen["observation"][t + num_steps, env]
+    return reward, weight, seen["observation"][t + n_step, env]
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize(("length", "capacity"), [(9, 20), (20, 20), (47, 20)])
-def test_transitions_are_what_happened(length, capacity, num_steps):
+def test_transitions_are_what_happened(length, capacity, n_step):
     seen = history(length)
-    replay = filled(seen, capacity)
-    batch = sample(jax.random.key(1), replay, 2_000, discount=DISCOUNT, num_steps=num_steps)
+    replay = filled_replay(seen, capacity)
+    batch = sample(jax.random.key(1), replay, 2_000, discount=DISCOUNT, n_step=n_step)
     batch = jax.device_get(batch)
     oldest = max(length - capacity, 0)
     places = set()
@@ -71,17 +71,17 @@ def test_transitions_are_what_happened(length, capacity, num_steps):
         assert batch.valid[i] == (not seen["first"][t + 1, env])
         if not batch.valid[i]:
             continue
-        reward, discount, following = expected(seen, t, env, num_steps)
+        reward, discount, following = expected(seen, t, env, n_step)
         np.testing.assert_array_equal(batch.action[i], seen["action"][t, env])
         np.testing.assert_allclose(batch.reward[i], reward, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(batch.discount[i], discount, rtol=1e-6)
-        np.testing.assert_array_equal(batch.following[i], following)
-    assert places == {(t, env) for t in range(oldest, length - num_steps) for env in range(B)}
-    assert num_starts(replay, num_steps) == length - num_steps - oldest
+        np.testing.assert_array_equal(batch.next_observation[i], following)
+    assert places == {(t, env) for t in range(oldest, length - n_step) for env in range(B)}
+    assert num_starts(replay, n_step) == length - n_step - oldest
 
 
 def test_some_environments_alone():
-    replay = filled(history(9), 20)
+    replay = filled_replay(history(9), 20)
     batch = sample(jax.random.key(0), replay, 500, discount=DISCOUNT, envs=(1, 2))
     assert set((np.asarray(batch.observation[:, 0]).astype(int) % B).tolist()) == {1}
 
@@ -91,7 +91,7 @@ def test_steps_end_where_environments_were_started_anew():
     for name in ("first", "terminated", "truncated"):
         seen[name][1:] = False
     seen["first"][6] = True
-    batch = sample(jax.random.key(0), filled(seen, 20), 500, discount=DISCOUNT, num_steps=3)
+    batch = sample(jax.random.key(0), filled_replay(seen, 20), 500, discount=DISCOUNT, n_step=3)
     batch = jax.device_get(batch)
     for i in range(500):
         t, env = divmod(int(batch.observation[i, 0]), B)
@@ -100,8 +100,53 @@ def test_steps_end_where_environments_were_started_anew():
         if t == 4:
             assert batch.discount[i] == np.float32(DISCOUNT)
             assert batch.reward[i] == seen["reward"][5, env]
-            np.testing.assert_array_equal(batch.following[i], seen["observation"][5, env])
+            np.testing.assert_array_equal(batch.next_observation[i], seen["observation"][5, env])
 
 
 def test_nothing_may_begin_in_an_empty_ring():
-    assert num_starts(empty(5, B, SPEC), 1) == 0
+    assert num_starts(init(5, B, SPEC), 1) == 0
+
+
+def test_batches_are_drawn_from_each_learners_share_of_all_groups():
+    """Of two groups of four environments, each of which observes its own number."""
+    replays, no = [], jnp.zeros(4, bool)
+    for g in range(2):
+        seen = TimeStep(4.0 * g + jnp.arange(4.0)[:, None], jnp.zeros(4), no, no, no, {})
+        rows = init(5, 4, SPEC)
+        for _ in range(5):
+            rows = add(rows, seen, jnp.zeros((4, 1)))
+        replays.append(rows)
+    keys = jax.random.split(jax.random.key(0), 2)
+    batch = sample_batches(keys, replays, 64, 3, discount=DISCOUNT)
+    assert batch.observation.shape == (3, 2, 64, 1)
+    for learner, numbers in enumerate(({0, 1, 4, 5}, {2, 3, 6, 7})):
+        for update in range(3):
+            drawn = np.asarray(batch.observation[update, learner]).ravel()
+            assert set(drawn.tolist()) == numbers
+            assert (drawn < 4).sum() == 32
+
+
+def test_a_replay_is_filled_by_timesteps_or_to_its_end():
+    replay = filled_replay(history(9), 20)
+    assert filled([replay], 9 * B, 1)
+    assert not filled([replay], 9 * B + 1, 1)
+    assert not filled([replay], 1, 9)  # no transition of nine timesteps
+    assert filled([filled_replay(history(20), 20)], 1_000, 1)
+    assert not filled([replay, init(20, B, SPEC)], 1, 1)
+
+
+def test_the_latest_row_is_that_added_last():
+    seen = history(23)
+    np.testing.assert_array_equal(latest(filled_replay(seen, 20)), seen["observation"][-1])
+
+
+def test_whole_rows_of_a_replay():
+    assert num_rows(39, 8, batch_size=32, n_step=3) == 4
+    with pytest.raises(ValueError, match="targets of 4 timesteps need 40"):
+        num_rows(39, 8, batch_size=32, n_step=4)
+
+
+def test_rows_of_another_shape_are_refused():
+    seen = TimeStep(jnp.zeros((B, 2)), *(jnp.zeros(B),) * 4, {})
+    with pytest.raises(AssertionError, match="shape"):
+        add(init(5, B, SPEC), seen, jnp.zeros((B, 1)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volvox.actor_critic import lambda_returns, vtrace
+from volvox.data import lambda_returns, vtrace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what rlax imports uses names that JAX has deprecated
@@ -19,12 +19,12 @@ def trajectory(length, seed, decays=(1.0,)):
     draw = lambda: rng.standard_normal(length).astype(np.float32)  # noqa: E731
     value = rng.standard_normal(length + 1).astype(np.float32)
     return {
-        "value": value[:-1],
-        "next_value": value[1:],
-        "reward": draw(),
-        "discount": (0.9 * (rng.random(length) > 0.2)).astype(np.float32),
-        "ratio": np.exp(draw()),
-        "decay": rng.choice(np.float32(decays), length),
+        "v_tm1": value[:-1],
+        "v_t": value[1:],
+        "r_t": draw(),
+        "discount_t": (0.9 * (rng.random(length) > 0.2)).astype(np.float32),
+        "rho_tm1": np.exp(draw()),
+        "lambda_t": rng.choice(np.float32(decays), length),
     }
 
 
@@ -62,7 +62,7 @@ def vtrace_by_definition(value, next_value, reward, discount, ratio, decay, rho_
 @settings(max_examples=25, deadline=None)
 def test_lambda_returns_are_a_mixture_of_n_step_returns(length, seed):
     t = trajectory(length, seed, decays=(0.0, 0.3, 1.0))
-    arguments = [t[name] for name in ("reward", "discount", "next_value", "decay")]
+    arguments = [t[name] for name in ("r_t", "discount_t", "v_t", "lambda_t")]
     got = lambda_returns(*arguments)
     np.testing.assert_allclose(got, returns_by_definition(*arguments), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got, rlax.lambda_returns(*arguments), rtol=1e-5, atol=1e-6)
@@ -81,11 +81,11 @@ def test_a_return_stops_at_a_termination_and_bootstraps_at_a_time_limit():
 @settings(max_examples=25, deadline=None)
 def test_vtrace_is_the_papers_sum(length, seed, clips):
     t = trajectory(length, seed, decays=(0.0, 0.7, 1.0))
-    arguments = [t[name] for name in ("value", "next_value", "reward", "discount", "ratio", "decay")]
+    arguments = [t[name] for name in ("v_tm1", "v_t", "r_t", "discount_t", "rho_tm1", "lambda_t")]
     got = vtrace(*arguments, rho_clip=clips[0], c_clip=clips[1])
     target, advantage = vtrace_by_definition(*arguments, *clips)
-    np.testing.assert_allclose(got.target, target, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(got.advantage, advantage, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got.target_tm1, target, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got.advantage_tm1, advantage, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -93,17 +93,26 @@ def test_vtrace_is_the_papers_sum(length, seed, clips):
 def test_vtrace_agrees_with_rlax(seed, decay):
     """With clips of 1 and one λ for all steps; rlax has no other clip for traces."""
     t = trajectory(9, seed, decays=(decay,))
-    got = vtrace(t["value"], t["next_value"], t["reward"], t["discount"], t["ratio"], t["decay"])
+    got = vtrace(t["v_tm1"], t["v_t"], t["r_t"], t["discount_t"], t["rho_tm1"], t["lambda_t"])
     theirs = rlax.vtrace_td_error_and_advantage(
-        t["value"], t["next_value"], t["reward"], t["discount"], t["ratio"], lambda_=decay
+        t["v_tm1"], t["v_t"], t["r_t"], t["discount_t"], t["rho_tm1"], lambda_=decay
     )
-    np.testing.assert_allclose(got.target - t["value"], theirs.errors, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(got.advantage, theirs.pg_advantage, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.target_tm1 - t["v_tm1"], theirs.errors, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.advantage_tm1, theirs.pg_advantage, rtol=1e-4, atol=1e-5)
 
 
 def test_vtrace_on_policy_is_the_n_step_return():
     t = trajectory(8, 3, decays=(0.0, 1.0))
-    on_policy = vtrace(t["value"], t["next_value"], t["reward"], t["discount"], np.ones(8, np.float32), t["decay"])
-    plain = lambda_returns(t["reward"], t["discount"], t["next_value"], t["decay"])
-    np.testing.assert_allclose(on_policy.target, plain, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(on_policy.advantage, plain - t["value"], rtol=1e-5, atol=1e-5)
+    on_policy = vtrace(t["v_tm1"], t["v_t"], t["r_t"], t["discount_t"], np.ones(8, np.float32), t["lambda_t"])
+    plain = lambda_returns(t["r_t"], t["discount_t"], t["v_t"], t["lambda_t"])
+    np.testing.assert_allclose(on_policy.target_tm1, plain, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(on_policy.advantage_tm1, plain - t["v_tm1"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 2)])
+def test_arguments_of_other_ranks_or_lengths_are_refused(shape):
+    x, other = np.ones(4, np.float32), np.ones(shape, np.float32)
+    with pytest.raises(AssertionError):
+        lambda_returns(x, x, x, other)
+    with pytest.raises(AssertionError):
+        vtrace(x, x, x, x, x, other)

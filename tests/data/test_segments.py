@@ -45,9 +45,9 @@ def timestep(k):
 )
 def test_a_segment_holds_what_belongs_together(num_segments, rows):
     """`rows` beats a round; steps are completed one beat later."""
-    ring = segments.empty(num_segments, rows, B, SPEC, jnp.zeros((B, 2)))
+    ring = segments.init(num_segments, rows, B, SPEC, jnp.zeros((B, 2)))
     step = jax.jit(
-        lambda ring, r, t, ts, value, action, version, state: segments.append(
+        lambda ring, r, t, ts, value, action, version, state: segments.add(
             segments.complete(ring, r, t, ts, ts.reward, value),
             *(r, t, ts, action, ts.reward * 0 - 1, version, state),
         )
@@ -72,7 +72,7 @@ def test_a_segment_holds_what_belongs_together(num_segments, rows):
 def check(ring, begin, rows, num_segments):
     """The segment that began at beat `begin`."""
     slot = jnp.int32(begin // rows % num_segments)
-    got = segments.micro_batch(ring, slot, jnp.int32(2), 3, T)
+    got = segments.take(ring, slot, jnp.int32(2), 3, T)
     ks, bs = np.arange(begin, begin + T)[:, None], np.arange(2, 5)[None]
     np.testing.assert_array_equal(got.observation[..., 0], number(ks, bs))
     np.testing.assert_array_equal(got.action, (ks + bs) % 2)
@@ -91,8 +91,24 @@ def check(ring, begin, rows, num_segments):
 
 def test_a_ring_of_continuous_actions_and_images():
     env = probe.target(size=3)
-    ring = segments.empty(2, T, B, env.spec, ())
+    ring = segments.init(2, T, B, env.spec, ())
     assert ring.action.shape == (2, T, B, 3)
     assert ring.observation.shape == (2, T, B, 3)
     assert ring.recurrent == ()
     assert not ring.valid.any()
+
+
+def test_rows_of_another_shape_are_refused():
+    ring, beat = segments.init(2, T, B, SPEC, ()), jnp.int32(0)
+    with pytest.raises(AssertionError, match="shape"):
+        segments.add(ring, beat, beat, timestep(0), jnp.zeros((B, 1)), jnp.zeros(B), beat, ())
+    with pytest.raises(AssertionError, match="shape"):
+        segments.complete(ring, beat, beat, timestep(0), jnp.zeros(B), jnp.zeros((B, 1)))
+
+
+def test_a_micro_batch_has_about_64_transitions():
+    assert segments.micro_batch_size(None, 12, 20) == 3
+    assert segments.micro_batch_size(None, 12, 100) == 1
+    assert segments.micro_batch_size(6, 12, 20) == 6
+    with pytest.raises(ValueError, match=r"micro_batch=5 does not divide a group of 12 .* \[1, 2, 3, 4, 6, 12\]"):
+        segments.micro_batch_size(5, 12, 20)

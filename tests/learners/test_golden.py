@@ -69,7 +69,7 @@ TD3_GST = GroupSparse(block=4, final_sparsity=0.95, increment=0.05, every=4, min
 def a3c_group_sparse():
     gst = GroupSparse(block=4, final_sparsity=0.9, every=2, min_side=8, end=14)
     # Clipped inside, where the gradients of dead weights are 0.
-    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01))
+    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01, eps=1e-5))
     changes = {"learning_rate": None, "segment_length": 5, "max_gradient_norm": None}
     settings = A3C(**preset(A3C.mujoco()) | changes | {"optimizer": gst.optimizer(clipped)})
     return a3c(target(max_episode_steps=24), gst.network(networks.GaussianMLP(2, (16, 16))), settings=settings)
@@ -118,7 +118,7 @@ CASES = {
         3,
         lambda: a3c(
             network=networks.ActorCritic(2, Torso((16, 16))),
-            optimizer=sparse(optax.adam, Magnitude(Cubic(final_sparsity=0.8, begin=1, end=14), every=2)),
+            optimizer=sparse(optax.adam, Magnitude(schedule=Cubic(final_sparsity=0.8, begin=1, end=14), every=2)),
         ),
     ),
     "a3c_group_sparse": (45, 3, lambda: a3c_group_sparse()),

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 from volvox.envs import atari, probe
-from volvox.networks import GA3C, ActorCritic, GaussianMLP, NatureTorso, RecurrentActorCritic, SmallTorso
+from volvox.networks import GA3C, MLP, ActorCritic, GaussianMLP, NatureTorso, RecurrentActorCritic, SmallTorso
 from volvox.networks.actor_critic import actor_critic
 from volvox.ops.flat import num_parameters
 
@@ -53,16 +53,16 @@ def large(stride):
     ids=lambda x: type(x).__name__ if isinstance(x, nn.Module) else str(x),
 )
 def test_sizes(module, size):
-    net = actor_critic(module, PONG, output_size=6)
-    assert net.config["num_parameters"] == size
-    params = jax.eval_shape(net.init, jax.random.key(0))
+    net = actor_critic(module, PONG)
+    assert net.policy.config["num_parameters"] == size
+    params = jax.eval_shape(net.policy.init, jax.random.key(0))
     assert num_parameters(params) == size
 
 
 def test_outputs_are_those_of_plain_flax():
     module = ActorCritic(6, SmallTorso())
-    net = actor_critic(module, PONG, output_size=6)
-    params = net.init(jax.random.key(0))
+    net = actor_critic(module, PONG)
+    params = net.policy.init(jax.random.key(0))
     output, value, state = net.apply(params, FRAMES, ())
     plain = module.apply({"params": params}, FRAMES)
     np.testing.assert_allclose(output, plain[0], atol=1e-5)
@@ -71,7 +71,7 @@ def test_outputs_are_those_of_plain_flax():
 
 
 def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
-    params = actor_critic(GA3C(6), PONG, output_size=6).init(jax.random.key(0))
+    params = actor_critic(GA3C(6), PONG).policy.init(jax.random.key(0))
     fan_in = {"Conv_0": 256, "Conv_1": 256, "Dense_0": 3872, "Dense_1": 256, "Dense_2": 256}
     assert set(params) == set(fan_in)
     for layer, n in fan_in.items():
@@ -83,9 +83,9 @@ def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
 
 
 def test_a_recurrent_state_matters_and_is_carried():
-    net = actor_critic(RecurrentActorCritic(6, SmallTorso(), width=5), PONG, output_size=6)
-    params = net.init(jax.random.key(0))
-    begin = net.initial_state(3)
+    net = actor_critic(RecurrentActorCritic(6, SmallTorso(), width=5), PONG)
+    params = net.policy.init(jax.random.key(0))
+    begin = net.policy.initial_state(3)
     assert jax.tree.map(jnp.shape, begin) == ((3, 5), (3, 5))
     assert not any(leaf.any() for leaf in jax.tree.leaves(begin))
     first, _, state = net.apply(params, FRAMES, begin)
@@ -95,18 +95,56 @@ def test_a_recurrent_state_matters_and_is_carried():
 
 def test_a_gaussian_head_has_one_deviation_for_all_observations():
     spec = probe.target(size=3).spec
-    net = actor_critic(GaussianMLP(3, (8,), initial_log_std=-0.5), spec, output_size=6)
-    output, value, _ = net.apply(net.init(jax.random.key(0)), jnp.ones((4, 3)) * jnp.arange(4)[:, None], ())
+    net = actor_critic(GaussianMLP(3, (8,), initial_log_std=-0.5), spec)
+    output, value, _ = net.apply(net.policy.init(jax.random.key(0)), jnp.ones((4, 3)) * jnp.arange(4)[:, None], ())
     np.testing.assert_array_equal(output[:, 3:], np.full((4, 3), -0.5, np.float32))
     assert jnp.unique(value).size == 4
 
 
 def test_what_is_no_such_network_is_refused():
     with pytest.raises(TypeError, match="an instance and not its class"):
-        actor_critic(SmallTorso, PONG, output_size=6)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"output \[B, 6\], value \[B\]"):
-        actor_critic(SmallTorso(), PONG, output_size=6)
-    with pytest.raises(ValueError, match="it gives \\(2, 4\\)"):
-        actor_critic(ActorCritic(4, SmallTorso()), PONG, output_size=6)
+        actor_critic(SmallTorso, PONG)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"requires \(\[B, 6\], \[B\]\), \(output \[B, 6\], value \[B\]\)"):
+        actor_critic(SmallTorso(), PONG)
+    with pytest.raises(ValueError, match=r"gives \(\[B, 4\], \[B\]\)"):
+        actor_critic(ActorCritic(4, SmallTorso()), PONG)
     with pytest.raises(ValueError, match="sizes small, large"):
-        actor_critic(GA3C(6, size="huge"), PONG, output_size=6)  # pyright: ignore[reportArgumentType]
+        actor_critic(GA3C(6, size="huge"), PONG)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_policy_acts_as_the_distribution_says():
+    """The likeliest action, or one that is drawn; continuous ones are within the bounds."""
+    net = actor_critic(ActorCritic(6, SmallTorso()), PONG)
+    params = net.policy.init(jax.random.key(0))
+    output, state = net.policy.apply(params, FRAMES, ())
+    np.testing.assert_array_equal(output, net.apply(params, FRAMES, ())[0])
+    assert state == ()
+    np.testing.assert_array_equal(net.policy.mode(output), output.argmax(-1))
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(net.policy.sample(key, output), jax.random.categorical(key, output))
+    policy = actor_critic(GaussianMLP(3, (8,)), probe.target(size=3).spec).policy
+    output = jnp.concatenate([jnp.array([[0.5, -2.0, 3.0]] * 100), jnp.zeros((100, 3))], axis=-1)
+    np.testing.assert_array_equal(policy.mode(output)[0], np.float32([0.5, -1.0, 1.0]))
+    drawn = policy.sample(key, output)
+    assert drawn.shape == (100, 3)
+    assert jnp.abs(drawn).max() == 1.0
+    assert jnp.unique(drawn[:, 0]).size > 50
+
+
+@pytest.mark.parametrize(
+    "module", [ActorCritic(2, MLP(4)), RecurrentActorCritic(2, MLP(4), width=3)], ids=["feed-forward", "recurrent"]
+)
+def test_unrolling_is_applying_step_by_step(module):
+    spec = probe.corridor().spec
+    net = actor_critic(module, spec)
+    params = jax.tree.map(lambda x: x + 0.3, net.policy.init(jax.random.key(0)))
+    seen = jax.random.normal(jax.random.key(1), (5, 3, *spec.observation_shape))
+    first = jax.random.bernoulli(jax.random.key(2), 0.3, (5, 3))
+    begin = jax.tree.map(lambda x: x + 0.5, net.policy.initial_state(3))
+    outputs, values = net.unroll(params, seen, first, begin)
+    state = begin
+    for t in range(5):
+        state = jax.tree.map(lambda x, t=t: jnp.where(first[t][:, None], 0.0, x), state)
+        output, value, state = net.apply(params, seen[t], state)
+        np.testing.assert_allclose(outputs[t], output, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(values[t], value, rtol=1e-5, atol=1e-6)

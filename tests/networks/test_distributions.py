@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from volvox.envs import probe
-from volvox.networks.distributions import categorical, distribution, gaussian
+from volvox.networks.distributions import Categorical, Gaussian, distribution
 
 LOGITS = np.float32([[0.0, 1.0, -2.0], [3.0, 3.0, 3.0]])
 
 
 def test_categorical_probabilities():
     p = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
-    family = categorical(3)
+    family = Categorical(3)
     action = jnp.array([2, 0])
     for epsilon in (0.0, 0.1):
         want = np.log(p + epsilon)
@@ -23,7 +23,7 @@ def test_categorical_probabilities():
 
 def test_log_epsilon_bounds_the_gradient():
     """Of an action all but impossible: without epsilon it is as steep as ever, with it, flat."""
-    family = categorical(2)
+    family = Categorical(2)
     steep = jax.grad(lambda x: family.log_prob(jnp.array([x, 0.0]), jnp.int32(0), 0.0))(-30.0)
     flat = jax.grad(lambda x: family.log_prob(jnp.array([x, 0.0]), jnp.int32(0), 1e-6))(-30.0)
     assert steep == pytest.approx(1.0)
@@ -33,13 +33,13 @@ def test_log_epsilon_bounds_the_gradient():
 def test_gaussian_density():
     output = np.float32([[0.5, -1.0, 0.0, np.log(2.0)]])  # means 0.5, -1; deviations 1, 2
     action = np.float32([[1.5, 3.0]])
-    family = gaussian((2,))
+    family = Gaussian((2,))
     want = -0.5 * (1.0**2 + 2.0**2) - np.log(2.0) - np.log(2 * np.pi)
     np.testing.assert_allclose(family.log_prob(output, action, 0.0), [want], rtol=1e-5)
     np.testing.assert_allclose(family.entropy(output, 0.0), [np.log(2.0) + np.log(2 * np.pi * np.e)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", [categorical(3), gaussian((2, 2))], ids=["categorical", "gaussian"])
+@pytest.mark.parametrize("family", [Categorical(3), Gaussian((2, 2))], ids=["categorical", "gaussian"])
 def test_samples_have_the_stated_entropy(family):
     """The entropy is the mean of minus the log-probability of samples."""
     output = jnp.linspace(-1, 1, family.size)
@@ -54,3 +54,11 @@ def test_the_environment_chooses_the_family():
     assert distribution(probe.corridor().spec).size == 2
     assert distribution(probe.target(size=3).spec).size == 6
     assert distribution(probe.target(size=3).spec).sample(jax.random.key(0), jnp.zeros((5, 6))).shape == (5, 3)
+
+
+def test_the_mode_is_the_likeliest_action():
+    np.testing.assert_array_equal(Categorical(3).mode(LOGITS), [1, 0])
+    output = jnp.array([[0.5, -1.0, 0.3, 2.0, *[0.0] * 4]])
+    np.testing.assert_array_equal(Gaussian((2, 2)).mode(output), np.float32([[[0.5, -1.0], [0.3, 2.0]]]))
+    family, action = Gaussian((2, 2)), Gaussian((2, 2)).mode(output)
+    assert family.log_prob(output, action) > family.log_prob(output, action + 0.1)

@@ -272,7 +272,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
 
     def init(key: Array) -> ArrayTree:
         observation = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
-        return module.init(key, observation, *([initial_state(1)] if recurrent else []))["params"]
+        return module.init(key, observation, *([initial_state(1)] if recurrent else [])).get("params", {})
 
     def act(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
         output, _, state = apply(params, observation, state)
@@ -284,7 +284,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         apply=act,
         sample=lambda key, output: clipped(actions.sample(key, output), spec),
         mode=lambda output: clipped(actions.mode(output), spec),
-        config={**describe(module), "num_parameters": num_parameters(variables["params"])},
+        config={**describe(module), "num_parameters": num_parameters(variables.get("params", {}))},
     )
     return ActorCriticNetwork(policy, apply, actions, recurrent)
 

@@ -1,0 +1,109 @@
+"""What must be true of learners' compiled loops on real pools, read from their scheduled HLO."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import linen as nn
+
+from volvox.envs import atari, mujoco
+from volvox.learners import A3C, TD3
+from volvox.loop.pipeline import LoopState, Stages, traced
+from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
+
+B, T, WIDTH, ROWS = 6, 5, 37, 7_919  # numbers that occur in no other shape
+PLAIN = {"vtrace": False, "loss_reduction": "sum", "episodic_life": True, "max_gradient_norm": None}
+
+
+class Torso(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.Dense(WIDTH)(x.reshape(x.shape[0], -1).astype(jnp.float32)))
+
+
+def scheduled(learner, env):
+    """The optimised program of a chunk of rounds."""
+    groups = env.make(0)
+    envs = tuple(group.init() for group in groups)
+    acting, learning = learner.init(jax.random.key(1))
+    state = jax.tree.map(jnp.copy, LoopState(envs, learner.begin(acting, groups), learning))
+    stages = Stages(learner.act, learner.work, None, None, learner.finish)
+    chunk = traced(stages, groups, beats_per_round=learner.beats_per_round)
+    text = chunk.jitted.lower(state, jax.random.key(0), jnp.int32(1), jnp.int32(0)).compile().as_text()
+    for group, env_state in zip(groups, envs, strict=True):
+        group.recv(env_state)  # nothing may be in flight when a pool is dropped
+        group.close()
+    return text
+
+
+def bodies(text):
+    """What happens in each computation, in order: `recv`, `send`, `gradients` (a loop over parameters), `beats`."""
+    found, name = {}, ""
+    for line in text.splitlines():
+        head = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head and "=" not in line.split("(")[0]:
+            name = head.group(1)
+            found[name] = []
+        if re.search(rf"= (u8\[\d,\d,{B},84,84,4\]|f32\[28224,{WIDTH}\])\S* copy\(", line):
+            found[name].append("copy of rings" if "= u8" in line else "copy of parameters")
+        if re.search(rf"= f32\[28224,{WIDTH}\]\S* (dot|fusion|call|custom-call)\(", line):
+            found[name].append("a gradient at once")
+        call = re.search(r'custom_call_target="\w+_(recv|send)"', line)
+        if call:
+            found[name].append(call.group(1))
+        elif " while(" in line and f"f32[28224,{WIDTH}]" in line.split(" while(")[0]:
+            body = re.search(r"body=%?([\w.\-]+)", line).group(1)
+            found[name].append("beats" if {"recv", "send"} & set(found[body]) else "gradients")
+    return [kinds for kinds in found.values() if "recv" in kinds or "beats" in kinds]
+
+
+@pytest.mark.parametrize(("lag", "micro_batch"), [(0, 3), (1, 3), (1, B)])
+def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round(lag, micro_batch):
+    env = atari("Pong", num_envs=2 * B, groups=2)
+    optimizer = {"optimizer": optax.rmsprop, "learning_rate": 1e-3}
+    settings = A3C(segment_length=T, micro_batch=micro_batch, lag=lag, **optimizer, **PLAIN)
+    beat, round_, *_ = bodies(scheduled(settings.bind(ActorCritic(6, Torso()), env), env))
+    # Nor is anything large copied in a beat, or a gradient computed that its loop may not ask for (XLA moves what no
+    # loop variable changes in front of the loop); an update copies the parameters once.
+    assert beat == ["recv", "send", *(["gradients"] if lag else [])] * 2
+    # The last loop is the update: zero or one times.
+    assert [kind for kind in round_ if "copy" not in kind] == [
+        "beats",
+        *([] if lag else ["gradients"] * 2),
+        "gradients",
+    ]
+    assert "copy of rings" not in round_
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-learner", "two-learners"])
+def td3_program(request):
+    env = mujoco("HalfCheetah", num_envs=4, groups=2)
+    network = ActorAndCritic(MLP(6, hidden=(WIDTH,)), QNetwork((WIDTH,)))
+    replay_size = ROWS * 4 // request.param
+    sizes = {"random_timesteps": 10, "batch_size": 8, "replay_size": replay_size, "num_learners": request.param}
+    settings = TD3(updates_per_timestep=2.0, **sizes)
+    return scheduled(settings.bind(network, env), env)
+
+
+def test_updates_are_made_while_simulators_step(td3_program):
+    """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
+    order, found = [], []
+    for line in td3_program.splitlines():
+        call = re.search(r'custom_call_target="\w+_(recv|send)"', line)
+        if call:
+            order.append(call.group(1))
+        elif " while(" in line and re.search(rf"f32\[\d,23,{WIDTH}\]", line.split(" while(")[0]):
+            order.append("updates")
+        elif line.startswith("}"):
+            if "recv" in order:
+                found.append(order)
+            order = []
+    assert found == [["recv", "send", "updates"] * 2]
+
+
+def test_the_replay_stays_in_place(td3_program):
+    copies = [line.strip()[:120] for line in td3_program.splitlines() if re.search(rf"\[{ROWS},.*? copy\(", line)]
+    assert not copies
+    assert re.search(rf"pred\[{ROWS},2\]", td3_program)
