@@ -19,8 +19,7 @@ from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.scores import Shaping, fitness, mean_length, shaping, summary, validation_summary
 from volvox.evolution.strategy import Phase, test_phase, unchanged
 from volvox.loop.behaviors import Behavior
-from volvox.population.combination import weighted_noise
-from volvox.population.decoding import Encoding, Member, decode, draw_seeds
+from volvox.population.decoding import Encoding, Member, decode, draw_seeds, weighted_noise
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
