@@ -180,13 +180,11 @@ class ActorCriticNetwork(NamedTuple):
       policy: what acts; its variables are the network's parameters. Samples and modes are within the action bounds.
       apply: (params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state).
       distribution: what the output says about actions.
-      recurrent: whether the network has a state.
     """
 
     policy: Policy
     apply: Callable[[ArrayTree, Array, ArrayTree], tuple[Array, Array, ArrayTree]]
     distribution: Distribution
-    recurrent: bool
 
     def reset(self, first: Array, state: ArrayTree) -> ArrayTree:
         """Recurrent states `[B, ...]`, begun anew where `first` `[B]` holds."""
@@ -205,7 +203,7 @@ class ActorCriticNetwork(NamedTuple):
           (outputs `[T, B, size]`, values `[T, B]`).
         """
         length, num_envs = first.shape
-        if not self.recurrent:
+        if not jax.tree.leaves(state):
             output, value, _ = self.apply(params, observation.reshape(-1, *observation.shape[2:]), ())
             return output.reshape(length, num_envs, -1), value.reshape(length, num_envs)
 
@@ -272,4 +270,4 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         mode=lambda output: clipped(actions.mode(output), spec),
         config={**describe(module), "num_parameters": num_parameters(variables.get("params", {}))},
     )
-    return ActorCriticNetwork(policy, apply, actions, recurrent)
+    return ActorCriticNetwork(policy, apply, actions)

@@ -117,9 +117,8 @@ def _circulant(module: Any, x: Array, block: int) -> Array:
     rows, columns = x.shape[-1] // block, module.features // block
     dtype = getattr(module, "param_dtype", jnp.float32)
     numbers = module.param("circulant", module.kernel_init, (rows, block, columns), dtype)
-    bias = None
-    if module.use_bias:
-        bias = module.param("bias", getattr(module, "bias_init", nn.initializers.zeros), (module.features,), dtype)
+    bias_init = getattr(module, "bias_init", nn.initializers.zeros)
+    bias = module.param("bias", bias_init, (module.features,), dtype) if module.use_bias else None
     x, numbers, bias = promote_dtype(x, numbers, bias, dtype=getattr(module, "dtype", None))
     out = block_circulant(x, numbers.reshape(rows * block, columns), block)
     return out if bias is None else out + bias

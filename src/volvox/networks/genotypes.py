@@ -25,16 +25,14 @@ from volvox.types import Array, ArrayTree, Config, EnvSpec, Genotype, Policy
 
 InitialStd = Callable[[tuple[str, ...]], float]
 """Path of a kernel, such as `("Dense_0", "kernel")`, -> standard deviation times the root of its fan-in."""
+Prepare = Callable[[ArrayTree], ArrayTree]
+"""params -> variables, computed once per genome."""
 BATCH = 7
 """Size of the batches with which networks are checked; shown as B in messages."""
 
 
 def genotype(
-    module: nn.Module,
-    spec: EnvSpec,
-    *,
-    prepare: Callable[[ArrayTree], ArrayTree] | None = None,
-    initial_std: InitialStd | None = None,
+    module: nn.Module, spec: EnvSpec, *, prepare: Prepare | None = None, initial_std: InitialStd | None = None
 ) -> Genotype:
     """Makes a genotype of an unmodified flax module.
 
@@ -59,15 +57,18 @@ def genotype(
     """
     variables = check_module(module, spec, (observations(spec),))
 
+    # Members of low rank would not share what `prepare` makes of a kernel.
+    low_rank = low_rank_kernels(module.apply, variables, observations(spec)) if prepare is None else ()
+    init, apply = partial(init_params, module, spec), partial(apply_module, module)
+    name, initial_std = type(module).__name__, initial_std or own_initial_std(module)
     return genotype_from_functions(
-        partial(init_params, module, spec),
-        partial(apply_module, module),
+        init,
+        apply,
         spec,
-        name=type(module).__name__,
+        name=name,
         prepare=prepare,
-        initial_std=initial_std or own_initial_std(module),
-        # Members of low rank would not share what `prepare` makes of a kernel.
-        low_rank=low_rank_kernels(module.apply, variables, observations(spec)) if prepare is None else (),
+        initial_std=initial_std,
+        low_rank=low_rank,
         config=describe(module),
     )
 
@@ -78,7 +79,7 @@ def genotype_from_functions(
     spec: EnvSpec,
     *,
     name: str | None = None,
-    prepare: Callable[[ArrayTree], ArrayTree] | None = None,
+    prepare: Prepare | None = None,
     initial_std: InitialStd | None = None,
     low_rank: Collection[tuple[str, ...]] = (),
     config: Config | None = None,
@@ -126,7 +127,7 @@ def genotype_from_functions(
         mode=lambda output: clipped(actions.mode(output), spec),
         config={**(describe(apply) if config is None else config), "num_parameters": num_parameters(params)},
     )
-    return Genotype(policy, prepare, _first_generation(init, initial_std), frozenset(low_rank))
+    return Genotype(policy, prepare, _first_generation(init, initial_std or (lambda path: 1.0)), frozenset(low_rank))
 
 
 def own_initial_std(module: nn.Module) -> InitialStd | None:
@@ -135,15 +136,11 @@ def own_initial_std(module: nn.Module) -> InitialStd | None:
     return method if callable(method) else None  # pyright: ignore[reportReturnType]
 
 
-def _first_generation(
-    init: Callable[[Array], ArrayTree], initial_std: InitialStd | None
-) -> Callable[[ArrayTree], ArrayTree]:
+def _first_generation(init: Callable[[Array], ArrayTree], initial_std: InitialStd) -> Callable[[ArrayTree], ArrayTree]:
     """`Genotype.from_noise`; see `genotype_from_functions`."""
     paths, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(init, jax.random.key(0)))
     stds = [
-        (1.0 if initial_std is None else initial_std(leaf_path(path))) / math.sqrt(math.prod(leaf.shape[:-1]))
-        if is_kernel(path, leaf)
-        else None
+        initial_std(leaf_path(path)) / math.sqrt(math.prod(leaf.shape[:-1])) if is_kernel(path, leaf) else None
         for path, leaf in paths
     ]
 

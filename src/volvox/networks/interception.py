@@ -74,7 +74,7 @@ def _intercept(next_fun, args, kwargs, context) -> Any:
 
 def _computed(context, args, kwargs) -> Callable[..., Any] | None:
     """What computes this call, if it is one of a layer that `volvox.ops` can compute."""
-    module: Any = context.module
+    module = context.module
     if context.method_name != "__call__" or kwargs or module.is_initializing():
         return None
     if type(module) is nn.OptimizedLSTMCell and len(args) == 2:
@@ -141,11 +141,11 @@ def _has_parameters(module: Any, kernel_shape: tuple[int, ...]) -> bool:
     )
 
 
-def _fits_dense(module: nn.Dense, inputs: Any) -> bool:
+def _fits_dense(module: Any, inputs: Any) -> bool:
     return jnp.ndim(inputs) >= 1 and _has_parameters(module, (jnp.shape(inputs)[-1], module.features))
 
 
-def _fits_conv(module: nn.Conv, inputs: Any) -> bool:
+def _fits_conv(module: Any, inputs: Any) -> bool:
     size = module.kernel_size
     options = (module.mask, module.precision, module.conv_general_dilated, module.conv_general_dilated_cls)
     return (

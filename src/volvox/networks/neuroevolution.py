@@ -17,7 +17,6 @@ from flax import linen as nn
 
 from volvox._settings import describe
 from volvox.networks import genotypes
-from volvox.networks.genotypes import apply_module, check_module, observations
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.types import Array, ArrayTree, EnvSpec, Genotype
 
@@ -156,7 +155,7 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
             f"the reference batch is {frames.dtype} {list(frames.shape)}; {spec.name} has observations of "
             f"{np.dtype(spec.observation_dtype)} [R, {', '.join(map(str, spec.observation_shape))}]."
         )
-    variables = check_module(module, spec, (observations(spec),), collections=("params", REFERENCE))
+    variables = genotypes.check_module(module, spec, (genotypes.observations(spec),), collections=("params", REFERENCE))
     name = type(module).__name__
     if REFERENCE not in variables:
         raise ValueError(f"{name} has no VirtualBatchNorm layer; make a genotype of it by volvox.networks.genotype.")
@@ -164,20 +163,16 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
     def prepare(params: ArrayTree) -> ArrayTree:
         # The barrier keeps the batch from being folded into larger constants when a program is compiled.
         batch = jax.lax.optimization_barrier(jnp.asarray(frames))
-        _, statistics = apply_module(module, params, batch, mutable=REFERENCE)
+        _, statistics = genotypes.apply_module(module, params, batch, mutable=REFERENCE)
         return {"params": params, **statistics}
 
     def apply(variables: ArrayTree, observation: Array) -> Any:
         with use_kernels():
             return module.apply(variables, observation)
 
+    init, low_rank = partial(genotypes.init_params, module, spec), low_rank_kernels(prepare, variables["params"])
+    initial_std = genotypes.own_initial_std(module)
+    config = {**describe(module), "reference": [len(frames), hashlib.sha256(frames.tobytes()).hexdigest()[:16]]}
     return genotypes.genotype_from_functions(
-        partial(genotypes.init_params, module, spec),
-        apply,
-        spec,
-        name=name,
-        prepare=prepare,
-        initial_std=genotypes.own_initial_std(module),
-        low_rank=low_rank_kernels(prepare, variables["params"]),
-        config={**describe(module), "reference": [len(frames), hashlib.sha256(frames.tobytes()).hexdigest()[:16]]},
+        init, apply, spec, name=name, prepare=prepare, initial_std=initial_std, low_rank=low_rank, config=config
     )
