@@ -60,16 +60,9 @@ def genotype(
     # Members of low rank would not share what `prepare` makes of a kernel.
     low_rank = low_rank_kernels(module.apply, variables, observations(spec)) if prepare is None else ()
     init, apply = partial(init_params, module, spec), partial(apply_module, module)
-    name, initial_std = type(module).__name__, initial_std or own_initial_std(module)
+    name, std = type(module).__name__, initial_std or own_initial_std(module)
     return genotype_from_functions(
-        init,
-        apply,
-        spec,
-        name=name,
-        prepare=prepare,
-        initial_std=initial_std,
-        low_rank=low_rank,
-        config=describe(module),
+        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=describe(module)
     )
 
 

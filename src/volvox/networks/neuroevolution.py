@@ -171,7 +171,7 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
             return module.apply(variables, observation)
 
     init, low_rank = partial(genotypes.init_params, module, spec), low_rank_kernels(prepare, variables["params"])
-    initial_std = genotypes.own_initial_std(module)
+    std = genotypes.own_initial_std(module)
     config = {**describe(module), "reference": [len(frames), hashlib.sha256(frames.tobytes()).hexdigest()[:16]]}
     return genotypes.genotype_from_functions(
         init, apply, spec, name=name, prepare=prepare, initial_std=initial_std, low_rank=low_rank, config=config
