@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from volvox._machine import num_cpus, processor
+from volvox._system import num_cpus, processor
 from volvox.loop import LoopState, Stages, traced
 from volvox.types import EnvGroup
 

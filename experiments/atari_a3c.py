@@ -1,7 +1,8 @@
 """Learns to play an Atari game by actor-critic (GA3C, Babaeizadeh et al. 2017, arXiv 1611.06256).
 
-python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong
-python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong --resume --frames 40_000_000
+The first word is a preset; flags change single settings of it:
+    python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong
+    python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong --resume --frames 40_000_000
 """
 
 import dataclasses
@@ -40,13 +41,12 @@ PRESETS = {
 
 def make_network(settings: Settings, num_actions: int) -> Any:
     """The flax module of a name."""
-    nets = vx.networks
     if settings.network in ("ga3c", "ga3c-large"):
         size = "large" if settings.network == "ga3c-large" else "small"
-        return nets.GA3C(num_actions, size=size, first_stride=settings.first_stride)
-    if settings.network == "lstm":
-        return nets.RecurrentActorCritic(num_actions, nets.SmallTorso())
-    return nets.ActorCritic(num_actions, nets.NatureTorso() if settings.network == "nature" else nets.SmallTorso())
+        return vx.networks.GA3C(num_actions, size=size, first_stride=settings.first_stride)
+    torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
+    kind = vx.networks.RecurrentActorCritic if settings.network == "lstm" else vx.networks.ActorCritic
+    return kind(num_actions, torso)
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:

@@ -1,13 +1,14 @@
 """Evolves a network to play an Atari game by evolution strategies (Salimans et al. 2017, arXiv 1703.03864).
 
-python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es
-python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es --resume --generations 200
+The first word is a preset; flags change single settings of it:
+    python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es
+    python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es --resume --generations 200
 """
 
 import dataclasses
 import sys
 
-from flags import Atari, Population, Run
+from flags import Atari, Population, Run, published
 from launch import launch
 
 import volvox as vx
@@ -26,16 +27,11 @@ class Settings:
 PRESETS = {
     "desktop": (
         "What two cores can do in an hour: fewer members than published, shorter episodes.",
-        Settings(strategy=vx.ES(population_size=128, num_validation_episodes=8)),
+        Settings(strategy=vx.ES.desktop()),
     ),
     "paper": (
         "Salimans et al. 2017 as Such et al. ran it: 5 000 members.",
-        Settings(
-            strategy=vx.ES(population_size=5_000, num_validation_episodes=30, num_test_episodes=200),
-            env=Atari(num_envs=128),
-            population=Population(network="vbn", max_episode_steps="5000", test_max_episode_steps=100_000),
-            run=Run(run_dir="runs/atari_es"),
-        ),
+        published(Settings(strategy=vx.ES.paper())),
     ),
 }
 

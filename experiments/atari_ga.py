@@ -1,13 +1,14 @@
 """Evolves a network to play an Atari game with the deep genetic algorithm (Such et al. 2017, arXiv 1712.06567).
 
-python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite
-python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --generations 200
+The first word is a preset; flags change single settings of it:
+    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite
+    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --generations 200
 """
 
 import dataclasses
 import sys
 
-from flags import Atari, Population, Run
+from flags import Atari, Population, Run, published
 from launch import launch
 
 import volvox as vx
@@ -23,33 +24,26 @@ class Settings:
     run: Run = Run(run_dir="runs/atari_ga", minutes=60)
 
 
-_DESKTOP = {"population_size": 128, "num_elite_candidates": 4, "num_validation_episodes": 8}
-_QUICK = {"population_size": 64, "num_elite_candidates": 3, "num_validation_episodes": 6}
 PRESETS = {
     "quick": (
         "What two cores can show in five minutes: the small network, a small population, short episodes.",
         Settings(
-            strategy=vx.GA(num_parents=8, mutation_std=0.01, **_QUICK),
+            strategy=vx.GA.quick(),
             population=Population(network="small", max_episode_steps="700", generations=1_000),
             run=Run(run_dir="runs/atari_ga", minutes=5),
         ),
     ),
     "desktop": (
         "What two cores can do in an hour: fewer members than published, larger mutations, shorter episodes.",
-        Settings(strategy=vx.GA(num_parents=10, mutation_std=0.005, **_DESKTOP)),
+        Settings(strategy=vx.GA.desktop()),
     ),
     "random-search": (
         "As desktop, but every member is a fresh initialisation.",
-        Settings(strategy=vx.RandomSearch(**_DESKTOP)),
+        Settings(strategy=vx.RandomSearch(population_size=128, num_elite_candidates=4, num_validation_episodes=8)),
     ),
     "paper": (
         "Population and episodes of Such et al. 2017, the large network, 1 500 generations; weeks on a desktop's CPU.",
-        Settings(
-            strategy=vx.GA(num_test_episodes=200),
-            env=Atari(num_envs=128),
-            population=Population(max_episode_steps="5000", test_max_episode_steps=100_000, generations=1_500),
-            run=Run(run_dir="runs/atari_ga"),
-        ),
+        published(Settings(strategy=vx.GA.paper(), population=Population(generations=1_500))),
     ),
 }
 

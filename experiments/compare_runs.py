@@ -11,13 +11,11 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-Flag = tyro.conf.arg
 ABOUT = (
     "Each name is one run with one seed. An interval is a 95% bootstrap interval over the episodes of that run's one "
     "network: it says how much other episodes of the same networks would change the figure, and nothing about other "
@@ -26,15 +24,23 @@ ABOUT = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Compares single runs; the first is compared with each of the others, and with random play."""
+    """Compares single runs; the first is compared with each of the others, and with random play.
 
-    runs: Annotated[list[str], Flag(help="run directories")]
-    names: Annotated[list[str], Flag(help="what to call each run")]
-    out: Annotated[str, Flag(help="directory of what is written")]
-    key: Annotated[str, Flag(help="the metric that is drawn")] = "best_score"
-    learned: Annotated[str, Flag(help="what score.json calls the result of a run")] = "elite"
+    Attributes:
+      runs: run directories.
+      names: what to call each run.
+      out: directory of what is written.
+      key: the metric that is drawn.
+      learned: what score.json calls the result of a run.
+    """
+
+    runs: list[str]
+    names: list[str]
+    out: str
+    key: str = "best_score"
+    learned: str = "elite"
 
 
 def difference(a: list[float], b: list[float]) -> dict[str, object]:

@@ -156,3 +156,14 @@ class Population:
             module = vx.networks.VirtualBatchNormNet(env.spec.num_actions)
             return vx.networks.reference_genotype(module, env.spec, vx.reference_batch(env))
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
+
+
+def published(settings: Any) -> Any:
+    """The same settings of a script with the environments and episodes of published runs, and no limit of time."""
+    episodes = {"max_episode_steps": "5000", "test_max_episode_steps": 100_000}
+    return dataclasses.replace(
+        settings,
+        env=dataclasses.replace(settings.env, num_envs=128),
+        population=dataclasses.replace(settings.population, **episodes),
+        run=dataclasses.replace(settings.run, minutes=None),
+    )

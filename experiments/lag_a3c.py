@@ -2,7 +2,7 @@
 
     python experiments/lag_a3c.py --task HalfCheetah --lags 0 1 2 4 8 16 --seeds 3 --run-dir runs/lag
 
-The lag is exact, by the schedule (`volvox.actor_critic.a3c`, `lag`). Each lag but 0 is trained with V-trace too.
+The lag is exact, by the schedule (`lag` of `volvox.A3C`). Each lag but 0 is trained with V-trace too.
 Writes `lag.json` and `lag.png`: the mean return of the last 100 training episodes, and of each seed.
 """
 
@@ -10,61 +10,63 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import jax
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
 import volvox as vx
 
-Flag = tyro.conf.arg
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Learning against lag."""
+    """Learning against lag.
 
-    task: Annotated[str, Flag(help="name of a MuJoCo task")] = "HalfCheetah"
-    lags: Annotated[tuple[int, ...], Flag(help="rounds between acting and learning; each round is an update")] = (
-        0,
-        1,
-        2,
-        4,
-        8,
-        16,
-    )
-    seeds: Annotated[int, Flag(help="runs of each")] = 3
-    frames: Annotated[int, Flag(help="simulator frames of a run (about)")] = 10_000_000
-    num_envs: Annotated[int, Flag(help="environments")] = 32
-    segment_length: Annotated[int, Flag(help="steps of a segment")] = 20
-    learning_rate: Annotated[float, Flag(help="of Adam")] = 3e-4
-    run_dir: Annotated[str, Flag(help="where the result goes")] = "runs/lag"
+    Attributes:
+      task: name of a MuJoCo task.
+      lags: rounds between acting and learning; each round is an update.
+      seeds: runs of each lag.
+      frames: simulator frames of a run (about).
+      num_envs: environments.
+      segment_length: timesteps of a segment.
+      learning_rate: of Adam.
+      run_dir: where the result goes.
+    """
+
+    task: str = "HalfCheetah"
+    lags: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    seeds: int = 3
+    frames: int = 10_000_000
+    num_envs: int = 32
+    segment_length: int = 20
+    learning_rate: float = 3e-4
+    run_dir: str = "runs/lag"
 
 
-def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.types.Algorithm:
-    """The actor-critic of one lag; its one step is the whole run. Raises ValueError for bad settings."""
+def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
+    """The actor-critic of one lag; its one iteration is the whole run. Raises ValueError for bad settings."""
     env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=2)
     (components,) = env.spec.action_shape or (0,)
     beats = settings.segment_length + (lag == 0)
     frames_per_beat = env.spec.frame_skip * settings.num_envs
     if settings.frames < 2 * frames_per_beat * max(env.spec.max_episode_steps, beats * lag):
         raise ValueError(f"frames={settings.frames}: episodes must end, and updates be more than the lag; give more.")
-    options = vx.actor_critic.mujoco() | {
-        "lag": lag,
-        "vtrace": vtrace,
-        "segment_length": settings.segment_length,
-        "learning_rate": settings.learning_rate,
-        "updates_per_step": settings.frames // (frames_per_beat * beats),
-    }
-    return vx.actor_critic.a3c(vx.networks.GaussianMLP(components), env, **options)
+    learner = dataclasses.replace(
+        vx.A3C.mujoco(),
+        lag=lag,
+        vtrace=vtrace,
+        segment_length=settings.segment_length,
+        learning_rate=settings.learning_rate,
+        updates_per_iteration=settings.frames // (frames_per_beat * beats),
+    )
+    return vx.learn(learner, vx.networks.GaussianMLP(components), env)
 
 
-def final_return(algorithm: vx.types.Algorithm, lag: int, seed: int) -> float | None:
+def final_return(algorithm: vx.Algorithm, lag: int, seed: int) -> float | None:
     """Mean return of the last 100 training episodes; None if learning diverged."""
     try:
-        run = vx.train(algorithm, jax.random.key(seed), steps=1, progress=False)
+        run = vx.train(algorithm, seed=seed, steps=1, progress=False)
     except FloatingPointError:
         return None
     finally:

@@ -18,42 +18,66 @@ import tyro
 from flags import Run
 
 import volvox as vx
+from volvox.data.segments import micro_batch_size
 from volvox.training import check_unused
 
 Make = Callable[[Any], tuple[vx.Algorithm, int]]
 """Settings -> (algorithm, its generations or iterations in all); raises ValueError for bad settings. A function at the
 top level of its script, so that it can travel to other processes."""
+_UNIONS = (typing.Union, types.UnionType)
+_FUNCTIONS = (collections.abc.Callable, optax.GradientTransformation)
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 @REGISTRY.primitive_rule
 def _functions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
     """Flags of fields that may be functions: a number, text such as linear:1,0,100, or an import path (optax:adam)."""
-    union = typing.get_origin(info.type) in (typing.Union, types.UnionType)
-    parts = typing.get_args(info.type) if union else (info.type,)
-    functions = (collections.abc.Callable, optax.GradientTransformation)
-    if not any(part in functions or typing.get_origin(part) in functions for part in parts):
+    parts = typing.get_args(info.type) if typing.get_origin(info.type) in _UNIONS else (info.type,)
+    if not any(part in _FUNCTIONS or typing.get_origin(part) in _FUNCTIONS for part in parts):
         return None
-
-    def parse(arguments: list[str]) -> Any:
-        (text,) = arguments
-        if text == "None" and type(None) in parts:
-            return None
-        if float in parts:
-            try:
-                return float(text)
-            except ValueError:
-                return text
-        module, _, name = text.partition(":")
-        return getattr(importlib.import_module(module), name)
-
+    metavar = "NUMBER|SCHEDULE" if str in parts else "NUMBER" if float in parts else "MODULE:FUNCTION"
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="NUMBER|SCHEDULE" if float in parts else "MODULE:FUNCTION",
-        instance_from_str=parse,
+        metavar=f"{{None}}|{metavar}" if type(None) in parts else metavar,
+        instance_from_str=partial(_parse, parts),
         is_instance=lambda value: True,
-        str_from_instance=lambda value: [json.dumps(vx.describe(value)).strip('"')],
+        str_from_instance=_shown,
     )
+
+
+def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
+    (text,) = arguments
+    if text == "None" and type(None) in parts:
+        return None
+    if float in parts:
+        try:
+            return float(text)
+        except ValueError:
+            if str not in parts:
+                raise
+            return text
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{text!r} is no import path such as optax:adam ({error})") from error
+
+
+def _shown(value: Any) -> list[str]:
+    described = vx.describe(value)
+    if not isinstance(described, dict):
+        return [str(described)]
+    path = described.pop("function", described.pop("type", ""))
+    return [" ".join([path, *(f"{name}={setting}" for name, setting in described.items())])]
+
+
+@REGISTRY.struct_rule
+def _of_the_default(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Flags of a field whose type is a protocol, such as an objective: those of its default's class."""
+    if not getattr(info.type, "_is_protocol", False) or not dataclasses.is_dataclass(info.default):
+        return None
+    narrowed = dataclasses.replace(info, type=type(info.default))
+    return tyro.constructors.ConstructorRegistry.get_struct_spec(narrowed)  # pyright: ignore[reportReturnType]
 
 
 def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: list[str] | None = None) -> Any:
@@ -138,26 +162,24 @@ def _tuned(make: Make, settings: Any) -> dict[str, Any]:
 
 def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
     """Values to try for `--tune`, the first of each to begin with; names are flags."""
-    found = {"groups": _choices_of_groups(settings.env), "threads": _choices_of_threads(settings.env)}
+    env, cpus = settings.env, len(os.sched_getaffinity(0))
+    found = {
+        "groups": first(env.groups, (n for n in (1, 2, 3, 4) if env.num_envs % n == 0)),
+        "threads": first(cpus if env.threads is None else env.threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),
+    }
     learner = getattr(settings, "learner", None)
     if isinstance(learner, vx.A3C):
-        group = max(settings.env.num_envs // max(settings.env.groups, 1), 1)
+        group = max(env.num_envs // max(env.groups, 1), 1)
         divisors = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
+        if learner.micro_batch is None:  # its size is tried first anyway
+            own = micro_batch_size(None, group, learner.segment_length)
+            divisors = [n for n in divisors if n != own]
         found["micro_batch"] = first(learner.micro_batch, divisors[-4:])
         if settings.run.tune == "all":
-            count = settings.env.num_envs
+            count = env.num_envs
             found["num_envs"] = first(count, (count // 2, 2 * count, 4 * count))
             found["segment_length"] = first(learner.segment_length, (5, 10, 20))
     return found
-
-
-def _choices_of_groups(env: Any) -> tuple[int, ...]:
-    return first(env.groups, (n for n in (1, 2, 3, 4) if env.num_envs % n == 0))
-
-
-def _choices_of_threads(env: Any) -> tuple[int, ...]:
-    cpus = len(os.sched_getaffinity(0))
-    return first(env.threads or cpus, sorted({max(1, cpus // 2), cpus, cpus + 1}))
 
 
 def first(value: Any, others: Iterable[Any]) -> tuple[Any, ...]:

@@ -12,63 +12,70 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import jax
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
 import volvox as vx
 
-Flag = tyro.conf.arg
 REACHED = 5.0
 """Distance to the goal that counts as reached."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Novelty against fitness in the hard maze."""
+    """Novelty against fitness in the hard maze.
 
-    seeds: Annotated[int, Flag(help="runs of each strategy")] = 10
-    generations: Annotated[int, Flag(help="generations of a run")] = 400
-    population_size: Annotated[int, Flag(help="members of a generation")] = 250
-    num_parents: Annotated[int, Flag(help="parents of a generation")] = 20
-    mutation_std: Annotated[float, Flag(help="power of the noise added to every parameter")] = 0.1
-    hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers")] = (16, 16)
-    num_neighbors: Annotated[int, Flag(help="nearest behaviours whose mean distance is novelty")] = 15
-    num_archived: Annotated[int, Flag(help="members archived each generation")] = 3
-    num_envs: Annotated[int, Flag(help="robots at once, in two groups")] = 250
-    run_dir: Annotated[str, Flag(help="where the results go")] = "runs/maze"
+    Attributes:
+      seeds: runs of each strategy.
+      generations: generations of a run.
+      population_size: members of a generation.
+      num_parents: parents of a generation.
+      mutation_std: standard deviation of the noise that is added to every parameter.
+      hidden: widths of the hidden layers.
+      num_neighbors: nearest behaviours whose mean distance is novelty.
+      num_archived: members archived each generation.
+      num_envs: robots at once, in two groups.
+      run_dir: where the results go.
+    """
+
+    seeds: int = 10
+    generations: int = 400
+    population_size: int = 250
+    num_parents: int = 20
+    mutation_std: float = 0.1
+    hidden: tuple[int, ...] = (16, 16)
+    num_neighbors: int = 15
+    num_archived: int = 3
+    num_envs: int = 250
+    run_dir: str = "runs/maze"
 
 
-def make_algorithm(settings: Settings, strategy: str) -> vx.types.Algorithm:
+def make_algorithm(settings: Settings, strategy: str) -> vx.Algorithm:
     """The genetic algorithm that selects by `strategy`: fitness or novelty."""
-    common = {
-        "population_size": settings.population_size,
-        "num_parents": settings.num_parents,
-        "mutation_std": settings.mutation_std,
-        "num_elite_candidates": 2,
-        "num_validation_episodes": 1,  # nothing is random in the maze
-    }
-    behavior = vx.loop.last("position", 2)
-    recorded = None
-    if strategy == "novelty":
-        made = vx.evolution.novelty_ga(
-            **common, behavior=behavior, num_neighbors=settings.num_neighbors, num_archived=settings.num_archived
-        )
-    else:
-        made, recorded = vx.evolution.ga(**common), behavior
+    position = vx.loop.Last("position", 2)
+    novelty = vx.Novelty(behavior=position, num_neighbors=settings.num_neighbors, num_archived=settings.num_archived)
+    ga = vx.GA(
+        population_size=settings.population_size,
+        num_parents=settings.num_parents,
+        mutation_std=settings.mutation_std,
+        objective=novelty if strategy == "novelty" else vx.Returns(),
+        num_elite_candidates=2,
+        num_validation_episodes=1,  # nothing is random in the maze
+    )
     env = vx.envs.hard_maze(num_envs=settings.num_envs, groups=2)
-    return vx.evolution.evolve(made, vx.networks.MLP(2, hidden=settings.hidden), env, behavior=recorded)
+    network = vx.networks.MLP(2, hidden=settings.hidden)
+    return vx.evolve(ga, network, env, behavior=position if strategy == "fitness" else None)
 
 
-def run(settings: Settings, strategy: str, algorithm: vx.types.Algorithm, seed: int) -> dict[str, Any]:
+def run(settings: Settings, strategy: str, algorithm: vx.Algorithm, seed: int) -> dict[str, Any]:
     """One run of all its generations."""
     began = time.perf_counter()
     result = vx.train(
         algorithm,
-        jax.random.key(seed),
+        seed=seed,
         steps=settings.generations,
         run_dir=Path(settings.run_dir) / f"{strategy}-{seed}" if seed == 0 else None,
         checkpoint_every=settings.generations,

@@ -1,7 +1,8 @@
 """Learns continuous control in MuJoCo by actor-critic, with a Gaussian policy.
 
-python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah
-python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
+The first word is a preset; flags change single settings of it:
+    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah
+    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Learns continuous control in MuJoCo by TD3 (Fujimoto et al. 2018, arXiv 1802.09477).
 
-python experiments/mujoco_td3.py reference --task HalfCheetah --steps 300_000 --run-dir runs/cheetah_td3
-python experiments/mujoco_td3.py reference --task HalfCheetah --steps 1_000_000 --run-dir runs/cheetah_td3 --resume
+The first word is a preset; flags change single settings of it:
+    python experiments/mujoco_td3.py reference --task HalfCheetah --steps 300_000 --run-dir runs/cheetah_td3
+    python experiments/mujoco_td3.py reference --task HalfCheetah --steps 1_000_000 --run-dir runs/cheetah_td3 --resume
 """
 
 import dataclasses

@@ -237,9 +237,9 @@ def test_a_small_state_is_saved_quickly(tmp_path):
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(ValueError, match="step must be at least 0"):
+    with pytest.raises(ValueError, match="step must be an integer of at least 0"):
         checkpoint.save(tmp_path, -1, {})
-    with pytest.raises(ValueError, match="keep must be at least 1"):
+    with pytest.raises(ValueError, match="keep must be an integer of at least 1"):
         checkpoint.save(tmp_path, 1, {}, keep=0)
 
 

@@ -9,11 +9,8 @@ ROOT = Path(__file__).parent.parent / "src" / "volvox"
 LAYER = {
     "types": 0,
     "_checks": 0,
-    "_docs": 0,
-    "_files": 0,
-    "_machine": 0,
+    "_system": 0,
     "_settings": 0,
-    "_trees": 0,
     "ops": 1,
     "networks": 2,
     "envs": 2,

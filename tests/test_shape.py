@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tokenize
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,23 @@ def test_files_and_functions_are_short(path):
         body = node.body[1:] if ast.get_docstring(node) is not None else node.body
         lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
         assert lines <= 100, f"{node.name} has {lines} lines after its docstring"
+
+
+def lines_of_code(path: Path) -> int:
+    """Lines that hold code: blank lines, comments and docstrings are not counted."""
+    values = [(node, node.value) for node in nodes(path, ast.Expr)]
+    strings = [node for node, value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    documentation = {i for node in strings for i in range(node.lineno, node.end_lineno + 1)}
+    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    with path.open() as file:
+        tokens = [token for token in tokenize.generate_tokens(file.readline) if token.type not in layout]
+    code = {i for token in tokens for i in range(token.start[0], token.end[0] + 1)}
+    return len(code - documentation)
+
+
+def test_there_is_little_code():
+    assert len(FILES) <= 75
+    assert sum(map(lines_of_code, FILES)) <= 6_800
 
 
 def inner(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from volvox import checkpoint
-from volvox.report import metrics
+from volvox.report import rows
 from volvox.training import train
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
 
@@ -87,7 +87,7 @@ def lasting(rows):
 
 
 def numbers(run_dir):
-    return [row["generation"] for row in metrics.read(run_dir / "metrics.jsonl")]
+    return [row["generation"] for row in rows.read_metrics(run_dir / "metrics.jsonl")]
 
 
 def assert_same_run(a, b):
@@ -109,7 +109,7 @@ def test_a_run_and_its_directory(tmp_path):
         "metrics.jsonl",
         "tensorboard",
     ]
-    assert metrics.read(run_dir / "metrics.jsonl") == run.metrics
+    assert rows.read_metrics(run_dir / "metrics.jsonl") == run.metrics
     assert checkpoint.steps(run_dir / "checkpoints") == [2, 3]
     config = json.loads((run_dir / "config.json").read_text())
     assert config["algorithm"] == {"algorithm": "hill", "size": 4}
@@ -268,9 +268,9 @@ def test_other_settings_are_refused_naming_each(tmp_path):
     assert str(error.value).splitlines()[1:] == [
         "  algorithm.size: saved 4, now 5",
         '  algorithm.env.game: saved "a", now "b"',
-        "  algorithm.old: saved null, now absent",
+        "  algorithm.old: saved null, now nothing",
         "  key.data: saved [0, 0], now [0, 9]",
-        "  algorithm.new: not saved, now true",
+        "  algorithm.new: saved nothing, now true",
     ]
     assert calls == []
     # the budget and the versions may differ
@@ -292,9 +292,9 @@ def test_settings_that_are_no_json_are_refused():
         ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
         ({"checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1"),
         ({"keep_checkpoints": 0}, "keep_checkpoints must be an integer of at least 1"),
-        ({"stop_after": 0}, "stop_after must be a positive number"),
-        ({"stop_after": float("nan")}, "stop_after must be a positive number"),
-        ({"resume": True}, "resume=True needs the run_dir"),
+        ({"stop_after": 0}, "stop_after=.*: give a finite number above 0"),
+        ({"stop_after": float("nan")}, "stop_after=.*: give a finite number above 0"),
+        ({"resume": True}, "resume=True needs a run_dir"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -348,7 +348,7 @@ def test_rows_beyond_the_checkpoint_and_a_partial_row_are_dropped(tmp_path):
         file.write('{"generation": 4, "training_best": 99}\n{"generation": 5, "tr')
     run = quietly(hill(), steps=5, run_dir=run_dir, resume=True)
     assert numbers(run_dir) == [1, 2, 3, 4, 5]
-    assert metrics.read(run_dir / "metrics.jsonl") == run.metrics
+    assert rows.read_metrics(run_dir / "metrics.jsonl") == run.metrics
     assert_same_run(run, quietly(hill(), steps=5))
 
 
@@ -370,7 +370,7 @@ def test_a_row_is_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
 def test_rows_removed_by_hand_are_noticed(tmp_path, kept):
     run_dir = tmp_path / "a"
     run = quietly(hill(), steps=3, run_dir=run_dir)
-    metrics.rewrite(run_dir / "metrics.jsonl", [run.metrics[number - 1] for number in kept])
+    rows.rewrite(run_dir / "metrics.jsonl", [run.metrics[number - 1] for number in kept])
     with pytest.raises(ValueError, match="does not hold one row for each generation from 1 to 3"):
         quietly(hill(), steps=4, run_dir=run_dir, resume=True)
 

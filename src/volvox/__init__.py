@@ -11,8 +11,7 @@ run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
 import sys
 
 from volvox import data, envs, evolution, learners, loop, networks, ops, population, report, sparsity
-from volvox._docs import document_fields
-from volvox._settings import describe
+from volvox._settings import describe, document_fields
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.evolution import ES, GA, Novelty, RandomSearch, Returns, evolve
 from volvox.learners import A3C, TD3, learn

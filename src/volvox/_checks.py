@@ -1,4 +1,4 @@
-"""Checks shared by the factories: one clear `ValueError` per mistake, raised before anything is made."""
+"""Checks shared by all parts: one clear `ValueError` for each mistake, raised before anything is made."""
 
 import difflib
 import math
@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -63,13 +65,10 @@ def number(
     given = float(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else math.nan
     if math.isfinite(given) and low <= given <= high and given > above:
         return given
-    if high < math.inf:
-        wanted = (
-            f"a number from {low:g} to {high:g}" if low > -math.inf else f"a number above {above:g}, up to {high:g}"
-        )
-    else:
-        wanted = f"a finite number above {above:g}" if above > -math.inf else f"a finite number of at least {low:g}"
-    raise ValueError(f"{name}={value!r}: give {wanted}.")
+    wanted = f"number from {low:g} to {high:g}" if high < math.inf else f"finite number of at least {low:g}"
+    if above > -math.inf:
+        wanted = f"number above {above:g}, up to {high:g}" if high < math.inf else f"finite number above {above:g}"
+    raise ValueError(f"{name}={value!r}: give a {wanted}.")
 
 
 def integers(settings: object, *names: str, low: int) -> None:
@@ -99,22 +98,61 @@ def gradient_transformation(
     Raises:
         ValueError: only one of both says the learning rate, or the function makes no transformation.
     """
-    made = optimizer
-    if not isinstance(optimizer, optax.GradientTransformation):
-        if not callable(optimizer):
-            raise ValueError(f"optimizer={optimizer!r}: give an optax.GradientTransformation, or e.g. optax.adam.")
-        if learning_rate is None:
-            raise ValueError(
-                f"learning_rate=None: {optimizer!r} is a function of the learning rate; give one."
-            )
-        made = optimizer(learning_rate)
-    elif learning_rate is not None:
-        raise ValueError(
-            f"learning_rate={learning_rate!r}: a ready-made optimizer brings its own; take learning_rate=None, or give "
-            "a function of the learning rate, such as optax.adam, as the optimizer."
-        )
+    if callable(optimizer) and learning_rate is None:
+        raise ValueError(f"learning_rate=None: {optimizer!r} is a function of the learning rate; give one.")
+    made = optimizer(learning_rate) if callable(optimizer) else optimizer
     if not isinstance(made, optax.GradientTransformation):
-        raise ValueError(f"optimizer={optimizer!r} makes no optax.GradientTransformation; take e.g. optax.adam.")
+        raise ValueError(f"{optimizer=}: give an optax.GradientTransformation, or a function such as optax.adam.")
+    if made is optimizer and learning_rate is not None:
+        raise ValueError(f"{learning_rate=}: a ready-made optimizer brings its own; take learning_rate=None.")
     if max_gradient_norm is not None:
         made = optax.chain(optax.clip_by_global_norm(max_gradient_norm), made)
     return optax.with_extra_args_support(made)
+
+
+def leaves(tree: Any) -> dict[tuple[str, ...], Any]:
+    """Leaves by their places: `("opt", "0", "mu")`, be `mu` the field of a NamedTuple or the key of a dict."""
+    flat = jax.tree.leaves_with_path(tree)
+    return {tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path): leaf for path, leaf in flat}
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf holds typed PRNG keys, or is the shape of such an array."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def restored(saved: Any, like: Any, *, what: str) -> Any:
+    """Gives a tree that was read from a checkpoint the structure it was saved with.
+
+    Args:
+      saved: the tree as `volvox.checkpoint.restore` returns it without `like`.
+      like: a tree of the wanted structure: of arrays and numbers, or of shapes (`jax.ShapeDtypeStruct`).
+      what: the tree belongs to, as the message calls it.
+
+    Returns:
+      The tree, of device arrays. Python numbers, and 64-bit arrays that JAX would cut to 32 bits, stay as they are.
+
+    Raises:
+      ValueError: `saved` is of another tree; the message names the first difference.
+    """
+    has, wanted = leaves(saved), leaves(like)
+    for place in dict.fromkeys([*has, *wanted]):
+        found, needed = (_describe(tree[place]) if place in tree else "nothing" for tree in (has, wanted))
+        if found != needed:
+            at = repr("/".join(place)) if place else "its root"
+            raise ValueError(f"the checkpoint is of another {what}: at {at} it holds {found}, and this one {needed}")
+    return jax.tree.unflatten(jax.tree.structure(like), [_on_device(has[place]) for place in wanted])
+
+
+def _describe(leaf: Any) -> str:
+    """Shape and dtype as JAX would hold them, so that a Python number is like an array of no dimensions."""
+    if isinstance(leaf, str):
+        return "a string"
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.dtype(type(leaf))
+    return f"{np.shape(leaf)} {dtype if is_key(leaf) else jax.dtypes.canonicalize_dtype(dtype)}"
+
+
+def _on_device(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype:
+        return jnp.asarray(leaf)
+    return leaf

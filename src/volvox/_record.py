@@ -4,18 +4,18 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
+from tensorboardX import SummaryWriter
 
-from volvox import _files, _machine, checkpoint
-from volvox.report import log as log_files
-from volvox.report import metrics as metric_files
-from volvox.report import plots
+from volvox import _system, checkpoint
+from volvox.report import plots, rows
 from volvox.report.run import PLOT
 from volvox.types import Algorithm, Array, ArrayTree
 
@@ -49,9 +49,9 @@ class Record:
 
     def __init__(self, algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, *, keep: int, log: bool):
         self.path = None if run_dir is None else Path(run_dir)
-        self.rows: list[metric_files.Row] = []
+        self.rows: list[rows.Row] = []
         self._algorithm, self._keep, self._log = algorithm, keep, log
-        self._events: metric_files.EventWriter | None = None
+        self._events: SummaryWriter | None = None
         self._saved_step = -1
         self._next_plot = time.monotonic() + _SECONDS_BETWEEN_PLOTS
 
@@ -76,18 +76,23 @@ class Record:
         else:
             check_unused(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(_only_writer(self.path))
+        lock = stack.enter_context((self.path / ".lock").open("w"))
+        try:  # the system drops the lock when the process ends, however it ends
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, f"another process is training in {self.path}") from error
         like = jax.eval_shape(self._algorithm.init, key) if resume and self._algorithm.restore is None else None
         saved = checkpoint.restore_latest(self.path / _CHECKPOINTS, like)
-        self.rows = metric_files.read(self.path / _METRICS)
-        self._drop_rows(None if saved is None else saved[0])
+        self.rows = self._rows_until(self.path / _METRICS, None if saved is None else saved[0])
+        if saved is not None:
+            self._saved_step = self.done
         if not (self.path / _CONFIG).exists():
-            _files.write(self.path / _CONFIG, json.dumps(config, indent=2) + "\n")
-        metric_files.rewrite(self.path / _METRICS, self.rows)
-        log_files.drop_after(self.path / _LOG, self.done)
+            _system.write_file(self.path / _CONFIG, json.dumps(config, indent=2) + "\n")
+        rows.rewrite(self.path / _METRICS, self.rows)
+        rows.drop_log_after(self.path / _LOG, self.done)
         if tensorboard:
-            self._events = metric_files.EventWriter(self.path / _TENSORBOARD, first_step=self.done + 1)
-            stack.callback(self._events.close)
+            events = rows.event_writer(self.path / _TENSORBOARD, first_step=self.done + 1)
+            self._events = stack.enter_context(events)
         return saved
 
     def add(self, state: Any, figures: Mapping[str, Any], *, seconds: float, step_seconds: float) -> None:
@@ -99,33 +104,28 @@ class Record:
                 "a state begins with none done, and each step does one"
             )
         own = {name: number, "seconds": round(seconds, 3), "step_seconds": round(step_seconds, 3)}
-        self.rows.append(own | {key: value for key, value in metric_files.to_json(figures).items() if key not in own})
+        self.rows.append(own | rows.to_json(figures) | own)
         if self.path is not None:
             if self._log and self._algorithm.log is not None:
-                log_files.write(self.path / _LOG, number, self._algorithm.log(state))
-            metric_files.append(self.path / _METRICS, self.rows[-1])
+                rows.write_log(self.path / _LOG, number, self._algorithm.log(state))
+            rows.append_row(self.path / _METRICS, self.rows[-1])
         if self._events is not None:
-            self._events.write(number, self.rows[-1])
+            rows.write_events(self._events, number, self.rows[-1])
 
     def save(self, state: Any) -> None:
-        """Writes the checkpoint and the elite of the state after the last row."""
-        if self.path is not None:
+        """Writes the checkpoint and the elite of the state after the last row, unless they are there."""
+        if self.path is not None and self._saved_step != self.done:
             tree = state if self._algorithm.save is None else self._algorithm.save(state)
             checkpoint.save(self.path / _CHECKPOINTS, self.done, tree, keep=self._keep)
             self.write_elite(state)
-        self._saved_step = self.done
-
-    def save_if_new(self, state: Any) -> None:
-        """Writes the checkpoint unless it was the last one written or read."""
-        if self._saved_step != self.done:
-            self.save(state)
+            self._saved_step = self.done
 
     def write_elite(self, state: Any) -> None:
         """Writes the lineage of a state's best individual; before the first step there is none."""
         if self.path is None or self._algorithm.genome is None:
             return
         if self.done:
-            _files.write(self.path / _ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
+            _system.write_file(self.path / _ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
         else:
             (self.path / _ELITE).unlink(missing_ok=True)
 
@@ -144,21 +144,17 @@ class Record:
             took = time.monotonic() - began
             self._next_plot = began + max(_SECONDS_BETWEEN_PLOTS, took / _PLOTS_SHARE)
 
-    def _drop_rows(self, step: int | None) -> None:
-        """Drops the rows after the newest checkpoint, of which there is one for each step before."""
-        assert self.path is not None
-        file, name = self.path / _METRICS, self._algorithm.step_name
-        if step is None:
-            if self.rows:  # the state before the first step is saved before any row
-                raise ValueError(f"{file} has {self.done} rows, but {self.path / _CHECKPOINTS} no checkpoint")
-            return
-        del self.rows[step:]
-        if [row.get(name) for row in self.rows] != list(range(1, step + 1)):
+    def _rows_until(self, file: Path, step: int | None) -> list[rows.Row]:
+        """Reads the rows up to the newest checkpoint, of which there is one for each step."""
+        found, name = rows.read_metrics(file), self._algorithm.step_name
+        if step is None and found:  # the state before the first step is saved before any row
+            raise ValueError(f"{file} has {len(found)} rows, but {file.with_name(_CHECKPOINTS)} no checkpoint")
+        if [row.get(name) for row in found[:step]] != list(range(1, (step or 0) + 1)):
             raise ValueError(
                 f"{file} does not hold one row for each {name} from 1 to {step}, where the newest checkpoint stands: "
                 "it was changed by hand, or algorithm.step_name is another"
             )
-        self._saved_step = step
+        return found[:step]
 
 
 def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
@@ -166,7 +162,7 @@ def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
     config = {
         "algorithm": algorithm.config,
         "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
-        "versions": _machine.versions(),
+        "versions": _system.versions(),
     }
     try:
         return json.loads(json.dumps(config, allow_nan=False, default=dict))
@@ -188,37 +184,17 @@ def _check_settings(directory: Path, config: dict[str, Any]) -> None:
         raise ValueError(f"{directory} holds {', '.join(holds)} but no {_CONFIG}: it cannot be resumed")
     saved, given = _flat(json.loads((directory / _CONFIG).read_text())), _flat(config)
     differences = [
-        f"{name}: {_value('saved', saved, name)}, {_value('now', given, name)}"
+        f"\n  {name}: saved {saved.get(name, 'nothing')}, now {given.get(name, 'nothing')}"
         for name in dict.fromkeys([*saved, *given])
-        if not name.startswith("versions.") and (name not in saved or name not in given or saved[name] != given[name])
+        if saved.get(name) != given.get(name)
     ]
     if differences:
         raise ValueError(
-            f"{directory} was started with other settings; use those, or another run_dir:\n  "
-            + "\n  ".join(differences)
+            f"{directory} was started with other settings; use those, or another run_dir:{''.join(differences)}"
         )
 
 
-def _flat(config: Any, place: str = "") -> dict[str, Any]:
-    """Settings by their places, `algorithm.env.game`; lists are values."""
-    if not isinstance(config, dict) or not config:
-        return {place: config}
-    parts = [_flat(value, f"{place}.{name}" if place else name) for name, value in config.items()]
-    return {name: value for part in parts for name, value in part.items()}
-
-
-def _value(when: str, settings: dict[str, Any], name: str) -> str:
-    if name in settings:
-        return f"{when} {json.dumps(settings[name])}"
-    return "not saved" if when == "saved" else "now absent"
-
-
-@contextmanager
-def _only_writer(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock; the system drops it when the process ends, however it ends."""
-    with (directory / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(error.errno, f"another process is training in {directory}") from error
-        yield
+def _flat(config: dict[str, Any]) -> dict[str, str]:
+    """Settings by their places, such as `algorithm.env.game`, as JSON text; versions are left out."""
+    flat = flatten_dict({**config, "versions": None}, keep_empty_nodes=True, sep=".")
+    return {name: json.dumps(value, default=lambda empty: {}) for name, value in flat.items()}

@@ -1,8 +1,13 @@
-"""Settings as JSON values: what `config.json` says of an algorithm, and what is compared when a run is resumed."""
+"""Settings as JSON values, which `config.json` holds and a resumed run compares; what `help` says of fields."""
 
 import dataclasses
 import functools
+import inspect
+import itertools
+import re
+import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -46,4 +51,21 @@ def describe(value: Any) -> Any:
 
 
 def _path(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}"
+    """The shortest public path from which a class or a function is imported, such as `optax:adam`."""
+    packages = itertools.accumulate(value.__module__.split("."), "{}.{}".format)
+    exporting = (name for name in packages if getattr(sys.modules.get(name), value.__qualname__, None) is value)
+    return f"{next(exporting, value.__module__)}:{value.__qualname__}"
+
+
+def document_fields(module: ModuleType) -> None:
+    """Gives each field of a module's NamedTuples what the class docstring's Attributes section says of it.
+
+    Without it, `help` calls each of them "Alias for field number 0".
+    """
+    for value in vars(module).values():
+        names = getattr(value, "_fields", ())
+        if inspect.isclass(value) and issubclass(value, tuple) and names:
+            _, _, section = (inspect.getdoc(value) or "").partition("Attributes:\n")
+            for name, text in re.findall(r"^  (\w+): (.*(?:\n {4}.*)*)", section, flags=re.MULTILINE):
+                if name in names:
+                    getattr(value, name).__doc__ = re.sub(r"\s+", " ", text)

@@ -30,14 +30,13 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from volvox import _trees
+from volvox import _checks
 
 __all__ = ["DamagedCheckpointError", "folder_of", "restore", "restore_latest", "save", "steps"]
 
 ArrayTree = Any
 
-_TREE, _MANIFEST = "tree", "manifest.json"
-_UNFINISHED = ".unfinished-"
+_TREE, _MANIFEST, _UNFINISHED = "tree", "manifest.json", ".unfinished-"
 _KEY, _EMPTY, _LONG = "\0key", "\0empty", "\0long"
 """How leaves that orbax does not take are marked: a key is a dict, an empty array or a long integer a string."""
 
@@ -66,14 +65,13 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
       TypeError: a leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
       ValueError: a negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
     """
-    if step < 0:
-        raise ValueError(f"step must be at least 0, got {step}")
-    if keep is not None and keep < 1:
-        raise ValueError(f"keep must be at least 1, got {keep}: the checkpoint just written always stays")
+    _checks.integer("step", step, low=0)
+    if keep is not None:
+        _checks.integer("keep", keep, low=1)
     encoded = jax.tree_util.tree_map_with_path(_encoded, tree)
-    names = Counter(".".join(place) for place in _trees.leaves(tree))
-    if (twice := names.most_common(1)) and twice[0][1] > 1:
-        raise ValueError(f"a checkpoint joins the keys of a tree by dots, and two leaves are then {twice[0][0]!r}")
+    names = Counter(".".join(place) for place in _checks.leaves(tree))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"a checkpoint joins the keys of a tree by dots, and two leaves are then {twice[0]!r}")
     root = Path(directory).absolute()
     root.mkdir(parents=True, exist_ok=True)
     _clear(root)
@@ -90,9 +88,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
     unfinished.rename(final)
     _sync(root)
 
-    done = steps(root)
-    newest = [s for s in done if s <= step]
-    for obsolete in [*done[len(newest) :], *(newest[:-keep] if keep else [])]:
+    newest = [s for s in steps(root) if s <= step][-keep if keep else 0 :]
+    for obsolete in [s for s in steps(root) if s not in newest]:
         _condemn(folder_of(root, obsolete))
     _clear(root)
     return final
@@ -135,7 +132,7 @@ def restore(directory: str | os.PathLike[str], step: int, like: ArrayTree | None
     with _checkpointer() as checkpointer:
         read = checkpointer.restore(folder / _TREE)
     tree = jax.tree.map(_decoded, read[_TREE], is_leaf=lambda node: isinstance(node, dict) and _KEY in node)
-    return tree if like is None else _trees.restored(tree, like, what="state")
+    return tree if like is None else _checks.restored(tree, like, what="state")
 
 
 def restore_latest(directory: str | os.PathLike[str], like: ArrayTree | None = None) -> tuple[int, ArrayTree] | None:
@@ -185,7 +182,7 @@ def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:
         return leaf
     if type(leaf) is int:
         return leaf if -(2**63) <= leaf < 2**63 else f"{_LONG} {leaf}"
-    if _trees.is_key(leaf):
+    if _checks.is_key(leaf):
         return {_KEY: str(jax.random.key_impl(leaf)), "data": np.asarray(jax.random.key_data(leaf))}
     if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(f"{place}: a checkpoint cannot hold a {type(leaf).__module__}.{type(leaf).__qualname__}")
@@ -209,13 +206,12 @@ def _decoded(leaf: Any) -> Any:
 
 def _fingerprints(folder: Path) -> dict[str, list[Any]]:
     """{relative path: [bytes, SHA-256]} of every file in the folder but the manifest itself."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST)
-    return {p.relative_to(folder).as_posix(): [p.stat().st_size, _sha256(p)] for p in files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.relative_to(folder).as_posix()] = [path.stat().st_size, digest]
+    return found
 
 
 def _verify(folder: Path) -> None:

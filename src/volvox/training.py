@@ -28,7 +28,7 @@ import numpy as np
 
 from volvox import _checks
 from volvox._record import Record, check_unused
-from volvox.report.progress import ProgressBar, ProgressLines, progress_display
+from volvox.report.progress import Progress
 from volvox.report.run import Run
 from volvox.types import Algorithm, Array, Interrupted
 
@@ -86,23 +86,27 @@ def train(
       volvox.checkpoint.DamagedCheckpointError: every checkpoint is damaged.
       FloatingPointError: the algorithm's numbers are no longer finite; a note names the last good checkpoint.
     """
-    for argument, value in (
-        ("steps", steps),
-        ("checkpoint_every", checkpoint_every),
-        ("keep_checkpoints", keep_checkpoints),
-    ):
-        _checks.integer(argument, value, low=1)
-    _check(algorithm, run_dir, resume, log, stop_after)
+    _checks.integer("steps", steps, low=1)
+    _checks.integer("checkpoint_every", checkpoint_every, low=1)
+    _checks.integer("keep_checkpoints", keep_checkpoints, low=1)
+    if stop_after is not None:
+        _checks.number("stop_after", stop_after, above=0)
+    if (resume or log) and run_dir is None:
+        raise ValueError(f"{'resume' if resume else 'log'}=True needs a run_dir")
+    if log and algorithm.log is None:
+        raise ValueError("log=True: this algorithm has nothing to log")
     key, name = _typed_key(seed), algorithm.step_name
+    if name in ("", "seconds", "step_seconds"):
+        raise ValueError(f"algorithm.step_name cannot be {name!r}")
     record = Record(algorithm, run_dir, keep=keep_checkpoints, log=log)
     with ExitStack() as stack:
         saved = record.open(stack, key, resume=resume, tensorboard=tensorboard)
-        display = progress_display(steps, done=record.done, step_name=name, enabled=progress, stop_after=stop_after)
+        display = Progress(steps, done=record.done, step_name=name, enabled=progress, stop_after=stop_after)
         stack.callback(display.close)
         if resume:
             begins = f"going on after {name} {record.done}" if saved else "no run there yet, begins now"
             display.note(f"{run_dir}: {begins}")
-        monitor = stack.enter_context(_Monitor(display))
+        monitor = _Monitor(display, stack)
         if saved is None:
             state = algorithm.init(key)
             record.save(state)
@@ -112,16 +116,15 @@ def train(
 
         began = time.monotonic()
         seconds_before = record.rows[-1]["seconds"] if record.rows else 0.0
-        abandoned = False
-        while record.done < steps and monitor.signal is None:
+        while record.done < steps and not monitor.signal:
             step_began = time.monotonic()
             try:
                 state, figures = algorithm.step(state, monitor=monitor)
             except Interrupted:
-                abandoned = True
+                monitor.signal = monitor.signal or signal.SIGINT
                 break
             except FloatingPointError as error:
-                record.save_if_new(state)
+                record.save(state)
                 error.add_note(record.last_good())
                 raise
             now = time.monotonic()
@@ -134,13 +137,12 @@ def train(
                 if record.done < steps:
                     display.note(f"stopped after {name} {record.done}/{steps}: {stop_after:g} seconds have passed")
                 break
-        record.save_if_new(state)
-        interrupted = abandoned or monitor.signal is not None
-        if interrupted:
+        record.save(state)
+        if monitor.signal:
             again = f"; train(..., run_dir={str(record.path)!r}, resume=True) goes on (scripts: --resume)"
             display.note(f"interrupted after {name} {record.done}/{steps}{again if record.path is not None else ''}")
-        exit_code = 128 + (monitor.signal or signal.SIGINT) if interrupted else 0
-        run = Run(algorithm, state, record.rows, record.path, interrupted, exit_code)
+        exit_code = 128 + monitor.signal if monitor.signal else 0
+        run = Run(algorithm, state, record.rows, record.path, bool(monitor.signal), exit_code)
         if record.path is not None:
             run.plot()
         return run
@@ -149,54 +151,33 @@ def train(
 class _Monitor:
     """What a step calls about once a second: it shows figures, and says whether a signal asked to stop.
 
-    Within the `with` block, SIGINT and SIGTERM are noted here; a second one raises `KeyboardInterrupt`. Outside the
-    main thread signals are left alone, since Python delivers them to the main thread only.
+    Until the stack closes, SIGINT and SIGTERM are noted here; a second one raises `KeyboardInterrupt`. Outside the main
+    thread signals are left alone, since Python delivers them to the main thread only.
 
     Attributes:
-      signal: the first signal that asked to stop.
+      signal: the number of the first signal that asked to stop, or 0.
     """
 
-    def __init__(self, display: ProgressBar | ProgressLines):
-        self.signal: int | None = None
+    def __init__(self, display: Progress, stack: ExitStack):
+        self.signal = 0
         self._display, self._announced = display, False
-        self._previous: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous = signal.signal(number, self._note)
+                if previous is not None:  # None: installed by C code, out of Python's reach
+                    stack.callback(signal.signal, number, previous)
 
     def __call__(self, figures: Mapping[str, Any]) -> bool:
         self._display.inside(figures)
-        if self.signal is not None and not self._announced:
+        if self.signal and not self._announced:
             self._display.note("stopping; once more stops at once, without saving")
             self._announced = True
-        return self.signal is not None
-
-    def __enter__(self) -> "_Monitor":
-        if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            if handler is not None:  # None: installed by C code, out of Python's reach
-                signal.signal(number, handler)
+        return bool(self.signal)
 
     def _note(self, number: int, frame: object) -> None:
-        if self.signal is not None:
+        if self.signal:
             raise KeyboardInterrupt
         self.signal = number
-
-
-def _check(
-    algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, resume: bool, log: bool, stop_after: float | None
-) -> None:
-    if stop_after is not None and not stop_after > 0:
-        raise ValueError(f"stop_after must be a positive number of seconds or None, got {stop_after}")
-    if algorithm.step_name in ("", "seconds", "step_seconds"):
-        raise ValueError(f"algorithm.step_name cannot be {algorithm.step_name!r}")
-    if resume and run_dir is None:
-        raise ValueError("resume=True needs the run_dir to resume from")
-    if log and run_dir is None:
-        raise ValueError("log=True needs a run_dir to write to")
-    if log and algorithm.log is None:
-        raise ValueError("log=True: this algorithm has nothing to log")
 
 
 def _typed_key(seed: int | Array) -> Array:

@@ -4,8 +4,8 @@ The threads of a pool live as long as a compiled loop refers to it, and a new po
 starts afresh.
 """
 
+import contextlib
 import hashlib
-import itertools
 import json
 import math
 import multiprocessing
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from volvox import _files, _machine
+from volvox import _checks, _system
 from volvox.types import Algorithm, Interrupted
 
 __all__ = ["Tuned", "tune"]
@@ -89,25 +89,24 @@ def tune(
     """
     if not choices or any(len(values) == 0 for values in choices.values()):
         raise ValueError(f"choices={dict(choices)!r}: give at least one value for at least one setting.")
-    if not 0 < seconds <= _PATIENCE / 3 or not 0 <= min_gain < math.inf:
-        raise ValueError(
-            f"seconds={seconds} must be positive and at most {_PATIENCE / 3:.0f}, and min_gain={min_gain} not negative."
-        )
+    _checks.number("seconds", seconds, above=0, high=_PATIENCE / 3)
+    _checks.number("min_gain", min_gain, low=0)
     best = {setting: values[0] for setting, values in choices.items()}
-    described = _in_a_process(_describe, make, best)
-    if "error" in described:
-        raise ValueError(f"{best} cannot be run, where the search begins: {described['error']}")
+    described = {} if cache is None else _in_a_process(_describe, make, best)
     path = None
-    if cache is not None:
+    if cache is not None and "error" not in described:  # with an error, the first trial fails too, and says why
         described["choices"] = {setting: list(values) for setting, values in choices.items()}
         described["trials"] = {"seconds": seconds, "min_gain": min_gain}
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
         path = Path(cache).expanduser() / f"{digest}.json"
         if path.exists():
-            return _kept(path)
+            try:
+                return Tuned(**json.loads(path.read_text())["result"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path} is no result of tuning any more ({error}); remove it.") from error
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    trials = _Trials(make, seconds, progress)
+    trials = _Trials(make, seconds, progress, done=[])
     if trials.measure(best) is None:
         raise ValueError(f"{best} cannot be run, where the search begins: {trials.done[-1]['error']}")
     for setting, values in choices.items():
@@ -118,7 +117,7 @@ def tune(
     rates = [trial["steps_per_second"] for trial in trials.done if trial["settings"] == best and "error" not in trial]
     tuned = Tuned(best, statistics.median(rates), trials.done)
     if path is not None:
-        _files.write(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
+        _system.write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
     return tuned
 
 
@@ -137,36 +136,34 @@ def measure_speed(algorithm: Algorithm, seconds: float) -> float:
     """
     stopwatch = _Stopwatch(seconds)
     state = algorithm.init(jax.random.key(0))
-    try:
-        for number in itertools.count(1):
-            stopwatch.begin(number)
+    with contextlib.suppress(Interrupted):
+        while stopwatch.spent < seconds:  # a step's last call cannot interrupt it
+            stopwatch.begin_step()
             state, _ = algorithm.step(state, monitor=stopwatch)
-            if stopwatch.spent >= seconds:  # a step's last call cannot interrupt it
-                break
-            if stopwatch.spent == 0 and number == 10:
-                raise RuntimeError("the algorithm told no progress in ten steps")
-    except Interrupted:
-        pass
     return stopwatch.stepped / stopwatch.spent
 
 
-class _Trials:
+class _Trials(NamedTuple):
     """Trials, each in a process of its own.
 
     Attributes:
-      done: settings and outcomes, in order.
+      make: settings by name -> the algorithm.
+      seconds: of a trial.
+      progress: print a line a trial.
+      done: settings and outcomes, in order; a trial adds one.
     """
 
-    def __init__(self, make: Callable[..., Algorithm], seconds: float, progress: bool):
-        self._make, self._seconds, self._progress = make, seconds, progress
-        self.done: list[dict[str, Any]] = []
+    make: Callable[..., Algorithm]
+    seconds: float
+    progress: bool
+    done: list[dict[str, Any]]
 
     def measure(self, settings: Settings) -> float | None:
         """Returns timesteps a second, or None if these settings cannot be run."""
-        outcome = _in_a_process(_trial, self._make, settings, self._seconds)
+        outcome = _in_a_process(_trial, self.make, settings, self.seconds)
         self.done.append({"settings": settings, **outcome})
         rate = outcome.get("steps_per_second")
-        if self._progress:
+        if self.progress:
             said = outcome["error"] if rate is None else f"{rate:,.0f} steps/s"
             print(f"tune: {settings}: {said}", flush=True)
         return rate
@@ -182,30 +179,25 @@ class _Stopwatch:
 
     def __init__(self, seconds: float):
         self.stepped, self.spent = 0, 0.0
-        self._seconds, self._number, self._phase, self._called = seconds, 0, "", 0.0
+        self._seconds, self._step, self._phase, self._called = seconds, 0, "", 0.0
         self._last: tuple[int, float] | None = None  # timesteps and time of the last call since which nothing compiled
 
-    def begin(self, number: int) -> None:
+    def begin_step(self) -> None:
         """Notes that a step of the algorithm begins."""
-        self._number, self._phase, self._called = number, "", time.perf_counter()
+        if self.spent == 0 and self._step == 10:
+            raise RuntimeError("the algorithm reported no progress in ten steps")
+        self._step, self._phase, self._called = self._step + 1, "", time.perf_counter()
 
     def __call__(self, progress: Mapping[str, Any]) -> bool:
         now, done = time.perf_counter(), int(progress.get("stepped", 0))
         if progress.get("phase") != self._phase:
             # All is compiled by the third step, so what is short enough for one call of this is measured whole.
-            self._last = (0, self._called) if self._number > 2 and self._phase != "compiling" else None
+            self._last = (0, self._called) if self._step > 2 and self._phase != "compiling" else None
             self._phase = str(progress.get("phase"))
         if self._last is not None and done > self._last[0]:
             self.stepped, self.spent = self.stepped + done - self._last[0], self.spent + now - self._last[1]
         self._last, self._called = (done, now), now
         return self.spent >= self._seconds
-
-
-def _kept(path: Path) -> Tuned:
-    try:
-        return Tuned(**json.loads(path.read_text())["result"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no result of tuning any more ({error}); remove it.") from error
 
 
 def _is_faster(
@@ -256,10 +248,10 @@ def _describe(make: Callable[..., Algorithm], settings: Settings) -> dict[str, A
     """What a result depends on, in JSON values."""
     return {
         "config": json.loads(json.dumps(dict(make(**settings).config), default=dict)),
-        "processor": _machine.processor(),
-        "cpus": _machine.num_cpus(),
+        "processor": _system.processor(),
+        "cpus": _system.num_cpus(),
         "devices": sorted({device.device_kind for device in jax.devices()}),
-        "versions": _machine.versions(),
+        "versions": _system.versions(),
     }
 
 

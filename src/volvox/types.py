@@ -24,7 +24,9 @@ class EnvSpec(NamedTuple):
     Exactly one of `num_actions` (discrete) and `action_shape` (continuous) is not None.
 
     Attributes:
+      name: What reports call the environment, such as "Frostbite".
       observation_shape: Shape of one observation, channels last.
+      observation_dtype: Dtype of observations: a numpy dtype or scalar type.
       num_actions: Number of discrete actions; actions are then int32 `[B]`.
       action_shape: Shape of one continuous action; actions are then float32 `[B, *action_shape]`.
       action_low: float32 `[*action_shape]`: smallest allowed values of a continuous action; None if discrete.
@@ -59,7 +61,7 @@ class TimeStep(NamedTuple):
       first: bool `[B]`: this observation begins an episode.
       terminated: bool `[B]`: the episode ended by the rules of the environment.
       truncated: bool `[B]`: the episode was cut by its time limit.
-      extras: What else the environment tells, each `[B, ...]`: `ram`, `lives`, `elapsed_steps`.
+      extras: What else the environment reports, each `[B, ...]`: `ram`, `lives`, `elapsed_steps`.
     """
 
     observation: Array
@@ -77,6 +79,9 @@ class EnvGroup(NamedTuple):
     inside `jit`; otherwise only from Python. The state is threaded through: it orders the calls.
 
     Attributes:
+      spec: What the environment offers.
+      num_envs: Environments in this group.
+      traceable: `recv` and `send` may be called inside `jit`.
       init: () -> state. Starts the first episode of every environment; called once, from Python. `recv` comes next.
       recv: state -> (state, TimeStep). Waits for the environments.
       send: (state, action `[B, ...]`) -> state. Returns at once.
@@ -102,9 +107,12 @@ class Env(NamedTuple):
     """A recipe for groups of environments: what to make, not yet made.
 
     Attributes:
+      spec: What the environment offers.
       num_envs: Environments in all groups together.
+      num_groups: Groups they are divided into, all of one size.
       make: make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False) -> groups. `seed` (int)
         fixes every environment's random numbers; `host=True` gives groups that are driven from Python.
+      config: What describes the environment: JSON values.
     """
 
     spec: EnvSpec
@@ -178,7 +186,7 @@ class Population(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What came of playing a population. Entries that are not `valid` are 0.
+    """Returns, lengths and behaviours of the episodes that a population played. Entries that are not `valid` are 0.
 
     Attributes:
       returns: float32 `[N, E]`: undiscounted sums of unclipped rewards.

@@ -56,6 +56,13 @@ def test_actions_are_checked_and_clipped_to_the_bounds_of_each_component():
             groups.bounded_action(PAIR, np.array([[0.0, 1.0], [0.0, wrong]]))
 
 
+def test_a_bound_beside_an_infinite_one_holds():
+    spec = PAIR._replace(action_low=np.array([0.0, -np.inf], np.float32), action_high=np.full(2, np.inf, np.float32))
+    groups.bounded_action(spec, np.array([[1e30, -1e30]]))
+    with pytest.raises(ValueError, match=r"an action of -0.5 .*, 0 to inf for component \[0\]"):
+        groups.bounded_action(spec, np.array([[-0.5, 0.0]]))
+
+
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_discrete_actions_are_clipped(xp):
     spec = envs.probe.constant().spec

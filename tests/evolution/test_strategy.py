@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox import evolution, networks, population
+from volvox import checkpoint, evolution, networks, population
 from volvox import loop as rollout
 from volvox.envs import probe
 from volvox.types import Evaluation
@@ -184,7 +184,7 @@ def test_random_search_has_no_use_for_low_rank_noise():
 
 
 @pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["free", "low_rank"])
-def test_strategies_solve_the_probe(noise):
+def test_strategies_solve_the_probe(noise, tmp_path):
     """The best return of the probe is 0, of the network that answers with its observation."""
     env = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
     strategy = evolution.ES(
@@ -200,7 +200,8 @@ def test_strategies_solve_the_probe(noise):
     assert abs(np.asarray(params) - np.eye(2)).max() < 0.3
 
     # Resumed from what is saved, the next generation is the same to the bit.
-    restored = algorithm.restore(algorithm.save(state))
+    checkpoint.save(tmp_path, 25, algorithm.save(state))
+    restored = algorithm.restore(checkpoint.restore(tmp_path, 25))
     chex.assert_trees_all_equal(restored.strategy, state.strategy)
     _, expected = algorithm.step(state)
     _, again = algorithm.step(restored)

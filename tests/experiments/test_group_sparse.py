@@ -6,8 +6,9 @@ import re
 import pytest
 
 TINY = [
-    *("--task", "InvertedPendulum", "--seeds", "2", "--num-envs", "2", "--hidden", "32", "32", "--batch-size", "16"),
-    *("--random-steps", "100", "--replay-size", "2000", "--steps-per-iteration", "150", "--steps", "300"),
+    *("--task", "InvertedPendulum", "--num-learners", "2", "--num-envs", "2", "--hidden", "32", "32"),
+    *("--batch-size", "16", "--random-timesteps", "100", "--replay-size", "2000"),
+    *("--timesteps-per-iteration", "150", "--timesteps", "300"),
     *("--every", "20", "--increment", "0.05", "--tolerance", "1.0", "--episodes", "2"),
 ]
 
@@ -41,18 +42,18 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
     flags = [*TINY, "--run-dir", str(run_dir), "--ways", "gst"]
     with pytest.raises(FileExistsError, match="already holds a run"):
         module.check_unused(run_dir / "gst")
-    module.check_settings(module.tyro.cli(module.Settings, args=flags))
+    module.check_settings(module.settings_of(flags))
     with pytest.raises(ValueError, match=r"holds runs of other settings \(seed\)"):
-        module.check_settings(module.tyro.cli(module.Settings, args=[*flags, "--seed", "3"]))
+        module.check_settings(module.settings_of([*flags, "--seed", "3"]))
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", "0"), "steps must be an integer of at least 1, got 0"),
+        (("--timesteps", "0"), "timesteps must be an integer of at least 1, got 0"),
         (("--block", "0"), "block must be an integer of at least 1, got 0"),
         (("--final-sparsity", "1.0"), "final_sparsity=1.0: give a share"),
-        (("--steps", "100"), "steps=100: nothing is learned from random_steps=100"),
+        (("--timesteps", "100"), "timesteps=100: nothing is learned from random_timesteps=100"),
         (("--block", "3"), "block=3 does not divide"),
         (("--final-sparsity", "0.5"), "final_sparsity=0.5 is below 0.75"),
         (("--final-sparsity", "0.85"), "final_sparsity=0.85: n-of-m keeps 1 of m"),
@@ -61,9 +62,7 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
 def test_bad_settings_are_refused(load, flags, message):
     module = load("group_sparse")
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(
-            module.tyro.cli(module.Settings, args=[*TINY, *flags]), "n-of-m" if "n-of-m" in message else "gst"
-        )
+        module.make_algorithm(module.settings_of([*TINY, *flags]), "n-of-m" if "n-of-m" in message else "gst")
 
 
 def test_iterative_pruning_is_compared_at_its_best_speed(load):
@@ -86,12 +85,13 @@ def test_iterative_pruning_is_compared_at_its_best_speed(load):
 @pytest.mark.parametrize("task", ["InvertedPendulum", "Humanoid"])
 def test_every_way_can_be_made(load, task):
     module = load("group_sparse")
-    settings = module.tyro.cli(module.Settings, args=[*TINY, "--task", task])
-    settings = module.dataclasses.replace(settings, tolerance=0.1)
+    settings = module.settings_of([*TINY, "--task", task, "--tolerance", "0.1"])
     configs = {way: module.make_algorithm(settings, way).config for way in module.get_args(module.Way)}
-    assert {way for way, config in configs.items() if "group_sparse" in config} == {
-        way for way in configs if way.startswith("gst")
-    }
-    assert configs["n-of-m"]["optimizer"]["m"] == 8
-    assert configs["n-of-m"]["optimizer"]["dense"] == (["Dense_0/kernel"] if task == "Humanoid" else [])
-    assert configs["gst"]["optimizer"]["tolerance"] < configs["gst-unaware"]["optimizer"]["tolerance"] == 1.0
+    grouped = {way for way, config in configs.items() if config["network"]["actor"]["type"].endswith("Grouped")}
+    assert grouped == {"gst", "gst-grouping-only", "gst-unaware"}
+    optimizers = {way: config["settings"]["optimizer"] for way, config in configs.items()}
+    assert {way for way, optimizer in optimizers.items() if "rule" not in optimizer} == {"dense", "gst-grouping-only"}
+    assert optimizers["n-of-m"]["rule"]["m"] == 8
+    assert optimizers["n-of-m"]["dense"] == (["Dense_0/kernel"] if task == "Humanoid" else [])
+    tolerances = [optimizers[way]["rule"]["schedule"]["tolerance"] for way in ("gst", "gst-unaware")]
+    assert tolerances == [0.1, 1.0]

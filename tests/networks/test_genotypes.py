@@ -119,7 +119,7 @@ def test_config_is_json_and_stable(make_spec):
     spec = make_spec((3,), num_actions=2)
     config = genotype(MLP(2, hidden=(4,)), spec).policy.config
     assert json.loads(json.dumps(config)) == config
-    assert config["type"] == "volvox.networks.mlp:MLP"
+    assert config["type"] == "volvox.networks:MLP"
     assert config["num_parameters"] == 3 * 4 + 4 + 4 * 2 + 2
     assert config["hidden"] == [4]
     assert config == genotype(MLP(2, hidden=(4,)), spec).policy.config

@@ -9,7 +9,7 @@ import pytest
 
 from volvox.ops import matmul as dispatch
 from volvox.ops.matmul import dense, matmul
-from volvox.ops.matmul_mosaic import Streamed, Tiled, capability, matmul_mosaic, plan, supported
+from volvox.ops.matmul_mosaic import Streamed, Tiled, capability, matmul_mosaic, plan
 from volvox.ops.shapes import MATMULS, MatmulShape
 
 HOPPER = (9, 0)
@@ -63,7 +63,7 @@ def served_by_kernels(on):
             (jax.ShapeDtypeStruct((3, rows, k), of_x), jax.ShapeDtypeStruct((3, k, n), of_w))
             for of_x, of_w in DTYPES.values()
         ]
-        if any(supported(x, w, on=on) for x, w in shapes):
+        if any(plan(x, w, on=on) for x, w in shapes):
             found.append(name)
     return tuple(found)
 
@@ -119,7 +119,7 @@ class TestMosaic(Suite):
         return jax.jit(partial(matmul, implementation="mosaic"))(x, w, index)
 
     def serves(self, x, w, index):
-        return supported(x, w, index, on=capability())
+        return plan(x, w, index, on=capability()) is not None
 
     @pytest.mark.parametrize("kind", ["identity", "unsorted"])
     def test_gradients(self, kind):
@@ -160,7 +160,7 @@ class TestMosaicInterpreted(Suite):
         assert not callbacks.get_races().races_found
 
     def serves(self, x, w, index):
-        return supported(x, w, index, on=HOPPER)
+        return plan(x, w, index, on=HOPPER) is not None
 
     def multiply(self, x, w, index):
         return matmul_mosaic(x, w, index, how=plan(x, w, index, on=HOPPER))
@@ -212,11 +212,10 @@ def test_the_kernels_lower_for_cuda(name, dtypes, semantics, monkeypatch):
         ("deep_ga_large_hidden", "float32", None, None),
     ],
 )
-def test_what_is_supported(name, dtype, on, kernel):
+def test_what_the_kernels_can_serve(name, dtype, on, kernel):
     rows, k, n = MATMULS[name]
     x, w = (jax.ShapeDtypeStruct(shape, np.dtype(jnp.dtype(dtype))) for shape in ((64, rows, k), (64, k, n)))
-    how = plan(x, w, None, on=on)
-    assert supported(x, w, on=on) == (kernel is not None)
+    how = plan(x, w, on=on)
     assert how is None if kernel is None else isinstance(how, kernel)
     if isinstance(how, Streamed):
         assert how.stages * how.tile_k * (128 * w.dtype.itemsize + 4 * how.rows) <= 100 * 1024
@@ -262,7 +261,7 @@ def test_a_forced_implementation_is_not_dropped_under_vmap(monkeypatch):
 
 def test_dispatch_is_by_platform_and_capability(monkeypatch):
     x, w, _ = operands(MATMULS["tiles"], None)
-    assert dispatch.implementations(x, w) == (("mosaic", "xla") if supported(x, w, on=capability()) else ("xla",))
+    assert dispatch.implementations(x, w) == (("mosaic", "xla") if plan(x, w, on=capability()) else ("xla",))
     monkeypatch.setattr(dispatch, "capability", lambda: HOPPER)
     assert dispatch.implementations(x, w) == ("mosaic", "xla")
     for implementation, platform, used in (

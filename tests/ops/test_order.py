@@ -37,3 +37,8 @@ def test_rounded_product_is_not_contracted():
     expected = base + scale * noise
     fused = jax.jit(lambda b, n, s, zero: b + rounded(s * n, zero))(base, noise, scale, jnp.int32(0))
     np.testing.assert_array_equal(np.asarray(fused).view(np.int32), expected.view(np.int32))
+
+
+def test_rounded_refuses_other_types():
+    with pytest.raises(AssertionError, match="float32"):
+        rounded(jnp.ones(3, jnp.bfloat16), jnp.int32(0))

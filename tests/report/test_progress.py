@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from volvox.report.progress import figures, progress_display
+from volvox.report.progress import Progress, figures
 
 METRICS = {
     "generation": 1,
@@ -24,28 +24,28 @@ class Terminal(io.StringIO):
 
 def test_figures_are_in_order():
     assert figures(METRICS, skip=["generation"]) == (
-        "elite score 9,000  training best 12,345.5  training mean 100  occupancy 0.973  frames/s 3,600"
+        "elite score 9,000, training best 12,345.5, training mean 100, frames/s 3,600, occupancy 0.973"
     )
     scattered = {"x_per_second": 2.0, "elite_standard_error": 1.0, "a_loss": 0.5, "test_score": 3, "evaluation_mean": 4}
-    assert figures(scattered) == "test score 3  evaluation mean 4  a loss 0.5  elite standard error 1  x/s 2"
+    assert figures(scattered) == "test score 3, evaluation mean 4, x/s 2, a loss 0.5, elite standard error 1"
 
 
 def test_any_number_is_a_figure_and_nothing_else():
-    assert figures({"loss": 0.5, "flag": True, "text": "x", "list": [1], "none": None, "b": 2}) == "loss 0.5  b 2"
+    assert figures({"loss": 0.5, "flag": True, "text": "x", "list": [1], "none": None, "b": 2}) == "loss 0.5, b 2"
     assert figures({"training_best": None}) == ""
     assert figures({"frames": 1, "seconds": 2, "step_seconds": 3, "new_figure": 4}) == "new figure 4"
 
 
 def test_a_line_holds_as_many_figures_as_there_is_room_for():
     many = {f"figure_{i}": i for i in range(100)} | {"elite_score": 1.0}
-    line = figures(many, separator=", ", width=40)
+    line = figures(many, width=40)
     assert line == "elite score 1, figure 0 0, figure 1 1"
     assert figures({"a_long_name": 1}, width=3) == "a long name 1"
 
 
 def test_plain_lines_where_there_is_no_terminal():
     stream = io.StringIO()
-    shown = progress_display(3, done=1, stream=stream)
+    shown = Progress(3, done=1, stream=stream)
     shown.inside({"phase": "training", "done": 1, "total": 10})
     shown.step(2, METRICS)
     shown.step(3, METRICS)
@@ -53,7 +53,7 @@ def test_plain_lines_where_there_is_no_terminal():
     shown.close()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("generation 2/3  elite score 9,000  training best 12,345.5")
+    assert lines[0].startswith("generation 2/3  elite score 9,000, training best 12,345.5")
     assert "left" in lines[0]
     assert "left" not in lines[1]
     assert lines[2] == "a note"
@@ -61,7 +61,7 @@ def test_plain_lines_where_there_is_no_terminal():
 
 def test_silence_but_for_notes():
     stream = Terminal()
-    shown = progress_display(3, enabled=False, stream=stream)
+    shown = Progress(3, enabled=False, stream=stream)
     shown.inside({"phase": "training"})
     shown.step(1, METRICS)
     shown.note("a note")
@@ -71,7 +71,7 @@ def test_silence_but_for_notes():
 
 def test_a_bar_in_a_terminal():
     stream = Terminal()
-    shown = progress_display(3, done=1, step_name="round", stream=stream)
+    shown = Progress(3, done=1, step_name="round", stream=stream)
     shown.inside({"phase": "compiling"})
     shown.inside({"phase": "training", "done": 5, "total": 10, "stepped": 50, "frames_per_second": 3600.0})
     shown.inside({"phase": "training", "done": 10, "total": 10})
@@ -89,7 +89,7 @@ def test_a_bar_in_a_terminal():
 @pytest.mark.parametrize("total", [1, 2])
 def test_a_run_that_ends_early_leaves_the_bar(total):
     stream = Terminal()
-    shown = progress_display(total, stream=stream)
+    shown = Progress(total, stream=stream)
     shown.inside({})
     shown.close()
     assert f"0/{total}" in stream.getvalue()
@@ -97,7 +97,7 @@ def test_a_run_that_ends_early_leaves_the_bar(total):
 
 def test_time_left_is_no_more_than_the_time_allowed():
     stream = io.StringIO()
-    shown = progress_display(1_000_000, stop_after=0.5, stream=stream)
+    shown = Progress(1_000_000, stop_after=0.5, stream=stream)
     time.sleep(0.01)
     shown.step(1, {"elite_score": 1.0})
     assert " 0 s left" in stream.getvalue()

@@ -96,7 +96,7 @@ def test_continuous_actions(tmp_path):
         ({"observation_shape": (3,)}, {}, r"squares cannot be filmed: a video needs uint8 images .* got uint8 \[3\]"),
         ({"observation_dtype": np.float32}, {}, "got float32"),
         ({}, {"path": "a.gif"}, "ends in .mp4, got a.gif"),
-        ({}, {"max_steps": 0}, "max_steps must be at least 1"),
+        ({}, {"max_steps": 0}, "max_steps must be an integer of at least 1"),
     ],
 )
 def test_what_cannot_be_filmed(changes, arguments, message):

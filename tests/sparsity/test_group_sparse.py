@@ -1,6 +1,6 @@
-"""Grouped networks against the dense ones they stand for, and group-sparse training of both kinds of algorithms."""
+"""Group-sparse training of both kinds of learners, and of other networks."""
 
-import re
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -9,55 +9,32 @@ import optax
 import pytest
 from flax import linen as nn
 
+import volvox as vx
 from volvox import networks
-from volvox.actor_critic import a3c
 from volvox.envs import probe
-from volvox.off_policy import td3
-from volvox.ops.circulant import formed
-from volvox.sparsity import group_sparse, masks_of
+from volvox.sparsity import GroupSparse, masks_of
 
 ENV = probe.target(size=1, num_envs=8, groups=2)
 ACTOR = networks.MLP(1, hidden=(32, 32), activation=nn.relu)
 CRITIC = networks.QNetwork(hidden=(32, 32))
-SMALL = {"batch_size": 32, "random_steps": 64, "replay_size": 2_000, "steps_per_iteration": 400}
+TD3 = vx.TD3(learning_rate=1e-3, batch_size=32, random_timesteps=64, replay_size=2_000, timesteps_per_iteration=400)
 
 
-@pytest.mark.parametrize(("inputs", "rows"), [(32, 8), (33, 9)])
-def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
-    """Two layers are grouped, the input padded where the block does not divide it; the output is too small."""
-    net = networks.MLP(3, hidden=(64, 32))
-    x = jax.random.normal(jax.random.key(1), (5, inputs))
-    grouped = networks.Grouped(net, block=4)
-    params = grouped.init(jax.random.key(0), x)["params"]
-    inner = params["inner"]
-    assert inner["Dense_0"]["circulant"].shape == (rows, 4, 16)
-    assert inner["Dense_1"]["circulant"].shape == (16, 4, 8)
-    assert inner["Dense_2"]["kernel"].shape == (32, 3)
-    dense = {"Dense_2": inner["Dense_2"]}
-    for name, length in (("Dense_0", inputs), ("Dense_1", 64)):
-        numbers = inner[name]["circulant"]
-        kernel = formed(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
-        dense[name] = {"kernel": kernel, "bias": inner[name]["bias"]}
-    with networks.use_kernels():
-        found = grouped.apply({"params": params}, x)
-    np.testing.assert_allclose(found, net.apply({"params": dense}, x), rtol=1e-4, atol=1e-5)
+def td3(gst, actor=ACTOR, critic=CRITIC, **settings):
+    settings = dataclasses.replace(TD3, **{"optimizer": gst.optimizer(optax.adam), **settings})
+    return vx.learn(settings, networks.ActorAndCritic(gst.network(actor), gst.network(critic)), ENV)
 
 
-def test_it_begins_as_dense_networks_do():
-    """Each stored number is as large as a weight of a dense layer, so that outputs are."""
-    params = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4).init(jax.random.key(0), jnp.zeros((1, 400)))
-    assert float(params["params"]["inner"]["Dense_0"]["circulant"].std()) == pytest.approx(1 / 20, rel=0.05)
-
-
-def test_the_same_call_wraps_both_kinds_of_algorithms():
-    gst = group_sparse(block=4, final_sparsity=0.9, increment=0.05, every=20)
-    algorithm = gst(td3, ACTOR, CRITIC, ENV, learning_rate=1e-3, **SMALL)
+def test_the_same_settings_train_both_kinds_of_learners():
+    gst = GroupSparse(block=4, final_sparsity=0.9, increment=0.05, every=20)
+    algorithm = td3(gst)
     state = algorithm.init(jax.random.key(0))
-    _, before = masks_of(state.learner.critics_optimizer)
+    _, before = masks_of(state.learning.optimizer.critics)
     assert before["inner"]["Dense_1"]["circulant"].all()
     state, metrics = algorithm.step(state)
     state, metrics = algorithm.step(state)
-    for critic, mask in zip(state.learner.target_critics, masks_of(state.learner.critics_optimizer), strict=True):
+    optimizer = state.learning.optimizer
+    for critic, mask in zip(state.learning.targets.critics, masks_of(optimizer.critics), strict=True):
         numbers, live = critic["inner"]["Dense_1"]["circulant"][0], mask["inner"]["Dense_1"]["circulant"][0]
         assert numbers.shape == (8, 4, 8)
         assert live.shape == (8, 1, 8)
@@ -68,19 +45,34 @@ def test_the_same_call_wraps_both_kinds_of_algorithms():
     # Actor 1 * 32 + 32 * 32 + 32 + 65 biases, each critic 2 * 32 + 32 * 32 + 32 + 65.
     stored = (1153 + 2 * 1185) - 3 * (1024 - 26 * 4 - 64 / 32)
     assert metrics["compression"] == pytest.approx(1 - stored / (1153 + 2 * 1185))
-    assert algorithm.config["group_sparse"]["block"] == 4
-    restored = algorithm.restore(algorithm.save(state))
-    jax.tree.map(np.testing.assert_array_equal, restored.learner.critics_optimizer, state.learner.critics_optimizer)
+    config = algorithm.config
+    assert config["network"]["actor"]["block"] == 4
+    assert config["settings"]["optimizer"]["optimizer"]["function"].endswith("adam")
+    assert config["settings"]["optimizer"]["rule"]["schedule"]["increment"] == 0.05
     algorithm.close()
 
-    options = {"segment_length": 4, "updates_per_step": 40}
-    algorithm = gst(a3c, networks.GaussianMLP(1, hidden=(32, 32)), ENV, learning_rate=1e-3, **options)
+    settings = vx.A3C(
+        optimizer=gst.optimizer(optax.adam), learning_rate=1e-3, segment_length=4, updates_per_iteration=40
+    )
+    algorithm = vx.learn(settings, gst.network(networks.GaussianMLP(1, hidden=(32, 32))), ENV)
     state = algorithm.init(jax.random.key(0))
     for _ in range(3):
         state, metrics = algorithm.step(state)
-    live = masks_of(state.learner.optimizer)["inner"]["Dense_1"]["circulant"]
+    live = masks_of(state.learning.optimizer)["inner"]["Dense_1"]["circulant"]
     assert 26 <= int(live.sum()) < 64
     assert 0.5 < metrics["compression"] < 0.9
+    algorithm.close()
+
+
+def test_a_checkpoint_holds_the_masks(tmp_path):
+    algorithm = td3(GroupSparse(final_sparsity=0.9, increment=0.05, every=20))
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    vx.checkpoint.save(tmp_path, 1, algorithm.save(state))
+    restored = algorithm.restore(vx.checkpoint.restore(tmp_path, 1)).learning.optimizer
+    for old, new in zip(jax.tree.leaves(state.learning.optimizer), jax.tree.leaves(restored), strict=True):
+        if jax.dtypes.issubdtype(old.dtype, jax.dtypes.prng_key):
+            old, new = jax.random.key_data(old), jax.random.key_data(new)
+        np.testing.assert_array_equal(old, new)
     algorithm.close()
 
 
@@ -95,91 +87,85 @@ class Convolutions(nn.Module):
         return nn.Dense(2)(x), nn.Dense(1)(x)[:, 0]
 
 
+def clipped(learning_rate):
+    return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(learning_rate))
+
+
 def test_only_what_is_grouped_is_pruned_and_the_rest_is_as_it_would_be():
-    """Modules by name are grouped too; convolutions stay whole; gradients are clipped where dead weights have none."""
-    gst = group_sparse(block=4, final_sparsity=0.9, increment=0.1, every=2)
-    algorithm = gst(a3c, network=Convolutions(), env=ENV, segment_length=4, updates_per_step=60)
+    """Convolutions stay whole; gradients are clipped inside, where dead weights have none, and config says it all."""
+    gst = GroupSparse(block=4, final_sparsity=0.9, increment=0.1, every=2)
+    settings = vx.A3C(
+        optimizer=gst.optimizer(clipped), max_gradient_norm=None, segment_length=4, updates_per_iteration=60
+    )
+    algorithm = vx.learn(settings, gst.network(Convolutions()), ENV)
     state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
-    masks = masks_of(state.learner.optimizer)["inner"]
+    masks = masks_of(state.learning.optimizer)["inner"]
     assert masks["Conv_0"]["kernel"].ndim == masks["Dense_1"]["kernel"].ndim == 0
     assert masks["Dense_0"]["circulant"].shape == (32, 1, 8)
-    assert algorithm.config["max_gradient_norm"] is None
-    about = algorithm.config["group_sparse"]
-    assert (about["learning_rate"], about["max_gradient_norm"]) == (6e-4, 0.5)  # a3c's own
+    config = algorithm.config["settings"]
+    assert config["learning_rate"] == vx.A3C().learning_rate
+    assert config["optimizer"]["optimizer"]["function"].endswith("test_group_sparse:clipped")
     algorithm.close()
 
 
 def test_recurrent_networks_keep_their_state():
     env = probe.countdown(num_envs=4)
     torso = networks.MLP(32, hidden=(32,))
-    gst = group_sparse(block=2, pruning=False)
-    algorithm = gst(a3c, networks.RecurrentActorCritic(env.spec.num_actions, torso), env, updates_per_step=2)
-    assert algorithm.network.initial_state(3)[0].shape == (3, 256)
+    gst = GroupSparse(block=2, pruning=False)
+    network = gst.network(networks.RecurrentActorCritic(env.spec.num_actions, torso))
+    algorithm = vx.learn(vx.A3C(updates_per_iteration=2), network, env)
+    assert algorithm.policy.initial_state(3)[0].shape == (3, 256)
     _, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
     assert metrics["compression"] > 0  # the torso's second layer
     algorithm.close()
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("settings", "message"),
     [
-        ({"block": 1, "pruning": False}, "leave nothing to do"),
-        ({"block": 8, "final_sparsity": 0.8}, "final_sparsity=0.8 is below 0.875, which block=8 alone reaches"),
-        ({"final_sparsity": 1.0}, "final_sparsity=1.0: give a share"),
-        ({"block": 0}, "block"),
-        ({"end": 5, "begin": 9}, "end=5 must come after begin=9"),
+        ({}, "min_side=33: no layer has as many inputs and outputs"),
+        ({"pruning": False}, "min_side=33: no layer has as many inputs and outputs"),
+        ({"block": 1}, "nothing would be: each kernel of these networks has fewer than min_side"),
     ],
 )
-def test_mistakes_are_told(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        group_sparse(**options)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (a3c, {"anneal_frames": 1_000}, "anneal_frames=1000: with pruning"),
-        (td3, {"learning_rate": [1e-3, 1e-4]}, "with pruning give one number"),
-    ],
-)
-def test_rates_that_pruning_does_not_take_are_refused(make, options, message):
+def test_networks_of_small_layers_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        group_sparse()(make, ACTOR, CRITIC, ENV, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"block": 1}, {"pruning": False}])
-def test_networks_of_small_layers_are_refused(options):
-    with pytest.raises(ValueError, match="min_side=33: no layer has as many inputs and outputs"):
-        group_sparse(min_side=33, **options)(td3, ACTOR, CRITIC, ENV, **SMALL)
+        td3(GroupSparse(min_side=33, **settings))
 
 
 def test_single_weights_of_critics_alone_may_be_large_enough():
-    algorithm = group_sparse(block=1)(
-        td3, networks.MLP(1, hidden=(16,)), CRITIC, ENV, optimizer=optax.sgd(0.5), **SMALL
-    )
-    assert algorithm.config["group_sparse"]["learning_rate"] is None  # the optimiser has its own
-    masks = masks_of(algorithm.init(jax.random.key(0)).learner.critics_optimizer)
+    gst = GroupSparse(block=1)
+    made = gst.optimizer(optax.sgd(0.5))  # the optimiser has its own rate
+    algorithm = td3(gst, networks.MLP(1, hidden=(16,)), optimizer=made, learning_rate=None)
+    assert algorithm.config["settings"]["learning_rate"] is None
+    masks = masks_of(algorithm.init(jax.random.key(0)).learning.optimizer.critics)
     assert masks[0]["Dense_1"]["kernel"].shape == (1, 32, 1, 32)
 
 
-def test_a_factory_without_an_optimiser_is_refused():
-    def make(network):
-        return network
+def test_rates_that_change_do_not_scale_the_updates_of_dead_weights():
+    gst = GroupSparse(block=4, end=4, every=1)
+    settings = vx.A3C(
+        optimizer=gst.optimizer(optax.adam), anneal_frames=1_000, segment_length=4, updates_per_iteration=9
+    )
+    algorithm = vx.learn(settings, gst.network(networks.GaussianMLP(1, hidden=(32, 32))), ENV)
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    live = masks_of(state.learning.optimizer)["inner"]["Dense_1"]["circulant"]
+    numbers = np.asarray(state.learning.params["inner"]["Dense_1"]["circulant"])
+    assert int(live.sum()) == round(64 * 0.4)
+    assert not numbers[~np.broadcast_to(live, numbers.shape)].any()
+    algorithm.close()
 
-    with pytest.raises(ValueError, match="make takes no optimizer, learning_rate, optimizer_options"):
-        group_sparse()(make, ACTOR)
 
-
-def test_layers_called_by_keyword_are_grouped_too():
-    class Called(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(32)(inputs=x)
-
-    params = networks.Grouped(Called(), block=4).init(jax.random.key(0), jnp.zeros((1, 32)))["params"]
-    assert params["inner"]["Dense_0"]["circulant"].shape == (8, 4, 8)
+def test_each_learner_may_have_a_rate_of_its_own():
+    algorithm = td3(GroupSparse(block=4, end=4, every=1), num_learners=2, learning_rate=(1e-3, 1e-4))
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    live = masks_of(state.learning.optimizer.actor)["inner"]["Dense_1"]["circulant"]
+    numbers = np.asarray(state.learning.params.actor["inner"]["Dense_1"]["circulant"])
+    np.testing.assert_array_equal(live.sum((1, 2, 3)), round(64 * 0.4))
+    assert not numbers[~np.broadcast_to(live, numbers.shape)].any()
+    algorithm.close()
 
 
 def test_a_block_that_does_not_divide_a_layer_is_refused():
     with pytest.raises(ValueError, match="block=3 does not divide the 32 outputs of"):
-        group_sparse(block=3)(td3, ACTOR, CRITIC, ENV, **SMALL)
+        td3(GroupSparse(block=3))

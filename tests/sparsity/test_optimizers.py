@@ -191,10 +191,10 @@ def test_an_optimiser_of_a_learning_rate_is_described_in_full():
     made = sparse(optax.sgd, Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9)), min_side=8)
     assert describe(made) == {
         "type": "volvox.sparsity.optimizers:_Sparse",
-        "optimizer": {"function": "optax._src.alias:sgd"},
+        "optimizer": {"function": "optax:sgd"},
         "rule": {
-            **{"type": "volvox.sparsity.rules:Magnitude", "group": 1, "every": 100},
-            "schedule": {"type": "volvox.sparsity.schedules:Cubic", "final_sparsity": 0.5, "begin": 0, "end": 9},
+            **{"type": "volvox.sparsity:Magnitude", "group": 1, "every": 100},
+            "schedule": {"type": "volvox.sparsity:Cubic", "final_sparsity": 0.5, "begin": 0, "end": 9},
         },
         **{"dense": [], "min_side": 8, "only_circulant": False, "seed": 0},
     }

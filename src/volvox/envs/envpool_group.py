@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer, nearest
-from volvox._machine import num_cpus
+from volvox._system import num_cpus
 from volvox.envs.groups import action_bounds, bounded_action, checked_action, consistent, recipe
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 

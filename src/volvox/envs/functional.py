@@ -104,7 +104,7 @@ def from_functions(
         low, high = action_bounds(action_low, action_high, tuple(action_shape))
         action = jax.ShapeDtypeStruct(low.shape, jnp.float32)
     functions = _Functions(reset, step, observe, extras or (lambda state: {}), action)
-    observation, told = functions.check()
+    observation, named = functions.check()
     spec = EnvSpec(
         name=name,
         observation_shape=tuple(observation.shape),
@@ -115,7 +115,7 @@ def from_functions(
         action_high=high,
         max_episode_steps=int(max_episode_steps),
         frame_skip=1,
-        extras=("elapsed_steps", *told),
+        extras=("elapsed_steps", *named),
     )
     # All groups share what is compiled, so that another group, seed or cutoff compiles nothing twice.
     init = jax.jit(functions.init, static_argnames="num_envs")
@@ -146,10 +146,12 @@ class _Functions:
         for what, result in (("reward", reward), ("terminated", terminated)):
             if result.shape != ():
                 raise ValueError(f"step must give a scalar {what} for one environment, got shape {result.shape}")
-        told = jax.eval_shape(self.extras, state)
-        if not isinstance(told, dict) or "elapsed_steps" in told:
-            raise ValueError(f"extras must give a dict without 'elapsed_steps', which is there anyway; it gives {told}")
-        return jax.eval_shape(self.observe, state), told
+        named = jax.eval_shape(self.extras, state)
+        if not isinstance(named, dict) or "elapsed_steps" in named:
+            raise ValueError(
+                f"extras must give a dict without 'elapsed_steps', which is there anyway; it gives {named}"
+            )
+        return jax.eval_shape(self.observe, state), named
 
     def init(self, key: Array, *, num_envs: int) -> FunctionalState:
         """Returns the state in which all environments of a group are about to begin an episode."""

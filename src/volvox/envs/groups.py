@@ -213,7 +213,7 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
         return xp.clip(action, 0, (spec.num_actions or 1) - 1)
-    slack = 1e-6 * (high - low)  # for rounding to float32
+    slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
     if xp is np and (wrong := np.argwhere(~((action >= low - slack) & (action <= high + slack)))).size:
         at = tuple(wrong[0].tolist())
         bounds = f"{low[at[1:]]:.6g} to {high[at[1:]]:.6g} for component {list(at[1:])}"

@@ -12,9 +12,8 @@ import numpy as np
 from flax import linen as nn
 
 from volvox import networks
-from volvox._checks import integer
+from volvox._checks import integer, restored
 from volvox._settings import describe
-from volvox._trees import restored
 from volvox.evolution.cutoff import Cutoff, parse_cutoff
 from volvox.evolution.scores import fitness, mean_length
 from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases
@@ -162,7 +161,7 @@ class _Pools:
     Attributes:
       capacity: The largest number of episodes of a phase.
       memory: The parameters of the slots.
-      evaluators: What plays training and test, each with its cutoff in timesteps.
+      evaluators: What plays, by `place`: training or test, and the cutoff in timesteps.
     """
 
     genotype: Genotype
@@ -173,46 +172,42 @@ class _Pools:
     test_cutoff: int
     chunk_seconds: float
     memory: SlotMemory | None = None
-    evaluators: dict[str, tuple[int, Evaluator]] = dataclasses.field(default_factory=dict)
+    evaluators: dict[tuple[str, int], Evaluator] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def encoding(self) -> Encoding:
         return encoding(self.genotype, self.noise)
 
-    def evaluator(self, role: Role, max_episode_steps: int, seed: int) -> Evaluator:
-        """What plays a phase; pools are made anew when the cutoff has changed."""
-        pool, cutoff = _pool(role), self.test_cutoff if role == "test" else max_episode_steps
-        if self.must_compile(role, max_episode_steps):
-            if pool in self.evaluators:
-                self.evaluators.pop(pool)[1].close()
+    def place(self, role: Role, max_episode_steps: int) -> tuple[str, int]:
+        """Where the evaluator of a phase is; if there is none yet, the loop must be compiled."""
+        return ("test", self.test_cutoff) if role == "test" else ("training", max_episode_steps)
+
+    def evaluator(self, place: tuple[str, int], seed: int) -> Evaluator:
+        """What plays a phase; it takes the place of that with another cutoff."""
+        if place not in self.evaluators:
+            (pool, cutoff), test = place, place[0] == "test"
+            self._close(pool)
             if self.memory is None:
                 size = self.env.num_envs // self.env.num_groups
                 self.memory = SlotMemory(self.genotype, self.encoding, self.env.num_groups, size)
-            evaluator = Evaluator(
+            self.evaluators[place] = Evaluator(
                 self.genotype,
-                lambda _: self.env.make(seed, max_episode_steps=cutoff, host=role == "test"),
+                lambda _: self.env.make(seed, max_episode_steps=cutoff, host=test),
                 self.memory,
                 capacity=self.capacity,
-                behavior=None if role == "test" else self.behavior,
+                behavior=None if test else self.behavior,
                 chunk_seconds=self.chunk_seconds,
             )
-            self.evaluators[pool] = cutoff, evaluator
-        return self.evaluators[pool][1]
-
-    def must_compile(self, role: Role, max_episode_steps: int) -> bool:
-        """Whether there are no pools of that role and cutoff yet."""
-        cutoff = self.test_cutoff if role == "test" else max_episode_steps
-        return self.evaluators.get(_pool(role), (None,))[0] != cutoff
+        return self.evaluators[place]
 
     def close(self) -> None:
         """Frees pools and slots, and keeps the table; all are made anew when they are needed again."""
-        while self.evaluators:
-            self.evaluators.popitem()[1][1].close()
+        self._close("training", "test")
         self.memory = None
 
-
-def _pool(role: Role) -> str:
-    return "test" if role == "test" else "training"
+    def _close(self, *pools: str) -> None:
+        for place in [place for place in self.evaluators if place[0] in pools]:
+            self.evaluators.pop(place).close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +277,9 @@ class _Evolution:
         self, i: int, state: EvolveState, population: Population, monitor: Monitor | None
     ) -> tuple[Evaluation, RolloutStatistics]:
         """Plays the population of a phase."""
-        phase, cutoff = self.phases[i], state.max_episode_steps
-        compiles = self.pools.must_compile(phase.role, cutoff)
+        phase = self.phases[i]
+        place = self.pools.place(phase.role, state.max_episode_steps)
+        compiles = place not in self.pools.evaluators
 
         def watch(progress: dict[str, Any]) -> bool | None:
             frames_per_second = progress.pop("timesteps_per_second") * self.env.spec.frame_skip
@@ -296,7 +292,7 @@ class _Evolution:
         # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
         pool_seed = seed_of(state.key, state.generation, len(self.phases) + int(phase.role == "test"))
         try:
-            return self.pools.evaluator(phase.role, cutoff, pool_seed).evaluate(
+            return self.pools.evaluator(place, pool_seed).evaluate(
                 population,
                 phase.num_episodes,
                 self.pools.encoding,

@@ -1,6 +1,14 @@
 """Networks, and what makes genotypes of them."""
 
-from volvox.networks.actor_critic import GA3C, ActorCritic, GaussianMLP, NatureTorso, RecurrentActorCritic, SmallTorso
+from volvox.networks.actor_critics import (
+    GA3C,
+    ActorCritic,
+    GaussianMLP,
+    NatureTorso,
+    RecurrentActorCritic,
+    SmallTorso,
+    actor_critic,
+)
 from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.genotypes import genotype, genotype_from_functions
 from volvox.networks.interception import use_kernels
@@ -10,5 +18,5 @@ from volvox.networks.off_policy import ActorAndCritic, NextObservationNetwork, Q
 
 __all__ = ["GA3C", "MLP", "ActorAndCritic", "ActorCritic", "BlockCirculantDense", "DeepGA", "GaussianMLP", "Grouped"]
 __all__ += ["NatureTorso", "NextObservationNetwork", "QNetwork", "RecurrentActorCritic", "SmallTorso"]
-__all__ += ["VirtualBatchNorm", "VirtualBatchNormNet", "actor_and_critics", "genotype", "genotype_from_functions"]
-__all__ += ["reference_genotype", "use_kernels"]
+__all__ += ["VirtualBatchNorm", "VirtualBatchNormNet", "actor_and_critics", "actor_critic", "genotype"]
+__all__ += ["genotype_from_functions", "reference_genotype", "use_kernels"]

@@ -84,7 +84,7 @@ class Grouped(nn.Module):
     @property
     @nn.nowrap
     def initial_state(self) -> Any:
-        """The inner network's, if it is recurrent; None if not."""
+        """The inner network's, if it is recurrent; else None."""
         return getattr(self.inner, "initial_state", None)
 
     @property

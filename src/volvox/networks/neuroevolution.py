@@ -174,5 +174,5 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
     std = genotypes.own_initial_std(module)
     config = {**describe(module), "reference": [len(frames), hashlib.sha256(frames.tobytes()).hexdigest()[:16]]}
     return genotypes.genotype_from_functions(
-        init, apply, spec, name=name, prepare=prepare, initial_std=initial_std, low_rank=low_rank, config=config
+        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=config
     )

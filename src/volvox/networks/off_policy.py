@@ -205,7 +205,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     if spec.action_shape is None or len(spec.action_shape) != 1:
         raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
-    if not (np.isfinite([low, high]).all() and np.less(low, high).all()):
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
     made = ActorAndCritics(networks, spec)
     observation, action = batch_of(*spec.observation_shape), batch_of(*spec.action_shape)

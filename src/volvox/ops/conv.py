@@ -1,8 +1,8 @@
 """2-D convolution, channels last, for one network or many.
 
 With one kernel it is `lax.conv_general_dilated`. Under `vmap` over kernels XLA would make a grouped convolution of
-it, which is slow on CPU: `conv_many` has what is done instead. Gradients under such a `vmap` are ours on CPU alone
-(`conv_gradients`); elsewhere they are still XLA's, grouped.
+it, which is slow on CPU; `conv_many` says what is done instead. Gradients are those of `conv_gradients` on CPU alone;
+elsewhere they are XLA's, which are grouped under such a `vmap`.
 """
 
 import math
@@ -22,21 +22,25 @@ Padding = str | Sequence[tuple[int, int]]
 
 
 def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: Padding = "SAME") -> Array:
-    """Convolution of images with one kernel; fast under `vmap` over kernels.
+    """Convolves images with one kernel; fast under `vmap` over kernels.
 
     Reverse mode and any nesting of `vmap`, over either operand, work; forward mode (`jax.jvp`) does not.
+
+    Example:
+      >>> out = conv(jnp.ones((8, 84, 84, 4)), jnp.ones((8, 8, 4, 32)), strides=(4, 4))  # [8, 21, 21, 32]
+      >>> many = jax.vmap(conv)(jnp.ones((5, 8, 84, 84, 4)), jnp.ones((5, 8, 8, 4, 32)))  # [5, 8, 84, 84, 32]
 
     Args:
       x: images `[B, H, W, C]`.
       kernel: `[kh, kw, C, F]`.
       strides: of rows and columns.
-      padding: "SAME", "VALID", or zeros (before, after) rows and columns.
+      padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: if shapes, strides or padding do not fit.
+      ValueError: shapes, strides or padding do not fit.
     """
     window = _fitting(x.shape, kernel.shape, strides, padding)
     dtype = jnp.result_type(x, kernel)
@@ -44,7 +48,7 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
 
 
 def _fitting(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
-    """Geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
+    """Returns the geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
     if len(x) != 4 or len(kernel) != 4 or x[3] != kernel[2]:
         raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}.")
     window = _window(x[1:3], kernel[:2], strides, padding)
@@ -95,10 +99,10 @@ def conv_low_rank(
     strides: Sequence[int] = (1, 1),
     padding: Padding = "SAME",
 ) -> Array:
-    """Convolution of each block of images with one of a few kernels plus a matrix of low rank, never forming the sum.
+    """Convolves each block of images with one of a few kernels plus a matrix of low rank, without forming the sum.
 
-    The kernel of block i is `kernels[index[i]] + a[i] @ b[i].T`, its first three axes read as one. Any nesting of
-    `vmap` works, and remains one call; gradients do not.
+    The kernel of block i is `kernels[index[i]] + a[i] @ b[i].T`, its first three axes read as one. It remains one call
+    under any nesting of `vmap`. It has no gradients.
 
     Args:
       x: images `[B, M, H, W, C]`.
@@ -107,13 +111,13 @@ def conv_low_rank(
       a: `[B, kh * kw * C, r]`.
       b: `[B, F, r]`.
       strides: of rows and columns.
-      padding: "SAME", "VALID", or zeros (before, after) rows and columns.
+      padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, M, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: if shapes, strides or padding do not fit.
+      ValueError: shapes, strides or padding do not fit.
     """
     window = _fitting(x.shape[1:], kernels.shape[1:], strides, padding)
     k = math.prod(kernels.shape[1:4])
@@ -143,14 +147,14 @@ def _low_rank_mapped(x: Array, kernels: Array, index: Array, a: Array, b: Array,
 
     def one(block):
         x, index, a = block
-        # The few columns stand beside the kernel's own: 1.2 times the time of the kernel alone in a large DeepGA
-        # network; a convolution of their own makes it 1.36 times.
+        # The few columns are put beside the kernel's own, which takes 1.2 times as long as the kernel alone in a large
+        # DeepGA network; a convolution of their own would take 1.36 times.
         both = jnp.concatenate([kernels[index], a.reshape(*kernels.shape[1:-1], -1)], axis=-1)
         out = conv_shared(x, both, window)
         return out[..., :features], out[..., features:]
 
     shared, own = lax.map(one, (x, index, a))
-    # Outside the loop, where it is done by all cores and together with what follows.
+    # This is outside the loop, so that all cores do it, together with what follows.
     return shared + sum(own[..., j, None] * b[:, None, None, None, :, j] for j in range(b.shape[-1]))
 
 
@@ -164,19 +168,19 @@ def _low_rank_patches(x: Array, kernels: Array, index: Array, a: Array, b: Array
 
 
 def conv_shared(x: Array, kernel: Array, window: Window) -> Array:
-    """Images `[B, H, W, C]` through one kernel `[kh, kw, C, F]`: XLA's convolution."""
+    """Convolves images `[B, H, W, C]` with one kernel `[kh, kw, C, F]`, by XLA's convolution."""
     return lax.conv_general_dilated(
         x, kernel, window.strides, window.padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
 def conv_many(x: Array, kernel: Array, window: Window) -> Array:
-    """Images `[P, B, H, W, C]` through `P` kernels `[P, kh, kw, C, F]`.
+    """Convolves images `[P, B, H, W, C]` with `P` kernels `[P, kh, kw, C, F]`.
 
-    On CPU XLA's convolution, one kernel after the other: each uses all cores and stays in cache. With 64 kernels the
-    three convolutions of a large DeepGA network take 1.2 times as long as those of 64 rows through one network; patches
-    and batched matmuls take 1.5 to 2.3 times, a vmapped `lax.conv_general_dilated` 7 times as long. Elsewhere, where
-    one launch should do all the work, patches and one batched matmul.
+    On CPU this is XLA's convolution with one kernel after the other: each uses all cores and stays in cache. With 64
+    kernels the three convolutions of a large DeepGA network take 1.2 times as long as those of 64 rows through one
+    network; patches and batched matmuls take 1.5 to 2.3 times, a vmapped `lax.conv_general_dilated` 7 times as long.
+    Elsewhere, where one launch should do all the work, it is one batched matmul of patches.
     """
     return lax.platform_dependent(
         x, kernel, cpu=partial(_conv_mapped, window=window), default=partial(_conv_patches, window=window)
@@ -195,7 +199,7 @@ def _conv_patches(x: Array, kernel: Array, window: Window) -> Array:
 
 
 def _patches(x: Array, window: Window) -> Array:
-    """Images `[B, H, W, C]` -> what the window sees, `[B, H', W', kh * kw * C]`."""
+    """Returns what the window sees of images `[B, H, W, C]`: `[B, H', W', kh * kw * C]`."""
     (kh, kw), (sh, sw) = window.size, window.strides
     oh, ow = window.output_size(*x.shape[1:3])
     padded = jnp.pad(x, ((0, 0), *window.padding, (0, 0)))

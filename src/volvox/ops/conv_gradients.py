@@ -1,12 +1,13 @@
 """Gradients of a 2-D convolution as matmuls, for CPU.
 
-XLA's own gradients of strided convolutions are slow on CPU, and ten times slower again inside a compiled loop. Here the
-pixels under one stride become the channels of a *block*; then a convolution is a sum over few *taps* (one for each
+XLA's own gradients of strided convolutions are slow on CPU, and another ten times slower inside a compiled loop. Here
+the pixels under one stride become the channels of a *block*. A convolution is then a sum over few *taps* (one for each
 stride in the window), each a matmul of shifted blocks, and so are its gradients.
 """
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,14 +16,20 @@ Array = jax.Array
 
 
 class Window(NamedTuple):
-    """Static geometry of a convolution; two entries each, rows before columns."""
+    """Static geometry of a convolution; each field has two entries, rows before columns.
+
+    Attributes:
+      size: pixels that the kernel covers.
+      strides: pixels from one output to the next.
+      padding: numbers of zeros (before, after).
+    """
 
     size: tuple[int, int]
     strides: tuple[int, int]
     padding: tuple[tuple[int, int], tuple[int, int]]
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the output."""
+        """Returns the height and width of the output."""
         rows, columns = (
             (n + sum(pad) - size) // stride + 1
             for n, pad, size, stride in zip((height, width), self.padding, self.size, self.strides, strict=True)
@@ -31,23 +38,24 @@ class Window(NamedTuple):
 
     @property
     def taps(self) -> tuple[int, int]:
-        """Strides in the window, rounded up."""
+        """Returns the number of strides in the window, rounded up."""
         rows, columns = (-(-size // stride) for size, stride in zip(self.size, self.strides, strict=True))
         return rows, columns
 
 
 def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[Array, Array]:
-    """Gradients of images and kernel; operations that `vmap` batches well.
+    """Computes the gradients of images and kernel, by operations that `vmap` batches well.
 
     Args:
       x: images `[B, H, W, C]`.
       kernel: `[kh, kw, C, F]`.
       g: gradient of the output, `[B, H', W', F]`.
-      window: of the convolution.
+      window: geometry of the convolution.
 
     Returns:
       (as x, as kernel).
     """
+    chex.assert_shape(g, (x.shape[0], *window.output_size(*x.shape[1:3]), kernel.shape[3]))
     blocks = _to_blocks(x, g, window)
     taps = _to_taps(kernel, window)
     of_blocks = _gradient_of_blocks(taps, g)
@@ -63,8 +71,8 @@ def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
         rows = g.reshape(-1, f)
         of_taps = [blocks[:, i : i + oh, j : j + ow].reshape(-1, k).T @ rows for i in range(qh) for j in range(qw)]
         return jnp.stack(of_taps).reshape(qh, qw, k, f)
-    # Few taps have few features together: one matmul for all, against shifted gradients side by side. It sums over very
-    # many rows; in pieces it is faster.
+    # Few taps have few features together, so there is one matmul for all, with shifted gradients side by side. It sums
+    # over very many rows, which is faster in pieces.
     shifted = [_shift(g, i, j, taps) for i in range(qh) for j in range(qw)]
     pieces = _divisor(b, 10)
     rows = jnp.concatenate(shifted, axis=-1).reshape(pieces, -1, qh * qw * f)
@@ -81,13 +89,13 @@ def _gradient_of_blocks(taps: Array, g: Array) -> Array:
 
 
 def _shift(x: Array, i: int, j: int, taps: tuple[int, int]) -> Array:
-    """Outputs `[B, H', W', n]` at the blocks that tap (i, j) reads for them, zeros elsewhere."""
+    """Puts outputs `[B, H', W', n]` at the blocks that tap (i, j) reads for them, with zeros elsewhere."""
     qh, qw = taps
     return jnp.pad(x, ((0, 0), (i, qh - 1 - i), (j, qw - 1 - j), (0, 0)))
 
 
 def _to_taps(kernel: Array, window: Window) -> Array:
-    """Kernel `[kh, kw, C, F]` as `[qh, qw, sh * sw * C, F]`, zeros behind it where it is no whole number of strides."""
+    """Reshapes a kernel `[kh, kw, C, F]` to `[qh, qw, sh * sw * C, F]`, padded by zeros to whole strides."""
     (kh, kw), (sh, sw), (qh, qw) = window.size, window.strides, window.taps
     channels, features = kernel.shape[2:]
     whole = jnp.pad(kernel, ((0, qh * sh - kh), (0, qw * sw - kw), (0, 0), (0, 0)))
@@ -103,18 +111,18 @@ def _from_taps(taps: Array, like: Array, window: Window) -> Array:
 
 
 def _to_blocks(x: Array, g: Array, window: Window) -> Array:
-    """Images `[B, H, W, C]` as `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`."""
+    """Reshapes images `[B, H, W, C]` to blocks `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`."""
     b, h, w, c = x.shape
     (sh, sw), (qh, qw), ((top, _), (left, _)) = window.strides, window.taps, window.padding
     mh, mw = g.shape[1] + qh - 1, g.shape[2] + qw - 1
-    # Rows and columns that no window reaches are cut: the padding behind may be negative.
+    # Rows and columns that no window reaches are cut off: the padding after them may be negative.
     edges = ((0, 0, 0), (top, mh * sh - h - top, 0), (left, mw * sw - w - left, 0), (0, 0, 0))
 
     def convert(images: Array) -> Array:
         padded = lax.pad(images, jnp.zeros((), images.dtype), edges)
         return padded.reshape(-1, mh, sh, mw, sw * c).transpose(0, 1, 3, 2, 4)
 
-    # In a loop of its own, or XLA would convert anew for each tap; but a loop over one part would be unrolled.
+    # A loop of its own, as XLA would otherwise convert again for each tap; a loop over one part would be unrolled.
     parts = _divisor(b, 4)
     blocks = convert(x) if parts == 1 or sh == 1 else lax.map(convert, x.reshape(parts, b // parts, h, w, c))
     return blocks.reshape(b, mh, mw, sh * sw * c)
@@ -131,5 +139,5 @@ def _from_blocks(blocks: Array, like: Array, window: Window) -> Array:
 
 
 def _divisor(number: int, at_least: int) -> int:
-    """The smallest divisor of a number from a limit to four times that; 1 if it has none."""
+    """Returns the smallest divisor of a number between a limit and four times that limit; 1 if there is none."""
     return next((n for n in range(at_least, 4 * at_least + 1) if number % n == 0), 1)

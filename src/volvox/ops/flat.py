@@ -1,8 +1,8 @@
 """The flat form of a pytree of parameters: one vector, in a documented order.
 
-Layers come in the natural order of their paths, numbers compared as numbers (`Conv_2` before `Conv_10`, and by name
-before `Dense_0`); within a layer `kernel`, then `bias`, then the rest by name; each leaf in C order. This is the
-order of the published genomes of DeepGA networks, whatever order the pytree itself keeps its leaves in.
+Layers are in the natural order of their paths, with numbers compared as numbers (`Conv_2` before `Conv_10`, and by name
+before `Dense_0`). Within a layer, `kernel` comes first, then `bias`, then the other leaves by name. Each leaf is in C
+order. This is the order of the published genomes of DeepGA networks, whatever the order of leaves in the pytree.
 """
 
 import math
@@ -19,29 +19,29 @@ _LEAF_RANK = {"kernel": 0, "bias": 1}
 
 
 def num_parameters(params: ArrayTree) -> int:
-    """Number of elements in all leaves together; works on shapes (`jax.eval_shape`) too."""
+    """Counts the elements of all leaves together; works on shapes (`jax.eval_shape`) too."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def leaf_path(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names along a key path of `jax.tree_util`, for example `("Conv_0", "kernel")`."""
+    """Returns the names along a key path of `jax.tree_util`, for example `("Conv_0", "kernel")`."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Whether the leaf at a key path is a kernel, `[inputs..., outputs]`, by its axes and its name."""
+    """Says whether the leaf at a key path is a kernel, `[inputs..., outputs]`, by its axes and its name."""
     return len(leaf.shape) >= 2 and leaf_path(path)[-1:] not in (("bias",), ("scale",))
 
 
 def flat_order(params: ArrayTree) -> tuple[int, ...]:
-    """Positions in `jax.tree.leaves(params)`, in the order in which the leaves lie in the flat vector."""
+    """Returns positions in `jax.tree.leaves(params)`, in the order of the leaves in the flat vector."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     keys = [_sort_key(leaf_path(path)) for path, _ in leaves]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
 def leaf_offsets(params: ArrayTree) -> ArrayTree:
-    """Where each leaf begins in the flat vector: a pytree of ints shaped as `params`."""
+    """Returns where each leaf begins in the flat vector: a pytree of ints shaped as `params`."""
     leaves, treedef = jax.tree.flatten(params)
     offsets, position = [0] * len(leaves), 0
     for i in flat_order(params):
@@ -51,7 +51,7 @@ def leaf_offsets(params: ArrayTree) -> ArrayTree:
 
 
 def flatten(params: ArrayTree) -> Array:
-    """All leaves as one vector `[n]`, `n = num_parameters(params)`, of their promoted dtype."""
+    """Concatenates all leaves to one vector `[n]`, `n = num_parameters(params)`, of their promoted dtype."""
     leaves = jax.tree.leaves(params)
     if not leaves:
         return jnp.zeros((0,))
@@ -59,10 +59,10 @@ def flatten(params: ArrayTree) -> Array:
 
 
 def unflatten(vector: Array, like: ArrayTree) -> ArrayTree:
-    """Cut a vector `[n]` into leaves with the shapes and dtypes of `like` (arrays or their shapes).
+    """Cuts a vector `[n]` into leaves with the shapes and dtypes of `like` (arrays or their shapes).
 
     Raises:
-      ValueError: if the vector does not hold exactly the elements of `like`.
+      ValueError: the vector does not hold exactly the elements of `like`.
     """
     if vector.shape != (num_parameters(like),):
         raise ValueError(f"These parameters need a vector of shape {(num_parameters(like),)}; got {vector.shape}.")
@@ -79,5 +79,5 @@ def _sort_key(path: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _natural(name: str) -> tuple[tuple[str, int], ...]:
-    """Split into (text, number) pairs that compare numbers as numbers."""
+    """Splits a name into (text, number) pairs that compare numbers as numbers."""
     return tuple((text, int(number or -1)) for text, number in re.findall(r"(\D*)(\d*)", name))

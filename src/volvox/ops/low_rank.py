@@ -1,9 +1,8 @@
 """Layers whose kernel is one of a few bases plus a matrix of low rank, without forming the sum.
 
 `x @ (bases[index] + a @ b.T) == x @ bases[index] + (x @ a) @ b.T`: under `vmap` over `index`, `a` and `b`, rows with
-the same base share its product, and what is left of each network is a few columns (Sarkar et al. 2025, arXiv
-2511.16652). A convolution is the same with the kernel read as a matrix `[kh * kw * C, F]`: one with few features, and a
-product.
+the same base share its product, and only a few columns belong to each network (Sarkar et al. 2025, arXiv 2511.16652).
+In a convolution the kernel is read as a matrix `[kh * kw * C, F]`: `x @ a` is then a convolution with few features.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +20,14 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class LowRank:
-    """The kernel `bases[index] + a @ b.T`, the product read in the kernel's shape. Takes the place of an array.
+    """The kernel `bases[index] + a @ b.T`, with the product reshaped to the kernel; it takes the place of an array.
 
     Attributes:
       bases: `[P, K, N]` or `[P, kh, kw, C, F]`; None where they are kept elsewhere (`without_bases`).
-      index: int32 scalar.
+      index: int32 scalar: the base.
       a: `[K, r]`; of a convolution `[kh * kw * C, r]`.
       b: `[N, r]`.
-      leaf: Which leaf of the parameters this is, in the order of `jax.tree.leaves`.
+      leaf: position of this kernel among the leaves of the parameters, in the order of `jax.tree.leaves`.
     """
 
     bases: Array | None
@@ -39,13 +38,13 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the kernel."""
+        """Returns the shape of the kernel."""
         assert self.bases is not None, "the bases are kept elsewhere: put them back by with_bases"
         return self.bases.shape[1:]
 
 
 def low_rank_dense(x: Array, kernel: LowRank) -> Array:
-    """`x @ kernel`.
+    """Computes `x @ kernel`.
 
     Args:
       x: `[..., K]`.
@@ -62,19 +61,19 @@ def low_rank_dense(x: Array, kernel: LowRank) -> Array:
 
 
 def low_rank_conv(x: Array, kernel: LowRank, *, strides: Sequence[int] = (1, 1), padding: Padding = "SAME") -> Array:
-    """Convolution of images with the kernel; arguments as of `volvox.ops.conv.conv`.
+    """Convolves images with the kernel.
 
     Args:
       x: images `[B, H, W, C]`.
       kernel: of shape `[kh, kw, C, F]`.
       strides: of rows and columns.
-      padding: "SAME", "VALID", or zeros (before, after) rows and columns.
+      padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: as `conv`, or if the kernel's sides do not fit it.
+      ValueError: as in `volvox.ops.conv.conv`, or `a` and `b` do not fit the bases.
     """
     assert kernel.bases is not None
     row = jax.tree.map(lambda leaf: leaf[None], (kernel.index, kernel.a, kernel.b))
@@ -82,12 +81,12 @@ def low_rank_conv(x: Array, kernel: LowRank, *, strides: Sequence[int] = (1, 1),
 
 
 def without_bases(tree: Any) -> Any:
-    """`tree` with the bases taken out of every `LowRank` in it, so that it can be stored for many networks."""
+    """Takes the bases out of every `LowRank` in `tree`, so that it can be stored for many networks."""
     return _each(tree, lambda kernel: replace(kernel, bases=None))
 
 
 def with_bases(tree: Any, bases: Any) -> Any:
-    """`tree` with the bases put back: for each `LowRank` the leaf it names of `bases`, parameters `[P, ...]`."""
+    """Puts the bases back: for each `LowRank` in `tree` the leaf of `bases`, parameters `[P, ...]`, that it names."""
     leaves = jax.tree.leaves(bases)
     return _each(tree, lambda kernel: replace(kernel, bases=leaves[kernel.leaf]))
 

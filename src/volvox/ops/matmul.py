@@ -1,8 +1,13 @@
-"""Heterogeneous matmul: rows that each go through their own kernel.
+"""Heterogeneous matmul: each block of rows is multiplied with its own kernel.
 
-`matmul` says which kernel by index. `dense` is the ordinary product of rows and one kernel that becomes a
-heterogeneous matmul under `vmap` over kernels. Reverse mode and any nesting of `vmap` work for both; forward mode
-(`jax.jvp`) does not.
+`matmul` names the kernels by index. `dense` is the ordinary product of rows and one kernel, and becomes a heterogeneous
+matmul under `vmap` over kernels. Reverse mode and any nesting of `vmap` work for both; forward mode (`jax.jvp`) does
+not.
+
+Example:
+  >>> x, kernels = jnp.ones((8, 1, 7744)), jnp.ones((8, 7744, 512))
+  >>> out = jax.vmap(dense)(x, kernels)  # [8, 1, 512]
+  >>> out = matmul(x, kernels[:2], jnp.array([0, 0, 1, 1, 0, 1, 0, 1]))  # [8, 1, 512] of two kernels
 """
 
 from functools import partial
@@ -11,38 +16,38 @@ import jax
 import jax.numpy as jnp
 
 from volvox.ops.batching import over_weights, per_index, per_weights
-from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan, supported
+from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan
 from volvox.ops.matmul_xla import matmul_xla
 
 Array = jax.Array
 
 
 def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str, ...]:
-    """Names of the implementations that can serve these operands here, the preferred one first.
+    """Returns the names of the implementations that can serve these operands here, the preferred one first.
 
     "mosaic" are the kernels of `matmul_mosaic`, for GPUs; "xla" serves everything everywhere.
     """
-    return ("mosaic", "xla") if supported(x, w, index, on=capability()) else ("xla",)
+    return ("mosaic", "xla") if plan(x, w, index, on=capability()) else ("xla",)
 
 
 def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
-    """Heterogeneous matmul: `out[b] = x[b] @ w[index[b]]`.
+    """Computes the heterogeneous matmul `out[b] = x[b] @ w[index[b]]`.
 
-    Differentiable in `x` and `w`; the gradients of a kernel that is used several times add up.
+    It is differentiable in `x` and `w`; the gradients of a kernel that is used several times add up.
 
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int32 `[B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, with `P == B`
-        and without a gather.
-      implementation: force one of `implementations(x, w, index)`; None takes the preferred one.
+      index: int32 `[B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, for which
+        `P == B` must hold, and nothing is gathered.
+      implementation: one of `implementations(x, w, index)` to use; None takes the preferred one.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
 
     Raises:
-      ValueError: if shapes do not fit, or the implementation is unknown or cannot serve them.
-      TypeError: if `index` is not of integers.
+      ValueError: the shapes do not fit, or the implementation is unknown or cannot serve them.
+      TypeError: `index` does not hold integers.
     """
     if x.ndim != 3 or w.ndim != 3 or x.shape[2] != w.shape[1]:
         raise ValueError(f"matmul needs x [B, M, K] and w [P, K, N]; got {x.shape} and {w.shape}.")
@@ -66,7 +71,7 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
 
 
 def dense(x: Array, kernel: Array) -> Array:
-    """`x @ kernel`, as a heterogeneous matmul where `vmap` gives every element its own kernel.
+    """Computes `x @ kernel`; a heterogeneous matmul where `vmap` gives every element its own kernel.
 
     Args:
       x: `[..., K]`.
@@ -76,7 +81,7 @@ def dense(x: Array, kernel: Array) -> Array:
       `[..., N]` of the promoted dtype.
 
     Raises:
-      ValueError: if shapes do not fit.
+      ValueError: the shapes do not fit.
     """
     if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
         raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}.")
@@ -85,10 +90,10 @@ def dense(x: Array, kernel: Array) -> Array:
 
 
 def served(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
-    """`matmul` without gradients or batching rules: by the implementation named, or the best for these operands.
+    """Computes `matmul` without gradients or batching rules; arguments are those of `matmul`.
 
     Raises:
-      ValueError: the one named cannot serve what `vmap` has made of the operands.
+      ValueError: the implementation named cannot serve what `vmap` has made of the operands.
     """
     how = plan(x, w, index, on=capability())
     if how is None and implementation == "mosaic":
@@ -100,6 +105,17 @@ def served(x: Array, w: Array, index: Array | None = None, *, implementation: st
         return matmul_xla(x, w, index)
     operands = (x, w) if index is None else (x, w, index)
     return jax.lax.platform_dependent(*operands, cuda=partial(matmul_mosaic, how=how), default=matmul_xla)
+
+
+def product_gradients(x: Array, w: Array, g: Array) -> tuple[Array, Array]:
+    """Computes the gradients of `x @ w`, x `[..., M, K]` and w `[..., K, N]`, for g `[..., M, N]`.
+
+    Returns:
+      (as x, as w), not yet rounded to half precision: they are float32 at least, in which half precision is summed.
+    """
+    single = jnp.promote_types(g.dtype, jnp.float32)
+    dx = jnp.einsum("...mn,...kn->...mk", g, w, preferred_element_type=single)
+    return dx, jnp.einsum("...mk,...mn->...kn", x, g, preferred_element_type=single)
 
 
 # Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost. The gradients are plain products: `vmap`
@@ -117,9 +133,7 @@ def _dense_forward(x, kernel):
 
 def _dense_backward(residuals, g):
     x, kernel = residuals
-    single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision sums
-    dx = jnp.einsum("mn,kn->mk", g, kernel, preferred_element_type=single)
-    dkernel = jnp.einsum("mk,mn->kn", x, g, preferred_element_type=single)
+    dx, dkernel = product_gradients(x, kernel, g)
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
 
 
@@ -138,11 +152,10 @@ def _matmul_forward(x, w, index, implementation):
 
 def _matmul_backward(implementation, residuals, g):
     x, w, index = residuals
-    single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision sums
     if index is None:
-        dx = jnp.einsum("bmn,bkn->bmk", g, w, preferred_element_type=single)
-        dw = jnp.einsum("bmk,bmn->bkn", x, g, preferred_element_type=single)
+        dx, dw = product_gradients(x, w, g)
     else:
+        single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision is summed
         # Neither forms a kernel for each block: there may be many more blocks than kernels.
         same = "xla" if implementation == "xla" else None
         dx = matmul(g, jnp.swapaxes(w, 1, 2), index, implementation=same)

@@ -1,12 +1,12 @@
-"""Heterogeneous matmul as Pallas kernels for NVIDIA's data centre GPUs: Hopper, and Blackwell as far as it goes.
+"""Heterogeneous matmul as Pallas kernels for NVIDIA's data centre GPUs: Hopper, and in part Blackwell.
 
-Two kernels take each weight where it stands, without gathering any. With few rows a kernel the product is bound by
-reading weights: `_streamed` sends tiles of them through shared memory and multiplies them on ordinary cores, up to 8
-rows at a time, in float32. With many rows, as of convolution patches, `_tiled` multiplies half-precision operands on
-the tensor cores. Both keep sums in float32.
+Both kernels read weights where they are, without gathering them. With few rows for each kernel the product is bound by
+reading weights: `_streamed` moves tiles of them through shared memory and multiplies them on ordinary cores, up to 8
+rows at a time, in float32. With many rows, such as patches of a convolution, `_tiled` multiplies half-precision
+operands on the tensor cores. Both keep sums in float32.
 
-Bias and activation stay outside: they are `N` numbers a row beside the `K * N` weights that are read for it, and XLA
-fuses them into what follows.
+Bias and activation are not part of the kernels: they are `N` numbers a row, against the `K * N` weights that are read
+for it, and XLA fuses them into what follows.
 """
 
 from functools import cache
@@ -22,20 +22,21 @@ Shaped = Array | jax.ShapeDtypeStruct
 
 _MAX_STREAMED_ROWS = 16
 _ROWS_AT_ONCE = 8
+# How often a kernel is read at most for the rows that share it; beyond, XLA uses tensor cores. Not measured.
 _MAX_READINGS = 4
-"""Of a kernel, for rows that share it; more are left to XLA, which has tensor cores do them. Not measured."""
+# Columns of a streamed tile: one for each thread of a warpgroup.
 _COLUMNS = 128
-"""Of a streamed tile: one of each thread of a warpgroup."""
+# Bytes for tiles in flight: two blocks fit into a multiprocessor.
 _SHARED_BYTES = 100 * 1024
-"""For tiles in flight: two blocks fit into a multiprocessor."""
 
 
 class Streamed(NamedTuple):
     """How `_streamed` cuts weights.
 
     Attributes:
-      rows: Rows that share what is read of a kernel.
-      stages: Tiles in flight.
+      rows: rows that share what is read of a kernel.
+      tile_k: rows of a tile of weights.
+      stages: tiles in flight.
     """
 
     rows: int
@@ -44,7 +45,14 @@ class Streamed(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """How `_tiled` cuts its operands."""
+    """How `_tiled` cuts its operands.
+
+    Attributes:
+      tile_m: rows of a tile of `x` and of the result.
+      tile_k: length of the contraction in a tile.
+      tile_n: columns of a tile of `w` and of the result.
+      stages: tiles in flight.
+    """
 
     tile_m: int
     tile_k: int
@@ -54,7 +62,7 @@ class Tiled(NamedTuple):
 
 @cache
 def capability() -> tuple[int, int] | None:
-    """Compute capability of this machine's first NVIDIA GPU; None without one."""
+    """Returns the compute capability of this machine's first NVIDIA GPU; None if it has none."""
     try:
         device: Any = jax.devices("cuda")[0]
     except RuntimeError:
@@ -63,21 +71,19 @@ def capability() -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
-def supported(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, int] | None) -> bool:
-    """Whether a kernel here can serve these operands.
+def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, int] | None) -> Streamed | Tiled | None:
+    """Says which kernel serves these operands, and how.
 
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
       index: int `[B]`, or None.
-      on: compute capability of the GPU; None: there is none.
+      on: compute capability of the GPU; None if there is none.
+
+    Returns:
+      How the kernel cuts the operands; None if no kernel can serve them.
     """
-    return plan(x, w, index, on=on) is not None
-
-
-def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | None) -> Streamed | Tiled | None:
-    """Which kernel serves these operands, and how; None if none does. Arguments as of `supported`."""
-    # Later ones than data centres' Blackwell (10) have less shared memory.
+    # GPUs later than the data centres' Blackwell (10) have less shared memory.
     if on is None or on[0] not in (9, 10) or 0 in (*x.shape, *w.shape):
         return None
     (b, m, k), (p, _, n) = x.shape, w.shape
@@ -95,7 +101,7 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | No
         rows = min(_ROWS_AT_ONCE, 1 << (each - 1).bit_length())
         tile = tile_k * (_COLUMNS * w.dtype.itemsize + rows * 4)
         return Streamed(rows, tile_k, min(_SHARED_BYTES // tile, 8, k // tile_k))
-    # Blackwell has other instructions for this.
+    # Blackwell has other instructions for the tensor cores.
     if on[0] == 9 and x.dtype == w.dtype and x.dtype != jnp.float32:
         tile_n = next((size for size in (128, 64, 32, 16) if n % size == 0), None)
         if k % 64 or tile_n is None:
@@ -106,13 +112,13 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | No
 
 
 def matmul_mosaic(x: Array, w: Array, index: Array | None = None, *, how: Streamed | Tiled) -> Array:
-    """`out[b] = x[b] @ w[index[b]]`.
+    """Computes `out[b] = x[b] @ w[index[b]]`.
 
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
       index: int `[B]`, or None for the identity (`B == P`).
-      how: of `plan` for these operands.
+      how: what `plan` says for these operands.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
@@ -124,7 +130,7 @@ def matmul_mosaic(x: Array, w: Array, index: Array | None = None, *, how: Stream
 
 
 def _by_blocks(x: Array, w: Array, how: Streamed) -> Array:
-    """Each block's rows, so many at a time, through its own kernel."""
+    """Multiplies the rows of each block, `how.rows` at a time, with the block's own kernel."""
     b, m, k = x.shape
     items = -(-m // how.rows)
     padded = jnp.pad(x, ((0, 0), (0, items * how.rows - m), (0, 0)))
@@ -134,7 +140,7 @@ def _by_blocks(x: Array, w: Array, how: Streamed) -> Array:
 
 
 def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
-    """Rows of one kernel stand side by side, so many at a time; an item that holds none names no kernel."""
+    """Puts the rows of one kernel side by side, `how.rows` to an item; an item without rows names no kernel."""
     (b, m, k), p = x.shape, w.shape[0]
     num_rows = b * m
     groups = sorted_by_kernel(jnp.repeat(index, m, total_repeat_length=num_rows), p)
@@ -150,7 +156,7 @@ def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
 
 
 def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
-    """`out[t] = x[t] @ w[kernel[t]]` in float32: x `[T, rows, K]`, kernel `[T]`, negative where nothing is wanted."""
+    """Computes `out[t] = x[t] @ w[kernel[t]]` in float32, x `[T, rows, K]`; a negative kernel `[T]` skips an item."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu  # takes a while to import
 
@@ -170,12 +176,12 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
                         parts = tuple(part + weights * x_smem[row, place] for row, part in enumerate(parts))
                     return parts
 
-                # Of each tile by itself: one sum over thousands would round five times as much away.
+                # Each tile is summed by itself: one sum over thousands would have five times the rounding error.
                 parts = jax.lax.fori_loop(0, how.tile_k // 8, eight, zeros())
                 return tuple(total + part for total, part in zip(sums, parts, strict=True))
 
             def zeros():
-                # Read back, so that they lie in registers as weights do.
+                # Zeros are read back, so that they are laid out in registers as weights are.
                 return tuple(out_smem[row] for row in range(rows))
 
             out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
@@ -206,19 +212,19 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
 
 
 def _by_tiles(x: Array, w: Array, index: Array, how: Tiled) -> Array:
-    """Rows of each block filled up to whole tiles, which copies them."""
+    """Pads the rows of each block to whole tiles, which copies them."""
     m = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (0, -m % how.tile_m), (0, 0)))
     return _tiled(padded, w, index, how)[:, :m]
 
 
 def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
-    """`out[b] = x[b] @ w[index[b]]` on the tensor cores, in the operands' half precision."""
+    """Computes `out[b] = x[b] @ w[index[b]]` on the tensor cores, in the operands' half precision."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     (b, m, k), n = x.shape, w.shape[2]
-    # Both operands of the instruction must lie in shared memory in the same pattern.
+    # Both operands of the instruction must have the same pattern in shared memory.
     swizzle = plgpu.find_swizzle(min(how.tile_n, how.tile_k) * x.dtype.itemsize * 8)
     transforms = (plgpu.TilingTransform((8, swizzle // x.dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
 

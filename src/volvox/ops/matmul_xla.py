@@ -1,9 +1,10 @@
-"""Heterogeneous matmul in plain XLA: the reference, and what runs everywhere."""
+"""Heterogeneous matmul in plain XLA: the reference, which runs everywhere."""
 
 import math
 from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,15 +21,15 @@ _MAX_CHUNKED_ROWS = 16
 
 
 def chunk_length(rows: int, k: int) -> int | None:
-    """Length of the pieces the contraction is cut into, or None to leave it whole.
+    """Returns the length of the pieces that the contraction is cut into, or None to leave it whole.
 
     Args:
-      rows: rows each kernel is multiplied with.
+      rows: rows that each kernel is multiplied with.
       k: length of the contraction.
 
     Returns:
-      The divisor of `k` nearest to the best measured length (in ratio), if few enough rows make the product
-      one of matrix and vector and a divisor lies in the measured range.
+      The divisor of `k` whose ratio to the best measured length is nearest to 1; None if there are so many rows that
+      the product is not bound by memory, or no divisor lies in the measured range.
     """
     if rows > _MAX_CHUNKED_ROWS:
         return None
@@ -37,15 +38,15 @@ def chunk_length(rows: int, k: int) -> int | None:
     return min(candidates, key=lambda c: abs(math.log(c / best)), default=None)
 
 
-# Elements of a kernel that is gathered for each row block without a thought: sorting would cost as much.
+# Kernels of so few elements are gathered for each row block: sorting would cost as much.
 _SMALL = 2**14
 
 
 def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
-    """`out[b] = x[b] @ w[index[b]]` as batched products.
+    """Computes `out[b] = x[b] @ w[index[b]]` as batched products.
 
-    With `index` no kernel is gathered and none is read for each of its rows: blocks are sorted by kernel. But small
-    kernels, and that of a single block, are gathered first.
+    With `index`, blocks are sorted by kernel, so that no kernel is gathered, or read once for each of its blocks. Small
+    kernels, and the kernel of a single block, are gathered nevertheless.
 
     Args:
       x: `[B, M, K]`.
@@ -55,6 +56,7 @@ def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
     Returns:
       `[B, M, N]`.
     """
+    chex.assert_rank([x, w], 3)
     if index is None:
         return _paired(x, w)
     if w.shape[0] == 1:
@@ -94,9 +96,9 @@ class Sorted(NamedTuple):
 
     Attributes:
       order: int32 `[B]`: the block at each place.
-      kernel: int32 `[B]`: its kernel.
-      size: int32 `[P]`: blocks of each kernel.
-      start: int32 `[P]`: the first of them.
+      kernel: int32 `[B]`: the kernel of the block at each place.
+      size: int32 `[P]`: number of blocks of each kernel.
+      start: int32 `[P]`: place of the first block of each kernel.
     """
 
     order: Array
@@ -106,7 +108,8 @@ class Sorted(NamedTuple):
 
 
 def sorted_by_kernel(index: Array, num_kernels: int) -> Sorted:
-    """Row blocks with kernels `index` `[B]`, those of one kernel side by side."""
+    """Sorts row blocks with kernels `index` `[B]`, so that those of one kernel are side by side."""
+    chex.assert_rank(index, 1)
     order = jnp.argsort(index, stable=True)
     size = jnp.zeros(num_kernels, jnp.int32).at[index].add(1)
     return Sorted(order, index[order], size, jnp.cumsum(size) - size)
@@ -119,10 +122,11 @@ def _ragged(x: Array, w: Array, index: Array) -> Array:
     return jnp.zeros_like(out).at[groups.order].set(out)
 
 
-# On CPU a kernel that a loop takes out of `w` is copied first, at three times the cost of reading it; one product over
-# all kernels reads each once, wanted or not. So: one product over all kernels with a few blocks of each, if most are in
-# use (7744 x 512, 64 blocks, 20 kernels: 10.8 ms against 15 in a loop), and a loop over what is left (one kernel for
-# all: 2.5 ms, against 1.8 without an index). How many blocks: the mean, or twice that if some kernel has more.
+# On CPU a kernel that a loop takes out of `w` is copied first, at three times the cost of reading it, whereas one
+# product over all kernels reads each once, needed or not. Therefore, if most kernels are in use, there is one product
+# over all kernels with a few blocks of each (7744 x 512, 64 blocks, 20 kernels: 10.8 ms against 15 in a loop), and then
+# a loop over the blocks that are left (one kernel for all: 2.5 ms, against 1.8 without an index). The few blocks are
+# the mean number of a kernel, or twice that if some kernel has more.
 _MOST = 0.75
 
 
@@ -133,23 +137,23 @@ def _grouped(x: Array, w: Array, index: Array) -> Array:
     x = x[groups.order]
     place = jnp.arange(b) - groups.start[groups.kernel]  # within its group
     mean = 1 << (math.ceil(b / p) - 1).bit_length()
-    rooms = (0, mean, min(2 * mean, b))
+    capacities = (0, mean, min(2 * mean, b))
 
-    def over_all(room: int):
-        if room == 0:
+    def over_all(capacity: int):
+        if capacity == 0:
             return lambda: jnp.zeros((b, m, n), dtype)
 
         def multiply() -> Array:
-            blocks = x[jnp.minimum(groups.start[:, None] + jnp.arange(room), b - 1)]
-            products = _paired(blocks.reshape(p, room * m, k), w).reshape(p, room, m, n)
-            return products[groups.kernel, jnp.minimum(place, room - 1)].astype(dtype)
+            blocks = x[jnp.minimum(groups.start[:, None] + jnp.arange(capacity), b - 1)]
+            products = _paired(blocks.reshape(p, capacity * m, k), w).reshape(p, capacity, m, n)
+            return products[groups.kernel, jnp.minimum(place, capacity - 1)].astype(dtype)
 
         return multiply
 
     most = (groups.size > 0).sum() > _MOST * p
     chosen = jnp.where(most, 1 + (groups.size.max() > mean), 0)
-    out = lax.switch(chosen, [over_all(room) for room in rooms])
-    done = jnp.array(rooms)[chosen]
+    out = lax.switch(chosen, [over_all(capacity) for capacity in capacities])
+    done = jnp.array(capacities)[chosen]
     sizes = [1 << i for i in range((b - 1).bit_length())] + [b]
 
     def rest_of(g: Array, out: Array) -> Array:

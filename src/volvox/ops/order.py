@@ -1,4 +1,4 @@
-"""Order and rounding that a compiler must not undo.
+"""Order and rounding that a compiler does not undo.
 
 Both rest on a *runtime zero*: an int32 scalar that is always 0 but is an argument of the compiled function, so that
 the compiler cannot know it.
@@ -6,6 +6,7 @@ the compiler cannot know it.
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -27,15 +28,18 @@ def after(x: Any, y: Any, zero: jax.Array, *, required: bool = True) -> Any:
     """Returns `x` unchanged, but computed only after `y`.
 
     XLA reorders side-effecting calls that do not depend on each other, whatever their order in Python, and
-    `lax.optimization_barrier` does not change that. This makes a true dependence: it adds
-    `bits(y) & zero` to every integer scalar of `x`. One element of each leaf of `y` is read.
+    `lax.optimization_barrier` does not change that. This makes a true dependence: it adds `bits(y) & zero` to every
+    integer scalar of `x`. One element of each leaf of `y` is read.
+
+    Example:
+      >>> counter = after(counter, observation, zero)  # what uses the counter waits for the observation
 
     Args:
       x: pytree. Its integer scalars and uint8 vectors (loop counters, pool tokens) carry the dependence; other leaves
         pass through untouched, so that large arrays are not copied.
       y: pytree of arrays with at least one element each; empty leaves are skipped.
       zero: the runtime zero, int32 scalar.
-      required: False where an `x` without such a leaf has no side effects to order.
+      required: False if an `x` without such a leaf has no side effects to order.
 
     Returns:
       A pytree equal to `x`.
@@ -66,7 +70,7 @@ def after(x: Any, y: Any, zero: jax.Array, *, required: bool = True) -> Any:
 
 
 def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
-    """Rounds `x` to float32 where it stands: keeps a product from being contracted into a multiply-add.
+    """Rounds `x` to float32 at this place, so that a product is not contracted into a multiply-add.
 
     `a + rounded(b * c, zero)` gives the same bits eagerly, inside any fusion, and in NumPy.
 
@@ -77,5 +81,6 @@ def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
     Returns:
       `x`, the same bits.
     """
+    chex.assert_type(x, jnp.float32)
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     return jax.lax.bitcast_convert_type(bits ^ zero, jnp.float32)

@@ -1,10 +1,16 @@
-"""Named shapes that tests and benchmarks share: the layers of real networks, and awkward ones."""
+"""Named shapes that tests and benchmarks share: layers of real networks, and shapes that are hard to serve."""
 
 from typing import NamedTuple
 
 
 class MatmulShape(NamedTuple):
-    """Rows per kernel, length of the contraction, columns."""
+    """A product of rows and a kernel.
+
+    Attributes:
+      rows: rows for each kernel.
+      k: length of the contraction.
+      n: columns of the kernel.
+    """
 
     rows: int
     k: int
@@ -12,7 +18,16 @@ class MatmulShape(NamedTuple):
 
 
 class ConvShape(NamedTuple):
-    """A convolution of square images with square windows."""
+    """A convolution of square images with square windows.
+
+    Attributes:
+      image: height and width of an image.
+      channels: channels of an image.
+      size: height and width of the window.
+      stride: pixels from one output to the next.
+      features: channels of the output.
+      padding: "SAME" or "VALID".
+    """
 
     image: int
     channels: int
@@ -36,7 +51,7 @@ MATMULS = {
     "prime": MatmulShape(1, 769, 7),
     "scalar": MatmulShape(1, 1, 1),
 }
-"""Dense layers, for one observation a network unless rows are named, and convolutions as products of patches."""
+"""Dense layers, for one observation of each network unless `rows` says otherwise, and convolutions of patches."""
 
 CONVS = {
     "deep_ga_large_0": ConvShape(84, 4, 8, 4, 32, "SAME"),
@@ -49,4 +64,4 @@ CONVS = {
     "pixels_left_over": ConvShape(23, 3, 4, 2, 5, "VALID"),
     "pointwise": ConvShape(5, 3, 1, 1, 2, "VALID"),
 }
-"""Convolutions of Atari networks, and odd ones."""
+"""Convolutions of Atari networks, and unusual ones."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox import _files as files
+from volvox._system import write_file
 from volvox.population.decoding import Encoding, Member, decode
 from volvox.types import ArrayTree
 
@@ -128,7 +128,7 @@ def _is_mutation(entry: Any) -> bool:
 
 def save(path: str | os.PathLike, genome: Genome) -> None:
     """Writes a genome to a JSON file in the published format, atomically."""
-    files.write(path, json.dumps(to_json(genome)) + "\n")
+    write_file(path, json.dumps(to_json(genome)) + "\n")
 
 
 def load(path: str | os.PathLike) -> Genome:

@@ -1,6 +1,7 @@
 """The learning curve of a run, drawn without a display and without pyplot's global state."""
 
 import io
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from volvox import _files
+from volvox._system import write_file
+from volvox.report.rows import numbers
 
 # Okabe and Ito's colours: told apart by colour-blind readers, too.
 _COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
@@ -59,9 +61,8 @@ def learning_curve(
     frames = columns.get("frames", steps)
     seconds = columns.get("seconds", np.full(len(rows), np.nan))
     longest = np.nanmax(seconds, initial=0.0)
-    unit, unit_name = (
-        (3600.0, "hours") if longest >= 7200 else (60.0, "minutes") if longest >= 120 else (1.0, "seconds")
-    )
+    units = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+    unit, unit_name = next(((size, name) for size, name in units if longest >= 2 * size), units[-1])
     for axes, x in ((by_frames, frames), (by_time, seconds / unit)):
         for i, name in enumerate(scores):
             style = {"color": _COLORS[i % len(_COLORS)], "linestyle": _STYLES[i // len(_COLORS) % len(_STYLES)]}
@@ -101,7 +102,7 @@ def finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
     # Without pyplot, nobody has told notebooks how to show a figure.
     figure._repr_png_ = lambda: _png(figure)  # pyright: ignore[reportAttributeAccessIssue]
     if path is not None:
-        _files.write(path, _png(figure))
+        write_file(path, _png(figure))
     return figure
 
 
@@ -113,13 +114,9 @@ def _png(figure: Figure) -> bytes:
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Every metric that is ever a number, float64 `[rows]`; NaN where it is missing."""
-    columns = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        numbers = [np.nan if isinstance(x, bool) or not isinstance(x, int | float) else x for x in values]
-        if not np.isnan(numbers).all():
-            columns[name] = np.array(numbers, np.float64)
-    return columns
+    figures = [numbers(row) for row in rows]
+    names = [name for name in dict.fromkeys(itertools.chain(*rows)) if any(name in row for row in figures)]
+    return {name: np.array([row.get(name, np.nan) for row in figures], np.float64) for name in names}
 
 
 def _spreads(columns: Mapping[str, np.ndarray]) -> dict[str, str]:

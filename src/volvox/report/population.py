@@ -17,13 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from volvox.envs import maze
-from volvox.report import log
 from volvox.report.plots import finished
+from volvox.report.rows import read_log
 
 _GREY, _VERMILLION = "#999999", "#D55E00"
-
-Logged = dict[int, dict[str, np.ndarray]]
-"""Arrays by generation; see `volvox.evolution.evolve`."""
 
 
 def cloud(
@@ -56,16 +53,15 @@ def cloud(
     """
     if panels < 1:
         raise ValueError(f"panels={panels}: show at least one generation.")
-    logged = log.read(Path(run_dir) / "log")
+    logged = read_log(Path(run_dir) / "log")
     behaviors = np.concatenate([arrays["behavior"] for arrays in logged.values()])
     size = behaviors.shape[1]
     if size == 0:
         raise ValueError(f"{os.fspath(run_dir)}: no behaviours were recorded; give evolve a behavior, or a strategy.")
     shown = np.array(list(logged))[np.unique(np.linspace(0, len(logged) - 1, panels).round().astype(int))].tolist()
     project = _projection(behaviors)
-    fitness = np.concatenate([logged[number]["fitness"] for number in shown])
-    finite = fitness[np.isfinite(fitness)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    fitness = np.ma.masked_invalid(np.concatenate([logged[number]["fitness"] for number in shown]))
+    low, high = (fitness.min(), fitness.max()) if fitness.count() else (0.0, 1.0)
     columns, rows = min(len(shown), 3), -(-len(shown) // 3)
     figure = Figure(figsize=(3.4 * columns + 0.8, 3.3 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -113,7 +109,7 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
       FileNotFoundError: nothing was logged.
       ValueError: the strategy keeps no lineages, or the elite is older than the log.
     """
-    logged = log.read(Path(run_dir) / "log")
+    logged = read_log(Path(run_dir) / "log")
     if "base_seed" not in next(iter(logged.values())):
         raise ValueError(f"{os.fspath(run_dir)}: this strategy keeps no lineages, so there is no descent to draw.")
     figure = Figure(figsize=(8, 4.2), layout="constrained")
@@ -138,11 +134,11 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
     return finished(figure, path)
 
 
-def ancestors(logged: Logged, base: int) -> list[tuple[int, float]]:
+def ancestors(logged: dict[int, dict[str, np.ndarray]], base: int) -> list[tuple[int, float]]:
     """A base of the last logged generation and those it descends from, newest first, as far back as the log goes.
 
     Args:
-      logged: arrays by generation.
+      logged: arrays by generation, as `read_log` reads them.
       base: its index.
 
     Returns:

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from volvox.report import plots, video
-from volvox.report.metrics import Row
+from volvox.report.rows import Row
 from volvox.types import Algorithm, ArrayTree
 
 PLOT = "learning_curve.png"

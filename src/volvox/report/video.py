@@ -4,7 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from volvox._checks import integer
 from volvox.envs.ale import color_screen
 from volvox.ops.batching import where_rows
 from volvox.report.progress import in_notebook
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.types import ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 
 class Recording(NamedTuple):
@@ -77,26 +78,24 @@ def record_video(
         )
     if path.suffix != ".mp4":
         raise ValueError(f"a video's path ends in .mp4, got {path}")
-    limit = spec.max_episode_steps if max_steps is None else max_steps
-    if limit < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
-
+    limit = integer("max_steps", spec.max_episode_steps if max_steps is None else max_steps, low=1)
     recipes = [env] if camera is None else [env, camera]
-    groups: list[EnvGroup] = []
+    make_one = {"max_episode_steps": limit, "num_envs": 1, "num_groups": 1, "host": True}
+    channels, scale, pixels = (-1, 4, "gray") if camera is None else (slice(None), 3, "rgb24")
+    height, width = (scale * side for side in recipes[-1].spec.observation_shape[:2])
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".unfinished-{path.name}")
     with ExitStack() as stack:
-        for recipe in recipes:
-            groups += recipe.make(seed, max_episode_steps=limit, num_envs=1, num_groups=1, host=True)
-            stack.callback(groups[-1].close)
-        film = _Film(recipes[-1].spec.observation_shape, color=camera is not None)
-        pipe = stack.enter_context(_mp4(unfinished, film, fps or 60 / spec.frame_skip))
+        groups = [stack.enter_context(closing(recipe.make(seed, **make_one)[0])) for recipe in recipes]
+        form = f"-pix_fmt {pixels} -s {width}x{height} -r {fps or 60 / spec.frame_skip:g}"
+        pipe = stack.enter_context(_mp4(unfinished, form))
         episode_return, length = 0.0, 0
-        for timesteps in _episode(groups, policy, variables, limit):
+        for timesteps in _episode(groups, policy, variables):
             played, filmed = timesteps[0], timesteps[-1]
             if camera is not None and not _same_game(played, filmed):
                 raise RuntimeError(f"{spec.name}: the camera's emulator shows another game after step {length}")
-            pipe.write(film.picture(filmed.observation))
+            picture = np.asarray(filmed.observation)[0, :, :, channels]
+            pipe.write(picture.repeat(scale, axis=0).repeat(scale, axis=1).tobytes())
             episode_return += float(played.reward[0])
             length += int(not played.first[0])
     os.replace(unfinished, path)
@@ -111,34 +110,16 @@ def show(path: str | os.PathLike[str]) -> None:
         display(Video(str(path), embed=True))
 
 
-class _Film:
-    """How observations become pictures: three times enlarged in colour; the newest channel, four times, in grey.
-
-    Attributes:
-      pixels: ffmpeg's name of the format.
-      width: of a picture, pixels.
-      height: of a picture, pixels.
-    """
-
-    def __init__(self, observation_shape: tuple[int, ...], *, color: bool):
-        self._channels, self._scale, self.pixels = (slice(None), 3, "rgb24") if color else (-1, 4, "gray")
-        self.height, self.width = (self._scale * side for side in observation_shape[:2])
-
-    def picture(self, observation: Array) -> bytes:
-        """uint8 `[1, height, width, C]` -> the pixels of a picture."""
-        picture = np.asarray(observation)[0, :, :, self._channels]
-        return picture.repeat(self._scale, axis=0).repeat(self._scale, axis=1).tobytes()
-
-
 @contextmanager
-def _mp4(path: Path, film: _Film, fps: float) -> Iterator[IO[bytes]]:
+def _mp4(path: Path, form: str) -> Iterator[IO[bytes]]:
     """Encodes the pictures written to the pipe it gives: a file that is whole after the block, none if it raises.
 
+    `form` describes the pictures to ffmpeg: their pixels, their size, and how many there are in a second.
     ffmpeg is run directly, since imageio would fork in a way that JAX's threads do not survive.
     """
-    given = f"-f rawvideo -pix_fmt {film.pixels} -s {film.width}x{film.height} -r {fps:g} -i -"
-    made = "-an -c:v libx264 -crf 20 -pix_fmt yuv420p -movflags +faststart -f mp4"
-    command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", *given.split(), *made.split(), str(path)]
+    encoding = "-an -c:v libx264 -crf 20 -pix_fmt yuv420p -movflags +faststart -f mp4"
+    options = f"-y -loglevel error -f rawvideo {form} -i - {encoding}"
+    command = [get_ffmpeg_exe(), *options.split(), str(path)]
     with tempfile.TemporaryFile() as errors:
         # Its own process group: Ctrl-C is for us.
         encoder = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, process_group=0)
@@ -158,18 +139,16 @@ def _mp4(path: Path, film: _Film, fps: float) -> Iterator[IO[bytes]]:
             raise RuntimeError(f"ffmpeg failed: {errors.read().decode(errors='replace').strip()}") from error
 
 
-def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree, limit: int) -> Iterator[list[TimeStep]]:
+def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree) -> Iterator[list[TimeStep]]:
     """Plays one episode by what the first group shows; yields all groups' time steps, those that begin it included."""
     apply, mode = jax.jit(policy.apply), jax.jit(policy.mode)
     memory = policy.initial_state(1)
     states = [group.init() for group in groups]
-    length = 0
     while True:
         replies = [group.recv(state) for group, state in zip(groups, states, strict=True)]
         yield [timestep for _, timestep in replies]
         played = replies[0][1]
-        length += int(not played.first[0])
-        if length == limit or played.terminated[0] or played.truncated[0]:
+        if played.terminated[0] or played.truncated[0]:
             return
         memory = where_rows(jnp.asarray(played.first), policy.initial_state(1), memory)
         output, memory = apply(variables, jnp.asarray(played.observation), memory)
@@ -179,4 +158,4 @@ def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree, limit
 
 def _same_game(played: TimeStep, filmed: TimeStep) -> bool:
     fields = [(step.reward, step.terminated, step.truncated, step.extras["ram"]) for step in (played, filmed)]
-    return all(np.array_equal(a, b) for a, b in zip(*fields, strict=True))
+    return all(map(np.array_equal, *fields))

@@ -6,15 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from volvox.report import metrics
+from volvox.report import rows as row_files
 
 
 def test_rows_round_trip(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [{"a": 1, "b": 2.5, "c": None, "d": "snow\nman \N{SNOWMAN}", "e": [1, {"f": True}]}, {"a": 2}]
     for row in rows:
-        metrics.append(path, row)
-    assert metrics.read(path) == rows
+        row_files.append_row(path, row)
+    assert row_files.read_metrics(path) == rows
     assert path.read_bytes().count(b"\n") == 2
 
 
@@ -37,8 +37,8 @@ def test_json_form():
         "array": [[1.0, None]],
         "tuple": [1, "x"],
     }
-    assert metrics.to_json(given) == expected
-    json.dumps(metrics.to_json(given), allow_nan=False)
+    assert row_files.to_json(given) == expected
+    json.dumps(row_files.to_json(given), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -51,20 +51,20 @@ def test_json_form():
 )
 def test_what_json_has_not(value, message):
     with pytest.raises(TypeError, match=message):
-        metrics.to_json(value)
+        row_files.to_json(value)
 
 
 def test_nan_is_never_written(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
-        metrics.append(tmp_path / "m", {"a": float("nan")})
-    assert metrics.read(tmp_path / "m") == []
+        row_files.append_row(tmp_path / "m", {"a": float("nan")})
+    assert row_files.read_metrics(tmp_path / "m") == []
 
 
 @pytest.mark.parametrize("tail", [b'{"a": 3', b"{", b'{"a": 3}', b"\0\0"])
 def test_a_partial_last_row_is_left_out(tmp_path, tail):
     path = tmp_path / "m"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n' + tail)
-    assert metrics.read(path) == [{"a": 1}, {"a": 2}]
+    assert row_files.read_metrics(path) == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"[1]", b""])
@@ -72,16 +72,16 @@ def test_a_damaged_whole_row_is_an_error(tmp_path, line):
     path = tmp_path / "m"
     path.write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
     with pytest.raises(ValueError, match="line 2, is not"):
-        metrics.read(path)
+        row_files.read_metrics(path)
 
 
 def test_no_file_no_rows(tmp_path):
-    assert metrics.read(tmp_path / "missing") == []
+    assert row_files.read_metrics(tmp_path / "missing") == []
 
 
 def test_rewriting_is_atomic(tmp_path, monkeypatch):
     path = tmp_path / "m"
-    metrics.rewrite(path, [{"a": 1}])
+    row_files.rewrite(path, [{"a": 1}])
 
     def fail(*_):
         raise OSError("no space")
@@ -89,20 +89,21 @@ def test_rewriting_is_atomic(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", fail)
         with pytest.raises(OSError, match="no space"):
-            metrics.rewrite(path, [{"a": 2}])
-    assert metrics.read(path) == [{"a": 1}]
+            row_files.rewrite(path, [{"a": 2}])
+    assert row_files.read_metrics(path) == [{"a": 1}]
     assert os.listdir(tmp_path) == ["m"]
-    metrics.rewrite(path, [])
-    assert metrics.read(path) == []
+    row_files.rewrite(path, [])
+    assert row_files.read_metrics(path) == []
 
 
 def test_tensorboard_scalars(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     for first in (1, 3):
-        events = metrics.EventWriter(tmp_path, first_step=first)
+        events = row_files.event_writer(tmp_path, first_step=first)
         for step in (first, first + 1):
-            events.write(step, {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"})
+            row = {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"}
+            row_files.write_events(events, step, row)
         events.close()
     found = []
     for path in sorted(tmp_path.iterdir()):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox import _trees
+from volvox._checks import restored
 from volvox._settings import describe
 from volvox.data import metrics
 from volvox.loop.driver import Loop, seed_of
@@ -212,7 +212,7 @@ class _Run:
 
     def restore(self, saved: ArrayTree) -> LearnState:
         like = jax.eval_shape(lambda key: self.save(self.init(key)), jax.random.key(0))
-        return _trees.restored(saved, like, what="state")
+        return restored(saved, like, what="state")
 
     def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
         try:

@@ -1,0 +1,147 @@
+"""What a run writes of each step.
+
+Metrics are a row, one JSON object a line (`metrics.jsonl`), and TensorBoard events, written without TensorFlow. The log
+holds arrays, one compressed file a step.
+"""
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from volvox._system import write_file
+
+Row = dict[str, Any]
+"""One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
+
+
+def to_json(value: Any, place: str = "metrics") -> Any:
+    """Returns the strict-JSON form of a metric: numpy and jax values become Python's, NaN and infinities None.
+
+    Args:
+      value: a number, string, boolean, None, array, or a list, tuple or string-keyed mapping of these.
+      place: what errors call the value.
+
+    Raises:
+      TypeError: anything else, named by its place.
+    """
+    if hasattr(value, "dtype"):
+        array = np.asarray(value)
+        if array.dtype.kind in "biufV" and array.dtype.fields is None:  # bfloat16 and its kin have kind V
+            value = array.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [to_json(child, f"{place}[{i}]") for i, child in enumerate(value)]
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{place}: JSON has no {type(value).__module__}.{type(value).__qualname__}")
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"{place}: keys must be strings, got {key!r}")
+    return {key: to_json(child, f"{place}[{key!r}]") for key, child in value.items()}
+
+
+def append_row(path: str | os.PathLike[str], row: Row) -> None:
+    """Appends one row, already in JSON form (`to_json`), and returns when it is on disk."""
+    line = json.dumps(row, allow_nan=False) + "\n"
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
+    """Reads all whole rows; a last line without its newline, cut short by a kill, is left out. No file, no rows.
+
+    Raises:
+      ValueError: a whole line is not a JSON object.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not a whole row
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}, is not a JSON object: {line[:80]!r}")
+        rows.append(row)
+    return rows
+
+
+def rewrite(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
+    """Replaces the file's rows by these, atomically: readers, and a kill, see the old file or the new one."""
+    write_file(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the metrics that are finite numbers; a boolean is none."""
+    found = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    return {name: value for name, value in found.items() if not isinstance(value, bool) and math.isfinite(value)}
+
+
+def event_writer(directory: str | os.PathLike[str], *, first_step: int = 1) -> SummaryWriter:
+    """Opens a new TensorBoard event file.
+
+    Args:
+      directory: folder of the event files, made if missing.
+      first_step: TensorBoard hides what earlier files hold at this step and after it.
+    """
+    # Files are named by the second: without a suffix a quick resume would overwrite the file before.
+    suffix = f".from-{first_step}"
+    return SummaryWriter(str(directory), purge_step=first_step, flush_secs=3600, filename_suffix=suffix)
+
+
+def write_events(events: SummaryWriter, step: int, row: Row) -> None:
+    """Writes every finite number of a row as a scalar at this step, and flushes."""
+    for name, value in numbers(row).items():
+        events.add_scalar(name, value, step)
+    events.flush()
+
+
+def write_log(directory: str | os.PathLike[str], step: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes one step's arrays, atomically; makes the directory."""
+    folder = Path(directory)
+    folder.mkdir(exist_ok=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]  # a name could be allow_pickle
+    write_file(folder / f"{step:06d}.npz", content.getvalue())
+
+
+def read_log(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarray]]:
+    """Reads the arrays of all steps, by number, in order.
+
+    Raises:
+      FileNotFoundError: nothing is logged there.
+    """
+    steps = {}
+    for step, path in _logged(directory):
+        with np.load(path, allow_pickle=False) as arrays:
+            steps[step] = dict(arrays)
+    if not steps:
+        raise FileNotFoundError(
+            f"nothing is logged in {os.fspath(directory)}; train with log=True (in the scripts: --log)."
+        )
+    return steps
+
+
+def drop_log_after(directory: str | os.PathLike[str], last_step: int) -> None:
+    """Removes what was logged of steps after a given one, which a resumed run does again."""
+    for step, path in _logged(directory):
+        if step > last_step:
+            path.unlink()
+
+
+def _logged(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
+    return sorted((int(path.stem), path) for path in Path(directory).glob("[0-9]*.npz"))

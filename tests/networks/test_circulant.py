@@ -1,0 +1,78 @@
+"""Block-circulant layers and grouped networks against the dense ones they stand for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from volvox import networks
+from volvox.ops.circulant import formed
+
+
+@pytest.mark.parametrize(("inputs", "rows"), [(32, 8), (33, 9)])
+def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
+    """Two layers are grouped, the input padded where the block does not divide it; the output is too small."""
+    net = networks.MLP(3, hidden=(64, 32))
+    x = jax.random.normal(jax.random.key(1), (5, inputs))
+    grouped = networks.Grouped(net, block=4)
+    params = grouped.init(jax.random.key(0), x)["params"]
+    inner = params["inner"]
+    assert inner["Dense_0"]["circulant"].shape == (rows, 4, 16)
+    assert inner["Dense_1"]["circulant"].shape == (16, 4, 8)
+    assert inner["Dense_2"]["kernel"].shape == (32, 3)
+    dense = {"Dense_2": inner["Dense_2"]}
+    for name, length in (("Dense_0", inputs), ("Dense_1", 64)):
+        numbers = inner[name]["circulant"]
+        kernel = formed(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
+        dense[name] = {"kernel": kernel, "bias": inner[name]["bias"]}
+    with networks.use_kernels():
+        found = grouped.apply({"params": params}, x)
+    np.testing.assert_allclose(found, net.apply({"params": dense}, x), rtol=1e-4, atol=1e-5)
+
+
+def test_it_begins_as_dense_networks_do():
+    """Each stored number is as large as a weight of a dense layer, so that outputs are."""
+    params = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4).init(jax.random.key(0), jnp.zeros((1, 400)))
+    assert float(params["params"]["inner"]["Dense_0"]["circulant"].std()) == pytest.approx(1 / 20, rel=0.05)
+
+
+def test_layers_called_by_keyword_are_grouped_too():
+    class Called(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(32)(inputs=x)
+
+    params = networks.Grouped(Called(), block=4).init(jax.random.key(0), jnp.zeros((1, 32)))["params"]
+    assert params["inner"]["Dense_0"]["circulant"].shape == (8, 4, 8)
+
+
+def test_a_layer_by_itself_stores_its_blocks():
+    layer, x = networks.BlockCirculantDense(8, block=4), jax.random.normal(jax.random.key(1), (5, 16))
+    params = layer.init(jax.random.key(0), x)["params"]
+    assert params["circulant"].shape == (4, 4, 2)
+    kernel = formed(params["circulant"].reshape(-1, 2), 4)
+    np.testing.assert_allclose(layer.apply({"params": params}, x), x @ kernel, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="block=4 does not divide a layer of 15 x 8"):
+        layer.init(jax.random.key(0), x[:, :15])
+
+
+def test_a_block_that_does_not_divide_a_layer_is_refused():
+    net = networks.Grouped(networks.MLP(3, hidden=(32,)), block=3)
+    with pytest.raises(ValueError, match="block=3 does not divide the 32 outputs of inner/Dense_0"):
+        net.init(jax.random.key(0), jnp.zeros((1, 32)))
+
+
+def test_a_network_of_small_layers_is_refused():
+    net = networks.MLP(3, hidden=(32,))
+    with pytest.raises(ValueError, match="min_side=33: no layer has as many inputs and outputs"):
+        networks.Grouped(net, min_side=33).init(jax.random.key(0), jnp.zeros((1, 64)))
+    assert networks.Grouped(net, block=1).init(jax.random.key(0), jnp.zeros((1, 64)))  # nothing is asked for
+
+
+def test_what_the_inner_network_has_the_grouped_one_has_too():
+    grouped = networks.Grouped(networks.RecurrentActorCritic(2, networks.MLP(32, hidden=(32,))))
+    assert grouped.initial_state(3)[0].shape == (3, 256)
+    assert networks.Grouped(networks.GaussianMLP(2)).distribution == "gaussian"
+    plain = networks.Grouped(networks.MLP(3))
+    assert plain.initial_state is plain.distribution is None
