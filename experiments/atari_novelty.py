@@ -1,6 +1,6 @@
 """Novelty search on an Atari game (Conti et al. 2018, arXiv 1712.06560): parents play unlike the others.
 
-Episodes are compared by the emulator's 128 bytes of memory; `volvox.report.population.cloud` draws a run with `--log`.
+Episodes are compared by the emulator's 128 bytes of memory; `volvox.report.cloud` draws a run with `--log`.
 The first word is a preset; flags change single settings of it:
     python experiments/atari_novelty.py nsr-es --game Frostbite --run-dir runs/frostbite_novelty
     python experiments/atari_novelty.py ga --game Frostbite --behavior final_ram --run-dir runs/frostbite_ns

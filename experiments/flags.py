@@ -18,7 +18,7 @@ class Run:
       resume: go on with the run in --run-dir.
       minutes: begin no further generation or iteration after so many minutes.
       checkpoint_every: rows of metrics between checkpoints.
-      log: keep each generation's members in --run-dir/log, for volvox.report.population; populations only.
+      log: keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
       video: film the result, where observations are images.
       score_episodes: at the end, play so many fresh episodes with the result and at random; 0 for none.
       tune: first find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;

@@ -72,12 +72,25 @@ def _shown(value: Any) -> list[str]:
 
 
 @REGISTRY.struct_rule
-def _of_the_default(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """Flags of a field whose type is a protocol, such as an objective: those of its default's class."""
-    if not getattr(info.type, "_is_protocol", False) or not dataclasses.is_dataclass(info.default):
+def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Flags of settings: of the default's class where the type is a protocol; what they refuse, `read` raises."""
+    if _Refused in info.markers or not dataclasses.is_dataclass(info.default):
         return None
-    narrowed = dataclasses.replace(info, type=type(info.default))
-    return tyro.constructors.ConstructorRegistry.get_struct_spec(narrowed)  # pyright: ignore[reportReturnType]
+    narrowed = dataclasses.replace(info, type=type(info.default), markers=(*info.markers, _Refused))
+    spec = tyro.constructors.ConstructorRegistry.get_struct_spec(narrowed)
+    assert isinstance(spec, tyro.constructors.StructConstructorSpec)
+    return dataclasses.replace(spec, instantiate=partial(_instantiate, spec.instantiate))
+
+
+class _Refused(Exception):
+    """Settings do not fit together; no ValueError, of which tyro would print a page."""
+
+
+def _instantiate(settings: Callable[..., Any], **fields: Any) -> Any:
+    try:
+        return settings(**fields)
+    except ValueError as error:
+        raise _Refused(*error.args) from error
 
 
 def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: list[str] | None = None) -> Any:
@@ -87,11 +100,18 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
       presets: name -> (what it is, settings).
       about: what `--help` begins with.
       arguments: of the command line; None: those of this process.
+
+    Raises:
+      ValueError: settings do not fit together.
+      SystemExit: there is no such flag or preset, or its value is of another kind; which, is printed.
     """
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
-    return tyro.extras.overridable_config_cli(
-        presets, description=about, args=arguments, config=config, registry=REGISTRY
-    )
+    try:
+        return tyro.extras.overridable_config_cli(
+            presets, description=about, args=arguments, config=config, registry=REGISTRY
+        )
+    except _Refused as error:
+        raise ValueError(*error.args) from error
 
 
 def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, *, sampled: bool = False) -> int:

@@ -146,9 +146,7 @@ def main() -> int:
             (folder / "maze.json").write_text(json.dumps(written) + "\n")
     draw(settings, results).savefig(folder / "maze.png", dpi=100)
     for name in results:
-        vx.report.population.cloud(
-            folder / f"{name}-0", folder / f"{name}.png", background=vx.report.population.maze, title=name
-        )
+        vx.report.cloud(folder / f"{name}-0", folder / f"{name}.png", background=vx.report.maze_walls, title=name)
     return 0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox._checks import gradient_transformation, integers, number, numbers
+from volvox._checks import gradient_transformation, integer, integers, number, numbers
 
 
 @pytest.mark.parametrize("value", [1, 0.5, np.float32(0.25), 0])
@@ -24,6 +24,7 @@ def test_numbers_pass(value):
         (-1, {"low": 0}, "x=-1: give a finite number of at least 0"),
         (float("nan"), {"low": 0}, "x=nan"),
         (float("inf"), {"above": 0}, "x=inf"),
+        (0, {"above": 0, "high": 1}, "x=0: give a number above 0, up to 1"),
         (True, {"low": 0}, "x=True"),
         ("1", {"low": 0}, "x='1'"),
     ],
@@ -31,6 +32,16 @@ def test_numbers_pass(value):
 def test_other_values_are_refused(value, limits, message):
     with pytest.raises(ValueError, match=message):
         number("x", value, **limits)
+
+
+def test_integers_pass():
+    assert integer("size", np.int64(3), low=3) == 3
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, 0])
+def test_what_is_no_integer_of_the_range(value):
+    with pytest.raises(ValueError, match=f"size must be an integer of at least 1, got {value!r}"):
+        integer("size", value, low=1)
 
 
 def test_fields_that_are_none_are_not_looked_at():

@@ -3,7 +3,7 @@
 A checkpoint is a folder named by its step, `00000012/`:
 
     tree/            the state, written by orbax: arrays, numbers, and the tree around them
-    manifest.json    size and SHA-256 of every file above; written last
+    manifest.json    SHA-256 of every file above; written last
 
 Orbax knows NamedTuples, None, strings and Python numbers. Added here are a manifest, so that a damaged checkpoint is
 noticed and the one before it taken; leaves that orbax does not take (empty arrays, long integers), or takes with the
@@ -102,10 +102,8 @@ def folder_of(directory: str | os.PathLike[str], step: int) -> Path:
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
     """Returns the steps of a folder's checkpoints, damaged ones included, ascending; none if there is no folder."""
-    root = Path(directory)
-    if not root.is_dir():
-        return []
-    return sorted(int(p.name) for p in root.iterdir() if p.is_dir() and p.name.isascii() and p.name.isdigit())
+    names = [path.name for path in Path(directory).glob("[0-9]*") if path.is_dir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def restore(directory: str | os.PathLike[str], step: int, like: ArrayTree | None = None) -> ArrayTree:
@@ -204,13 +202,12 @@ def _decoded(leaf: Any) -> Any:
     return leaf
 
 
-def _fingerprints(folder: Path) -> dict[str, list[Any]]:
-    """{relative path: [bytes, SHA-256]} of every file in the folder but the manifest itself."""
+def _fingerprints(folder: Path) -> dict[str, str]:
+    """{relative path: SHA-256} of every file in the folder but the manifest itself."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST):
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.relative_to(folder).as_posix()] = [path.stat().st_size, digest]
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 

@@ -13,10 +13,10 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 class Script:
-    """A script with flags that make it small."""
+    """A script with a preset, if it has any, and flags that make it small."""
 
-    def __init__(self, name, flags):
-        self.command = [sys.executable, str(EXPERIMENTS / name), *flags]
+    def __init__(self, name, words):
+        self.command = [sys.executable, str(EXPERIMENTS / name), *words]
 
     def start(self, *flags):
         command = [*self.command, *map(str, flags)]
@@ -26,7 +26,7 @@ class Script:
         """(exit code, stdout, stderr)."""
         process = self.start(*flags)
         try:
-            out, err = process.communicate(timeout=240)
+            out, err = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -62,6 +62,46 @@ def load(monkeypatch):
     return script_module
 
 
+@pytest.fixture
+def read(load):
+    """Reads flags, of which the first is a preset, as a script does."""
+
+    def settings(module, words):
+        import launch  # beside the scripts
+
+        return launch.read(module.PRESETS, module.__doc__, [str(word) for word in words])
+
+    return settings
+
+
+@pytest.fixture
+def help_of(read, capsys):
+    """What a script prints for `--help`: flag -> its documentation, in one line."""
+
+    def printed(module, *words):
+        with pytest.raises(SystemExit) as exit_:
+            read(module, [*words, "--help"])
+        assert exit_.value.code == 0
+        return sections(capsys.readouterr().out)
+
+    return printed
+
+
+def sections(text):
+    """Flag -> its documentation, of the text of a `--help`."""
+    found, flag = {}, None
+    for line in text.splitlines():
+        words = line.split()
+        if not words:
+            flag = None
+        elif words[0].startswith("--") and words[0].strip("-"):
+            flag = words[0].strip(",")
+            found[flag] = " ".join(words)
+        elif flag is not None:
+            found[flag] += " " + " ".join(words)
+    return found
+
+
 @pytest.fixture(scope="session")
 def rows():
     """A run directory's metrics."""
@@ -78,11 +118,12 @@ def wait_for_rows(rows):
     """Waits until a running script has written so many."""
 
     def wait(run_dir, number, process):
-        for _ in range(1_200):
+        for _ in range(3_000):
             if len(rows(run_dir)) >= number:
                 return
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
-        pytest.fail("no rows were written")
+        process.kill()
+        pytest.fail(f"no rows were written: {process.communicate()}")
 
     return wait

@@ -4,13 +4,12 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 
+import jax
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "atari_a3c.py"
 TINY = [
-    *("--game", "Pong", "--num-envs", "4", "--segment-length", "5", "--updates-per-step", "3"),
+    *("modern", "--game", "Pong", "--num-envs", "4", "--segment-length", "5", "--updates-per-iteration", "3"),
     *("--checkpoint-every", "1", "--episodic-life"),
 ]
 
@@ -26,7 +25,7 @@ def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, a3c, rows, wait_for_
     interrupted = a3c.start(*flags)
     wait_for_rows(run_dir, 2, interrupted)
     interrupted.send_signal(signal.SIGINT)
-    interrupted.communicate(timeout=120)
+    interrupted.communicate(timeout=300)
     assert interrupted.returncode == 130
     done = len(rows(run_dir))
 
@@ -58,10 +57,10 @@ def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, a3c, rows, wait_for_
         (("--lag", "0"), "lag=0"),
     ],
 )
-def test_bad_settings_are_refused(load, flags, message):
+def test_bad_settings_are_refused(load, read, flags, message):
     module = load("atari_a3c")
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(module.read_settings([*TINY, *flags]))
+        module.make_algorithm(read(module, [*TINY, *flags]))
 
 
 def test_a_refusal_is_one_line(tmp_path, a3c):
@@ -75,32 +74,34 @@ def module(load):
 
 @pytest.mark.parametrize("preset", ["modern", "ga3c"])
 @pytest.mark.parametrize("network", ["small", "nature", "lstm", "ga3c", "ga3c-large"])
-def test_presets_and_networks_make_an_algorithm(preset, network, module):
-    settings = module.read_settings(["--preset", preset, "--network", network])
-    algorithm, steps = module.make_algorithm(settings)
-    assert steps > 0
-    assert algorithm.config["loss_reduction"] == ("sum" if preset == "ga3c" else "mean")
-    assert algorithm.config["network"]["num_parameters"] > 500_000
+def test_presets_and_networks_make_an_algorithm(preset, network, module, read):
+    algorithm, iterations = module.make_algorithm(read(module, [preset, "--network", network]))
+    assert iterations > 0
+    assert algorithm.config["settings"]["loss_reduction"] == ("sum" if preset == "ga3c" else "mean")
+    params = jax.eval_shape(algorithm.policy.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) > 500_000
 
 
-def test_tuning_changes_flags_wherever_they_are(module):
+def test_tuning_changes_flags_wherever_they_are(module, read):
     import launch  # beside the script
 
-    settings = module.read_settings(["--num-envs", "32", "--segment-length", "10", "--threads", "3"])
+    flags = ["modern", "--num-envs", "32", "--segment-length", "10", "--threads", "3"]
+    settings = read(module, flags)
     changed = launch.changed(settings, {"groups": 4, "micro_batch": 8})
-    assert (changed.groups, changed.learner.micro_batch, changed.num_envs) == (4, 8, 32)
-    assert launch.changed(changed, {"groups": settings.groups, "micro_batch": None}) == settings
-    tried = module.choices(settings)
-    assert tried.machine["groups"] == (2, 1, 4)
-    assert tried.machine["threads"][0] == 3
-    assert tried.machine["micro_batch"] == (None, 1, 2, 8, 16)  # by default it is 4
-    long = module.read_settings(["--segment-length", "2000"])
-    assert module.choices(long).machine["micro_batch"] == (None,)
-    assert set(tried.others) == {"num_envs", "segment_length"}
-    assert [values[0] for values in tried.others.values()] == [32, 10]
+    assert (changed.env.groups, changed.learner.micro_batch, changed.env.num_envs) == (4, 8, 32)
+    assert launch.changed(changed, {"groups": settings.env.groups, "micro_batch": None}) == settings
+    tried = launch.choices(settings)
+    assert set(tried) == {"groups", "threads", "micro_batch"}
+    assert tried["groups"] == (2, 1, 4)
+    assert tried["threads"][0] == 3
+    assert tried["micro_batch"] == (None, 1, 2, 8, 16)  # by default it is 4
+    assert launch.choices(read(module, ["modern", "--segment-length", "2000"]))["micro_batch"] == (None,)
+    everything = launch.choices(read(module, [*flags, "--tune", "all"]))
+    assert set(everything) == {*tried, "num_envs", "segment_length"}
+    assert (everything["num_envs"][0], everything["segment_length"][0]) == (32, 10)
 
 
-def test_a_resumed_run_keeps_what_tuning_found(tmp_path, module, monkeypatch):
+def test_a_resumed_run_keeps_what_tuning_found(tmp_path, module, read, monkeypatch):
     import launch
 
     monkeypatch.setattr(launch.vx, "tune", lambda *args, **options: pytest.fail("tuned again"))
@@ -108,9 +109,8 @@ def test_a_resumed_run_keeps_what_tuning_found(tmp_path, module, monkeypatch):
     tuned = {"groups": 1, "micro_batch": 2}
     given = {"groups": 2, "micro_batch": None}
     (tmp_path / "config.json").write_text(json.dumps({"algorithm": {"tuned": tuned, "given": given}}))
-    settings = module.read_settings(flags)
-    assert launch._tuned(module.make_algorithm, settings, None) == tuned
-    settings = module.read_settings([*flags, "--micro-batch", "4"])  # another flag than was given is not overridden
-    assert launch._tuned(module.make_algorithm, settings, None) == {"groups": 1}
-    settings = module.read_settings([*TINY, "--run-dir", str(tmp_path / "other")])
-    assert launch._tuned(module.make_algorithm, settings, None) == {}
+    assert launch._tuned(module.make_algorithm, read(module, flags)) == tuned
+    settings = read(module, [*flags, "--micro-batch", "4"])  # another flag than was given is not overridden
+    assert launch._tuned(module.make_algorithm, settings) == {"groups": 1}
+    settings = read(module, [*TINY, "--run-dir", str(tmp_path / "other")])
+    assert launch._tuned(module.make_algorithm, settings) == {}

@@ -2,10 +2,11 @@
 
 import re
 
+import optax
 import pytest
 
 TINY = [
-    *("--game", "Pong", "--population-size", "4", "--num-envs", "4", "--num-validation-episodes", "2"),
+    *("desktop", "--game", "Pong", "--population-size", "4", "--num-envs", "4", "--num-validation-episodes", "2"),
     *("--max-episode-steps", "10"),
 ]
 
@@ -31,13 +32,22 @@ def test_a_run_ends_whole(tmp_path, es, rows):
     [
         (("--population-size", "5"), "population_size=5 is odd"),
         (("--noise-std", "linear:1"), "noise_std='linear:1'"),
-        (("--optimizer", "adamm"), "optax.adamm"),
     ],
 )
-def test_bad_settings_are_refused(load, flags, message):
+def test_bad_settings_are_refused(load, read, flags, message):
     module = load("atari_es")
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(module.read_settings([*TINY, *flags]))
+        module.make_algorithm(read(module, [*TINY, *flags]))
+
+
+def test_an_optimizer_is_an_import_path(load, read, capsys):
+    module = load("atari_es")
+    strategy = read(module, [*TINY, "--optimizer", "optax:sgd", "--learning-rate", "linear:0.1,0.01,9"]).strategy
+    assert (strategy.optimizer, strategy.learning_rate) == (optax.sgd, "linear:0.1,0.01,9")
+    with pytest.raises(SystemExit) as refusal:
+        read(module, [*TINY, "--optimizer", "optax:adamm"])
+    assert refusal.value.code == 2
+    assert "optax:adamm" in capsys.readouterr().err
 
 
 def test_a_refusal_is_one_line(tmp_path, es):

@@ -7,14 +7,15 @@ import pytest
 
 TINY = [
     *("--game", "Pong", "--population-size", "6", "--num-envs", "4", "--num-validation-episodes", "2"),
-    *("--max-episode-steps", "12", "--num-parents", "2", "--num-elite-candidates", "2", "--num-neighbors", "3"),
-    *("--archive-size", "20", "--behavior-every", "5", "--behavior-length", "3", "--network", "small"),
+    *("--max-episode-steps", "12", "--num-neighbors", "3", "--archive-size", "20"),
+    *("--every", "5", "--length", "3", "--network", "small"),
 ]
+GA = ["--num-parents", "2", "--num-elite-candidates", "2"]
 
 
 @pytest.fixture(scope="module")
 def novelty(script):
-    return script("atari_novelty.py", TINY)
+    return script("atari_novelty.py", ["nsr-es", *TINY])
 
 
 def test_a_run_ends_whole(tmp_path, novelty, rows):
@@ -29,25 +30,35 @@ def test_a_run_ends_whole(tmp_path, novelty, rows):
         assert log["behavior"].shape == (6, 3 * 128)
 
 
-def test_each_strategy_and_behaviour_is_what_it_says(load):
+@pytest.mark.parametrize(
+    ("preset", "strategy", "weight", "step"),
+    [
+        ("ns-es", "ES", 0.0, None),
+        ("nsr-es", "ES", 0.5, None),
+        ("nsra-es", "ES", 1.0, 0.05),
+        ("ga", "GA", 0.0, None),
+    ],
+)
+def test_each_strategy_and_behaviour_is_what_it_says(load, read, preset, strategy, weight, step):
     module = load("atari_novelty")
-    for kind in ("ns_es", "nsr_es", "nsra_es", "ga"):
-        settings = module.read_settings([*TINY, "--strategy", kind, "--behavior", "final_ram"])
-        config = module.make_strategy(settings).config
-        assert config["kind"] == {"ga": "novelty_ga"}.get(kind, kind)
-        assert config["behavior"] == {"kind": "last", "extra": "ram", "size": 128}
+    flags = [preset, *TINY, *(GA if preset == "ga" else ()), "--behavior", "final_ram"]
+    algorithm, _ = module.make_algorithm(read(module, flags))
+    config = algorithm.config["strategy"]
+    assert config["type"] == f"volvox:{strategy}"
+    assert (config["objective"]["reward_weight"], config["objective"]["reward_weight_step"]) == (weight, step)
+    assert config["objective"]["behavior"] == {"type": "volvox.loop:Last", "extra": "ram", "size": 128}
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--archive-size", "2"), "archive_size=2 is smaller than num_neighbors=3"),
-        (("--strategy", "ga", "--num-neighbors", "6"), "num_neighbors=6"),
-        (("--behavior-every", "0"), "every must be an integer of at least 1, got 0"),
-        (("--population-size", "5"), "population_size=5 is odd"),
+        (("nsr-es", "--archive-size", "2"), "archive_size=2 is smaller than num_neighbors=3"),
+        (("ga", *GA, "--num-neighbors", "6"), "num_neighbors=6"),
+        (("nsr-es", "--every", "0"), "every must be an integer of at least 1, got 0"),
+        (("nsr-es", "--population-size", "5"), "population_size=5 is odd"),
     ],
 )
-def test_bad_settings_are_refused(load, flags, message):
-    module = load("atari_novelty")
+def test_bad_settings_are_refused(load, read, flags, message):
+    module, (preset, *others) = load("atari_novelty"), flags
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(module.read_settings([*TINY, *flags]))
+        module.make_algorithm(read(module, [preset, *TINY, *others]))

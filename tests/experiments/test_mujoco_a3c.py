@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-TINY = ["--task", "InvertedPendulum", "--num-envs", "4", "--segment-length", "5", "--updates-per-step", "3"]
+TINY = [
+    *("mujoco", "--task", "InvertedPendulum", "--num-envs", "4", "--segment-length", "5"),
+    *("--updates-per-iteration", "3"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import re
 import pytest
 
 TINY = [
-    *("--task", "InvertedPendulum", "--num-envs", "4", "--hidden", "8", "--batch-size", "16", "--random-steps", "40"),
-    *("--replay-size", "1000", "--steps-per-iteration", "60"),
+    *("reference", "--task", "InvertedPendulum", "--num-envs", "4", "--hidden", "8", "--batch-size", "16"),
+    *("--random-timesteps", "40", "--replay-size", "1000", "--timesteps-per-iteration", "60"),
 ]
 
 
@@ -28,13 +28,13 @@ def test_a_run_is_scored(tmp_path, mujoco, rows):
     assert all(len(score["returns"]) == 3 and score["mean"] > 0 for score in scores.values())
 
 
-def test_wide_networks_are_options(load):
+def test_wide_networks_are_options(load, read):
     module = load("mujoco_td3")
-    algorithm, _ = module.make_algorithm(
-        module.tyro.cli(module.Settings, args=[*TINY, "--densely-connected", "--representation"])
-    )
-    assert algorithm.config["critic"]["densely_connected"]
-    assert algorithm.config["representation"]["network"] == "NextObservationNetwork"
+    algorithm, _ = module.make_algorithm(read(module, [*TINY, "--densely-connected", "--representation"]))
+    networks = algorithm.config["network"]
+    assert networks["actor"]["densely_connected"]
+    assert networks["critic"]["densely_connected"]
+    assert networks["representation"]["type"] == "volvox.networks:NextObservationNetwork"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_wide_networks_are_options(load):
         (("--num-learners", "3"), "num_learners=3 do not share"),
     ],
 )
-def test_bad_settings_are_refused(load, flags, message):
+def test_bad_settings_are_refused(load, read, flags, message):
     module = load("mujoco_td3")
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(module.tyro.cli(module.Settings, args=[*TINY, *flags]))
+        module.make_algorithm(read(module, [*TINY, *flags]))

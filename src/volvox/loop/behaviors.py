@@ -13,7 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integer
+from volvox._checks import integer, integers
 from volvox._settings import describe
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
@@ -23,17 +23,17 @@ class Behavior(Protocol):
     """A record of one episode of one environment, of fixed size: settings, and pure functions of them.
 
     Any object will do that has these. A dataclass is described in `config.json` by its fields.
-
-    Attributes:
-      size: D, of the vector.
-      extras: Names in `TimeStep.extras` that it reads.
     """
 
     @property
-    def size(self) -> int: ...  # noqa: D102
+    def size(self) -> int:
+        """D, of the vector."""
+        ...
 
     @property
-    def extras(self) -> tuple[str, ...]: ...  # noqa: D102
+    def extras(self) -> tuple[str, ...]:
+        """Names in `TimeStep.extras` that it reads."""
+        ...
 
     def init(self) -> ArrayTree:
         """Returns the record before the first timestep."""
@@ -53,7 +53,12 @@ class Behavior(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Nothing:
-    """No record: a vector of size 0."""
+    """No record.
+
+    Attributes:
+      size: 0.
+      extras: Empty: it reads none.
+    """
 
     size: int = dataclasses.field(default=0, init=False)
     extras: tuple[str, ...] = dataclasses.field(default=(), init=False)
@@ -129,9 +134,7 @@ class Trajectory:
     length: int
 
     def __post_init__(self):
-        integer("sample_size", self.sample_size, low=1)
-        integer("every", self.every, low=1)
-        integer("length", self.length, low=1)
+        integers(self, "sample_size", "every", "length", low=1)
 
     @property
     def size(self) -> int:

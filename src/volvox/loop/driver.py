@@ -1,6 +1,6 @@
 """The one driver of the loop: pools, chunks of about a second, and a stopwatch.
 
-Whoever learns iterates over chunks, so that progress, checks and interrupts are plain statements:
+An algorithm iterates over chunks, so that progress, checks and interrupts are plain statements:
 
     loop = Loop(stages, env.make)
     loop.open(seed_of(key))
@@ -14,7 +14,6 @@ Whoever learns iterates over chunks, so that progress, checks and interrupts are
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -48,12 +47,13 @@ class Loop:
     """The loop over pools of its own, run in chunks.
 
     It owns the pools, the compiled forms of the loop and the environments' states, whose actions are in flight between
-    two chunks. It is the only thing that does, and it is never part of an algorithm's state. Groups that can be traced
-    run in the compiled loop, others are driven from Python. If anything fails while environments step, the pools are
-    closed: donated buffers and actions in flight cannot be trusted any more.
+    two chunks. Nothing else does, and a loop is never part of an algorithm's state. Groups that can be traced run in
+    the compiled loop, others are driven from Python. If anything fails while environments step, the pools are closed:
+    donated buffers and actions in flight cannot be trusted any more.
 
     Attributes:
       groups: the pools; () while closed.
+      run_chunk: the form of the loop that runs them, for tests that read what was compiled.
       standing: a mark for the caller, to tell whether a state goes on from where the loop stands; None after `open`,
         `restart` and `close`, and from the beginning of each run.
     """
@@ -83,16 +83,11 @@ class Loop:
         self._beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
         self._envs: tuple[ArrayTree, ...] = ()
         self._rounds = 4  # of the next chunk
-        self._run_chunk: RunChunk = _not_open
+        self.run_chunk: RunChunk = _not_open
         self._time_parts: Callable[..., tuple[LoopState, Times]] = _not_open
-        self._land: list[Callable[[ArrayTree], ArrayTree]] = []
+        self._recv: list[Callable[[ArrayTree], tuple[ArrayTree, Any]]] = []
         self.groups: tuple[EnvGroup, ...] = ()
         self.standing: Any = None
-
-    @property
-    def run_chunk(self) -> RunChunk:
-        """The loop itself, for tests that read what was compiled; `open` makes it."""
-        return self._run_chunk
 
     def open(self, seed: int) -> None:
         """Makes new pools, seeded by `seed`, and closes the old ones; every environment begins its first episode."""
@@ -100,10 +95,9 @@ class Loop:
         with self._closed_on_failure():
             self.groups = tuple(self._make_groups(seed))
             form = pipeline.traced if all(group.traceable for group in self.groups) else pipeline.driven
-            self._run_chunk = form(self._stages, self.groups, beats_per_round=self._beats_per_round)
+            self.run_chunk = form(self._stages, self.groups, beats_per_round=self._beats_per_round)
             self._time_parts = pipeline.timed(self._stages, self.groups, beats_per_round=self._beats_per_round)
-            land = [partial(_land, group.recv) for group in self.groups]
-            self._land = [jax.jit(f) if group.traceable else f for f, group in zip(land, self.groups, strict=True)]
+            self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in self.groups]
             self._envs = tuple(group.init() for group in self.groups)
 
     def restart(self, seed: int | None = None) -> None:
@@ -111,7 +105,7 @@ class Loop:
         self.standing = None
         with self._closed_on_failure():
             # What is in flight (the first episodes, or the actions of the last beat) must land first.
-            landed = [land(env) for land, env in zip(self._land, self._envs, strict=True)]
+            landed = [recv(env)[0] for recv, env in zip(self._recv, self._envs, strict=True)]
             self._envs = tuple(group.restart(env, seed) for group, env in zip(self.groups, landed, strict=True))
 
     def run(
@@ -124,8 +118,7 @@ class Loop:
     ) -> Iterator[Chunk]:
         """Runs the loop, chunk by chunk; `carry` and `memory` are donated.
 
-        Between two chunks everything is whole: whoever stops iterating there can go on with the carry and the memory of
-        the last chunk.
+        Iterating may stop after any chunk; a later run goes on with the carry and the memory of that chunk.
 
         Args:
           carry: what `act` changes.
@@ -135,7 +128,7 @@ class Loop:
             the run ends when nothing remains (`Stages.remaining`).
 
         Yields:
-          `Chunk`.
+          `Chunk`; the last may have no rounds, where nothing remained.
 
         Raises:
           RuntimeError: the loop is not open.
@@ -144,7 +137,7 @@ class Loop:
         while (left := _MOST_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
-                state, done = self._run_chunk(LoopState(self._envs, carry, memory), constants, rounds)
+                state, done = self.run_chunk(LoopState(self._envs, carry, memory), constants, rounds)
                 done = int(done)
             self._envs, carry, memory = state
             seconds = time.perf_counter() - began
@@ -152,8 +145,7 @@ class Loop:
                 # Towards chunks of the asked length, at most doubling: the first chunks include compilation.
                 factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
                 self._rounds = min(max(1, int(self._rounds * factor)), _MOST_ROUNDS)
-            if done:
-                yield Chunk(carry, memory, done, seconds)
+            yield Chunk(carry, memory, done, seconds)
             if done < rounds:
                 return
 
@@ -184,7 +176,7 @@ class Loop:
         """Frees the pools and their threads; `open` makes others."""
         for group in self.groups:
             group.close()
-        self._run_chunk = self._time_parts = _not_open
+        self.run_chunk = self._time_parts = _not_open
         self.groups, self._envs, self.standing = (), (), None
 
     @contextlib.contextmanager
@@ -209,10 +201,6 @@ def seed_of(key: Array, *numbers: int) -> int:
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     entropy = [*np.asarray(data).ravel().tolist(), *numbers]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
-
-
-def _land(recv: Callable[[ArrayTree], tuple[ArrayTree, Any]], env: ArrayTree) -> ArrayTree:
-    return recv(env)[0]
 
 
 def _not_open(*args: Any) -> Any:

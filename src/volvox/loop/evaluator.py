@@ -147,39 +147,32 @@ class Evaluator:
             low-rank noise is to decode first ancestors.
           RuntimeError: the evaluator was closed, by `close` or because a rollout failed.
         """
-        total = self._check(population, num_episodes, encoding)
-        watch = _Watch(total, monitor, time.perf_counter())
+        self._check(population, num_episodes, encoding)
+        began = time.perf_counter()
         self._restart(seed)
         queue = in_slots.make_queue(population._replace(bases=()), num_episodes, self._capacity)
         constants = Constants(queue, population.bases, encoding)
         memory = Memory(self._slots.groups, jnp.zeros((self._capacity, self._behavior_size)))
-        groups = self.loop.groups
-        carry, memory = self._begin(memory, constants, len(groups), groups[0].num_envs)
-        self._slots.groups = memory.variables
-
-        part = _TimedPart(0.0, 0, None)
-        if timed and not self._complete:  # compiled now, for later
-            carry, memory, part = self._time_parts(carry, memory, constants, 2)
-            timed, part = False, part._replace(times=None)
-        # Halfway, slots take members as often as they do on the whole.
-        carry, memory = self._play(carry, memory, constants, watch, until=-(-total // 2) if timed else total)
-        if timed and int(carry.played.sum()) < total:
-            carry, memory, part = self._time_parts(carry, memory, constants, _TIMED_BEATS)
-            carry, memory = self._play(carry, memory, constants, watch, until=total)
-
-        result = in_slots.evaluation(carry, memory.behaviors, queue, population.seed.shape[0], num_episodes)
-        if int(result.valid.sum()) != total:
-            raise RuntimeError(f"{int(result.valid.sum())} of {total} episodes were played; this is a bug in the loop.")
+        carry, memory = self._begin(memory, constants, len(self.loop.groups), self.loop.groups[0].num_envs)
+        run = _Run(self.loop, self._slots, carry, memory, constants, monitor, began)
+        if timed and not self._complete:
+            run.time_parts(2)  # compiled now, for later
+            run.times = None
+        elif timed:
+            run.play(-(-run.total // 2))  # where slots take members as often as they do on the whole
+            if run.played < run.total:
+                run.time_parts(_TIMED_BEATS)
+        run.play(run.total)
         self._complete = True
-        return result, _statistics(carry, time.perf_counter() - watch.began, part)
+        vectors = run.memory.behaviors
+        return in_slots.evaluation(run.carry, vectors, queue, population.seed.shape[0], num_episodes), run.statistics()
 
     def close(self) -> None:
         """Frees the pools and their threads; the evaluator cannot be used again."""
         self._opened = True
         self.loop.close()
 
-    def _check(self, population: Population, num_episodes: int, encoding: Encoding) -> int:
-        """Returns the number of episodes to play."""
+    def _check(self, population: Population, num_episodes: int, encoding: Encoding) -> None:
         if self._opened and not self.loop.groups:
             raise RuntimeError("this evaluator was closed and its pools are gone; make another.")
         total, most = int(population.episodes.sum()), int(population.episodes.max())
@@ -189,7 +182,6 @@ class Evaluator:
             raise ValueError(f"a member asks for {most} episodes, but num_episodes={num_episodes}.")
         if encoding.rank is not None and bool(population.initial.any()):
             raise ValueError("with low-rank noise first ancestors are bases (decode them), never members.")
-        return total
 
     def _restart(self, seed: int | None) -> None:
         if not self._opened:
@@ -197,72 +189,79 @@ class Evaluator:
             self.loop.open(0 if seed is None else seed)
         self.loop.restart(seed)
 
-    def _play(
-        self, carry: Carry, memory: Memory, constants: Constants, watch: "_Watch", *, until: int
-    ) -> tuple[Carry, Memory]:
-        """Runs the loop until that many episodes were played, or a chunk more."""
-        for chunk in self.loop.run(carry, memory, constants):
-            carry, memory = chunk.carry, chunk.memory
-            self._slots.groups = memory.variables
-            watch.show(carry)
-            if int(carry.played.sum()) >= until:
-                break
-        return carry, memory
 
-    def _time_parts(
-        self, carry: Carry, memory: Memory, constants: Constants, beats: int
-    ) -> tuple[Carry, Memory, "_TimedPart"]:
-        began, before = time.perf_counter(), int(carry.counters.stepped)
-        carry, memory, times = self.loop.time_parts(carry, memory, constants, rounds=beats)
-        self._slots.groups = memory.variables
-        return carry, memory, _TimedPart(time.perf_counter() - began, int(carry.counters.stepped) - before, times)
+@dataclasses.dataclass
+class _Run:
+    """One rollout on its way.
 
+    Attributes:
+      left_out: seconds and emulators' timesteps that were played with a stopwatch.
+    """
 
-class _TimedPart(NamedTuple):
-    """The part of a rollout that was played with a stopwatch."""
-
-    seconds: float
-    stepped: int
-    times: Times | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Watch:
-    """Shows progress, and stops the rollout when it is asked to."""
-
-    total: int
+    loop: Loop
+    slots: SlotMemory
+    carry: Carry
+    memory: Memory
+    constants: Constants
     monitor: Monitor | None
     began: float
+    times: Times | None = None
+    left_out: tuple[float, int] = (0.0, 0)
 
-    def show(self, carry: Carry) -> None:
-        if self.monitor is None:
-            return
-        played, stepped = int(carry.played.sum()), int(carry.counters.stepped)
-        progress = {
-            "done": played,
+    def __post_init__(self):
+        self.total = int(self.constants.queue.num_entries)
+        self.slots.groups = self.memory.variables
+
+    @property
+    def played(self) -> int:
+        return int(self.carry.played.sum())
+
+    def play(self, until: int) -> None:
+        """Runs the loop until that many episodes were played, or a chunk more."""
+        for chunk in self.loop.run(self.carry, self.memory, self.constants):
+            self.carry, self.memory = chunk.carry, chunk.memory
+            self.slots.groups = self.memory.variables
+            stopped = self.monitor is not None and self.monitor(self.progress())
+            if stopped and self.played < self.total:
+                raise Interrupted(f"{self.played} of {self.total} episodes were played and are dropped")
+            if self.played >= until:
+                return
+        if self.played < until:
+            raise RuntimeError(f"{self.played} of {self.total} episodes were played; this is a bug in the loop.")
+
+    def time_parts(self, beats: int) -> None:
+        """Plays a few beats with a stopwatch."""
+        began, before = time.perf_counter(), int(self.carry.stepped)
+        self.carry, self.memory, self.times = self.loop.time_parts(
+            self.carry, self.memory, self.constants, rounds=beats
+        )
+        self.slots.groups = self.memory.variables
+        self.left_out = (time.perf_counter() - began, int(self.carry.stepped) - before)
+
+    def progress(self) -> dict[str, Any]:
+        stepped = int(self.carry.stepped)
+        return {
+            "done": self.played,
             "total": self.total,
             "stepped": stepped,
             "timesteps_per_second": stepped / (time.perf_counter() - self.began),
-            "occupancy": int(carry.counters.busy) / max(stepped, 1),
+            "occupancy": int(self.carry.busy) / max(stepped, 1),
         }
-        if self.monitor(progress) and played < self.total:
-            raise Interrupted(f"{played} of {self.total} episodes were played and are dropped")
 
-
-def _statistics(carry: Carry, seconds: float, part: _TimedPart) -> RolloutStatistics:
-    lengths = np.asarray(carry.lengths)
-    timesteps, stepped = int(lengths.sum(dtype=np.int64)), int(carry.counters.stepped)
-    makespan = int(carry.counters.group_beats.max())
-    num_slots = sum(slots.entry.shape[0] for slots in carry.slots)
-    return RolloutStatistics(
-        timesteps=timesteps,
-        stepped=stepped,
-        episodes=int(carry.played.sum()),
-        occupancy=int(carry.counters.busy) / max(stepped, 1),
-        makespan=makespan,
-        makespan_over_bound=makespan / max(timesteps / num_slots, int(lengths.max()), 1),
-        seconds=seconds,
-        timesteps_per_second=timesteps / seconds,
-        stepped_per_second=(stepped - part.stepped) / (seconds - part.seconds),
-        times=part.times,
-    )
+    def statistics(self) -> RolloutStatistics:
+        lengths, stepped = np.asarray(self.carry.lengths), int(self.carry.stepped)
+        timesteps, makespan = int(lengths.sum(dtype=np.int64)), int(self.carry.group_beats.max())
+        num_slots = sum(slots.entry.shape[0] for slots in self.carry.slots)
+        seconds = time.perf_counter() - self.began
+        return RolloutStatistics(
+            timesteps=timesteps,
+            stepped=stepped,
+            episodes=self.played,
+            occupancy=int(self.carry.busy) / max(stepped, 1),
+            makespan=makespan,
+            makespan_over_bound=makespan / max(timesteps / num_slots, int(lengths.max()), 1),
+            seconds=seconds,
+            timesteps_per_second=timesteps / seconds,
+            stepped_per_second=(stepped - self.left_out[1]) / (seconds - self.left_out[0]),
+            times=self.times,
+        )

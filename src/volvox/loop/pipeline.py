@@ -14,6 +14,7 @@ be traced; `timed` is that with a stopwatch, and overlaps nothing.
 
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ class Stages(NamedTuple):
     """What an algorithm does in the loop. `g` is the group's index, a Python int.
 
     State is split by who may change it: `act` changes `carry` (small) and only reads `memory` (large); `work` changes
-    both. `constants` are read by all and changed by nobody. The large stays in place only so.
+    both. `constants` are read by all and changed by nobody. Only this keeps the large state in place.
 
     Attributes:
       act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
@@ -45,8 +46,8 @@ class Stages(NamedTuple):
 
     act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
     work: Callable[[ArrayTree, ArrayTree, ArrayTree, int], tuple[ArrayTree, ArrayTree]]
-    active: Callable[[ArrayTree, int], Array] | None
-    remaining: Callable[[ArrayTree], Array] | None
+    active: Callable[[ArrayTree, int], Array] | None = None
+    remaining: Callable[[ArrayTree], Array] | None = None
     finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
 
 
@@ -169,7 +170,8 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
     Raises:
       ValueError: there are no groups, they differ in size, or a round has no beat.
     """
-    calls = _calls(stages, groups, beats_per_round)
+    _check(groups, beats_per_round)
+    calls = _Calls(stages, groups)
 
     def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
@@ -229,8 +231,8 @@ def timed(
     """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
 
     It does to carry and memory what the other forms do, so a run can go through a few rounds of it to see where time
-    goes. A group that goes idle meanwhile gets its last actions once more, so that its next `recv` has something to
-    wait for.
+    goes. A group that becomes idle meanwhile is sent its last actions once more, so that its next `recv` has something
+    to wait for.
 
     Args:
       stages: the algorithm.
@@ -245,15 +247,8 @@ def timed(
       ValueError: there are no groups, they differ in size, a round has no beat, or (when called) there are too few
         rounds.
     """
-    return _Timed(_calls(stages, groups, beats_per_round), groups[0].num_envs, beats_per_round)
-
-
-class _Spent(NamedTuple):
-    """Seconds of each call of a part."""
-
-    emulators: list[float]
-    acting: list[float]
-    working: list[float]
+    _check(groups, beats_per_round)
+    return _Timed(_Calls(stages, groups), groups[0].num_envs, beats_per_round)
 
 
 def _stopped(spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
@@ -278,62 +273,51 @@ class _Timed:
         envs, carry, memory = list(state.envs), state.carry, state.memory
         waiting: list[TimeStep | None] = [None] * num_groups  # received, and not acted on yet
         actions: list[Any] = [None] * num_groups
-        spent, last = _Spent([], [], []), rounds * self.beats_per_round - 1
+        spent: defaultdict[str, list[float]] = defaultdict(list)
+        last = rounds * self.beats_per_round - 1
         for beat in range(last + 1):
             if beat == self.beats_per_round:
-                spent = _Spent([], [], [])  # the first round may have compiled
+                spent.clear()  # the first round may have compiled
             for g in range(num_groups):
                 if calls.active(carry, g):
                     if waiting[g] is None:
                         envs[g], waiting[g] = jax.block_until_ready(calls.recv[g](envs[g]))
-                    carry, actions[g] = _stopped(spent.acting, calls.act, carry, memory, constants, g, waiting[g])
+                    carry, actions[g] = _stopped(spent["acting"], calls.act, carry, memory, constants, g, waiting[g])
                     if beat == last:  # the last actions stay in flight, as in the other forms
                         envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
                     else:
-                        envs[g], waiting[g] = _stopped(spent.emulators, calls.step, g, envs[g], actions[g])
-                carry, memory = _stopped(spent.working, calls.work, carry, memory, constants, g)
+                        envs[g], waiting[g] = _stopped(spent["emulators"], calls.step, g, envs[g], actions[g])
+                carry, memory = _stopped(spent["working"], calls.work, carry, memory, constants, g)
             if (beat + 1) % self.beats_per_round == 0:
-                carry, memory = _stopped(spent.working, calls.finish, carry, memory, constants)
+                carry, memory = _stopped(spent["working"], calls.finish, carry, memory, constants)
         for g in range(num_groups):
             if waiting[g] is not None:
                 envs[g] = calls.send[g](envs[g], actions[g])
-        emulators, acting = (sum(part) / max(len(part), 1) / self.group_size for part in spent[:2])
-        timesteps = (last + 1 - self.beats_per_round) * num_groups * self.group_size
-        return LoopState(tuple(envs), carry, memory), Times(emulators, acting, sum(spent.working) / timesteps)
+        times = Times(
+            emulators=sum(spent["emulators"]) / max(len(spent["emulators"]), 1) / self.group_size,
+            acting=sum(spent["acting"]) / max(len(spent["acting"]), 1) / self.group_size,
+            working=sum(spent["working"]) / ((last + 1 - self.beats_per_round) * num_groups * self.group_size),
+        )
+        return LoopState(tuple(envs), carry, memory), times
 
 
-class _Calls(NamedTuple):
-    """The groups' functions and the stages, as Python calls them.
+class _Calls:
+    """The groups' functions and the stages, as Python calls them."""
 
-    Attributes:
-      recv: of each group.
-      send: of each group.
-    """
-
-    recv: list[Callable[..., Any]]
-    send: list[Callable[..., Any]]
-    act: Callable[..., Any]
-    work: Callable[..., Any]
-    active: Callable[..., Any]
-    remaining: Callable[..., Any]
-    finish: Callable[..., Any]
+    def __init__(self, stages: Stages, groups: Sequence[EnvGroup]):
+        self.recv = [jax.jit(group.recv) if group.traceable else group.recv for group in groups]
+        self.send = [
+            jax.jit(group.send) if group.traceable else partial(_send_from_host, group.send) for group in groups
+        ]
+        self.act = jax.jit(stages.act, static_argnums=3, donate_argnums=0)
+        self.work = jax.jit(stages.work, static_argnums=3, donate_argnums=(0, 1))
+        self.active = _always if stages.active is None else jax.jit(stages.active, static_argnums=1)
+        self.remaining = _always if stages.remaining is None else jax.jit(stages.remaining)
+        self.finish = _nothing if stages.finish is None else jax.jit(stages.finish, donate_argnums=(0, 1))
 
     def step(self, g: int, env: ArrayTree, action: Array) -> tuple[ArrayTree, TimeStep]:
         """Sends actions to a group, and receives what they led to."""
         return self.recv[g](self.send[g](env, action))
-
-
-def _calls(stages: Stages, groups: Sequence[EnvGroup], beats_per_round: int) -> _Calls:
-    _check(groups, beats_per_round)
-    return _Calls(
-        recv=[jax.jit(group.recv) if group.traceable else group.recv for group in groups],
-        send=[jax.jit(group.send) if group.traceable else partial(_send_from_host, group.send) for group in groups],
-        act=jax.jit(stages.act, static_argnums=3, donate_argnums=0),
-        work=jax.jit(stages.work, static_argnums=3, donate_argnums=(0, 1)),
-        active=_always if stages.active is None else jax.jit(stages.active, static_argnums=1),
-        remaining=_always if stages.remaining is None else jax.jit(stages.remaining),
-        finish=_nothing if stages.finish is None else jax.jit(stages.finish, donate_argnums=(0, 1)),
-    )
 
 
 def _send_from_host(send: Callable[..., Any], env: ArrayTree, action: Array) -> ArrayTree:

@@ -62,42 +62,30 @@ class Slots(NamedTuple):
     ended: Array
 
 
-class Counters(NamedTuple):
-    """What happened, int32.
-
-    Attributes:
-      stepped: Timesteps of the slots of groups that were stepped.
-      busy: Those in which the slot had an episode to play, the timestep that begins it included.
-      group_beats: `[groups]`: beats in which each group was stepped.
-    """
-
-    stepped: Array
-    busy: Array
-    group_beats: Array
-
-
 class Carry(NamedTuple):
     """The small state of a rollout.
 
     Attributes:
-      num_entries: int32 scalar: length of the queue.
       taken: int32 scalar: entries handed out.
       slots: Of each group.
       returns: float32 `[C]`, by queue entry.
       lengths: int32 `[C]`.
       played: bool `[C]`.
-      counters: What happened so far.
+      stepped: int32 scalar: timesteps of the slots of groups that were stepped.
+      busy: int32 scalar: those in which the slot had an episode to play, the timestep that begins it included.
+      group_beats: int32 `[groups]`: beats in which each group was stepped.
       num_due: int32 scalar: slots to decode in the next `work`, which waits for `send` through it.
       num_ended: int32 scalar: slots whose behaviour the next `work` keeps, likewise.
     """
 
-    num_entries: Array
     taken: Array
     slots: tuple[Slots, ...]
     returns: Array
     lengths: Array
     played: Array
-    counters: Counters
+    stepped: Array
+    busy: Array
+    group_beats: Array
     num_due: Array
     num_ended: Array
 
@@ -255,13 +243,14 @@ class Rollout:
                 )
             )
         carry = Carry(
-            num_entries=num_entries,
             taken=jnp.minimum(num_entries, b * num_groups),
             slots=tuple(slots),
             returns=jnp.zeros(capacity, jnp.float32),
             lengths=jnp.zeros(capacity, jnp.int32),
             played=jnp.zeros(capacity, bool),
-            counters=Counters(zero, zero, jnp.zeros(num_groups, jnp.int32)),
+            stepped=zero,
+            busy=zero,
+            group_beats=jnp.zeros(num_groups, jnp.int32),
             num_due=zero,
             num_ended=zero,
         )
@@ -286,7 +275,7 @@ class Rollout:
         entry_ended = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
 
         candidate = carry.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
-        refilled = ended & (candidate < carry.num_entries)
+        refilled = ended & (candidate < constants.queue.num_entries)
         num_refilled = refilled.sum(dtype=jnp.int32)
 
         def apply(variables, observation, state):
@@ -305,18 +294,15 @@ class Rollout:
             records=behaviors.advance(self.behavior, slots.records, timestep),
             ended=entry_ended,
         )
-        counters = Counters(
-            carry.counters.stepped + busy.shape[0],
-            carry.counters.busy + busy.sum(dtype=jnp.int32),
-            carry.counters.group_beats.at[g].add(1),
-        )
         carry = carry._replace(
             taken=carry.taken + num_refilled,
             slots=(*carry.slots[:g], after, *carry.slots[g + 1 :]),
             returns=carry.returns.at[entry_ended].set(episode_return, mode="drop"),
             lengths=carry.lengths.at[entry_ended].set(length, mode="drop"),
             played=carry.played.at[entry_ended].set(True, mode="drop"),
-            counters=counters,
+            stepped=carry.stepped + busy.shape[0],
+            busy=carry.busy + busy.sum(dtype=jnp.int32),
+            group_beats=carry.group_beats.at[g].add(1),
             num_due=num_refilled,
             num_ended=ended.sum(dtype=jnp.int32),
         )

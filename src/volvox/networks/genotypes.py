@@ -137,10 +137,11 @@ def _first_generation(init: Callable[[Array], ArrayTree], initial_std: InitialSt
         for path, leaf in paths
     ]
 
+    @jax.jit  # so that kernels are never drawn
     def constants(key: Array) -> list[Array | None]:
         return [leaf if std is None else None for leaf, std in zip(jax.tree.leaves(init(key)), stds, strict=True)]
 
-    fixed = jax.jit(constants)(jax.random.key(0))  # jitted, so that kernels are never drawn
+    fixed = constants(jax.random.key(0))
 
     def from_noise(noise: ArrayTree) -> ArrayTree:
         leaves, treedef = jax.tree.flatten(noise)

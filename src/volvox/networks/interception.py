@@ -51,7 +51,7 @@ def low_rank_kernels(apply: Callable[..., Any], *args: Any) -> frozenset[tuple[s
             found.update((*module.path, layer, "kernel") for layer in module.variables["params"])
         elif computed is not None:
             found.add((*module.path, "kernel"))
-        elif type(module) in (nn.Dense, nn.Conv):  # one call that is not computed is enough
+        elif type(module) in (nn.Dense, nn.Conv):  # one call that `volvox.ops` does not compute is enough
             missed.add((*module.path, "kernel"))
         return next_fun(*args, **kwargs)
 
@@ -73,7 +73,7 @@ def _intercept(next_fun, args, kwargs, context) -> Any:
 
 
 def _computed(context, args, kwargs) -> Callable[..., Any] | None:
-    """What computes this call, if it is one of a layer that `volvox.ops` can compute."""
+    """Returns the function that computes this call, if it is of a layer that `volvox.ops` can compute."""
     module = context.module
     if context.method_name != "__call__" or kwargs or module.is_initializing():
         return None

@@ -19,8 +19,8 @@ class MLP(nn.Module):
       num_outputs: Length of the output.
       hidden: Widths of the hidden layers; may be empty.
       activation: Applied after each hidden layer, not after the output.
-      densely_connected: Each layer sees what all before it gave, and the input (Ota et al. 2021, arXiv 2102.07920,
-        section 3.2).
+      densely_connected: Each layer is given the outputs of all layers before it, and the input (Ota et al. 2021,
+        arXiv 2102.07920, section 3.2).
     """
 
     num_outputs: int

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from volvox.ops import flat, low_rank
 from volvox.ops.order import rounded
-from volvox.population.noise import LowRank, Noise
+from volvox.population.noise import Generator, LowRank, Noise, Table
 from volvox.types import Array, ArrayTree, Genotype
 
 _AT_ONCE = 8
@@ -53,6 +53,7 @@ class Encoding:
       data: The noise's data, float32 `[size]`.
       zero: The runtime zero of `volvox.ops.order`, int32 scalar.
       noise: Where noise comes from.
+      rank: Rank of the noise that mutations add to kernels; None if it is as free as any.
       from_noise: `Genotype.from_noise`.
       shapes: Shape of every parameter.
       treedef: The structure of the parameters.
@@ -61,16 +62,12 @@ class Encoding:
 
     data: Array
     zero: Array
-    noise: Noise = flax.struct.field(pytree_node=False)
+    noise: Table | Generator = flax.struct.field(pytree_node=False)
+    rank: int | None = flax.struct.field(pytree_node=False)
     from_noise: Callable[[ArrayTree], ArrayTree] = flax.struct.field(pytree_node=False)
     shapes: tuple[tuple[int, ...], ...] = flax.struct.field(pytree_node=False)
     treedef: Any = flax.struct.field(pytree_node=False)
     factored: tuple[bool, ...] = flax.struct.field(pytree_node=False)
-
-    @property
-    def rank(self) -> int | None:
-        """Rank of the noise that mutations add to kernels; None if it is as free as any."""
-        return self.noise.rank if isinstance(self.noise, LowRank) else None
 
     @property
     def like(self) -> ArrayTree:
@@ -107,7 +104,7 @@ def encoding(genotype: Genotype, noise: Noise) -> Encoding:
         (see `LowRank`).
     """
     shapes = outline(genotype, noise)
-    return dataclasses.replace(shapes, data=noise.make_data(shapes.num_drawn), zero=jnp.int32(0))
+    return dataclasses.replace(shapes, data=shapes.noise.make_data(shapes.num_drawn), zero=jnp.int32(0))
 
 
 def outline(genotype: Genotype, noise: Noise) -> Encoding:
@@ -132,14 +129,18 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
                 "set the module's param_dtype."
             )
     shapes = {flat.leaf_path(path): tuple(leaf.shape) for path, leaf in paths}
+    factored, rank = (False,) * len(shapes), None
+    if isinstance(noise, LowRank):
+        factored, rank, noise = _factored(shapes, genotype, noise), noise.rank, noise.source
     without_data = Encoding(
         data=jax.ShapeDtypeStruct((0,), jnp.float32),  # pyright: ignore[reportArgumentType]
         zero=jax.ShapeDtypeStruct((), jnp.int32),  # pyright: ignore[reportArgumentType]
         noise=noise,
+        rank=rank,
         from_noise=genotype.from_noise,
         shapes=tuple(shapes.values()),
         treedef=treedef,
-        factored=_factored(shapes, genotype, noise) if isinstance(noise, LowRank) else (False,) * len(shapes),
+        factored=factored,
     )
     return dataclasses.replace(without_data, data=jax.ShapeDtypeStruct((without_data.num_drawn,), jnp.float32))
 
@@ -230,7 +231,7 @@ def _formed(noise: Any, like: Any, zero: Array) -> Array:
 def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """Computes the parameters of one member: `bases[parent] + scale * noise(seed)`, or the initialiser's noise.
 
-    Low-rank noise is formed for it.
+    Low-rank noise is formed into full kernels.
 
     The product is rounded before the sum wherever this runs (in or out of a fusion), so that an individual rebuilt
     from its lineage is, bit for bit, the one that played.
@@ -258,7 +259,7 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
 def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """The parameters of one member as its network takes them: as `decode` computes them, or kernels as `LowRank`.
 
-    With low-rank noise no kernel is formed, and `member.initial` is not asked: first ancestors are bases there.
+    With low-rank noise no kernel is formed, and `member.initial` is ignored: first ancestors are bases there.
 
     Args:
       encoding: of the network.

@@ -23,7 +23,7 @@ class Genome(NamedTuple):
     """One individual: the seed of its first ancestor, and each mutation since.
 
     Attributes:
-      initial_seed: names the noise of the first ancestor.
+      initial_seed: names the noise that the first ancestor's parameters were made of.
       mutations: (seed, power) from the oldest to the newest.
     """
 
@@ -40,7 +40,7 @@ class Lineage(NamedTuple):
       parent: int32 `[G, P]`: index of the base of the generation before.
       seed: int32 `[G, P]`.
       scale: float32 `[G, P]`: 0 where the base was carried over unchanged.
-      initial: bool `[G, P]`: the base is a first ancestor; its parent means nothing.
+      initial: bool `[G, P]`: the base is a first ancestor; its parent has no meaning.
     """
 
     parent: np.ndarray

@@ -1,13 +1,13 @@
 """Where noise comes from: a shared table of normal numbers, or a generator; in full, or of low rank.
 
-A seed names a noise vector of any network: the start of a slice of the table, or the seed of a generator.
+A seed names a noise vector of any network: the start of a slice of the table, or the seed of a generator. These are
+settings with pure methods; the table itself, their data, is an argument of each method and never closed over.
 
 encoding(genotype, Table())                         # a table of 8 numbers for each parameter
 encoding(genotype, LowRank(rank=2, source=Generator()))
 """
 
 import dataclasses
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +18,6 @@ from volvox.ops import flat
 from volvox.types import Array, ArrayTree
 
 _CHUNK = 2**22  # even, so that the legacy generator's pairs are not split
-
-
-class Noise(Protocol):
-    """A source of standard normal noise: settings that are hashable, and pure functions of them and the data.
-
-    The data is an argument of each method, never closed over.
-    """
-
-    def make_data(self, num_numbers: int) -> Array:
-        """Makes the data of networks that draw at most `num_numbers`: the table, float32 `[size]`, or an empty one."""
-        ...
-
-    def draw(self, key: Array, shape: tuple[int, ...], data: Array, num_numbers: int) -> Array:
-        """Draws int32 seeds of the given shape, uniformly from all that name a noise vector of `num_numbers`."""
-        ...
-
-    def sample(self, data: Array, seed: Array, like: ArrayTree) -> ArrayTree:
-        """Returns the float32 noise that a seed names, in the structure and shapes of `like`."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,11 +55,11 @@ class Table:
         return jnp.asarray(values)
 
     def draw(self, key: Array, shape: tuple[int, ...], data: Array, num_numbers: int) -> Array:
-        """See `Noise.draw`."""
+        """Draws int32 seeds of the given shape, uniformly from all that name a noise vector of `num_numbers`."""
         return jax.random.randint(key, shape, 0, data.shape[0] - num_numbers + 1, jnp.int32)
 
     def sample(self, data: Array, seed: Array, like: ArrayTree) -> ArrayTree:
-        """See `Noise.sample`."""
+        """Returns the float32 noise that a seed names, in the structure and shapes of `like`."""
         return jax.tree.map(
             lambda leaf, offset: jax.lax.dynamic_slice(data, (seed + offset,), (leaf.size,)).reshape(leaf.shape),
             like,
@@ -106,11 +87,11 @@ class Generator:
         return jnp.zeros((0,), jnp.float32)
 
     def draw(self, key: Array, shape: tuple[int, ...], data: Array, num_numbers: int) -> Array:
-        """See `Noise.draw`."""
+        """See `Table.draw`."""
         return jax.random.randint(key, shape, 0, np.iinfo(np.int32).max, jnp.int32)
 
     def sample(self, data: Array, seed: Array, like: ArrayTree) -> ArrayTree:
-        """See `Noise.sample`."""
+        """See `Table.sample`."""
         key = jax.random.fold_in(jax.random.key(self.seed), seed)
         # The offset of a leaf, not its place in the tree, picks its stream.
         return jax.tree.map(
@@ -139,7 +120,7 @@ class LowRank:
     """
 
     rank: int = 1
-    source: Noise = Table()
+    source: Table | Generator = Table()
     full: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -150,14 +131,6 @@ class LowRank:
         if isinstance(self.source, LowRank):
             raise ValueError(f"source is of rank {self.source.rank} already; give Table() or Generator().")
 
-    def make_data(self, num_numbers: int) -> Array:
-        """See `Noise.make_data`."""
-        return self.source.make_data(num_numbers)
 
-    def draw(self, key: Array, shape: tuple[int, ...], data: Array, num_numbers: int) -> Array:
-        """See `Noise.draw`."""
-        return self.source.draw(key, shape, data, num_numbers)
-
-    def sample(self, data: Array, seed: Array, like: ArrayTree) -> ArrayTree:
-        """See `Noise.sample`."""
-        return self.source.sample(data, seed, like)
+Noise = Table | Generator | LowRank
+"""Where noise comes from; anything with the methods of `Table` will do."""

@@ -4,7 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -80,13 +80,15 @@ def record_video(
         raise ValueError(f"a video's path ends in .mp4, got {path}")
     limit = integer("max_steps", spec.max_episode_steps if max_steps is None else max_steps, low=1)
     recipes = [env] if camera is None else [env, camera]
-    make_one = {"max_episode_steps": limit, "num_envs": 1, "num_groups": 1, "host": True}
+    groups: list[EnvGroup] = []
     channels, scale, pixels = (-1, 4, "gray") if camera is None else (slice(None), 3, "rgb24")
     height, width = (scale * side for side in recipes[-1].spec.observation_shape[:2])
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".unfinished-{path.name}")
     with ExitStack() as stack:
-        groups = [stack.enter_context(closing(recipe.make(seed, **make_one)[0])) for recipe in recipes]
+        for recipe in recipes:
+            groups += recipe.make(seed, max_episode_steps=limit, num_envs=1, num_groups=1, host=True)
+            stack.callback(groups[-1].close)
         form = f"-pix_fmt {pixels} -s {width}x{height} -r {fps or 60 / spec.frame_skip:g}"
         pipe = stack.enter_context(_mp4(unfinished, form))
         episode_return, length = 0.0, 0
