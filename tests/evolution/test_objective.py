@@ -162,7 +162,7 @@ def small_ga(objective):
 
 def test_a_genetic_algorithm_may_weigh_novelty_against_returns():
     """Member 0 is best by returns, member 7 by novelty; the weight decides who is the first parent."""
-    returns, behaviors = np.array([9.0, 1, 2, 3, 4, 5, 6, 7]), np.array([0.1, 0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0])
+    returns, behaviors = np.array([9.0, 1, 2, 3, 4, 5, 6, 0]), np.array([0.25, 0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0])
     first = []
     for weight in (0.0, 1.0):
         strategy = small_ga(Novelty(**SMALL, reward_weight=weight))
