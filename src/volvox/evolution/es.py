@@ -28,8 +28,7 @@ from volvox.evolution.strategy import (
     validation_summary,
 )
 from volvox.loop.behaviors import Behavior
-from volvox.population.combination import weighted_noise
-from volvox.population.decoding import Encoding, Member, decode, draw_seeds
+from volvox.population.decoding import Encoding, Member, decode, draw_seeds, weighted_noise
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 

@@ -1,6 +1,6 @@
 """Multi-layer perceptrons, for vectors and small probes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -34,15 +34,20 @@ class MLP(nn.Module):
         x = x.reshape(x.shape[0], -1)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(jnp.float32)
-        x = hidden_layers(x, self.hidden, self.activation, self.densely_connected)
+        x = hidden_layers(x, map(nn.Dense, self.hidden), self.activation, self.densely_connected)
         return nn.Dense(self.num_outputs)(x)
 
 
 def hidden_layers(
-    x: Array, widths: tuple[int, ...], activation: Callable[[Array], Array], densely_connected: bool
+    x: Array, layers: Iterable[nn.Module], activation: Callable[[Array], Array], densely_connected: bool
 ) -> Array:
-    """Applies the hidden layers of a perceptron to `[B, n]`; called inside a compact method."""
-    for width in widths:
-        out = activation(nn.Dense(width)(x))
+    """Applies hidden layers to `[B, n]`, each with the activation; densely connected: see `MLP`."""
+    for layer in layers:
+        out = activation(layer(x))  # pyright: ignore[reportCallIssue]
         x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
     return x
+
+
+def flat(observation: Array) -> Array:
+    """Observations `[B, ...]` as float32 `[B, n]`."""
+    return observation.reshape(observation.shape[0], -1).astype(jnp.float32)
