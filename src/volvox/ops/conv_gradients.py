@@ -117,10 +117,11 @@ def _to_blocks(x: Array, g: Array, window: Window) -> Array:
     mh, mw = g.shape[1] + qh - 1, g.shape[2] + qw - 1
     # Rows and columns that no window reaches are cut off: the padding after them may be negative.
     edges = ((0, 0, 0), (top, mh * sh - h - top, 0), (left, mw * sw - w - left, 0), (0, 0, 0))
+    split = (mh, sh, mw, sw * c)
 
     def convert(images: Array) -> Array:
         padded = lax.pad(images, jnp.zeros((), images.dtype), edges)
-        return padded.reshape(-1, mh, sh, mw, sw * c).transpose(0, 1, 3, 2, 4)
+        return padded.reshape(-1, *split).transpose(0, 1, 3, 2, 4)
 
     # A loop of its own, as XLA would otherwise convert again for each tap; a loop over one part would be unrolled.
     parts = _divisor(b, 4)
