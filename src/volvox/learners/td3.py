@@ -28,7 +28,7 @@ from volvox.data.replay import Batch, Replay
 from volvox.learners import side_by_side
 from volvox.learners.learner import LearnState, Progress
 from volvox.learners.side_by_side import kept, setting, updates_per_beat
-from volvox.networks.off_policy import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
+from volvox.networks.perceptrons import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 

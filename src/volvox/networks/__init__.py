@@ -12,9 +12,8 @@ from volvox.networks.actor_critics import (
 from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.genotypes import genotype, genotype_from_functions
 from volvox.networks.interception import use_kernels
-from volvox.networks.mlp import MLP
 from volvox.networks.neuroevolution import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
-from volvox.networks.off_policy import ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
+from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
 
 __all__ = ["GA3C", "MLP", "ActorAndCritic", "ActorCritic", "BlockCirculantDense", "DeepGA", "GaussianMLP", "Grouped"]
 __all__ += ["NatureTorso", "NextObservationNetwork", "QNetwork", "RecurrentActorCritic", "SmallTorso"]

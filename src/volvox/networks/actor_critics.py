@@ -16,8 +16,8 @@ from flax import linen as nn
 from volvox._settings import describe
 from volvox.networks.distributions import Distribution, clipped, distribution
 from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations
-from volvox.networks.mlp import flat, hidden_layers
 from volvox.networks.neuroevolution import torso
+from volvox.networks.perceptrons import flat, hidden_layers
 from volvox.ops.batching import where_rows
 from volvox.ops.flat import num_parameters
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
