@@ -11,7 +11,6 @@ import pytest
 from volvox import evolution, loop, networks, population, report
 from volvox.envs import hard_maze, probe
 from volvox.evolution import ES, GA, Novelty, Returns
-from volvox.report import log
 from volvox.training import train
 from volvox.types import Evaluation
 
@@ -201,7 +200,7 @@ def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
     algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, noise=population.Table(size=5_000))
     for steps in (2, 4):
         run = train(algorithm, seed=0, steps=steps, run_dir=tmp_path / "run", log=True, resume=True, progress=False)
-    logged = log.read(tmp_path / "run" / "log")
+    logged = report.read_log(tmp_path / "run" / "log")
     assert list(logged) == [1, 2, 3, 4]
     for number, row in enumerate(run.metrics, start=1):
         assert logged[number]["fitness"].max() == pytest.approx(row["training_best"])
@@ -209,8 +208,8 @@ def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
     np.testing.assert_allclose(
         [logged[number]["scale"][0] for number in logged], [0.5, 0.1 + 0.8 / 3, 0.1 + 0.4 / 3, 0.1], rtol=1e-6
     )
-    report.population.cloud(tmp_path / "run", tmp_path / "cloud.png")
-    report.population.descent(tmp_path / "run", tmp_path / "descent.png")
+    report.cloud(tmp_path / "run", tmp_path / "cloud.png")
+    report.descent(tmp_path / "run", tmp_path / "descent.png")
     with pytest.raises(ValueError, match="needs a run_dir"):
         train(algorithm, seed=0, steps=1, log=True)
 
