@@ -170,7 +170,7 @@ def measure(options: Options) -> dict[str, Any]:
     }
     if options.peers:
         # The same loop, but convolutions and their gradients are XLA's own.
-        with mock.patch("volvox.networks.actor_critic.use_kernels", nullcontext):
+        with mock.patch("volvox.networks.genotypes.use_kernels", nullcontext):
             rate = whole_loop(vx.learn(settings, module, env), options)["steps_per_s"]
         figures |= {
             "automatic_gradients_steps_per_s": rate,

@@ -27,8 +27,7 @@ from matplotlib.figure import Figure
 from parts import machine
 
 import volvox as vx
-from volvox.ops.matmul import implementations, matmul
-from volvox.ops.shapes import MATMULS
+from volvox.ops.matmul import MATMULS, implementations, matmul
 
 Flag = tyro.conf.arg
 HERE = Path(__file__).parent

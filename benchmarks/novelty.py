@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import tyro
 from parts import machine, show
 
-from volvox.evolution.archive import novelty
+from volvox.evolution.objective import novelty
 
 Flag = tyro.conf.arg
 

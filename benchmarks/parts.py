@@ -22,6 +22,8 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
         # A cheap spread of actions; the emulators' speed depends on what they are made to do.
         spread = jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5
         if spec.num_actions is None:
+            assert spec.action_low is not None
+            assert spec.action_high is not None
             (size,) = spec.action_shape or (0,)
             each = (spread[:, None] + 3 * jnp.arange(size)) % 11 / 10
             return carry + 1, spec.action_low + each * (spec.action_high - spec.action_low)

@@ -129,18 +129,17 @@ def setup(options: Options, way: str = "dense") -> tuple[vx.TD3, vx.networks.Act
     settings = vx.TD3(
         batch_size=options.batch_size, random_timesteps=1_000, replay_size=100_000, timesteps_per_iteration=1_000
     )
-    cubic = vx.sparsity.Cubic(final_sparsity=0.875, begin=0, end=1_000)
-    adam = optax.adam(3e-4)
+    if way == "dense":
+        return settings, vx.networks.ActorAndCritic(actor, critic), env
     if way == "group-sparse":
         gst = vx.sparsity.GroupSparse(block=4, final_sparsity=0.875, end=1_000, every=5_000)
-        actor, critic, optimizer = gst.network(actor), gst.network(critic), gst.optimizer(adam)
-    elif way != "dense":
-        rule = vx.sparsity.Magnitude(schedule=cubic, every=1_000)
-        if way == "dynamic":
-            rule = vx.sparsity.Dynamic(sparsity=0.875, every=1_000)
-        optimizer = vx.sparsity.sparse(adam, rule, min_side=32)
-    if way != "dense":
-        settings = dataclasses.replace(settings, optimizer=optimizer, learning_rate=None)
+        actor, critic, optimizer = gst.network(actor), gst.network(critic), gst.optimizer(optax.adam(3e-4))
+    else:
+        cubic = vx.sparsity.Cubic(final_sparsity=0.875, begin=0, end=1_000)
+        magnitude = vx.sparsity.Magnitude(schedule=cubic, every=1_000)
+        rule = magnitude if way == "magnitude" else vx.sparsity.Dynamic(sparsity=0.875, every=1_000)
+        optimizer = vx.sparsity.sparse(optax.adam(3e-4), rule, min_side=32)
+    settings = dataclasses.replace(settings, optimizer=optimizer, learning_rate=None)
     return settings, vx.networks.ActorAndCritic(actor, critic), env
 
 

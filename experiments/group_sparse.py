@@ -24,7 +24,6 @@ from scipy import stats
 
 import volvox as vx
 from volvox._checks import integer
-from volvox._settings import describe
 from volvox.sparsity import Cubic, Dynamic, GroupSparse, KeepNOfM, Magnitude
 from volvox.training import check_unused
 
@@ -68,7 +67,7 @@ class Settings:
     td3: vx.TD3 = vx.TD3(num_learners=3)
 
 
-def make_algorithm(settings: Settings, way: str) -> vx.types.Algorithm:
+def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
     """TD3 trained in one way; raises ValueError for bad settings."""
     td3 = settings.td3
     integer("episodes", settings.episodes, low=1)
@@ -143,10 +142,12 @@ def train(settings: Settings, way: str) -> int:
             return run.exit_code
         how = {"steps": run.metrics[-1]["timesteps"], "episodes": settings.episodes, "seed": settings.seed}
         if not path.exists() or json.loads(path.read_text())["of"] != how:
-            fresh = {"num_episodes": settings.episodes, "seed": settings.seed + 1_000_003}
-            policies = [vx.learners.variables_of(run.state, i) for i in range(settings.td3.num_learners)]
-            played = [vx.play(algorithm.env, algorithm.policy, variables, **fresh) for variables in policies]
-            path.write_text(json.dumps({"of": how, "returns": [score.returns.tolist() for score in played]}) + "\n")
+            returns = []
+            for learner in range(settings.td3.num_learners):
+                variables, seed = vx.learners.variables_of(run.state, learner), settings.seed + 1_000_003
+                score = vx.play(algorithm.env, algorithm.policy, variables, num_episodes=settings.episodes, seed=seed)
+                returns.append(score.returns.tolist())
+            path.write_text(json.dumps({"of": how, "returns": returns}) + "\n")
     finally:
         algorithm.close()
     return 0
@@ -171,7 +172,8 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
         compression = np.array([row.get("compression", 0.0) for row in rows])
         interval = None  # of one learner nothing can be said
         if len(each) > 1:
-            interval = list(map(float, stats.t.interval(0.95, len(each) - 1, each.mean(), stats.sem(each))))
+            half = float(stats.t.ppf(0.975, len(each) - 1) * stats.sem(each))
+            interval = [float(each.mean()) - half, float(each.mean()) + half]
         found[way] = {
             "return": float(each.mean()),
             "return_interval_95": interval,
@@ -269,7 +271,7 @@ def say(found: dict[str, dict[str, Any]]) -> None:
 
 def shared(settings: Settings) -> dict[str, Any]:
     """The settings that all runs of a directory share, as JSON values."""
-    described = describe(settings)
+    described = vx.describe(settings)
     described |= described.pop("gst") | described.pop("td3")
     return {name: value for name, value in described.items() if name not in _FREE}
 
@@ -313,7 +315,7 @@ def main() -> int:
             except FloatingPointError as error:
                 print(f"error: {way}: {error}", file=sys.stderr)
                 failed.append(way)
-    except (ValueError, FileExistsError, BlockingIOError, vx.checkpoint.DamagedCheckpointError) as error:
+    except (ValueError, FileExistsError, BlockingIOError, vx.DamagedCheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     found, over_training = results(settings), curves(settings)

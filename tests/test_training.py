@@ -490,6 +490,18 @@ def test_an_error_in_a_step_passes_and_leaves_a_resumable_run(tmp_path):
     assert_same_run(run, quietly(hill(), steps=5))
 
 
+def test_numbers_that_are_not_finite_leave_the_last_good_state_and_a_note(tmp_path):
+    def fail(number, chunk):
+        if number == 3:
+            raise FloatingPointError("no longer finite")
+
+    for run_dir, said in ((None, "nothing was saved"), (tmp_path / "a", f"its checkpoint is in {tmp_path / 'a'}")):
+        with pytest.raises(FloatingPointError) as error:
+            quietly(hill(interrupt=fail), steps=5, run_dir=run_dir, checkpoint_every=10)
+        assert error.value.__notes__ == [f"The last good state is that of generation 2; {said}."]
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 2]
+
+
 def test_outside_the_main_thread(tmp_path):
     runs = []
     thread = threading.Thread(target=lambda: runs.append(quietly(hill(), steps=2, run_dir=tmp_path / "a")))

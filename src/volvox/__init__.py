@@ -11,7 +11,8 @@ run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
 import sys
 
 from volvox import data, envs, evolution, learners, loop, networks, ops, population, report, sparsity
-from volvox._settings import describe, document_fields
+from volvox._settings import describe
+from volvox._settings import document_fields as _document_fields
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.evolution import ES, GA, Novelty, RandomSearch, Returns, evolve
 from volvox.learners import A3C, TD3, learn
@@ -41,4 +42,4 @@ __all__ += ["tune"]
 
 for _name, _module in list(sys.modules.items()):
     if _name.startswith("volvox."):
-        document_fields(_module)
+        _document_fields(_module)

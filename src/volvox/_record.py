@@ -129,13 +129,6 @@ class Record:
         else:
             (self.path / _ELITE).unlink(missing_ok=True)
 
-    def last_good(self) -> str:
-        """Says where the newest checkpoint is."""
-        if self.path is None:
-            return "There is no run directory: nothing was saved."
-        kept = checkpoint.folder_of(self.path / _CHECKPOINTS, self.done)
-        return f"The last good checkpoint, of {self._algorithm.step_name} {self.done}, is {kept}."
-
     def plot_now_and_then(self) -> None:
         """Draws the learning curve, about once a minute."""
         began = time.monotonic()

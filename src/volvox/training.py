@@ -84,7 +84,7 @@ def train(
         named), or the run directory lacks a file it must have.
       BlockingIOError: another process is writing to `run_dir`.
       volvox.checkpoint.DamagedCheckpointError: every checkpoint is damaged.
-      FloatingPointError: the algorithm's numbers are no longer finite; a note names the last good checkpoint.
+      FloatingPointError: the algorithm's numbers are no longer finite; a note says where the last good checkpoint is.
     """
     _checks.integer("steps", steps, low=1)
     _checks.integer("checkpoint_every", checkpoint_every, low=1)
@@ -125,7 +125,8 @@ def train(
                 break
             except FloatingPointError as error:
                 record.save(state)
-                error.add_note(record.last_good())
+                saved_in = "nothing was saved" if run_dir is None else f"its checkpoint is in {run_dir}"
+                error.add_note(f"The last good state is that of {name} {record.done}; {saved_in}.")
                 raise
             now = time.monotonic()
             record.add(state, figures, seconds=seconds_before + now - began, step_seconds=now - step_began)

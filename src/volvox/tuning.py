@@ -106,16 +106,25 @@ def tune(
                 raise ValueError(f"{path} is no result of tuning any more ({error}); remove it.") from error
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    trials = _Trials(make, seconds, progress, done=[])
-    if trials.measure(best) is None:
-        raise ValueError(f"{best} cannot be run, where the search begins: {trials.done[-1]['error']}")
+    trials: list[dict[str, Any]] = []
+
+    def measure(settings: Settings) -> float:
+        """Returns timesteps a second; NaN if these settings cannot be run."""
+        trials.append({"settings": settings, **_in_a_process(_trial, make, settings, seconds)})
+        rate = trials[-1].get("steps_per_second", math.nan)
+        if progress:
+            print(f"tune: {settings}: {trials[-1].get('error', f'{rate:,.0f} steps/s')}", flush=True)
+        return rate
+
+    if math.isnan(measure(best)):
+        raise ValueError(f"{best} cannot be run, where the search begins: {trials[0]['error']}")
     for setting, values in choices.items():
         for value in values[1:]:
             candidate = {**best, setting: value}
-            if _is_faster(trials.measure, best, candidate, min_gain):
+            if _is_faster(measure, best, candidate, min_gain):
                 best = candidate
-    rates = [trial["steps_per_second"] for trial in trials.done if trial["settings"] == best and "error" not in trial]
-    tuned = Tuned(best, statistics.median(rates), trials.done)
+    rates = [trial["steps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
+    tuned = Tuned(best, statistics.median(rates), trials)
     if path is not None:
         _system.write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
     return tuned
@@ -141,32 +150,6 @@ def measure_speed(algorithm: Algorithm, seconds: float) -> float:
             stopwatch.begin_step()
             state, _ = algorithm.step(state, monitor=stopwatch)
     return stopwatch.stepped / stopwatch.spent
-
-
-class _Trials(NamedTuple):
-    """Trials, each in a process of its own.
-
-    Attributes:
-      make: settings by name -> the algorithm.
-      seconds: of a trial.
-      progress: print a line a trial.
-      done: settings and outcomes, in order; a trial adds one.
-    """
-
-    make: Callable[..., Algorithm]
-    seconds: float
-    progress: bool
-    done: list[dict[str, Any]]
-
-    def measure(self, settings: Settings) -> float | None:
-        """Returns timesteps a second, or None if these settings cannot be run."""
-        outcome = _in_a_process(_trial, self.make, settings, self.seconds)
-        self.done.append({"settings": settings, **outcome})
-        rate = outcome.get("steps_per_second")
-        if self.progress:
-            said = outcome["error"] if rate is None else f"{rate:,.0f} steps/s"
-            print(f"tune: {settings}: {said}", flush=True)
-        return rate
 
 
 class _Stopwatch:
@@ -200,18 +183,13 @@ class _Stopwatch:
         return self.spent >= self._seconds
 
 
-def _is_faster(
-    measure: Callable[[Settings], float | None], best: Settings, candidate: Settings, min_gain: float
-) -> bool:
+def _is_faster(measure: Callable[[Settings], float], best: Settings, candidate: Settings, min_gain: float) -> bool:
     gains: list[float] = []
     for pair in range(_PAIRS):
         order = (best, candidate) if pair % 2 == 0 else (candidate, best)
         rates = {id(settings): measure(settings) for settings in order}
-        new, old = rates[id(candidate)], rates[id(best)]
-        if new is None or old is None:
-            return False
-        gains.append(math.log(new / old))
-        if pair == 0 and gains[0] <= 0:
+        gains.append(math.log(rates[id(candidate)] / rates[id(best)]))
+        if not gains[0] > 0:  # or NaN: the candidate cannot be run
             return False
     from scipy import stats  # takes a second to import, which only those who tune should wait for
 

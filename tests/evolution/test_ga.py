@@ -94,6 +94,14 @@ def test_elite_among_the_parents_displaces_nobody():
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
 
 
+def test_an_elite_from_behind_the_parents_takes_the_last_place():
+    strategy = ga(num_parents=1)
+    state = strategy.init(jax.random.key(0), CODE)
+    state, (offspring, _), _ = generation(strategy, state, range(8), [1.0, 2.0])
+    for base in (0, 1):  # the second of training, which won validation, is the only parent and the elite
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, 6))
+
+
 def test_the_elite_gives_way_only_to_a_better_one():
     strategy = ga()
     state = strategy.init(jax.random.key(0), CODE)

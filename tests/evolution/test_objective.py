@@ -11,7 +11,7 @@ import pytest
 from volvox import evolution, loop, networks, population, report
 from volvox.envs import hard_maze, probe
 from volvox.evolution import ES, GA, Novelty, Returns
-from volvox.report import log
+from volvox.report import rows as log
 from volvox.training import train
 from volvox.types import Evaluation
 
@@ -162,7 +162,7 @@ def small_ga(objective):
 
 def test_a_genetic_algorithm_may_weigh_novelty_against_returns():
     """Member 0 is best by returns, member 7 by novelty; the weight decides who is the first parent."""
-    returns, behaviors = np.array([9.0, 1, 2, 3, 4, 5, 6, 7]), np.array([0.1, 0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0])
+    returns, behaviors = np.array([9.0, 1, 2, 3, 4, 5, 6, 0]), np.array([0.25, 0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0])
     first = []
     for weight in (0.0, 1.0):
         strategy = small_ga(Novelty(**SMALL, reward_weight=weight))
@@ -201,7 +201,7 @@ def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
     algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, noise=population.Table(size=5_000))
     for steps in (2, 4):
         run = train(algorithm, seed=0, steps=steps, run_dir=tmp_path / "run", log=True, resume=True, progress=False)
-    logged = log.read(tmp_path / "run" / "log")
+    logged = log.read_log(tmp_path / "run" / "log")
     assert list(logged) == [1, 2, 3, 4]
     for number, row in enumerate(run.metrics, start=1):
         assert logged[number]["fitness"].max() == pytest.approx(row["training_best"])

@@ -51,18 +51,31 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
     ("flags", "message"),
     [
         (("--timesteps", "0"), "timesteps must be an integer of at least 1, got 0"),
-        (("--block", "0"), "block must be an integer of at least 1, got 0"),
-        (("--final-sparsity", "1.0"), "final_sparsity=1.0: give a share"),
         (("--timesteps", "100"), "timesteps=100: nothing is learned from random_timesteps=100"),
         (("--block", "3"), "block=3 does not divide"),
-        (("--final-sparsity", "0.5"), "final_sparsity=0.5 is below 0.75"),
         (("--final-sparsity", "0.85"), "final_sparsity=0.85: n-of-m keeps 1 of m"),
     ],
 )
 def test_bad_settings_are_refused(load, flags, message):
     module = load("group_sparse")
+    way = "n-of-m" if "n-of-m" in message else "gst"
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(module.settings_of([*TINY, *flags]), "n-of-m" if "n-of-m" in message else "gst")
+        module.make_algorithm(module.settings_of([*TINY, *flags]), way)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--block", "0"), "block must be an integer of at least 1, got 0"),
+        (("--final-sparsity", "1.0"), "final_sparsity=1.0: give a share"),
+        (("--final-sparsity", "0.5"), "final_sparsity=0.5 is below 0.75"),
+        (("--discount", "2"), "discount"),
+    ],
+)
+def test_flags_out_of_their_range_are_refused(load, capsys, flags, message):
+    with pytest.raises(SystemExit, match="2"):
+        load("group_sparse").settings_of([*TINY, *flags])
+    assert message in capsys.readouterr().err
 
 
 def test_iterative_pruning_is_compared_at_its_best_speed(load):

@@ -20,6 +20,7 @@ from volvox.training import train
 from volvox.types import Interrupted, TimeStep
 
 ENV = probe.target(size=1, num_envs=8, groups=2)
+UNBOUNDED = ENV._replace(spec=ENV.spec._replace(action_high=np.float32([np.inf])))
 ACTOR = networks.MLP(1, hidden=(16,), activation=nn.relu)
 CRITIC = networks.QNetwork(hidden=(16,))
 FEATURES = networks.NextObservationNetwork((6, 6), (5,))
@@ -405,7 +406,7 @@ def test_the_defaults_are_those_of_reference_implementations():
         ({"target_noise_clip": -1.0}, "target_noise_clip=-1.0: give a finite number of at least 0"),
         ({"updates_per_timestep": 0.0}, "are 0 updates a beat"),
         ({"representation": FEATURES, "n_step": 2}, "n_step=2: a representation predicts"),
-        ({"env": ENV._replace(spec=ENV.spec._replace(action_high=np.float32([np.inf])))}, "has actions from [-1.] to [inf]"),
+        ({"env": UNBOUNDED}, "has actions from [-1.] to [inf]"),
         ({"env": probe.corridor(num_envs=8, groups=2)}, "has no continuous actions"),
     ],
 )

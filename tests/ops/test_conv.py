@@ -12,7 +12,7 @@ from jax import lax
 
 from volvox.ops import conv as conv_module
 from volvox.ops.conv import Window, conv
-from volvox.ops.shapes import CONVS
+from volvox.ops.matmul import CONVS
 
 
 def operands(shape, *, networks=(), batch=1, seed=0):

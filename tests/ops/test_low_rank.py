@@ -10,8 +10,7 @@ import pytest
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.conv import conv, conv_low_rank
 from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense, with_bases, without_bases
-from volvox.ops.matmul import matmul
-from volvox.ops.shapes import CONVS, MATMULS
+from volvox.ops.matmul import CONVS, MATMULS, matmul
 
 INDICES = {
     "all one": lambda p, n: np.full(n, p - 1),

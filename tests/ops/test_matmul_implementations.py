@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from volvox.ops import matmul as dispatch
-from volvox.ops.matmul import dense, matmul
+from volvox.ops.matmul import MATMULS, MatmulShape, dense, matmul
 from volvox.ops.matmul_mosaic import Streamed, Tiled, capability, matmul_mosaic, plan
-from volvox.ops.shapes import MATMULS, MatmulShape
 
 HOPPER = (9, 0)
 INDICES = {

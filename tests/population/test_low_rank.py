@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import networks, population
+from volvox import evolution, networks, population
 from volvox.envs import probe
 from volvox.loop import Evaluator, SlotMemory
 from volvox.population import Genome, Member, lineage
@@ -197,12 +197,10 @@ def test_what_prepare_changes_is_not_shared():
 
 
 def test_bad_noise_is_refused_when_an_algorithm_is_made():
-    from volvox import evolution
-
-    strategy = evolution.ga(population_size=24, num_parents=4, mutation_std=0.1)
+    strategy = evolution.GA(population_size=24, num_parents=4, mutation_std=0.1)
     with pytest.raises(ValueError, match="matrix of rank 3 at most"):
         evolution.evolve(strategy, Network(), ENV, noise=population.LowRank(rank=4, full=("matrix",)))
-    search = evolution.random_search(population_size=24)
+    search = evolution.RandomSearch(population_size=24)
     with pytest.raises(ValueError, match="low-rank noise has no use"):
         evolution.evolve(search, networks.MLP(3), ENV, noise=population.LowRank())
 
@@ -228,10 +226,8 @@ def test_bad_ranks_and_parameters_are_refused():
 
 
 def test_the_lineage_begins_with_the_bases_before_the_first_generation():
-    from volvox import evolution
-
     def make():
-        strategy = evolution.ga(
+        strategy = evolution.GA(
             population_size=24, num_parents=4, mutation_std=0.1, num_elite_candidates=3, num_validation_episodes=4
         )
         noise = population.LowRank(rank=1, source=population.Table(size=20_000), full=("matrix",))
@@ -245,7 +241,7 @@ def test_the_lineage_begins_with_the_bases_before_the_first_generation():
         scores.append(metrics["elite_score"])
         if state.best_generation == state.generation:  # the elite is the best so far
             elite = jax.tree.map(lambda x: x[-1], state.strategy.bases)
-            jax.tree.map(np.testing.assert_array_equal, algorithm.policy(state), elite)
+            jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), elite)
     assert scores[-1] > scores[0]
     assert len(state.lineage.seed) == 7
     restored = make().restore(algorithm.save(state))

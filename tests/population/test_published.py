@@ -78,8 +78,9 @@ def test_a_published_individual_is_rebuilt_to_the_bit_and_plays(size, tmp_path):
     np.testing.assert_array_equal(np.asarray(flat.flatten(params)).view(np.int32), theta.view(np.int32))
 
     image = np.random.default_rng(0).uniform(size=(84, 84, 4)).astype(np.float32)
-    ours, _ = net.policy.apply(jax.jit(net.prepare)(params), image[None], ())
+    variables = jax.jit(net.prepare)(params)
+    ours, _ = net.policy.apply(variables, image[None], ())
     np.testing.assert_allclose(ours[0], logits(layers, theta, image), rtol=1e-3, atol=1e-5)
 
-    score = play(env, net, params, num_episodes=2, max_episode_steps=9)
+    score = play(env, net.policy, variables, num_episodes=2, max_episode_steps=9)
     np.testing.assert_array_equal(score.lengths, 9)  # no game of Frostbite is over so soon

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-from typing import ClassVar
 
 import chex
 import jax
@@ -324,7 +323,7 @@ class Striped:
     """A rule of a user's own: every other group lives, and all change places now and then."""
 
     every: int = 2
-    schedule: ClassVar[None] = None
+    schedule = None  # not a field
 
     def init(self, key, kernels):
         shapes = {name: kernel.mask_shape for name, kernel in kernels.items()}

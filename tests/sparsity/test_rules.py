@@ -136,7 +136,7 @@ def test_rules_are_values(rule):
         (lambda: Dynamic(sparsity=0.5, end=0), "end must be"),
         (lambda: Dynamic(sparsity="0.5"), "sparsity='0.5': give a share"),
         (lambda: KeepNOfM(n=5, m=4), "n=5 exceeds m=4"),
-        (lambda: KeepNOfM(n=2, m=4, drop=1.5), "drop=1.5: give a share from 0 to 1"),
+        (lambda: KeepNOfM(n=2, m=4, drop=1.5), "drop=1.5: give a number from 0 to 1"),
         (lambda: Magnitude(schedule=0.5), "Magnitude needs a schedule"),
         (lambda: Magnitude(schedule=KeepNOfM()), "Magnitude needs a schedule"),
         (lambda: Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=9), group=0), "group must be"),

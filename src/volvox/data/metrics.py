@@ -26,7 +26,11 @@ class Mean(NamedTuple):
 
 
 class Maximum(NamedTuple):
-    """The largest of the values so far; none is negative."""
+    """A largest value.
+
+    Attributes:
+      value: `[...]`: the largest so far; none is negative.
+    """
 
     value: Array
 

@@ -9,6 +9,7 @@ the observation that followed, stand in the next row: no observation is held twi
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import chex
@@ -213,16 +214,15 @@ def sample_batches(
       `Batch`, leaves `[U, S, N, ...]`.
     """
     chex.assert_rank(keys, 1)
-    size = batch_size // len(replays)
+    draw = partial(sample, size=num_batches * (batch_size // len(replays)), discount=discount, n_step=n_step)
 
     def of_learner(key: Array, learner: Array) -> Batch:
         parts = []
         for g, replay in enumerate(replays):
             width = replay.reward.shape[1] // len(keys)
             envs = (learner * width, (learner + 1) * width)
-            key_g, total = jax.random.fold_in(key, g), num_batches * size
-            part = sample(key_g, replay, total, discount=discount, n_step=n_step, envs=envs)
-            parts.append(jax.tree.map(lambda x: x.reshape(num_batches, size, *x.shape[1:]), part))
+            part = draw(jax.random.fold_in(key, g), replay, envs=envs)
+            parts.append(jax.tree.map(lambda x: x.reshape(num_batches, -1, *x.shape[1:]), part))
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
 
     return jax.vmap(of_learner, out_axes=1)(keys, jnp.arange(len(keys)))

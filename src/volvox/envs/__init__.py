@@ -6,10 +6,9 @@ the author of another kind of environment group needs.
 """
 
 from volvox.envs import groups, maze, probe
-from volvox.envs.ale import atari, atari_games
 from volvox.envs.envpool_group import envpool_task
+from volvox.envs.envpool_tasks import atari, atari_games, mujoco
 from volvox.envs.functional import from_functions
 from volvox.envs.maze import hard_maze
-from volvox.envs.mujoco_tasks import mujoco
 
 __all__ = ["atari", "atari_games", "envpool_task", "from_functions", "groups", "hard_maze", "maze", "mujoco", "probe"]

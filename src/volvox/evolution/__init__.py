@@ -1,11 +1,10 @@
 """Evolution on pipelined pools of environments: genetic algorithms, evolution strategies, novelty and random search."""
 
 from volvox.evolution.algorithm import EvolveState, evolve
-from volvox.evolution.cutoff import Cutoff, parse_cutoff
 from volvox.evolution.es import ES, ESState
 from volvox.evolution.ga import GA, GAState, RandomSearch
 from volvox.evolution.objective import Novelty, NoveltyState, Objective, Returns
-from volvox.evolution.schedules import schedule
+from volvox.evolution.schedules import Cutoff, parse_cutoff, schedule
 from volvox.evolution.strategy import Phase, Strategy, compiled_phases
 
 __all__ = ["ES", "GA", "Cutoff", "ESState", "EvolveState", "GAState", "Novelty", "NoveltyState", "Objective", "Phase"]

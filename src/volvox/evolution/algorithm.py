@@ -14,9 +14,8 @@ from flax import linen as nn
 from volvox import networks
 from volvox._checks import integer, restored
 from volvox._settings import describe
-from volvox.evolution.cutoff import Cutoff, parse_cutoff
-from volvox.evolution.scores import fitness, mean_length
-from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases
+from volvox.evolution.schedules import Cutoff, parse_cutoff
+from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases, fitness, mean_length
 from volvox.loop import behaviors
 from volvox.loop.behaviors import Behavior
 from volvox.loop.driver import seed_of

@@ -16,11 +16,19 @@ import optax
 from volvox._checks import gradient_transformation, integers, numbers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.scores import Shaping, fitness, mean_length, shaping, summary, validation_summary
-from volvox.evolution.strategy import Phase, test_phase, unchanged
+from volvox.evolution.strategy import (
+    Phase,
+    Shaping,
+    fitness,
+    mean_length,
+    shaping,
+    summary,
+    test_phase,
+    unchanged,
+    validation_summary,
+)
 from volvox.loop.behaviors import Behavior
-from volvox.population.combination import weighted_noise
-from volvox.population.decoding import Encoding, Member, decode, draw_seeds
+from volvox.population.decoding import Encoding, Member, decode, draw_seeds, weighted_noise
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from volvox._checks import integers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.scores import fitness, mean_length, summary, validation_summary
-from volvox.evolution.strategy import Metrics, Phase, test_phase
+from volvox.evolution.strategy import Metrics, Phase, fitness, mean_length, summary, test_phase, validation_summary
 from volvox.loop.behaviors import Behavior, Nothing
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds
 from volvox.types import Array, ArrayTree, Evaluation, Population

@@ -13,19 +13,93 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from volvox._checks import integers, numbers
 from volvox._settings import describe
-from volvox.evolution import archive as archives
-from volvox.evolution.archive import Archive, novelty, novelty_in
-from volvox.evolution.scores import centered_ranks, fitness, mean_over_episodes
+from volvox.evolution.strategy import centered_ranks, fitness, mean_over_episodes
 from volvox.loop.behaviors import Behavior, Nothing
 from volvox.types import Array, Evaluation
 
 _MOST_GIGABYTES = 1.0
 Metrics = dict[str, Array]
+
+
+class Archive(NamedTuple):
+    """The last `C` behaviours that were added.
+
+    Attributes:
+      behaviors: float32 `[C, D]`.
+      added: int32: behaviours ever added; the archive holds the last `min(added, C)` of them.
+    """
+
+    behaviors: Array
+    added: Array
+
+    @property
+    def held(self) -> Array:
+        """Which rows are in use, bool `[C]`."""
+        return jnp.arange(self.behaviors.shape[0]) < self.added
+
+    def add(self, behaviors: Array, mask: Array) -> "Archive":
+        """Adds the behaviours `[M, D]` for which `mask`, bool `[M]`, holds; a full archive drops its oldest. M <= C."""
+        chex.assert_shape(mask, behaviors.shape[:1])
+        chex.assert_equal_shape_suffix([self.behaviors, behaviors], 1)
+        capacity = self.behaviors.shape[0]
+        place = (self.added + jnp.cumsum(mask, dtype=jnp.int32) - 1) % capacity
+        place = jnp.where(mask, place, capacity)  # out of range: dropped
+        return Archive(self.behaviors.at[place].set(behaviors, mode="drop"), self.added + mask.sum(dtype=jnp.int32))
+
+
+def empty_archive(capacity: int, size: int) -> Archive:
+    """An archive for `capacity` behaviours of `size` numbers, with none in it."""
+    return Archive(jnp.zeros((capacity, size)), jnp.int32(0))
+
+
+def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
+    """Mean Euclidean distance to the `k` nearest other behaviours; to all if there are fewer, 0 if there are none.
+
+    The nearest are found by `|a|^2 + |b|^2 - 2ab`, one matmul; the distances to them are then computed from their
+    differences, without cancellation. Behaviours that are not finite are nobody's neighbours and have no novelty.
+
+    Args:
+      behaviors: `[M, D]`.
+      others: `[C, D]`, C at least k.
+      held: bool `[C]` or `[M, C]`: which of the others count.
+      k: number of neighbours.
+
+    Returns:
+      float32 `[M]`; -inf where the behaviour is not finite.
+    """
+    chex.assert_rank([behaviors, others], 2)
+    known, usable = (jnp.isfinite(x).all(axis=1) for x in (behaviors, others))
+    behaviors, others = jnp.where(known[:, None], behaviors, 0.0), jnp.where(usable[:, None], others, 0.0)
+    held = jnp.broadcast_to(held & usable, (behaviors.shape[0], others.shape[0]))
+    count = jnp.maximum(held.any(axis=0).sum(), 1)
+    center = jnp.where(held.any(axis=0)[:, None], others, 0.0).sum(axis=0) / count
+    a, b = behaviors - center, others - center
+    # At full precision: an accelerator's default would confuse neighbours.
+    squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * jnp.matmul(a, b.T, precision="highest")
+    squared = jnp.where(held, squared, jnp.inf)
+    # The barrier keeps XLA on a CPU from making a sort of all distances out of it, which takes thirty times as long.
+    near, index = jax.lax.optimization_barrier(jax.lax.top_k(-squared, k))
+    counts = jnp.isfinite(near)
+
+    def to_nearest(one):
+        behavior, index = one
+        return jnp.sqrt(((behavior - others[index]) ** 2).sum(-1))
+
+    # A few at a time: all neighbours of all of them together may be gigabytes.
+    distance = jax.lax.map(to_nearest, (behaviors, index), batch_size=64)
+    mean = jnp.where(counts, distance, 0.0).sum(1) / jnp.maximum(counts.sum(1), 1)
+    return jnp.where(known, mean, -jnp.inf)
+
+
+def novelty_in(archive: Archive, behaviors: Array, k: int) -> Array:
+    """Novelty `[M]` of behaviours `[M, D]` among those the archive holds; see `novelty`."""
+    return novelty(behaviors, archive.behaviors, archive.held, k)
 
 
 class Objective(Protocol):
@@ -222,7 +296,7 @@ class Novelty:
     def init(self, num_bases: int) -> NoveltyState:
         """An empty archive."""
         return NoveltyState(
-            archive=archives.init(self.archive_size, self.behavior.size),
+            archive=empty_archive(self.archive_size, self.behavior.size),
             behaviors=jnp.zeros((num_bases, self.behavior.size)),
             reward_weight=jnp.float32(self.reward_weight),
             best_score=jnp.float32(-jnp.inf),
@@ -232,14 +306,14 @@ class Novelty:
     def rank(self, state: NoveltyState, seed: Array, evaluation: Evaluation) -> tuple[Array, NoveltyState, Metrics]:
         """Ranks members by their novelty among the archive and each other, and archives some of them."""
         behaviors, played = evaluation.behaviors[:, 0], evaluation.valid[:, 0]
-        in_archive = jnp.broadcast_to(archives.held(state.archive), (seed.shape[0], self.archive_size))
+        in_archive = jnp.broadcast_to(state.archive.held, (seed.shape[0], self.archive_size))
         held = jnp.concatenate([in_archive, played & ~jnp.eye(seed.shape[0], dtype=bool)], axis=1)
         others = jnp.concatenate([state.archive.behaviors, behaviors])
         values = jnp.where(played, novelty(behaviors, others, held, self.num_neighbors), -jnp.inf)
         scores = self._mixed(state, centered_ranks(fitness(evaluation)), centered_ranks(values))
         # Seeds are drawn at random, so the lowest are a random choice.
         archived = jnp.argsort(seed)[: self.num_archived]
-        archive = archives.add(state.archive, behaviors[archived], played[archived])
+        archive = state.archive.add(behaviors[archived], played[archived])
         state = self._adapted(state._replace(archive=archive), fitness(evaluation).max())
         metrics = {"novelty_best": values.max(), "novelty_mean": jnp.where(jnp.isfinite(values), values, 0.0).mean()}
         return scores, state, metrics | _metrics(state)
@@ -247,7 +321,7 @@ class Novelty:
     def observe(self, state: NoveltyState, played: Array, evaluation: Evaluation) -> tuple[NoveltyState, Metrics]:
         """Archives the behaviours of the bases that played, each of its first episode."""
         behaviors = jnp.where(played[:, None], evaluation.behaviors[:, 0], state.behaviors)
-        archive = archives.add(state.archive, behaviors, played)
+        archive = state.archive.add(behaviors, played)
         state = self._adapted(state._replace(archive=archive, behaviors=behaviors), fitness(evaluation).max())
         return state, {"novelty_mean": self._novelty_of_bases(state).mean()} | _metrics(state)
 
@@ -281,4 +355,4 @@ class Novelty:
 
 
 def _metrics(state: NoveltyState) -> Metrics:
-    return {"archive_size": archives.held(state.archive).sum(), "reward_weight": state.reward_weight}
+    return {"archive_size": state.archive.held.sum(), "reward_weight": state.reward_weight}

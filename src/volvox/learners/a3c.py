@@ -27,9 +27,9 @@ from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
 from volvox.data.metrics import Maximum, Metrics
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
-from volvox.learners.learn import Progress
+from volvox.learners.learner import Progress
 from volvox.learners.side_by_side import compression_row, stored
-from volvox.networks.actor_critic import ActorCriticNetwork, actor_critic, clipped
+from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
@@ -208,7 +208,7 @@ class Learning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _A3C:
-    """The learner in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file."""
+    """The learner in an environment, see `learner.Learner`: pure functions, in the order of the algorithm."""
 
     settings: A3C
     env: Env

@@ -5,8 +5,7 @@ seeds or settings of their own, learn side by side in one program, each from its
 all learners have a leading axis S, and all counts in the settings are of each learner.
 
     env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
-    actor = vx.networks.MLP(6, (256, 256), activation=nn.relu)
-    networks = vx.networks.ActorAndCritic(actor, vx.networks.QNetwork((256, 256)))
+    networks = vx.networks.ActorAndCritic(vx.networks.MLP(6, activation=nn.relu), vx.networks.QNetwork())
     algorithm = vx.learn(vx.TD3(), networks, env)
 """
 
@@ -27,9 +26,9 @@ from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments
 from volvox.data.replay import Batch, Replay
 from volvox.learners import side_by_side
-from volvox.learners.learn import LearnState, Progress
+from volvox.learners.learner import LearnState, Progress
 from volvox.learners.side_by_side import kept, setting, updates_per_beat
-from volvox.networks.off_policy import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
+from volvox.networks.perceptrons import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
@@ -153,7 +152,13 @@ class Learning(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What one learner's policy takes."""
+    """What one learner's policy takes.
+
+    Attributes:
+      actor: parameters of the actor.
+      representation: those of the representation; () without one.
+      moments: of observations.
+    """
 
     actor: ArrayTree
     representation: ArrayTree
@@ -162,7 +167,7 @@ class Variables(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TD3:
-    """The learners in an environment, see `volvox.learners.learn.Learner`: pure functions, in the order of the file."""
+    """The learners in an environment, see `learner.Learner`: pure functions, in the order of the algorithm."""
 
     settings: TD3
     env: Env
@@ -257,10 +262,8 @@ class _TD3:
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` takes uniform actions at first, then its actors' with noise, and adds them to its replay."""
         s = self.settings
-        scored = timestep._replace(observation=(), extras={})
-        episodes, running = jax.vmap(episode_statistics.update)(
-            acting.episodes, acting.collectors[g], jax.tree.map(self.split, scored)
-        )
+        scored = jax.tree.map(self.split, timestep._replace(observation=(), extras={}))
+        episodes, running = jax.vmap(episode_statistics.update)(acting.episodes, acting.collectors[g], scored)
         chosen = jax.vmap(self.choose)(_variables(learning), self.split(timestep.observation))
         # One draw for both kinds: making random numbers takes a loop each time.
         drawn = jax.random.uniform(jax.random.fold_in(key, acting.draws), chosen.shape, minval=_OPEN, maxval=1.0)
@@ -382,11 +385,7 @@ class _TD3:
 
 
 def variables_of(state: LearnState, learner: int = 0) -> Variables:
-    """Variables of one learner's policy; `algorithm.variables` takes those of the best.
-
-    Raises:
-      ValueError: there is no such learner.
-    """
+    """Variables of one learner's policy, or ValueError; `algorithm.variables` takes those of the best."""
     return side_by_side.pick(_variables(state.learning), learner)
 
 

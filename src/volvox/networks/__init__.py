@@ -1,40 +1,21 @@
 """Networks, and what makes genotypes of them."""
 
-from volvox.networks.actor_critic import (
+from volvox.networks.actor_critics import (
     GA3C,
     ActorCritic,
     GaussianMLP,
     NatureTorso,
     RecurrentActorCritic,
     SmallTorso,
+    actor_critic,
 )
 from volvox.networks.circulant import BlockCirculantDense, Grouped
-from volvox.networks.deep_ga import DeepGA
 from volvox.networks.genotypes import genotype, genotype_from_functions
 from volvox.networks.interception import use_kernels
-from volvox.networks.mlp import MLP
-from volvox.networks.off_policy import ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
-from volvox.networks.virtual_batch_norm import VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
+from volvox.networks.neuroevolution import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
+from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
 
-__all__ = [
-    "GA3C",
-    "MLP",
-    "ActorAndCritic",
-    "ActorCritic",
-    "BlockCirculantDense",
-    "DeepGA",
-    "GaussianMLP",
-    "Grouped",
-    "NatureTorso",
-    "NextObservationNetwork",
-    "QNetwork",
-    "RecurrentActorCritic",
-    "SmallTorso",
-    "VirtualBatchNorm",
-    "VirtualBatchNormNet",
-    "actor_and_critics",
-    "genotype",
-    "genotype_from_functions",
-    "reference_genotype",
-    "use_kernels",
-]
+__all__ = ["GA3C", "MLP", "ActorAndCritic", "ActorCritic", "BlockCirculantDense", "DeepGA", "GaussianMLP", "Grouped"]
+__all__ += ["NatureTorso", "NextObservationNetwork", "QNetwork", "RecurrentActorCritic", "SmallTorso"]
+__all__ += ["VirtualBatchNorm", "VirtualBatchNormNet", "actor_and_critics", "actor_critic", "genotype"]
+__all__ += ["genotype_from_functions", "reference_genotype", "use_kernels"]

@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
 
 from volvox._checks import integer
+from volvox.networks.interception import is_plain_dense
 from volvox.ops.circulant import block_circulant, check_block
 
 Array = jax.Array
@@ -70,12 +71,10 @@ class Grouped(nn.Module):
           ValueError: the block does not divide the outputs of a layer, or no layer is large enough.
         """
         integer("block", self.block, low=1)
-        if self.block == 1:
-            return self.inner(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         grouped = []
         with nn.intercept_methods(functools.partial(self._intercept, grouped)):
             out = self.inner(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-        if not grouped:
+        if not grouped and self.block > 1:
             raise ValueError(
                 f"min_side={self.min_side}: no layer has as many inputs and outputs, and none would be "
                 "block-circulant; lower it, or leave this network as it is."
@@ -97,8 +96,7 @@ class Grouped(nn.Module):
     @nn.nowrap
     def _intercept(self, grouped: list[Any], next_fun, args, kwargs, context) -> Any:
         module = context.module
-        plain = type(module) is nn.Dense and module.precision is module.dot_general is module.dot_general_cls is None
-        if not plain or context.method_name != "__call__":
+        if self.block == 1 or context.method_name != "__call__" or not is_plain_dense(module):
             return next_fun(*args, **kwargs)
         (x,) = (*args, *kwargs.values())
         if min(x.shape[-1], module.features) < self.min_side:
@@ -119,9 +117,8 @@ def _circulant(module: Any, x: Array, block: int) -> Array:
     rows, columns = x.shape[-1] // block, module.features // block
     dtype = getattr(module, "param_dtype", jnp.float32)
     numbers = module.param("circulant", module.kernel_init, (rows, block, columns), dtype)
-    bias = None
-    if module.use_bias:
-        bias = module.param("bias", getattr(module, "bias_init", nn.initializers.zeros), (module.features,), dtype)
+    bias_init = getattr(module, "bias_init", nn.initializers.zeros)
+    bias = module.param("bias", bias_init, (module.features,), dtype) if module.use_bias else None
     x, numbers, bias = promote_dtype(x, numbers, bias, dtype=getattr(module, "dtype", None))
     out = block_circulant(x, numbers.reshape(rows * block, columns), block)
     return out if bias is None else out + bias

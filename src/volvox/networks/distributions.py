@@ -21,15 +21,13 @@ class Categorical:
 
     With `epsilon`, `log(p + epsilon)` takes the place of `log(p)`: its gradient stays bounded where the learned policy
     finds an action all but impossible that another policy took (GA3C, arXiv 1611.06256, section 5.1).
+
+    Attributes:
+      size: Numbers that describe one distribution: the number of actions.
     """
 
     kind: ClassVar[str] = "categorical"
-    num_actions: int
-
-    @property
-    def size(self) -> int:
-        """Numbers that describe one distribution."""
-        return self.num_actions
+    size: int
 
     def sample(self, key: Array, output: Array) -> Array:
         """Actions `[...]`, drawn."""
@@ -54,6 +52,9 @@ class Gaussian:
 
     Actions are float32 `[..., *shape]` without bounds: environments are given them clipped, and probabilities are those
     of the unclipped ones. `epsilon` has no effect: a density has no smallest value worth adding to.
+
+    Attributes:
+      shape: Shape of one action.
     """
 
     kind: ClassVar[str] = "gaussian"
@@ -79,15 +80,39 @@ class Gaussian:
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
         """Logarithms `[...]` of the actions' probability densities."""
-        del epsilon
         mean, log_std = self._parts(output)
         z = (action.reshape(mean.shape) - mean) * jnp.exp(-log_std)
         return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
         """Differential entropies `[...]` in nats."""
-        del epsilon
         return jnp.sum(self._parts(output)[1] + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deterministic:
+    """One continuous action, which is the output `[..., size]` in the action's shape.
+
+    Attributes:
+      shape: Shape of one action.
+      network: Name of the network, for the message about sampling.
+    """
+
+    shape: tuple[int, ...]
+    network: str
+
+    @property
+    def size(self) -> int:
+        """Length of the output."""
+        return math.prod(self.shape)
+
+    def sample(self, key: Array, output: Array) -> Array:
+        """Raises ValueError: there is nothing to draw from."""
+        raise ValueError(f"{self.network} gives one action and no distribution: it cannot be sampled from.")
+
+    def mode(self, output: Array) -> Array:
+        """Actions `[..., *shape]`."""
+        return output.reshape(*output.shape[:-1], *self.shape)
 
 
 Distribution = Categorical | Gaussian
@@ -100,3 +125,8 @@ def distribution(spec: EnvSpec) -> Distribution:
 
 def _log_softmax(output: Array, epsilon: float) -> Array:
     return jax.nn.log_softmax(output) if epsilon == 0 else jnp.log(jax.nn.softmax(output) + epsilon)
+
+
+def clipped(action: Array, spec: EnvSpec) -> Array:
+    """Continuous actions within the environment's bounds; discrete ones as they are."""
+    return action if spec.num_actions is not None else jnp.clip(action, spec.action_low, spec.action_high)

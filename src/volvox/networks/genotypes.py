@@ -4,10 +4,12 @@ net = genotype(MLP(spec.num_actions), spec)
 variables = net.prepare(net.policy.init(jax.random.key(0)))
 logits, state = net.policy.apply(variables, observation, net.policy.initial_state(len(observation)))
 action = net.policy.mode(logits)
+
+Below are what every function that takes a flax module does with it: `check_module`, `init_params`, `apply_module`.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,22 +18,21 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox._settings import describe
-from volvox.networks.distributions import Categorical
+from volvox.networks.distributions import Categorical, Deterministic, clipped
 from volvox.networks.interception import low_rank_kernels, use_kernels
-from volvox.networks.modules import batch_of, check_module, check_output
 from volvox.ops.flat import is_kernel, leaf_path, num_parameters
 from volvox.types import Array, ArrayTree, Config, EnvSpec, Genotype, Policy
 
 InitialStd = Callable[[tuple[str, ...]], float]
 """Path of a kernel, such as `("Dense_0", "kernel")`, -> standard deviation times the root of its fan-in."""
+Prepare = Callable[[ArrayTree], ArrayTree]
+"""params -> variables, computed once per genome."""
+BATCH = 7
+"""Size of the batches with which networks are checked; shown as B in messages."""
 
 
 def genotype(
-    module: nn.Module,
-    spec: EnvSpec,
-    *,
-    prepare: Callable[[ArrayTree], ArrayTree] | None = None,
-    initial_std: InitialStd | None = None,
+    module: nn.Module, spec: EnvSpec, *, prepare: Prepare | None = None, initial_std: InitialStd | None = None
 ) -> Genotype:
     """Makes a genotype of an unmodified flax module.
 
@@ -54,26 +55,14 @@ def genotype(
       ValueError: it cannot take the observations, keeps other variables than parameters, or its output does not fit
         the environment's actions.
     """
-    observation = batch_of(spec.observation_shape, spec.observation_dtype)
-    variables = check_module(module, spec, (observation,))
+    variables = check_module(module, spec, (observations(spec),))
 
-    def init(key: Array) -> ArrayTree:
-        return module.init(key, jnp.zeros((1, *observation.shape[1:]), observation.dtype)).get("params", {})
-
-    def apply(params: ArrayTree, observation: Array) -> Any:
-        with use_kernels():
-            return module.apply({"params": params}, observation)
-
+    # Members of low rank would not share what `prepare` makes of a kernel.
+    low_rank = low_rank_kernels(module.apply, variables, observations(spec)) if prepare is None else ()
+    init, apply = partial(init_params, module, spec), partial(apply_module, module)
+    name, std = type(module).__name__, initial_std or own_initial_std(module)
     return genotype_from_functions(
-        init,
-        apply,
-        spec,
-        name=type(module).__name__,
-        prepare=prepare,
-        initial_std=initial_std or own_initial_std(module),
-        # Members of low rank would not share what `prepare` makes of a kernel.
-        low_rank=low_rank_kernels(module.apply, variables, observation) if prepare is None else (),
-        config=describe(module),
+        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=describe(module)
     )
 
 
@@ -83,12 +72,14 @@ def genotype_from_functions(
     spec: EnvSpec,
     *,
     name: str | None = None,
-    prepare: Callable[[ArrayTree], ArrayTree] | None = None,
+    prepare: Prepare | None = None,
     initial_std: InitialStd | None = None,
     low_rank: Collection[tuple[str, ...]] = (),
     config: Config | None = None,
 ) -> Genotype:
     """Makes a genotype of a network that is given as functions.
+
+        net = genotype_from_functions(lambda key: {"kernel": jnp.zeros((3, 2))}, lambda p, x: x @ p["kernel"], env.spec)
 
     The first generation's parameters are a map of standard normal noise, leaf by leaf and element by element: a kernel
     (at least two dimensions, not called `bias` or `scale`) is noise times `initial_std(path) / sqrt(fan_in)`, fan-in
@@ -111,28 +102,25 @@ def genotype_from_functions(
       ValueError: the output does not fit the environment's actions.
     """
     prepare = prepare or (lambda params: params)
-    network = name or getattr(apply, "__name__", type(apply).__name__)
+    name = str(name or getattr(apply, "__name__", type(apply).__name__))
     if spec.num_actions is not None:
-        size, meaning = spec.num_actions, f"one for each of the {spec.num_actions} actions"
-        sample, mode = Categorical(size).sample, Categorical(size).mode
+        actions, meaning = Categorical(spec.num_actions), f"one for each of the {spec.num_actions} actions"
     else:
-        size = math.prod(spec.action_shape or ())
+        actions = Deterministic(spec.action_shape or (), name)
         meaning = f"one for each entry of an action of shape {spec.action_shape}"
-        sample, mode = partial(_no_sample, network), partial(_bounded, spec)
-    meaning += f". Make the last layer {size} wide and keep the batch axis first"
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    observation = batch_of(spec.observation_shape, spec.observation_dtype)
-    output = jax.eval_shape(lambda params, observation: apply(prepare(params), observation), shapes, observation)
-    check_output(network, spec, (observation,), output, batch_of((size,)), meaning)
+    meaning += f". Make the last layer {actions.size} wide and keep the batch axis first"
+    params = jax.eval_shape(init, jax.random.key(0))
+    found = jax.eval_shape(apply, jax.eval_shape(prepare, params), observations(spec))
+    _check_output(name, spec, (observations(spec),), found, batch_of(actions.size), meaning)
     policy = Policy(
         init=init,
         initial_state=lambda batch_size: (),
         apply=lambda variables, observation, state: (apply(variables, observation), state),
-        sample=sample,
-        mode=mode,
-        config={**(describe(apply) if config is None else config), "num_parameters": num_parameters(shapes)},
+        sample=actions.sample,
+        mode=lambda output: clipped(actions.mode(output), spec),
+        config={**(describe(apply) if config is None else config), "num_parameters": num_parameters(params)},
     )
-    return Genotype(policy, prepare, _first_generation(init, shapes, initial_std), frozenset(low_rank))
+    return Genotype(policy, prepare, _first_generation(init, initial_std or (lambda path: 1.0)), frozenset(low_rank))
 
 
 def own_initial_std(module: nn.Module) -> InitialStd | None:
@@ -141,15 +129,12 @@ def own_initial_std(module: nn.Module) -> InitialStd | None:
     return method if callable(method) else None  # pyright: ignore[reportReturnType]
 
 
-def _first_generation(
-    init: Callable[[Array], ArrayTree], shapes: ArrayTree, initial_std: InitialStd | None
-) -> Callable[[ArrayTree], ArrayTree]:
+def _first_generation(init: Callable[[Array], ArrayTree], initial_std: InitialStd) -> Callable[[ArrayTree], ArrayTree]:
     """`Genotype.from_noise`; see `genotype_from_functions`."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(init, jax.random.key(0)))
     stds = [
-        (1.0 if initial_std is None else initial_std(leaf_path(path))) / math.sqrt(math.prod(leaf.shape[:-1]))
-        if is_kernel(path, leaf)
-        else None
-        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
+        initial_std(leaf_path(path)) / math.sqrt(math.prod(leaf.shape[:-1])) if is_kernel(path, leaf) else None
+        for path, leaf in paths
     ]
 
     @jax.jit  # so that kernels are never drawn
@@ -168,10 +153,107 @@ def _first_generation(
     return from_noise
 
 
-def _no_sample(name: str, key: Array, output: Array) -> Array:
-    raise ValueError(f"{name} gives one action and no distribution: it cannot be sampled from.")
+def batch_of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a batch `[B, *shape]`, for `check_module`."""
+    return jax.ShapeDtypeStruct((BATCH, *shape), dtype)
 
 
-def _bounded(spec: EnvSpec, output: Array) -> Array:
-    action = output.reshape(*output.shape[:-1], *(spec.action_shape or ()))
-    return jnp.clip(action, spec.action_low, spec.action_high)
+def observations(spec: EnvSpec) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a batch of an environment's observations."""
+    return batch_of(*spec.observation_shape, dtype=spec.observation_dtype)
+
+
+def init_params(module: nn.Module, spec: EnvSpec, key: Array, *others: ArrayTree) -> ArrayTree:
+    """Draws the parameters of a module that is called with an observation, and whatever `others` are."""
+    return module.init(key, jnp.zeros((1, *spec.observation_shape), spec.observation_dtype), *others).get("params", {})
+
+
+def apply_module(module: nn.Module, params: ArrayTree, *args: ArrayTree, **options: Any) -> Any:
+    """`module.apply` of parameters, computed by `volvox.ops`."""
+    with use_kernels():
+        return module.apply({"params": params}, *args, **options)
+
+
+def check_module(
+    module: nn.Module,
+    spec: EnvSpec,
+    inputs: Sequence[ArrayTree],
+    output: ArrayTree = None,
+    *,
+    role: str = "network",
+    meaning: str = "",
+    collections: Collection[str] = ("params",),
+) -> ArrayTree:
+    """Checks that a flax module fits an environment; nothing is computed.
+
+    Args:
+      module: any flax.linen module.
+      spec: the environment.
+      inputs: what the module is called with, as made by `batch_of`; the first is a batch of observations.
+      output: what it must give, likewise: only shapes count. None: it may give anything.
+      role: what the module is, in messages.
+      meaning: what the required output means, for the message about another one.
+      collections: the collections of variables that the module may have.
+
+    Returns:
+      Shapes and dtypes of the module's variables, by collection.
+
+    Raises:
+      TypeError: `module` is no flax module.
+      ValueError: it cannot take the inputs, keeps other variables, or gives another output.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"the {role} must be a flax.linen module, an instance and not its class; got {module!r}. Networks given as "
+            "functions can be evolved: volvox.networks.genotype_from_functions."
+        )
+    name = type(module).__name__
+    try:
+        found, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), *inputs)
+    except Exception as error:  # whatever the module's own code raises
+        needed = "" if output is None else f"; as the {role} it must give {_shown(output)}"
+        raise ValueError(
+            f"{name} cannot take observations of {spec.name}, {_shown_inputs(inputs)}{needed}: {error}"
+        ) from error
+    others = sorted(set(variables) - set(collections))
+    if others == ["reference"]:
+        raise ValueError(
+            f"{name} has VirtualBatchNorm layers: make a genotype of it by volvox.networks.reference_genotype, which "
+            "takes their reference batch."
+        )
+    if others:
+        raise ValueError(
+            f"{name} keeps variables besides {' and '.join(sorted(collections))}: {', '.join(others)}. Choose layers "
+            "without running statistics or caches, for example nn.LayerNorm in place of nn.BatchNorm."
+        )
+    if output is not None:
+        _check_output(name, spec, inputs, found, output, meaning)
+    return variables
+
+
+def _check_output(
+    name: str, spec: EnvSpec, inputs: Sequence[ArrayTree], found: ArrayTree, required: ArrayTree, meaning: str
+) -> None:
+    if _shapes(found) != _shapes(required):
+        raise ValueError(
+            f"{name} gives {_shown(found)} for {_shown_inputs(inputs)}; {spec.name} requires {_shown(required)}"
+            f"{meaning and ', '}{meaning}."
+        )
+
+
+def _shapes(tree: ArrayTree) -> Any:
+    return jax.tree.structure(tree), [leaf.shape for leaf in jax.tree.leaves(tree)]
+
+
+def _shown_inputs(inputs: Sequence[ArrayTree]) -> str:
+    return ", ".join(f"{x.dtype} {_shown(x)}" if hasattr(x, "dtype") else _shown(x) for x in inputs)
+
+
+def _shown(tree: ArrayTree) -> str:
+    """`[B, 3]`, or several such shapes in parentheses."""
+    if isinstance(tree, tuple | list):
+        return f"({', '.join(map(_shown, tree))})"
+    shape = getattr(tree, "shape", None)
+    if shape is None:
+        return str(tree)
+    return f"[{', '.join('B' if i == 0 and n == BATCH else str(n) for i, n in enumerate(shape))}]"

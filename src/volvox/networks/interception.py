@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from volvox.ops.conv import conv
@@ -45,10 +46,11 @@ def low_rank_kernels(apply: Callable[..., Any], *args: Any) -> frozenset[tuple[s
 
     def look(next_fun, args, kwargs, context):
         module = context.module
-        if _layer(context, args, kwargs) is not None:
-            found.add((*module.path, "kernel"))
-        elif _is_lstm(context, args, kwargs):
+        computed = _computed(context, args, kwargs)
+        if computed is _lstm:
             found.update((*module.path, layer, "kernel") for layer in module.variables["params"])
+        elif computed is not None:
+            found.add((*module.path, "kernel"))
         elif type(module) in (nn.Dense, nn.Conv):  # one call that `volvox.ops` does not compute is enough
             missed.add((*module.path, "kernel"))
         return next_fun(*args, **kwargs)
@@ -58,30 +60,28 @@ def low_rank_kernels(apply: Callable[..., Any], *args: Any) -> frozenset[tuple[s
     return frozenset(found - missed)
 
 
+def is_plain_dense(module: nn.Module) -> bool:
+    """Whether a module is an `nn.Dense` without options that change how it multiplies."""
+    return type(module) is nn.Dense and module.precision is module.dot_general is module.dot_general_cls is None
+
+
 def _intercept(next_fun, args, kwargs, context) -> Any:
-    layer = _layer(context, args, kwargs)
-    if layer is not None:
-        return layer(context.module, args[0])
-    if _is_lstm(context, args, kwargs) and _has_low_rank(context.module.variables):
-        return _lstm(context.module, *args)
-    return next_fun(*args, **kwargs)
+    computed = _computed(context, args, kwargs)
+    if computed is None or (computed is _lstm and not _has_low_rank(context.module.variables)):
+        return next_fun(*args, **kwargs)
+    return computed(context.module, *args)
 
 
-def _layer(context, args, kwargs) -> Callable[[Any, Array], Array] | None:
+def _computed(context, args, kwargs) -> Callable[..., Any] | None:
     """Returns the function that computes this call, if it is of a layer that `volvox.ops` can compute."""
     module = context.module
-    if context.method_name == "__call__" and len(args) == 1 and not kwargs and not module.is_initializing():
-        if type(module) is nn.Dense and _plain_dense(module, args[0]):
-            return _dense
-        if type(module) is nn.Conv and _plain_conv(module, args[0]):
-            return _conv
-    return None
-
-
-def _is_lstm(context, args, kwargs) -> bool:
-    module = context.module
-    called = context.method_name == "__call__" and len(args) == 2 and not kwargs and not module.is_initializing()
-    return called and type(module) is nn.OptimizedLSTMCell
+    if context.method_name != "__call__" or kwargs or module.is_initializing():
+        return None
+    if type(module) is nn.OptimizedLSTMCell and len(args) == 2:
+        return _lstm
+    if len(args) == 1 and is_plain_dense(module) and _fits_dense(module, *args):
+        return _dense
+    return _conv if len(args) == 1 and type(module) is nn.Conv and _fits_conv(module, *args) else None
 
 
 def _has_low_rank(variables: Any) -> bool:
@@ -91,14 +91,9 @@ def _has_low_rank(variables: Any) -> bool:
 
 def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
     # The same parameters and values; it joins kernels, which cannot be done without forming them.
-    same = nn.LSTMCell(
-        module.features,
-        gate_fn=module.gate_fn,
-        activation_fn=module.activation_fn,
-        dtype=module.dtype,
-        param_dtype=module.param_dtype,
-        parent=None,
-    )
+    functions = {"gate_fn": module.gate_fn, "activation_fn": module.activation_fn}
+    dtypes = {"dtype": module.dtype, "param_dtype": module.param_dtype}
+    same = nn.LSTMCell(module.features, **functions, **dtypes, parent=None)
     return same.apply({"params": module.variables["params"]}, carry, inputs)
 
 
@@ -134,47 +129,33 @@ def _add_bias(out: Array, bias: Array | None) -> Array:
 
 
 def _parameter(module: nn.Module, name: str) -> Any:
-    value = module.get_variable("params", name)
-    return value if isinstance(value, LowRank) else nn.meta.unbox(value)
+    return nn.meta.unbox(module.get_variable("params", name))
 
 
 def _has_parameters(module: Any, kernel_shape: tuple[int, ...]) -> bool:
     """Whether the parameters are as flax would demand them; if not, flax itself explains it best."""
     expected = {"kernel": kernel_shape} | ({"bias": (module.features,)} if module.use_bias else {})
     return all(
-        module.has_variable("params", name) and _shape(_parameter(module, name)) == shape
+        module.has_variable("params", name) and np.shape(_parameter(module, name)) == shape
         for name, shape in expected.items()
     )
 
 
-def _shape(parameter: Any) -> tuple[int, ...]:
-    return parameter.shape if isinstance(parameter, LowRank) else jnp.shape(parameter)
+def _fits_dense(module: Any, inputs: Any) -> bool:
+    return jnp.ndim(inputs) >= 1 and _has_parameters(module, (jnp.shape(inputs)[-1], module.features))
 
 
-def _plain_dense(module: nn.Dense, inputs: Any) -> bool:
-    return (
-        module.precision is None
-        and module.dot_general is None
-        and module.dot_general_cls is None
-        and jnp.ndim(inputs) >= 1
-        and _has_parameters(module, (jnp.shape(inputs)[-1], module.features))
-    )
-
-
-def _plain_conv(module: nn.Conv, inputs: Any) -> bool:
+def _fits_conv(module: Any, inputs: Any) -> bool:
     size = module.kernel_size
+    options = (module.mask, module.precision, module.conv_general_dilated, module.conv_general_dilated_cls)
     return (
         not isinstance(size, int)
         and len(size) == 2
         and jnp.ndim(inputs) >= 3
         and _padding(module.padding) is not None
-        and _pair(module.input_dilation) == (1, 1)
-        and _pair(module.kernel_dilation) == (1, 1)
+        and _pair(module.input_dilation) == _pair(module.kernel_dilation) == (1, 1)
         and module.feature_group_count == 1
-        and module.mask is None
-        and module.precision is None
-        and module.conv_general_dilated is None
-        and module.conv_general_dilated_cls is None
+        and all(option is None for option in options)
         and _has_parameters(module, (*size, jnp.shape(inputs)[-1], module.features))
     )
 

@@ -5,5 +5,9 @@
 - `flat`: parameters as one vector.
 - `order`: order and rounding that a compiler does not undo.
 
-Names are imported from these modules, as several modules are named after their function.
+The modules are the interface, as two of them are named after their function: `from volvox.ops.matmul import matmul`.
 """
+
+from volvox.ops import batching, circulant, conv, flat, low_rank, matmul, order
+
+__all__ = ["batching", "circulant", "conv", "flat", "low_rank", "matmul", "order"]

@@ -9,7 +9,7 @@ Bias and activation are not part of the kernels: they are `N` numbers a row, aga
 for it, and XLA fuses them into what follows.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -157,49 +157,12 @@ def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
 
 def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
     """Computes `out[t] = x[t] @ w[kernel[t]]` in float32, x `[T, rows, K]`; a negative kernel `[T]` skips an item."""
-    from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu  # takes a while to import
 
-    (t, rows, k), n = x.shape, w.shape[2]
+    (t, rows, _), n = x.shape, w.shape[2]
 
-    def body(x_gmem, w_gmem, kernel_gmem, out_gmem, out_smem):
-        item, column = jax.lax.axis_index("item"), jax.lax.axis_index("column")
-        which = kernel_gmem[item]
-
-        @pl.when(which >= 0)
-        def _():
-            def tile(_, x_smem, w_smem, sums):
-                def eight(i, parts):
-                    for j in range(8):
-                        place = i * 8 + j
-                        weights = w_smem[place].astype(jnp.float32)
-                        parts = tuple(part + weights * x_smem[row, place] for row, part in enumerate(parts))
-                    return parts
-
-                # Each tile is summed by itself: one sum over thousands would have five times the rounding error.
-                parts = jax.lax.fori_loop(0, how.tile_k // 8, eight, zeros())
-                return tuple(total + part for total, part in zip(sums, parts, strict=True))
-
-            def zeros():
-                # Zeros are read back, so that they are laid out in registers as weights are.
-                return tuple(out_smem[row] for row in range(rows))
-
-            out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
-            sums = plgpu.emit_pipeline(
-                tile,
-                grid=(k // how.tile_k,),
-                in_specs=[
-                    plgpu.BlockSpec((rows, how.tile_k), lambda step: (0, step)),
-                    plgpu.BlockSpec((how.tile_k, _COLUMNS), lambda step: (step, column)),
-                ],
-                max_concurrent_steps=how.stages,
-                init_carry=zeros(),
-            )(x_gmem.at[item], w_gmem.at[which])
-            for row, total in enumerate(sums):
-                out_smem[row] = total
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[item, :, pl.ds(column * _COLUMNS, _COLUMNS)])
-            plgpu.wait_smem_to_gmem(0)
+    def body(*references):
+        _stream(*references, how=how)
 
     call = plgpu.kernel(
         body,
@@ -211,6 +174,55 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
     return call(x.astype(jnp.float32), w, kernel.astype(jnp.int32))
 
 
+def _stream(x_gmem, w_gmem, kernel_gmem, out_gmem, out_smem, *, how: Streamed) -> None:
+    from jax.experimental import pallas as pl
+
+    item, column = jax.lax.axis_index("item"), jax.lax.axis_index("column")
+    which = kernel_gmem[item]
+    references = x_gmem, w_gmem, out_gmem, out_smem
+    pl.when(which >= 0)(partial(_stream_item, *references, item=item, column=column, which=which, how=how))
+
+
+def _stream_item(x_gmem, w_gmem, out_gmem, out_smem, *, item, column, which, how: Streamed) -> None:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    _, rows, k = x_gmem.shape
+
+    def tile(_, x_smem, w_smem, sums):
+        def eight(i, parts):
+            for j in range(8):
+                place = i * 8 + j
+                weights = w_smem[place].astype(jnp.float32)
+                parts = tuple(part + weights * x_smem[row, place] for row, part in enumerate(parts))
+            return parts
+
+        # Each tile is summed by itself: one sum over thousands would have five times the rounding error.
+        parts = jax.lax.fori_loop(0, how.tile_k // 8, eight, zeros())
+        return tuple(total + part for total, part in zip(sums, parts, strict=True))
+
+    def zeros():
+        # Zeros are read back, so that they are laid out in registers as weights are.
+        return tuple(out_smem[row] for row in range(rows))
+
+    out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
+    sums = plgpu.emit_pipeline(
+        tile,
+        grid=(k // how.tile_k,),
+        in_specs=[
+            plgpu.BlockSpec((rows, how.tile_k), lambda step: (0, step)),
+            plgpu.BlockSpec((how.tile_k, _COLUMNS), lambda step: (step, column)),
+        ],
+        max_concurrent_steps=how.stages,
+        init_carry=zeros(),
+    )(x_gmem.at[item], w_gmem.at[which])
+    for row, total in enumerate(sums):
+        out_smem[row] = total
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[item, :, pl.ds(column * _COLUMNS, _COLUMNS)])
+    plgpu.wait_smem_to_gmem(0)
+
+
 def _by_tiles(x: Array, w: Array, index: Array, how: Tiled) -> Array:
     """Pads the rows of each block to whole tiles, which copies them."""
     m = x.shape[1]
@@ -220,40 +232,15 @@ def _by_tiles(x: Array, w: Array, index: Array, how: Tiled) -> Array:
 
 def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
     """Computes `out[b] = x[b] @ w[index[b]]` on the tensor cores, in the operands' half precision."""
-    from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    (b, m, k), n = x.shape, w.shape[2]
+    (b, m, _), n = x.shape, w.shape[2]
     # Both operands of the instruction must have the same pattern in shared memory.
     swizzle = plgpu.find_swizzle(min(how.tile_n, how.tile_k) * x.dtype.itemsize * 8)
     transforms = (plgpu.TilingTransform((8, swizzle // x.dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
 
-    def body(x_gmem, w_gmem, index_gmem, out_gmem, out_smem):
-        row, column, block = (jax.lax.axis_index(name) for name in ("row", "column", "block"))
-        which = index_gmem[block]
-
-        def product(sums):
-            def tile(_, x_smem, w_smem):
-                plgpu.wgmma(sums, x_smem, w_smem)
-                plgpu.wgmma_wait(0)
-
-            plgpu.emit_pipeline(
-                tile,
-                grid=(k // how.tile_k,),
-                in_specs=[
-                    plgpu.BlockSpec((how.tile_m, how.tile_k), lambda step: (row, step), transforms=transforms),
-                    plgpu.BlockSpec((how.tile_k, how.tile_n), lambda step: (step, column), transforms=transforms),
-                ],
-                max_concurrent_steps=how.stages,
-            )(x_gmem.at[block], w_gmem.at[which])
-            return sums[...]
-
-        sums = pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((how.tile_m, how.tile_n), jnp.float32))
-        out_smem[...] = sums.astype(out_smem.dtype)
-        plgpu.commit_smem()
-        rows, columns = pl.ds(row * how.tile_m, how.tile_m), pl.ds(column * how.tile_n, how.tile_n)
-        plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[block, rows, columns])
-        plgpu.wait_smem_to_gmem(0)
+    def body(*references):
+        _tile(*references, how=how, transforms=transforms)
 
     call = plgpu.kernel(
         body,
@@ -263,3 +250,37 @@ def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
         scratch_types=[plgpu.SMEM((how.tile_m, how.tile_n), x.dtype, transforms=transforms)],
     )
     return call(x, w, index.astype(jnp.int32))
+
+
+def _tile(x_gmem, w_gmem, index_gmem, out_gmem, out_smem, *, how: Tiled, transforms) -> None:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    row, column, block = (jax.lax.axis_index(name) for name in ("row", "column", "block"))
+    which = index_gmem[block]
+    cut = {
+        "grid": (x_gmem.shape[2] // how.tile_k,),
+        "in_specs": [
+            plgpu.BlockSpec((how.tile_m, how.tile_k), lambda step: (row, step), transforms=transforms),
+            plgpu.BlockSpec((how.tile_k, how.tile_n), lambda step: (step, column), transforms=transforms),
+        ],
+        "max_concurrent_steps": how.stages,
+    }
+    product = partial(_product, x_gmem, w_gmem, block, which, cut)
+    sums = pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((how.tile_m, how.tile_n), jnp.float32))
+    out_smem[...] = sums.astype(out_smem.dtype)
+    plgpu.commit_smem()
+    rows, columns = pl.ds(row * how.tile_m, how.tile_m), pl.ds(column * how.tile_n, how.tile_n)
+    plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[block, rows, columns])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _product(x_gmem, w_gmem, block, which, cut, sums):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def multiply(_, x_smem, w_smem):
+        plgpu.wgmma(sums, x_smem, w_smem)
+        plgpu.wgmma_wait(0)
+
+    plgpu.emit_pipeline(multiply, **cut)(x_gmem.at[block], w_gmem.at[which])
+    return sums[...]

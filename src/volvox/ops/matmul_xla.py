@@ -131,50 +131,48 @@ _MOST = 0.75
 
 
 def _grouped(x: Array, w: Array, index: Array) -> Array:
-    (b, m, k), (p, _, n) = x.shape, w.shape
-    dtype = jnp.result_type(x, w)
+    b, p = x.shape[0], w.shape[0]
     groups = sorted_by_kernel(index, p)
     x = x[groups.order]
     place = jnp.arange(b) - groups.start[groups.kernel]  # within its group
     mean = 1 << (math.ceil(b / p) - 1).bit_length()
     capacities = (0, mean, min(2 * mean, b))
-
-    def over_all(capacity: int):
-        if capacity == 0:
-            return lambda: jnp.zeros((b, m, n), dtype)
-
-        def multiply() -> Array:
-            blocks = x[jnp.minimum(groups.start[:, None] + jnp.arange(capacity), b - 1)]
-            products = _paired(blocks.reshape(p, capacity * m, k), w).reshape(p, capacity, m, n)
-            return products[groups.kernel, jnp.minimum(place, capacity - 1)].astype(dtype)
-
-        return multiply
-
     most = (groups.size > 0).sum() > _MOST * p
     chosen = jnp.where(most, 1 + (groups.size.max() > mean), 0)
-    out = lax.switch(chosen, [over_all(capacity) for capacity in capacities])
+    out = lax.switch(chosen, [partial(_over_all, x, w, groups, place, capacity) for capacity in capacities])
     done = jnp.array(capacities)[chosen]
-    sizes = [1 << i for i in range((b - 1).bit_length())] + [b]
-
-    def rest_of(g: Array, out: Array) -> Array:
-        begin, end = groups.start[g] + done, groups.start[g] + groups.size[g]
-
-        def with_size(size: int):
-            def multiply(out: Array) -> Array:
-                first = jnp.minimum(begin, b - size)
-                blocks = lax.dynamic_slice_in_dim(x, first, size)
-                products = _paired(blocks.reshape(1, size * m, k), w[g][None]).reshape(size, m, n)
-                places = first + jnp.arange(size)
-                inside = ((places >= begin) & (places < end))[:, None, None]
-                kept = jnp.where(inside, products.astype(dtype), lax.dynamic_slice_in_dim(out, first, size))
-                return lax.dynamic_update_slice_in_dim(out, kept, first, 0)
-
-            return multiply
-
-        smallest = sum((end - begin > size).astype(jnp.int32) for size in sizes[:-1])
-        return lax.cond(
-            end > begin, lambda out: lax.switch(smallest, [with_size(s) for s in sizes], out), lambda out: out, out
-        )
-
-    out = lax.fori_loop(0, p, rest_of, out)
+    out = lax.fori_loop(0, p, partial(_rest_of, x, w, groups, done), out)
     return jnp.zeros_like(out).at[groups.order].set(out)
+
+
+def _over_all(x: Array, w: Array, groups: Sorted, place: Array, capacity: int) -> Array:
+    """Multiplies the first blocks of each kernel, `capacity` at most; what it gives for the others is of no use."""
+    (b, m, k), (p, _, n) = x.shape, w.shape
+    dtype = jnp.result_type(x, w)
+    if capacity == 0:
+        return jnp.zeros((b, m, n), dtype)
+    blocks = x[jnp.minimum(groups.start[:, None] + jnp.arange(capacity), b - 1)]
+    products = _paired(blocks.reshape(p, capacity * m, k), w).reshape(p, capacity, m, n)
+    return products[groups.kernel, jnp.minimum(place, capacity - 1)].astype(dtype)
+
+
+def _rest_of(x: Array, w: Array, groups: Sorted, done: Array, g: Array, out: Array) -> Array:
+    """Multiplies the blocks of kernel g after the first `done` of them, as a power of two of blocks, or all."""
+    b = x.shape[0]
+    begin, end = groups.start[g] + done, groups.start[g] + groups.size[g]
+    sizes = [1 << i for i in range((b - 1).bit_length())] + [b]
+    smallest = sum((end - begin > size).astype(jnp.int32) for size in sizes[:-1])
+    branches = [partial(_over_some, x, w, g, begin, end, size) for size in sizes]
+    return lax.cond(end > begin, lambda out: lax.switch(smallest, branches, out), lambda out: out, out)
+
+
+def _over_some(x: Array, w: Array, g: Array, begin: Array, end: Array, size: int, out: Array) -> Array:
+    """Multiplies `size` blocks with kernel g, and puts the products of those from `begin` to `end` into `out`."""
+    (b, m, k), n = x.shape, w.shape[2]
+    first = jnp.minimum(begin, b - size)
+    blocks = lax.dynamic_slice_in_dim(x, first, size)
+    products = _paired(blocks.reshape(1, size * m, k), w[g][None]).reshape(size, m, n)
+    places = first + jnp.arange(size)
+    inside = ((places >= begin) & (places < end))[:, None, None]
+    kept = jnp.where(inside, products.astype(out.dtype), lax.dynamic_slice_in_dim(out, first, size))
+    return lax.dynamic_update_slice_in_dim(out, kept, first, 0)

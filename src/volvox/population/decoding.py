@@ -1,4 +1,4 @@
-"""From seeds to parameters: the one place where a member's weights are computed.
+"""From seeds to parameters: the one place where a member's weights, and weighted sums of noise, are computed.
 
 code = encoding(genotype, Table())
 seeds = draw_seeds(code, key, (population_size,))
@@ -19,6 +19,11 @@ from volvox.ops import flat, low_rank
 from volvox.ops.order import rounded
 from volvox.population.noise import Generator, LowRank, Noise, Table
 from volvox.types import Array, ArrayTree, Genotype
+
+_AT_ONCE = 8
+"""Noise vectors in one pass over a weighted sum: it is read and written once for all of them."""
+_FACTORS_AT_ONCE = 64
+"""The same for factors, which are small."""
 
 
 class Member(NamedTuple):
@@ -68,6 +73,10 @@ class Encoding:
     def like(self) -> ArrayTree:
         """Shapes and dtypes of one genome, as a pytree of `jax.ShapeDtypeStruct`."""
         return self.treedef.unflatten(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes)
+
+    def zeros(self, *batch: int) -> ArrayTree:
+        """Zeros in the place of parameters, leaves `[*batch, ...]`."""
+        return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), self.like)
 
     @property
     def num_parameters(self) -> int:
@@ -137,17 +146,15 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
 
 
 def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], genotype: Genotype, noise: LowRank) -> tuple[bool, ...]:
-    names = ["/".join(path) for path in shapes]
-    if unknown := sorted(set(noise.full) - set(names)):
+    named = {"/".join(path): shape for path, shape in shapes.items()}
+    if unknown := sorted(set(noise.full) - set(named)):
         raise ValueError(
             f"low-rank noise: full names no parameter of this network: {', '.join(unknown)}; it has "
-            f"{', '.join(sorted(names))}."
+            f"{', '.join(sorted(named))}."
         )
-    factored = tuple(
-        path in genotype.low_rank and name not in noise.full for path, name in zip(shapes, names, strict=True)
-    )
+    factored = tuple(path in genotype.low_rank and "/".join(path) not in noise.full for path in shapes)
     limits = []
-    for name, shape, is_factored in zip(names, shapes.values(), factored, strict=True):
+    for (name, shape), is_factored in zip(named.items(), factored, strict=True):
         if is_factored:
             limits.append((min(math.prod(shape[:-1]), shape[-1]), name, list(shape)))
         elif len(shape) > 1 and name not in noise.full:
@@ -155,8 +162,8 @@ def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], genotype: Genotype
                 f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, nn.Conv "
                 f"and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every slot."
             )
-    if limits and noise.rank > min(limits)[0]:
-        most, name, shape = min(limits)
+    most, name, shape = min(limits, default=(noise.rank, "", []))
+    if noise.rank > most:
         raise ValueError(
             f"rank={noise.rank}: kernel {name} {shape} is a matrix of rank {most} at most; choose a rank up to that."
         )
@@ -290,3 +297,55 @@ def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayT
     chex.assert_rank(members, 1)
     chex.assert_equal_shape(members)
     return jax.lax.map(lambda member: decode(encoding, bases, member), members)
+
+
+def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTree:
+    """Computes `sum_k weights[k] * noise(seeds[k])`; a few noise vectors exist at a time.
+
+    Args:
+      encoding: of the network.
+      seeds: int32 `[K]`.
+      weights: float32 `[K]`.
+
+    Returns:
+      The sum, in the structure of `encoding.like`.
+    """
+    chex.assert_rank([seeds, weights], 1)
+    chex.assert_equal_shape([seeds, weights])
+    if encoding.rank is not None:
+        return _weighted_factors(encoding, seeds, weights)
+    seeds, weights = _chunks(seeds, _AT_ONCE), _chunks(weights, _AT_ONCE)
+
+    def add(i: Array, total: ArrayTree) -> ArrayTree:
+        vectors = [mutation_noise(encoding, seeds[i, j]) for j in range(_AT_ONCE)]
+        return jax.tree.map(
+            lambda sum_, *noise: sum_ + sum(weights[i, j] * x for j, x in enumerate(noise)), total, *vectors
+        )
+
+    return jax.lax.fori_loop(0, seeds.shape[0], add, encoding.zeros())
+
+
+def _weighted_factors(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTree:
+    """The same of low-rank noise: many outer products are one matrix product."""
+    # Parameters that are not factored but have several dimensions may be as large as factored ones are small.
+    large = [len(s) > 1 and not factored for s, factored in zip(encoding.shapes, encoding.factored, strict=True)]
+    at_once = _AT_ONCE if any(large) else _FACTORS_AT_ONCE
+    seeds, weights = _chunks(seeds, at_once), _chunks(weights, at_once)
+
+    def add(i: Array, total: ArrayTree) -> ArrayTree:
+        noise = jax.lax.map(lambda seed: mutation_noise(encoding, seed), seeds[i])
+
+        def one(sum_, noise):
+            if not isinstance(noise, Factors):
+                return sum_ + jnp.tensordot(weights[i], noise, 1)
+            product = jnp.einsum("jkr,jnr->kn", noise.a, weights[i, :, None, None] * noise.b)
+            return sum_ + product.reshape(sum_.shape)
+
+        return jax.tree.map(one, total, noise)
+
+    return jax.lax.fori_loop(0, seeds.shape[0], add, encoding.zeros())
+
+
+def _chunks(x: Array, size: int) -> Array:
+    """`[K]` -> `[chunks, size]`, filled up with zeros."""
+    return jnp.pad(x, (0, -x.shape[0] % size)).reshape(-1, size)

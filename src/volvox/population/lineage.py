@@ -7,7 +7,6 @@ Such et al. 2017 (arXiv 1712.06567). All of this is NumPy or plain Python; only 
 import json
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,18 +51,13 @@ class Lineage(NamedTuple):
 
 def empty(num_bases: int) -> Lineage:
     """The log before the first generation."""
-    shape = (0, num_bases)
-    return Lineage(
-        np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.ones(shape, bool)
-    )
+    return Lineage(*(np.zeros((0, num_bases), dtype) for dtype in (np.int32, np.int32, np.float32, bool)))
 
 
 def extend(lineage: Lineage, bases: Member) -> Lineage:
     """Adds a generation: `bases` says how each new base `[P]` came from the bases before."""
-    rows = (bases.parent, bases.seed, bases.scale, bases.initial)
-    return Lineage(
-        *(np.concatenate([log, np.asarray(row, log.dtype)[None]]) for log, row in zip(lineage, rows, strict=True))
-    )
+    rows = zip(lineage, bases, strict=True)  # both have the same fields
+    return Lineage(*(np.concatenate([log, np.asarray(row, log.dtype)[None]]) for log, row in rows))
 
 
 def genome(lineage: Lineage, base: int) -> Genome:
@@ -110,7 +104,7 @@ def from_json(data: Any) -> Genome:
     Raises:
       ValueError: `data` has another form; the message names the offending entry.
     """
-    if not isinstance(data, Sequence) or isinstance(data, str) or not data:
+    if not isinstance(data, list) or not data:
         raise ValueError(f"not a genome: {str(data)[:60]!r}; {_FORM}.")
     for i, entry in enumerate(data):
         if not (_is_seed(entry) if i == 0 else _is_mutation(entry)):
@@ -126,10 +120,10 @@ def _is_seed(value: Any) -> bool:
 
 
 def _is_mutation(entry: Any) -> bool:
-    if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
-        return False
-    seed, power = entry
-    return _is_seed(seed) and type(power) in (int, float) and math.isfinite(power)
+    match entry:
+        case [seed, float() | int() as power]:
+            return _is_seed(seed) and type(power) is not bool and math.isfinite(power)
+    return False
 
 
 def save(path: str | os.PathLike, genome: Genome) -> None:
@@ -187,5 +181,4 @@ def _rebuild(encoding: Encoding, seeds: jax.Array, scales: jax.Array, count: int
         bases = jax.tree.map(lambda x: x[None], params)
         return decode(encoding, bases, Member(jnp.int32(0), seeds[i], scales[i], i == 0))
 
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), encoding.like)
-    return jax.lax.fori_loop(0, count, generation, start)
+    return jax.lax.fori_loop(0, count, generation, encoding.zeros())

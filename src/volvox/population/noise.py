@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer
+from volvox._checks import integers
 from volvox.ops import flat
 from volvox.types import Array, ArrayTree
 
@@ -38,10 +38,7 @@ class Table:
     seed: int = 123
 
     def __post_init__(self):
-        if self.size is not None and self.size < 1:
-            raise ValueError(
-                f"size={self.size}: a noise table holds at least one number; leave it out to fit the network."
-            )
+        integers(self, "size", low=1)
 
     def make_data(self, num_numbers: int) -> Array:
         """Makes the table, float32 `[size]`; raises ValueError if it holds less than `num_numbers`."""
@@ -53,9 +50,8 @@ class Table:
             )
         values = np.empty(length, np.float32)
         random = np.random.RandomState(self.seed)
-        for start in range(0, length, _CHUNK):
-            stop = min(start + _CHUNK, length)
-            values[start:stop] = random.randn(stop - start)
+        for chunk in np.split(values, range(_CHUNK, length, _CHUNK)):
+            chunk[:] = random.randn(len(chunk))
         return jnp.asarray(values)
 
     def draw(self, key: Array, shape: tuple[int, ...], data: Array, num_numbers: int) -> Array:
@@ -88,17 +84,14 @@ class Generator:
 
     def make_data(self, num_numbers: int) -> Array:
         """Returns an empty array: there is no table."""
-        del num_numbers
         return jnp.zeros((0,), jnp.float32)
 
     def draw(self, key: Array, shape: tuple[int, ...], data: Array, num_numbers: int) -> Array:
         """See `Table.draw`."""
-        del data, num_numbers
         return jax.random.randint(key, shape, 0, np.iinfo(np.int32).max, jnp.int32)
 
     def sample(self, data: Array, seed: Array, like: ArrayTree) -> ArrayTree:
         """See `Table.sample`."""
-        del data
         key = jax.random.fold_in(jax.random.key(self.seed), seed)
         # The offset of a leaf, not its place in the tree, picks its stream.
         return jax.tree.map(
@@ -131,7 +124,7 @@ class LowRank:
     full: tuple[str, ...] = ()
 
     def __post_init__(self):
-        integer("rank", self.rank, low=1)
+        integers(self, "rank", low=1)
         if isinstance(self.full, str):
             raise ValueError(f"full={self.full!r} is one name; give a collection of them: full=({self.full!r},).")
         object.__setattr__(self, "full", tuple(sorted(self.full)))  # any collection will do; the order has no meaning

@@ -14,7 +14,7 @@ import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from volvox._checks import integer
-from volvox.envs.ale import color_screen
+from volvox.envs.envpool_tasks import color_screen
 from volvox.ops.batching import where_rows
 from volvox.report.progress import in_notebook
 from volvox.types import ArrayTree, Env, EnvGroup, Policy, TimeStep

@@ -14,22 +14,5 @@ from volvox.sparsity.optimizers import GroupSparse, init_optimizers, sparse
 from volvox.sparsity.rules import Dynamic, KeepNOfM, Magnitude, Rule
 from volvox.sparsity.schedules import Cubic, RewardAware, Schedule
 
-__all__ = [
-    "Cubic",
-    "Dynamic",
-    "GroupSparse",
-    "KeepNOfM",
-    "Kernel",
-    "Magnitude",
-    "RewardAware",
-    "Rule",
-    "Schedule",
-    "SparseState",
-    "compression",
-    "init_optimizers",
-    "is_sparse",
-    "masks_of",
-    "pruned",
-    "sparse",
-    "table",
-]
+__all__ = ["Cubic", "Dynamic", "GroupSparse", "KeepNOfM", "Kernel", "Magnitude", "RewardAware", "Rule", "Schedule"]
+__all__ += ["SparseState", "compression", "init_optimizers", "is_sparse", "masks_of", "pruned", "sparse", "table"]

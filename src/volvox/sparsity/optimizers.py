@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import integer
+from volvox._checks import integers
 from volvox.networks.circulant import Grouped
 from volvox.sparsity import masks as masking
 from volvox.sparsity.masks import Kernel, SparseState, is_sparse, pruned, where
@@ -145,8 +145,7 @@ class GroupSparse:
     end: int | None = None
 
     def __post_init__(self):
-        integer("block", self.block, low=1)
-        integer("min_side", self.min_side, low=1)
+        integers(self, "block", "min_side", low=1)
         check_sparsity("final_sparsity", self.final_sparsity)
         if not self.pruning and self.block == 1:
             raise ValueError("block=1 and pruning=False leave nothing to do; take either back.")
@@ -195,8 +194,8 @@ class _Sparse:
     seed: int
 
     def __post_init__(self):
-        integer("min_side", self.min_side, low=1)
-        integer("seed", self.seed, low=0)
+        integers(self, "min_side", low=1)
+        integers(self, "seed", low=0)
         if not isinstance(self.optimizer, optax.GradientTransformation) and not callable(self.optimizer):
             raise ValueError(f"sparse needs an optax.GradientTransformation, or optax.adam; got {self.optimizer!r}.")
         if not isinstance(self.rule, Rule):

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integer
+from volvox._checks import integers, numbers
 from volvox.sparsity.masks import Kernel
 from volvox.sparsity.schedules import Schedule, check_sparsity
 from volvox.types import Array
@@ -24,7 +24,7 @@ class Rule(Protocol):
         @dataclasses.dataclass(frozen=True, kw_only=True)
         class RandomMask:
             every: int = 1_000
-            schedule: ClassVar[None] = None
+            schedule = None  # not a field
 
             def init(self, key, kernels):
                 return {name: jax.random.bernoulli(key, 0.5, kernel.mask_shape) for name, kernel in kernels.items()}
@@ -96,8 +96,7 @@ class Magnitude:
             raise ValueError(
                 f"Magnitude needs a schedule, such as Cubic(...) or RewardAware(...); got {self.schedule!r}."
             )
-        integer("group", self.group, low=1)
-        integer("every", self.every, low=1)
+        integers(self, "group", "every", low=1)
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
         """Returns masks of groups that all live."""
@@ -106,11 +105,7 @@ class Magnitude:
         for name, kernel in kernels.items():
             rows, _, columns = kernel.mask_shape
             group = self.group if kernel.block == 1 else 1
-            if rows % group:
-                raise ValueError(
-                    f"group={group} does not divide the input axis of {name}, {rows} long; take another group, or "
-                    f"leave it whole: sparse(..., dense=({name!r},))."
-                )
+            _check_divides("group", group, name, rows)
             masks[name] = jnp.ones((rows // group, 1, columns), bool)
         return masks
 
@@ -151,25 +146,20 @@ class KeepNOfM:
     begin: int = 0
     drop: float = 0.0
     every: int = 100
-    schedule: ClassVar[None] = None
+    schedule = None  # not a field
 
     def __post_init__(self):
-        integer("m", self.m, low=1)
-        if integer("n", self.n, low=1) > self.m:
+        integers(self, "n", "m", "every", low=1)
+        integers(self, "begin", low=0)
+        numbers(self, "drop", low=0, high=1)
+        if self.n > self.m:
             raise ValueError(f"n={self.n} exceeds m={self.m}: n of every m weights live.")
-        integer("begin", self.begin, low=0)
-        integer("every", self.every, low=1)
-        _check_drop(self.drop)
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
         """Returns masks of the largest initial weights, or with `begin` masks with which all weights live."""
         del key
         for name, kernel in kernels.items():
-            if (rows := len(kernel.weights)) % self.m:
-                raise ValueError(
-                    f"m={self.m} does not divide the input axis of {name}, {rows} long; take another m, or leave it "
-                    f"whole: sparse(..., dense=({name!r},))."
-                )
+            _check_divides("m", self.m, name, len(kernel.weights))
         sizes = {name: _size(kernel.weights) for name, kernel in kernels.items()}
         return {name: jnp.ones(x.shape, bool) if self.begin else self._largest(x) for name, x in sizes.items()}
 
@@ -221,14 +211,12 @@ class Dynamic:
     every: int = 1_000
     end: int | None = None
     grow: Literal["random", "gradient"] = "random"
-    schedule: ClassVar[None] = None
+    schedule = None  # not a field
 
     def __post_init__(self):
         check_sparsity("sparsity", self.sparsity)
-        integer("every", self.every, low=1)
-        _check_drop(self.drop)
-        if self.end is not None:
-            integer("end", self.end, low=1)
+        integers(self, "every", "end", low=1)
+        numbers(self, "drop", low=0, high=1)
         if self.grow not in ("random", "gradient"):
             raise ValueError(f"grow={self.grow!r} is unknown; there are random and gradient.")
 
@@ -281,9 +269,12 @@ def erdos_renyi(sides: dict[str, tuple[int, int]], density: float, most: dict[st
         full |= above
 
 
-def _check_drop(drop: float) -> None:
-    if not 0 <= drop <= 1:
-        raise ValueError(f"drop={drop}: give a share from 0 to 1.")
+def _check_divides(setting: str, value: int, name: str, rows: int) -> None:
+    if rows % value:
+        raise ValueError(
+            f"{setting}={value} does not divide the input axis of {name}, {rows} long; take another {setting}, or "
+            f"leave it whole: sparse(..., dense=({name!r},))."
+        )
 
 
 def _size(groups: Array) -> Array:

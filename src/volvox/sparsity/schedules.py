@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from volvox._checks import integer
+from volvox._checks import integers, numbers
 from volvox.types import Array, ArrayTree
 
 
@@ -54,7 +54,8 @@ class Cubic:
 
     def __post_init__(self):
         check_sparsity("final_sparsity", self.final_sparsity)
-        if integer("end", self.end, low=1) <= integer("begin", self.begin, low=0):
+        integers(self, "begin", "end", low=0)
+        if self.end <= self.begin:
             raise ValueError(f"end={self.end} must come after begin={self.begin}.")
 
     def init(self) -> ArrayTree:
@@ -127,12 +128,10 @@ class RewardAware:
     def __post_init__(self):
         check_sparsity("final_sparsity", self.final_sparsity)
         check_sparsity("initial_sparsity", self.initial_sparsity)
-        integer("begin", self.begin, low=0)
+        integers(self, "begin", low=0)
         if self.initial_sparsity > self.final_sparsity:
             raise ValueError(f"initial_sparsity={self.initial_sparsity} exceeds final_sparsity={self.final_sparsity}.")
-        for name, value in (("increment", self.increment), ("tolerance", self.tolerance)):
-            if not 0 < value <= 1:
-                raise ValueError(f"{name}={value}: give a number above 0 and at most 1.")
+        numbers(self, "increment", "tolerance", above=0, high=1)
 
     def init(self) -> RewardAwareState:
         """Returns the state before the first return."""

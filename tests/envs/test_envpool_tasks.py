@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from volvox import envs
-from volvox.envs.ale import color_screen
+from volvox.envs.envpool_tasks import color_screen
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.evolution import archive as archives
+from volvox.evolution import objective as archives
 
 
 def brute_force(behaviors, others, k):
@@ -21,7 +21,7 @@ def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
     room = 700 if held != 64 else 64
     behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, room))
     others[:2] = behaviors[:2]
-    archive = archives.add(archives.init(room, 3), others, jnp.arange(room) < held)
+    archive = archives.empty_archive(room, 3).add(others, jnp.arange(room) < held)
     got = archives.novelty_in(archive, behaviors, 5)
     np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
 
@@ -34,13 +34,13 @@ def test_what_is_not_finite_is_nobodys_neighbour_and_has_no_novelty():
 
 
 def test_a_full_archive_forgets_the_oldest():
-    archive = archives.init(4, 1)
+    archive = archives.empty_archive(4, 1)
     for first in (0, 3, 6):
         rows = first + jnp.arange(3.0)[:, None]
-        archive = archives.add(archive, rows, jnp.array([True, False, True]))
+        archive = archive.add(rows, jnp.array([True, False, True]))
     assert archive.added == 6
     np.testing.assert_array_equal(np.sort(np.asarray(archive.behaviors)[:, 0]), [3, 5, 6, 8])
-    assert archives.held(archive).all()
+    assert archive.held.all()
 
 
 def test_the_nearest_are_not_found_by_sorting():

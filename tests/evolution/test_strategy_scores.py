@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.evolution.scores import SHAPINGS, centered_ranks, raw, shaping, z_scores
+from volvox.evolution.strategy import SHAPINGS, centered_ranks, raw, shaping, z_scores
 
 FITNESS = np.array([3.0, -1.0, 8.0, 0.5, 2.0], np.float32)
 

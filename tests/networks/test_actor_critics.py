@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from volvox.envs import atari, probe
 from volvox.networks import GA3C, MLP, ActorCritic, GaussianMLP, NatureTorso, RecurrentActorCritic, SmallTorso
-from volvox.networks.actor_critic import actor_critic
+from volvox.networks.actor_critics import actor_critic
 from volvox.ops.flat import num_parameters
 
 PONG = atari("Pong", num_envs=2, groups=1).spec

@@ -1,8 +1,8 @@
-"""Networks that value actions, and the pure functions that a deterministic policy gradient needs."""
+"""Multi-layer perceptrons, for vectors and small probes."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,53 @@ import numpy as np
 from flax import linen as nn
 
 from volvox._settings import describe
-from volvox.networks.interception import use_kernels
-from volvox.networks.mlp import hidden_layers
-from volvox.networks.modules import batch_of, check_module
+from volvox.networks.distributions import Deterministic
+from volvox.networks.genotypes import apply_module, batch_of, check_module
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
+
+
+class MLP(nn.Module):
+    """Dense layers with an activation between them.
+
+    Input: `[B, ...]`, flattened to `[B, n]` and cast to float32 if integer.
+    Output: `[B, num_outputs]`.
+
+    Attributes:
+      num_outputs: Length of the output.
+      hidden: Widths of the hidden layers; may be empty.
+      activation: Applied after each hidden layer, not after the output.
+      densely_connected: Each layer is given the outputs of all layers before it, and the input (Ota et al. 2021,
+        arXiv 2102.07920, section 3.2).
+    """
+
+    num_outputs: int
+    hidden: tuple[int, ...] = (64, 64)
+    activation: Callable[[Array], Array] = nn.tanh
+    densely_connected: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Outputs `[B, num_outputs]` of observations `[B, ...]`."""
+        x = x.reshape(x.shape[0], -1)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            x = x.astype(jnp.float32)
+        x = hidden_layers(x, map(nn.Dense, self.hidden), self.activation, self.densely_connected)
+        return nn.Dense(self.num_outputs)(x)
+
+
+def hidden_layers(
+    x: Array, layers: Iterable[nn.Module], activation: Callable[[Array], Array], densely_connected: bool
+) -> Array:
+    """Applies hidden layers to `[B, n]`, each with the activation; densely connected: see `MLP`."""
+    for layer in layers:
+        out = activation(layer(x))  # pyright: ignore[reportCallIssue]
+        x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
+    return x
+
+
+def flat(observation: Array) -> Array:
+    """Observations `[B, ...]` as float32 `[B, n]`."""
+    return observation.reshape(observation.shape[0], -1).astype(jnp.float32)
 
 
 class QNetwork(nn.Module):
@@ -32,8 +75,8 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
         """Values `[B]` of actions `[B, A]` at observations `[B, n]`."""
-        x = jnp.concatenate([observation.reshape(observation.shape[0], -1).astype(jnp.float32), action], axis=-1)
-        x = hidden_layers(x, self.hidden, nn.relu, self.densely_connected)
+        x = jnp.concatenate([flat(observation), action], axis=-1)
+        x = hidden_layers(x, map(nn.Dense, self.hidden), nn.relu, self.densely_connected)
         return nn.Dense(1)(x)[:, 0]
 
 
@@ -61,23 +104,18 @@ class NextObservationNetwork(nn.Module):
 
     def encode_observation(self, observation: Array) -> Array:
         """Features `[B, n + sum(observation_widths)]` of observations `[B, n]`."""
-        return _stacked(observation.reshape(observation.shape[0], -1).astype(jnp.float32), self.of_observation)
+        return hidden_layers(flat(observation), self.of_observation, nn.swish, densely_connected=True)
 
     def encode_action(self, features: Array, action: Array) -> Array:
         """Features of features `[B, F]` and actions `[B, A]`: `[B, F + A + sum(action_widths)]`."""
-        return _stacked(jnp.concatenate([features, action], axis=-1), self.of_action)
+        x = jnp.concatenate([features, action], axis=-1)
+        return hidden_layers(x, self.of_action, nn.swish, densely_connected=True)
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
         """Predictions `[B, n]` of the next observations."""
         features = self.encode_action(self.encode_observation(observation), action)
-        return nn.Dense(observation.reshape(observation.shape[0], -1).shape[-1], name="predict")(features)
-
-
-def _stacked(x: Array, layers: Any) -> Array:
-    for layer in layers:
-        x = jnp.concatenate([nn.swish(layer(x)), x], axis=-1)
-    return x
+        return nn.Dense(flat(observation).shape[-1], name="predict")(features)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +141,7 @@ class Params(NamedTuple):
     """Parameters of the networks.
 
     Attributes:
+      actor: those of the actor.
       critics: those of the two critics.
       representation: () without one.
     """
@@ -117,6 +156,10 @@ class ActorAndCritics:
     """A deterministic actor and twin critics in an environment, as pure functions. Actions are scaled to [-1, 1].
 
     Observations are float32 here. Made by `actor_and_critics`.
+
+    Attributes:
+      networks: The modules.
+      spec: The environment.
     """
 
     networks: ActorAndCritic
@@ -125,7 +168,8 @@ class ActorAndCritics:
     def init(self, key: Array) -> Params:
         """Draws all parameters."""
         modules, (k_actor, *k_critics) = self.networks, jax.random.split(key, 3)
-        observation, action = jnp.zeros((1, *self.spec.observation_shape)), jnp.zeros((1, *self._action_shape))
+        shapes = (self.spec.observation_shape, self.spec.action_shape or ())
+        observation, action = (jnp.zeros((1, *shape)) for shape in shapes)
         representation: ArrayTree = ()
         if modules.representation is not None:
             k_representation = jax.random.fold_in(key, 3)
@@ -137,26 +181,26 @@ class ActorAndCritics:
 
     def act(self, params: ArrayTree, features: Array) -> Array:
         """Actions `[B, A]` of an actor's parameters at features of observations `[B, ...]`."""
-        return jnp.tanh(_apply(self.networks.actor, params, features))
+        return jnp.tanh(apply_module(self.networks.actor, params, features))
 
     def value(self, params: ArrayTree, encoded: Array, action: Array) -> Array:
         """Values `[B]` of one critic's parameters, of actions `[B, A]` encoded with their observations `[B, ...]`."""
-        return _apply(self.networks.critic, params, encoded, action)
+        return apply_module(self.networks.critic, params, encoded, action)
 
     def encode_observation(self, params: ArrayTree, observation: Array) -> Array:
         """Features of observations `[B, ...]`; without a representation the observations themselves."""
         module = self.networks.representation
-        return observation if module is None else _apply(module, params, observation, method="encode_observation")
+        return observation if module is None else apply_module(module, params, observation, method="encode_observation")
 
     def encode_action(self, params: ArrayTree, features: Array, action: Array) -> Array:
         """Features of features and actions `[B, A]`; without a representation the features of observations alone."""
         module = self.networks.representation
-        return features if module is None else _apply(module, params, features, action, method="encode_action")
+        return features if module is None else apply_module(module, params, features, action, method="encode_action")
 
     def predict(self, params: ArrayTree, observation: Array, action: Array) -> Array:
         """The representation's prediction of the next observations."""
         assert self.networks.representation is not None
-        return _apply(self.networks.representation, params, observation, action)
+        return apply_module(self.networks.representation, params, observation, action)
 
     def scale(self, action: Array) -> Array:
         """Actions in [-1, 1] -> the environment's."""
@@ -170,22 +214,14 @@ class ActorAndCritics:
           init: key -> variables.
           act: (variables, observation `[B, ...]`) -> action `[B, A]` in [-1, 1].
         """
-
-        def sample(key: Array, output: Array) -> Array:
-            raise ValueError("This policy gives one action and no distribution: it cannot be sampled from.")
-
         return Policy(
             init=init,
             initial_state=lambda batch_size: (),
             apply=lambda variables, observation, state: (act(variables, observation), state),
-            sample=sample,
+            sample=Deterministic((), type(self.networks.actor).__name__).sample,
             mode=self.scale,
             config=describe(self.networks),
         )
-
-    @property
-    def _action_shape(self) -> tuple[int, ...]:
-        return self.spec.action_shape or ()
 
 
 def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritics:
@@ -215,7 +251,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
     made = ActorAndCritics(networks, spec)
-    observation, action = batch_of(spec.observation_shape), batch_of(spec.action_shape)
+    observation, action = batch_of(*spec.observation_shape), batch_of(*spec.action_shape)
     features = encoded = observation
     if (module := networks.representation) is not None:
         variables = check_module(module, spec, (observation, action), observation, role="representation")
@@ -224,8 +260,3 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     check_module(networks.actor, spec, (features,), action, role="actor", meaning="an action before its tanh")
     check_module(networks.critic, spec, (encoded, action), batch_of(), role="critic", meaning="a value")
     return made
-
-
-def _apply(module: nn.Module, params: ArrayTree, *args: Array, method: str | None = None) -> Any:
-    with use_kernels():
-        return module.apply({"params": params}, *args, method=method)

@@ -14,15 +14,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox._settings import describe
-from volvox.networks.distributions import Distribution, distribution
-from volvox.networks.images import scaled
-from volvox.networks.interception import use_kernels
-from volvox.networks.modules import batch_of, batch_of_states, check_module
+from volvox.networks.distributions import Distribution, clipped, distribution
+from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations
+from volvox.networks.neuroevolution import torso
+from volvox.networks.perceptrons import flat, hidden_layers
 from volvox.ops.batching import where_rows
 from volvox.ops.flat import num_parameters
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 _FAN_IN_UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within 1 / sqrt(fan_in)
+_HIDDEN = nn.initializers.orthogonal(2**0.5)
 _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
 
 
@@ -54,11 +55,9 @@ class GA3C(nn.Module):
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"GA3C takes bytes, which it scales to [-1, 1); got {x.dtype}.")
         x = x.astype(jnp.float32) / 128 - 1
-        for i, (features, window) in enumerate(_SIZES[self.size]):
-            stride = self.first_stride if i == 0 else 2
-            x = nn.relu(
-                _ga3c_layer(nn.Conv, features, (window, window), (stride, stride), fan_in=window**2 * x.shape[-1])(x)
-            )
+        for (features, window), stride in zip(_SIZES[self.size], (self.first_stride, 2, 2), strict=False):
+            fan_in = window**2 * x.shape[-1]
+            x = nn.relu(_ga3c_layer(nn.Conv, features, (window, window), (stride, stride), fan_in=fan_in)(x))
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(_ga3c_layer(nn.Dense, 256, fan_in=x.shape[-1])(x))
         return _ga3c_layer(nn.Dense, self.num_outputs, fan_in=256)(x), _ga3c_layer(nn.Dense, 1, fan_in=256)(x)[:, 0]
@@ -80,12 +79,7 @@ class NatureTorso(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
-        init = nn.initializers.orthogonal(2**0.5)
-        x = scaled(x)
-        for features, window, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = nn.Conv(features, (window, window), (stride, stride), padding="VALID", kernel_init=init)(x)
-            x = nn.relu(x)
-        return nn.relu(nn.Dense(512, kernel_init=init)(x.reshape(x.shape[0], -1)))
+        return torso(x, "large", kernel_init=_HIDDEN, padding="VALID")
 
 
 class SmallTorso(nn.Module):
@@ -97,11 +91,7 @@ class SmallTorso(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        init = nn.initializers.orthogonal(2**0.5)
-        x = scaled(x)
-        for features, window, stride in ((16, 8, 4), (32, 4, 2)):
-            x = nn.relu(nn.Conv(features, (window, window), (stride, stride), kernel_init=init)(x))
-        return nn.relu(nn.Dense(256, kernel_init=init)(x.reshape(x.shape[0], -1)))
+        return torso(x, "small", kernel_init=_HIDDEN)
 
 
 class ActorCritic(nn.Module):
@@ -143,7 +133,7 @@ class RecurrentActorCritic(nn.Module):
     @nn.nowrap
     def initial_state(self, batch_size: int) -> ArrayTree:
         """Zeros, two leaves `[batch_size, width]`."""
-        return (jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width)))
+        return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
 
 
 class GaussianMLP(nn.Module):
@@ -154,6 +144,7 @@ class GaussianMLP(nn.Module):
     Attributes:
       num_components: Length of an action.
       hidden: Widths of the hidden layers of each.
+      initial_log_std: Logarithm of the standard deviation at first.
     """
 
     distribution = "gaussian"  # not a field: what the output describes
@@ -172,9 +163,8 @@ class GaussianMLP(nn.Module):
 
 
 def _perceptron(x: Array, hidden: tuple[int, ...], size: int, scale: float) -> Array:
-    x = x.reshape(x.shape[0], -1).astype(jnp.float32)
-    for width in hidden:
-        x = nn.tanh(nn.Dense(width, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+    layers = (nn.Dense(width, kernel_init=_HIDDEN) for width in hidden)
+    x = hidden_layers(flat(x), layers, nn.tanh, densely_connected=False)
     return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))(x)
 
 
@@ -190,13 +180,11 @@ class ActorCriticNetwork(NamedTuple):
       policy: what acts; its variables are the network's parameters. Samples and modes are within the action bounds.
       apply: (params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state).
       distribution: what the output says about actions.
-      recurrent: whether the network has a state.
     """
 
     policy: Policy
     apply: Callable[[ArrayTree, Array, ArrayTree], tuple[Array, Array, ArrayTree]]
     distribution: Distribution
-    recurrent: bool
 
     def reset(self, first: Array, state: ArrayTree) -> ArrayTree:
         """Recurrent states `[B, ...]`, begun anew where `first` `[B]` holds."""
@@ -215,7 +203,7 @@ class ActorCriticNetwork(NamedTuple):
           (outputs `[T, B, size]`, values `[T, B]`).
         """
         length, num_envs = first.shape
-        if not self.recurrent:
+        if not jax.tree.leaves(state):
             output, value, _ = self.apply(params, observation.reshape(-1, *observation.shape[2:]), ())
             return output.reshape(length, num_envs, -1), value.reshape(length, num_envs)
 
@@ -244,35 +232,31 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
       TypeError: `module` is not a flax module.
       ValueError: it cannot take the observations, or its outputs do not suit the actions.
     """
-    actions, name = distribution(spec), type(module).__name__
-    if (has := getattr(module, "distribution", actions.kind)) != actions.kind:
-        kind, instead = (
-            ("continuous", "GaussianMLP") if spec.num_actions is None else ("discrete", "ActorCritic or GA3C")
-        )
+    actions = distribution(spec)
+    if (has := getattr(module, "distribution", None) or actions.kind) != actions.kind:
+        kind, instead = ("discrete", "ActorCritic or GA3C") if spec.num_actions else ("continuous", "GaussianMLP")
         raise ValueError(
-            f"{name} has a {has} head, and the actions of {spec.name} are {kind}; take a network with a {actions.kind} "
-            f"one, e.g. {instead}."
+            f"{type(module).__name__} has a {has} head, and the actions of {spec.name} are {kind}; take a network with "
+            f"a {actions.kind} one, e.g. {instead}."
         )
     begin: Any = getattr(module, "initial_state", None)
     recurrent = isinstance(module, nn.Module) and callable(begin)
     initial_state: Any = begin if recurrent else lambda batch_size: ()
-    inputs: list[Any] = [batch_of(spec.observation_shape, spec.observation_dtype)]
-    outputs: Any = (batch_of((actions.size,)), batch_of())
+    inputs: list[Any] = [observations(spec)]
+    outputs: Any = (batch_of(actions.size), batch_of())
     if recurrent:
-        inputs.append(batch_of_states(initial_state))
+        inputs.append(jax.eval_shape(lambda: initial_state(BATCH)))
         outputs = (outputs, inputs[1])
     meaning = f"(output [B, {actions.size}], value [B]) for its actions"
     variables = check_module(module, spec, inputs, outputs, role="actor-critic", meaning=meaning)
 
     def apply(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
-        with use_kernels():
-            result: Any = module.apply({"params": params}, observation, *([state] if recurrent else []))
+        result = apply_module(module, params, observation, *([state] if recurrent else []))
         (output, value), state = result if recurrent else (result, state)
         return output, value, state
 
     def init(key: Array) -> ArrayTree:
-        observation = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
-        return module.init(key, observation, *([initial_state(1)] if recurrent else [])).get("params", {})
+        return init_params(module, spec, key, *([initial_state(1)] if recurrent else []))
 
     def act(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
         output, _, state = apply(params, observation, state)
@@ -286,9 +270,4 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         mode=lambda output: clipped(actions.mode(output), spec),
         config={**describe(module), "num_parameters": num_parameters(variables.get("params", {}))},
     )
-    return ActorCriticNetwork(policy, apply, actions, recurrent)
-
-
-def clipped(action: Array, spec: EnvSpec) -> Array:
-    """Continuous actions within the environment's bounds; discrete ones as they are."""
-    return action if spec.num_actions is not None else jnp.clip(action, spec.action_low, spec.action_high)
+    return ActorCriticNetwork(policy, apply, actions)

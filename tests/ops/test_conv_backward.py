@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from volvox.ops.conv import _window
-from volvox.ops.conv_gradients import conv_gradients
-from volvox.ops.shapes import CONVS
+from volvox.ops.conv import _window, conv_gradients
+from volvox.ops.matmul import CONVS
 
 BATCHES = {"prime": 3, "in_a_loop": 8, "in_a_loop_and_pieces": 20}
 

@@ -1,0 +1,156 @@
+"""The published networks: sizes, flat order, initialisation, values; and virtual batch normalisation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from volvox.envs import atari, probe
+from volvox.loop import reference_batch
+from volvox.networks import MLP, DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, reference_genotype
+from volvox.ops.flat import leaf_offsets
+from volvox.population import Table, encoding
+
+
+@pytest.mark.parametrize(("size", "expected"), [("large", 4_052_658), ("small", 1_008_450)])
+def test_published_number_of_parameters(atari_spec, size, expected):
+    assert genotype(DeepGA(18, size=size), atari_spec).policy.config["num_parameters"] == expected
+
+
+def test_flat_order_is_the_published_layer_order(atari_spec):
+    net = genotype(DeepGA(18), atari_spec)
+    offsets = leaf_offsets(jax.eval_shape(net.policy.init, jax.random.key(0)))
+    order = sorted((offset, layer, leaf) for layer, leaves in offsets.items() for leaf, offset in leaves.items())
+    layers = ["Conv_0", "Conv_1", "Conv_2", "Dense_0", "Dense_1"]
+    assert [(layer, leaf) for _, layer, leaf in order] == [(n, leaf) for n in layers for leaf in ("kernel", "bias")]
+    assert offsets["Conv_0"]["bias"] == 8 * 8 * 4 * 32
+    assert offsets["Dense_0"]["kernel"] == 77_984
+
+
+def test_first_generation_spreads_as_init(atari_spec, normal_like):
+    net = genotype(DeepGA(18, size="small"), atari_spec)
+    initial = jax.jit(net.policy.init)(jax.random.key(0))
+    first = jax.jit(net.from_noise)(normal_like(initial))
+    for params in (initial, first):
+        for layer, leaves in params.items():
+            fan_in = np.prod(leaves["kernel"].shape[:-1])
+            std = (0.1 if layer == "Dense_1" else 1.0) / np.sqrt(fan_in)
+            np.testing.assert_allclose(np.std(leaves["kernel"]), std, rtol=0.05)
+            assert not leaves["bias"].any()
+
+
+@pytest.mark.parametrize("size", ["large", "small"])
+def test_many_networks_compute_what_flax_computes(atari_spec, normal_like, size):
+    module = DeepGA(18, size=size)
+    net = genotype(module, atari_spec)
+    shapes = jax.eval_shape(net.policy.init, jax.random.key(0))
+    params = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(net.from_noise(normal_like(shapes, i)) for i in range(3))
+    )
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 1, 84, 84, 4), np.uint8))
+    ours = jax.jit(jax.vmap(lambda p, x: net.policy.apply(p, x, ())[0]))(params, x)
+    plain = jax.jit(module.apply)
+    expected = jnp.stack([plain({"params": jax.tree.map(lambda a, i=i: a[i], params)}, x[i]) for i in range(3)])
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_integers_are_scaled_and_floats_are_not(atari_spec, normal_like):
+    module = DeepGA(18, size="small")
+    net = genotype(module, atari_spec)
+    params = net.from_noise(normal_like(jax.eval_shape(net.policy.init, jax.random.key(0))))
+    x = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 4), np.uint8)
+    scaled = (x / 255).astype(np.float32)
+    np.testing.assert_allclose(
+        module.apply({"params": params}, x), module.apply({"params": params}, scaled), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_unknown_size_raises(atari_spec):
+    with pytest.raises(ValueError, match=r"large, small; got 'huge'"):
+        genotype(DeepGA(18, size="huge"), atari_spec)  # pyright: ignore[reportArgumentType]
+
+
+def test_wrong_number_of_actions_raises(atari_spec):
+    with pytest.raises(ValueError, match=r"DeepGA gives .*\[B, 6\].*Frostbite requires \[B, 18\]"):
+        genotype(DeepGA(6), atari_spec)
+
+
+SPEC = probe.target(size=3).spec
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(VirtualBatchNorm()(nn.Dense(5, use_bias=False)(x)))
+        return nn.Dense(3)(x)
+
+
+REFERENCE = np.random.RandomState(0).randn(20, 3).astype(np.float32)
+
+
+def test_outputs_are_the_formulas():
+    net = reference_genotype(Net(), SPEC, REFERENCE)
+    params = net.policy.init(jax.random.key(0))
+    params["VirtualBatchNorm_0"]["bias"] = jnp.arange(5.0)
+    seen = np.random.RandomState(1).randn(4, 3).astype(np.float32)
+    output, state = net.policy.apply(net.prepare(params), seen, ())
+    assert state == ()
+
+    first, second = (np.asarray(params[name]["kernel"], np.float64) for name in ("Dense_0", "Dense_1"))
+    reference, hidden = REFERENCE @ first, seen @ first
+    hidden = (hidden - reference.mean(0)) / np.sqrt(reference.var(0) + 1e-3) + np.arange(5)
+    np.testing.assert_allclose(output, np.maximum(hidden, 0) @ second, rtol=1e-4, atol=1e-5)
+
+
+def test_many_networks_each_have_their_own_statistics():
+    net = reference_genotype(Net(), SPEC, REFERENCE)
+    params = jax.vmap(net.policy.init)(jax.random.split(jax.random.key(0), 6))
+    seen = jax.random.normal(jax.random.key(1), (6, 4, 3))
+    outputs, _ = jax.vmap(lambda p, x: net.policy.apply(net.prepare(p), x, ()))(params, seen)
+    for i in range(6):
+        one = jax.tree.map(lambda x, i=i: x[i], params)
+        np.testing.assert_allclose(outputs[i], net.policy.apply(net.prepare(one), seen[i], ())[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
+    net = reference_genotype(Net(), SPEC, REFERENCE)
+    code = encoding(net, Table(size=5_000))
+    assert code.num_parameters == 15 + 5 + 15 + 3
+    first = net.from_noise(jax.tree.map(lambda x: jnp.ones(x.shape), code.like))
+    np.testing.assert_array_equal(first["VirtualBatchNorm_0"]["bias"], np.zeros(5))
+    np.testing.assert_allclose(first["Dense_1"]["kernel"], np.full((5, 3), 5**-0.5), rtol=1e-6)
+
+
+def test_the_config_names_the_reference_batch():
+    batches = (REFERENCE, REFERENCE.copy(), REFERENCE + 1)
+    one, same, other = (reference_genotype(Net(), SPEC, batch).policy.config for batch in batches)
+    assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("module", "batch", "message"),
+    [
+        (Net(), REFERENCE[:, :2], r"reference batch is float32 \[20, 2\]"),
+        (Net(), REFERENCE.astype(int), "reference batch is int64"),
+        (MLP(3), REFERENCE, "no VirtualBatchNorm layer"),
+    ],
+)
+def test_what_does_not_fit_is_refused(module, batch, message):
+    with pytest.raises(ValueError, match=message):
+        reference_genotype(module, SPEC, batch)
+
+
+def test_atari_network_and_its_reference_batch():
+    env = atari("Pong", num_envs=2, groups=1)
+    frames = reference_batch(env, size=5, seed=3)
+    assert frames.shape == (5, 84, 84, 4)
+    assert frames.dtype == np.uint8
+    np.testing.assert_array_equal(frames, reference_batch(env, size=5, seed=3))
+    assert not np.array_equal(frames, reference_batch(env, size=5, seed=4))
+    assert len({frame.tobytes() for frame in frames}) > 2  # some frames of a paused game are the same
+    net = reference_genotype(VirtualBatchNormNet(6), env.spec, frames)
+    # The convolutions and dense layers of the small deep-GA network; a bias each, but none before normalisation.
+    convolutions = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32
+    assert net.policy.config["num_parameters"] == convolutions + 11 * 11 * 32 * 256 + 256 + 257 * 6
