@@ -7,7 +7,8 @@ import pytest
 
 from volvox.envs import probe
 from volvox.loop import play, play_randomly, scoring
-from volvox.networks import genotype_from_functions
+from volvox.networks import GaussianMLP, genotype_from_functions
+from volvox.networks.actor_critic import actor_critic
 
 
 def always(env, logits):
@@ -92,15 +93,19 @@ def test_recurrent_state_is_carried():
     np.testing.assert_array_equal(play(env, policy, (), num_episodes=2).returns, [2 / 8, 2 / 8])
 
 
-def test_drawn_actions_are_kept_within_the_bounds():
-    """The reward is minus the distance to the target; actions beyond the bounds count as the bounds."""
+def test_a_gaussian_policy_is_drawn_with_its_deviation_and_kept_within_the_bounds():
     env = probe.target(size=2, max_episode_steps=1)
-    policy = genotype_from_functions(lambda key: {}, lambda params, x: x, env.spec).policy
-    wild = policy._replace(sample=lambda key, output: jnp.full((output.shape[0], 2), 1e6))
-    played = play(env, wild, {}, num_episodes=3, sampled=True).returns
-    assert (played > -1e3).all()
-    bounded = policy._replace(apply=lambda variables, x, state: (jnp.full((x.shape[0], 2), 1e6), state))
-    np.testing.assert_array_equal(played, play(env, bounded, {}, num_episodes=3).returns)
+    wide = env.spec._replace(action_low=np.full(2, -9, np.float32), action_high=np.full(2, 9, np.float32))
+    for spec in (wide, env.spec):
+        policy = actor_critic(GaussianMLP(2, (4,)), spec).policy
+        params = policy.init(jax.random.key(0))
+        output, _ = policy.apply(params, jnp.zeros((20_000, 2)), ())
+        drawn = policy.sample(jax.random.key(1), output)
+        assert ((drawn >= spec.action_low) & (drawn <= spec.action_high)).all()
+        if spec is wide:
+            np.testing.assert_allclose(np.std(drawn - policy.mode(output), axis=0), [1, 1], atol=0.02)  # log_std is 0
+    greedy, sampled = (play(env, policy, params, num_episodes=50, sampled=s).mean for s in (False, True))
+    assert sampled < greedy  # the return is minus the distance to the target, which noise makes larger
 
 
 def test_bad_requests_raise():

@@ -63,7 +63,7 @@ def play(
     Raises:
       ValueError: no episodes are asked for, or `sampled` with a policy that has no distribution.
     """
-    act, key = jax.jit(partial(_act, policy, env.spec, sampled)), jax.random.key(seed)
+    act, key = jax.jit(partial(_act, policy, sampled)), jax.random.key(seed)
 
     def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
         return act(jax.random.fold_in(key, number), variables, jax.tree.map(jnp.asarray, timestep), state)
@@ -127,14 +127,11 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
 
 
 def _act(
-    policy: Policy, spec: EnvSpec, sampled: bool, key: Array, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
+    policy: Policy, sampled: bool, key: Array, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
 ) -> tuple[Array, ArrayTree]:
     state = where_rows(timestep.first, policy.initial_state(timestep.first.shape[0]), state)
     output, state = policy.apply(variables, timestep.observation, state)
-    if not sampled:
-        return policy.mode(output), state
-    action = policy.sample(key, output)
-    return action if spec.num_actions is not None else jnp.clip(action, spec.action_low, spec.action_high), state
+    return policy.sample(key, output) if sampled else policy.mode(output), state
 
 
 def _random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> np.ndarray:
