@@ -17,7 +17,7 @@ from flax import linen as nn
 from volvox import networks
 from volvox.envs import probe
 from volvox.learners import A3C, TD3, learn
-from volvox.sparsity import Cubic, GroupSparse, Magnitude, is_sparse, masks_of, sparse
+from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, is_sparse, masks_of, sparse
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXACT = os.environ.get("VOLVOX_EXACT") == "1"
@@ -121,7 +121,17 @@ CASES = {
             optimizer=sparse(optax.adam, Magnitude(schedule=Cubic(final_sparsity=0.8, begin=1, end=14), every=2)),
         ),
     ),
-    "a3c_group_sparse": (45, 3, lambda: a3c_group_sparse()),
+    "a3c_keep_n_of_m": (
+        44,
+        3,
+        lambda: a3c(
+            network=networks.ActorCritic(2, Torso((16, 16))),
+            optimizer=sparse(
+                optax.adam, KeepNOfM(n=2, m=4, begin=2, drop=0.2, every=3), dense=("torso/Dense_0/kernel",)
+            ),
+        ),
+    ),
+    "a3c_group_sparse": (45, 3, a3c_group_sparse),
 }
 
 

@@ -175,7 +175,7 @@ def learn(
         variables=lambda state: learner.variables(state.acting, state.learning),
         policy=learner.policy,
         env=env,
-        config={"settings": describe(settings), "network": describe(network), "env": dict(env.config)},
+        config={"settings": describe(settings), "network": dict(learner.policy.config), "env": dict(env.config)},
         close=loop.close,
         save=run.save,
         restore=run.restore,
