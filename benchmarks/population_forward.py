@@ -39,8 +39,8 @@ SPEC = EnvSpec(
     observation_dtype=np.uint8,
     num_actions=NUM_ACTIONS,
     action_shape=None,
-    action_low=0.0,
-    action_high=0.0,
+    action_low=None,
+    action_high=None,
     max_episode_steps=1,
     frame_skip=1,
 )
@@ -56,7 +56,7 @@ def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]
     net = genotype(module, SPEC)
 
     # A first generation: slices of one table of noise, as drawing so many numbers would take a minute.
-    shapes = jax.eval_shape(net.init, jax.random.key(0))
+    shapes = jax.eval_shape(net.policy.init, jax.random.key(0))
     size_of_one = num_parameters(shapes)
     rng = np.random.default_rng(0)
     table = rng.standard_normal(size_of_one + 1000 * num_networks, np.float32)

@@ -200,10 +200,10 @@ def measure(options: Options) -> dict:
         "fraction_of_bound": rollout.stepped / seconds / bound,
         "makespan_over_bound": rollout.makespan_over_bound,
         "occupancy": rollout.occupancy,
-        "scored_per_s": rollout.steps / seconds,
-        "scored_over_bound": rollout.steps / seconds / bound,
+        "scored_per_s": rollout.timesteps / seconds,
+        "scored_over_bound": rollout.timesteps / seconds / bound,
         "seconds": seconds,
-        "mean_episode_steps": rollout.steps / rollout.episodes,
+        "mean_episode_steps": rollout.timesteps / rollout.episodes,
     }
     if options.naive_batches:
         figures["naive_scored_per_s"] = naive_scored_per_s(setting, offspring, options, kernels=False)
