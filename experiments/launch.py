@@ -76,6 +76,7 @@ def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struc
     """Flags of settings: of the default's class where the type is a protocol; what they refuse, `read` raises."""
     if _Refused in info.markers or not dataclasses.is_dataclass(info.default):
         return None
+    # Marked, so that the question goes past this rule to tyro's own.
     narrowed = dataclasses.replace(info, type=type(info.default), markers=(*info.markers, _Refused))
     spec = tyro.constructors.ConstructorRegistry.get_struct_spec(narrowed)
     assert isinstance(spec, tyro.constructors.StructConstructorSpec)
