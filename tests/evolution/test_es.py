@@ -201,7 +201,7 @@ def test_quadratic_in_ten_dimensions():
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),
         ({"learning_rate": None}, "is a function of the learning rate; give one"),
         ({"optimizer": optax.sgd(0.1)}, "learning_rate=0.01: a ready-made optimizer brings its own"),
-        ({"optimizer": lambda rate: rate}, "makes no optax.GradientTransformation"),
+        ({"optimizer": lambda rate: rate}, "give an optax.GradientTransformation, or a function"),
         ({"num_bases": 2}, "num_bases=2: returns move one parameter vector only"),
         ({"l2_coefficient": -0.1}, "l2_coefficient=-0.1"),
         ({"fitness_shaping": "centred_ranks"}, "'centered_ranks'"),

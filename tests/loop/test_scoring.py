@@ -8,7 +8,7 @@ import pytest
 from volvox.envs import probe
 from volvox.loop import play, play_randomly, scoring
 from volvox.networks import GaussianMLP, genotype_from_functions
-from volvox.networks.actor_critic import actor_critic
+from volvox.networks.actor_critics import actor_critic
 
 
 def always(env, logits):

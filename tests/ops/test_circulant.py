@@ -110,8 +110,8 @@ class Net(nn.Module):
 def test_a_layer_stores_its_numbers_and_is_a_genome():
     """A network with such a layer mutates and plays like any other."""
     env = probe.target(size=3)
-    net = networks.policy(Net(), env.spec)
-    params = net.init(jax.random.key(0))
+    net = networks.genotype(Net(), env.spec)
+    params = net.policy.init(jax.random.key(0))
     assert params["BlockCirculantDense_0"]["circulant"].shape == (2, 8, 3)
     assert params["BlockCirculantDense_0"]["bias"].shape == (24,)
     std = float(
@@ -120,14 +120,14 @@ def test_a_layer_stores_its_numbers_and_is_a_genome():
         )
     )
     assert abs(std - 1 / 20) < 0.002
-    code = population.encoding(net, population.table(size=5_000))
+    code = population.encoding(net, population.Table(size=5_000))
     bases = jax.tree.map(lambda x: x[None], params)
     members = population.Member(jnp.zeros(5, int), jnp.arange(5), jnp.full(5, 0.1), jnp.zeros(5, bool))
     many = population.decode_many(code, bases, members)
     x = normal(5, 1, 3, seed=3)
-    together = jax.jit(jax.vmap(lambda p, x: net.apply(p, x, (), None)[0]))(many, x)
+    together = jax.jit(jax.vmap(lambda p, x: net.policy.apply(p, x, ())[0]))(many, x)
     for i in range(5):
-        one, _ = net.apply(jax.tree.map(lambda leaf, i=i: leaf[i], many), x[i], (), None)
+        one, _ = net.policy.apply(jax.tree.map(lambda leaf, i=i: leaf[i], many), x[i], ())
         np.testing.assert_allclose(together[i], one, rtol=1e-4, atol=1e-5)
 
 
