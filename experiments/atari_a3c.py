@@ -20,9 +20,10 @@ class Settings:
     """Advantage actor-critic on an Atari game.
 
     Attributes:
-      network: small, nature: modern initialisation; lstm: small with 256 cells; ga3c, ga3c-large: as published.
-      first_stride: of the first convolution, for ga3c and ga3c-large: 4, 3, 2 or 1.
-      frames: emulator frames in all (about), those before a resume included.
+      network: Kind of network; ga3c and ga3c-large are the published ones, the others have a modern initialisation, and
+        lstm is small with 256 cells.
+      first_stride: Stride of the first convolution, for ga3c and ga3c-large: 4, 3, 2 or 1.
+      frames: Emulator frames in all (about), those before a resume included.
     """
 
     learner: vx.A3C

@@ -24,14 +24,14 @@ class Settings:
     """Learning against lag.
 
     Attributes:
-      task: name of a MuJoCo task.
-      lags: rounds between acting and learning; each round is an update.
-      seeds: runs of each lag.
-      frames: simulator frames of a run (about).
-      num_envs: environments.
-      segment_length: timesteps of a segment.
-      learning_rate: of Adam.
-      run_dir: where the result goes.
+      task: Name of a MuJoCo task.
+      lags: Rounds between acting and learning; each round is an update.
+      seeds: Runs of each lag.
+      frames: Simulator frames of a run (about).
+      num_envs: Environments.
+      segment_length: Timesteps of a segment.
+      learning_rate: Learning rate of Adam.
+      run_dir: Directory of the result.
     """
 
     task: str = "HalfCheetah"

@@ -19,8 +19,8 @@ class Settings:
     """Advantage actor-critic on a MuJoCo task.
 
     Attributes:
-      hidden: widths of the hidden layers.
-      frames: simulator frames in all (about), those before a resume included.
+      hidden: Widths of the hidden layers.
+      frames: Simulator frames in all (about), those before a resume included.
     """
 
     learner: vx.A3C

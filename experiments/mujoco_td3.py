@@ -20,10 +20,10 @@ class Settings:
     """TD3 on a MuJoCo task.
 
     Attributes:
-      steps: timesteps of each learner in all, over all its environments.
-      hidden: widths of the hidden layers of actor and critics.
-      densely_connected: each hidden layer sees the outputs of all layers before it, and the input.
-      representation: learn on features that learn to predict the next observation.
+      steps: Timesteps of each learner in all, over all its environments.
+      hidden: Widths of the hidden layers of actor and critics.
+      densely_connected: Each hidden layer sees the outputs of all layers before it, and the input.
+      representation: Learn on features that learn to predict the next observation.
     """
 
     learner: vx.TD3 = vx.TD3()

@@ -1,11 +1,23 @@
-"""Means and largest values by name."""
+"""Means and largest values by name, and scores of the latest episodes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from volvox.data import metrics
-from volvox.data.metrics import Maximum
+from volvox.data.metrics import (
+    WINDOW,
+    Episodes,
+    Maximum,
+    RunningEpisodes,
+    init_episodes,
+    init_running,
+    latest_mean,
+    scores,
+    update_episodes,
+)
+from volvox.types import TimeStep
 
 
 def test_means_are_of_all_values():
@@ -32,3 +44,61 @@ def test_zeros_keep_names_and_shapes_and_say_nothing():
 def test_learners_are_averaged():
     given = metrics.means({"a": jnp.array([1.0, 3.0])}) | {"b": Maximum(jnp.array([1.0, 3.0]))}
     np.testing.assert_equal(metrics.compute(metrics.add(given, given)), {"a": 2.0, "b": 3.0})
+
+
+def timestep(b, **fields):
+    flags = {name: jnp.zeros(b, bool) for name in ("first", "terminated", "truncated")}
+    return TimeStep(jnp.zeros((b, 1)), jnp.zeros(b), **flags, extras={})._replace(**fields)
+
+
+def test_the_latest_episodes_are_remembered():
+    """Of 120 that end at once the last 100, then three more in place of the oldest."""
+    b = WINDOW + 20
+    running = RunningEpisodes(jnp.arange(b, dtype=jnp.float32), jnp.full(b, 7))
+    step = timestep(b, terminated=jnp.ones(b, bool), reward=jnp.full(b, 0.5))
+    episodes, _ = update_episodes(init_episodes(), running, step)
+    assert episodes.total == b
+    np.testing.assert_array_equal(np.sort(episodes.returns), np.arange(20, b) + 0.5)
+    np.testing.assert_array_equal(episodes.lengths, np.full(WINDOW, 8))
+    step = timestep(b, truncated=jnp.arange(b) < 3, reward=jnp.full(b, 1_000.0))
+    episodes, _ = update_episodes(episodes, running, step)
+    assert episodes.total == b + 3
+    np.testing.assert_array_equal(
+        np.sort(episodes.returns), np.concatenate([np.arange(23, b) + 0.5, [1_000, 1_001, 1_002]])
+    )
+
+
+def test_scores_begin_anew_with_an_episode():
+    running = RunningEpisodes(jnp.array([5.0, 5.0]), jnp.array([3, 3]))
+    step = timestep(2, first=jnp.array([True, False]), reward=jnp.array([0.0, 2.0]))
+    _, running = update_episodes(init_episodes(), running, step)
+    np.testing.assert_array_equal(running.returns, [0.0, 7.0])
+    np.testing.assert_array_equal(running.lengths, [0, 4])
+
+
+def test_figures_are_of_episodes_that_ended():
+    assert scores(jax.device_get(init_episodes())) == {}
+    running = RunningEpisodes(jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 5, 7]))
+    episodes, _ = update_episodes(init_episodes(), running, timestep(3, terminated=jnp.array([True, True, False])))
+    assert scores(jax.device_get(episodes)) == {
+        "training_mean": 2.0,
+        "training_std": 1.0,
+        "training_best": 3.0,
+        "episode_length": 4.0,
+    }
+
+
+def test_the_latest_mean_looks_back_as_far_as_environments_play_at_once():
+    assert np.isnan(latest_mean(init_episodes(), num_envs=4))
+    returns = np.arange(130, dtype=np.float32)
+    ring = np.roll(returns[-WINDOW:], 130 % WINDOW)  # episode i stands in place i % WINDOW
+    assert latest_mean(Episodes(jnp.int32(3), jnp.asarray(returns[:WINDOW]), None), num_envs=4) == 1.0
+    episodes = Episodes(jnp.int32(130), jnp.asarray(ring), None)
+    assert latest_mean(episodes, num_envs=4) == returns[-10:].mean()
+    assert latest_mean(episodes, num_envs=32) == returns[-32:].mean()
+    assert latest_mean(episodes, num_envs=500) == returns[-WINDOW:].mean()
+
+
+def test_environments_of_another_number_are_refused():
+    with pytest.raises(AssertionError, match="different shapes"):
+        update_episodes(init_episodes(), init_running(3), timestep(2))

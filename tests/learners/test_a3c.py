@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 from volvox import checkpoint
-from volvox.data import episode_statistics, segments
+from volvox.data import metrics, segments
 from volvox.data.segments import Segment
 from volvox.envs import probe
 from volvox.envs.functional import from_functions
@@ -595,9 +595,9 @@ def test_a_lost_life_is_an_end_to_the_learner_alone(episodic_life):
     env = env._replace(spec=env.spec._replace(extras=("lives",), max_episode_steps=100))
     learner = A3C(segment_length=4, reward_bound=1.0, episodic_life=episodic_life).bind(Constant(), env)
     ring = segments.init(2, 4, b, env.spec, ())
-    me = Collector(ring, (), episode_statistics.init_running(b), jnp.asarray(before, jnp.int32))
+    me = Collector(ring, (), metrics.init_running(b), jnp.asarray(before, jnp.int32))
     zero = jnp.int32(0)
-    acting = Acting(jnp.int32(2), jnp.int32(3), zero, zero, episode_statistics.init(), (me,))
+    acting = Acting(jnp.int32(2), jnp.int32(3), zero, zero, metrics.init_episodes(), (me,))
     timestep = TimeStep(
         observation=jnp.zeros((b, 1)),
         terminated=jnp.asarray(terminated),

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.data import episode_statistics
-from volvox.data.episode_statistics import EpisodeStatistics
+from volvox.data import metrics
+from volvox.data.metrics import Episodes
 from volvox.learners import side_by_side
 
 
@@ -42,9 +42,9 @@ def test_updates_of_a_beat():
 
 
 def test_scores_are_means_and_those_of_each_learner():
-    window = episode_statistics.WINDOW
+    window = metrics.WINDOW
     returns = jnp.stack([jnp.full(window, 2.0), jnp.full(window, 6.0)])
-    episodes = EpisodeStatistics(jnp.array([3, 200]), returns, jnp.full((2, window), 7))
+    episodes = Episodes(jnp.array([3, 200]), returns, jnp.full((2, window), 7))
     row = side_by_side.score_row(episodes, num_envs=4)
     assert (row["training_mean"], row["training_best"], row["episode_length"]) == (4.0, 6.0, 7.0)
     assert (row["recent_mean"], row["recent_mean_0"], row["training_mean_1"]) == (4.0, 2.0, 6.0)

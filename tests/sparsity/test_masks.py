@@ -51,7 +51,7 @@ def test_what_is_stored():
         (lambda: table({"circulant": jnp.zeros((2, 4, 4, 4))}), "give the parameters of one"),
         (lambda: table({"a": jnp.zeros((4, 3))}, {"a": jnp.ones((4, 1, 2), bool)}), "a is [4, 3], its mask [4, 1, 2]"),
         (lambda: table({"a": jnp.zeros(3)}, {"b": jnp.ones((), bool)}), "a is in only one"),
-        (lambda: masks_of(optax.adam(1.0).init({"a": jnp.zeros(3)})), "of no sparse optimiser"),
+        (lambda: masks_of(optax.adam(1.0).init({"a": jnp.zeros(3)})), "not the state of a sparse optimiser"),
     ],
 )
 def test_mistakes_are_told(make, message):

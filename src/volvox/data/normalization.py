@@ -16,9 +16,9 @@ class Moments(NamedTuple):
     """Running moments of observations `[n...]`.
 
     Attributes:
-      num: float32: observations counted; 0 where they are left as they are.
+      num: float32: Observations counted; 0 where they are left as they are.
       mean: float32 `[n...]`.
-      squares: float32 `[n...]`: sum of squared differences from the mean.
+      squares: float32 `[n...]`: Sum of squared differences from the mean.
     """
 
     num: Array
@@ -27,12 +27,12 @@ class Moments(NamedTuple):
 
 
 def init(shape: tuple[int, ...]) -> Moments:
-    """Moments of no observation."""
+    """Returns the moments before any observation."""
     return Moments(jnp.float32(0), jnp.zeros(shape), jnp.zeros(shape))
 
 
 def update(moments: Moments, observation: Array) -> Moments:
-    """Counts further observations `[B, n...]` (Chan et al. 1979, Updating formulae for computing sample variances)."""
+    """Adds observations `[B, n...]` (Chan et al. 1979, Updating formulae for computing sample variances)."""
     chex.assert_shape(observation, (None, *moments.mean.shape))
     b = observation.shape[0]
     mean = observation.mean(axis=0)
@@ -47,6 +47,6 @@ def update(moments: Moments, observation: Array) -> Moments:
 
 
 def normalize(moments: Moments, observation: Array) -> Array:
-    """Observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged before 2 are counted."""
+    """Returns observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged before 2 are counted."""
     scaled = (observation - moments.mean) * jax.lax.rsqrt(moments.squares / jnp.maximum(moments.num, 1.0) + 1e-8)
     return jnp.where(moments.num > 1, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)

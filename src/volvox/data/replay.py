@@ -1,7 +1,7 @@
 """Replay: the latest timesteps of some environments, to learn from again and again.
 
-A ring of `C` rows, each what `B` environments showed at one beat and what was then done. The reward of an action, and
-the observation that followed, stand in the next row: no observation is held twice.
+A ring of `C` rows, each a timestep of `B` environments and the actions at it. The reward of an action and the
+observation that followed stand in the next row, so that no observation is held twice.
 
     rows = replay.init(num_rows=10_000, num_envs=16, spec=env.spec)
     rows = replay.add(rows, timestep, action)  # at every beat
@@ -23,21 +23,13 @@ class Replay(NamedTuple):
     """Rows of `B` environments, in a ring.
 
     Attributes:
-      observation: `[C, B, ...]`.
-      action: `[C, B, ...]`: done at that observation; discarded where the next row is `first`.
-      reward: float32 `[C, B]`: reward of the action that led to the observation.
-      first: bool `[C, B]`: the observation begins an episode.
-      terminated: bool `[C, B]`: the observation is an episode's last, by the rules of the environment.
-      truncated: bool `[C, B]`: a time limit made it the last.
-      rows: int32: rows ever added; row i stands at place `i % C`.
+      timestep: Leaves `[C, B, ...]`: what was received, without extras.
+      action: `[C, B, ...]`: The action at that timestep; it was discarded where the next row is `first`.
+      rows: int32: Rows ever added; row i stands at place `i % C`.
     """
 
-    observation: Array
+    timestep: TimeStep
     action: Array
-    reward: Array
-    first: Array
-    terminated: Array
-    truncated: Array
     rows: Array
 
 
@@ -47,10 +39,10 @@ class Batch(NamedTuple):
     Attributes:
       observation: `[N, ...]`.
       action: `[N, ...]`.
-      reward: float32 `[N]`: discounted sum until the end of the episode, of at most n rewards.
-      discount: float32 `[N]`: discount of the next observation's value; 0 where the episode terminated.
-      next_observation: `[N, ...]`: the observation after those timesteps.
-      valid: bool `[N]`: False where the action was discarded; nothing else of such a transition means anything.
+      reward: float32 `[N]`: Discounted sum until the end of the episode, of at most n rewards.
+      discount: float32 `[N]`: Discount of the next observation's value; 0 where the episode terminated.
+      next_observation: `[N, ...]`: The observation after those timesteps.
+      valid: bool `[N]`: False where the action was discarded; such a transition never happened.
     """
 
     observation: Array
@@ -61,42 +53,27 @@ class Batch(NamedTuple):
     valid: Array
 
     def map_observations(self, function: Callable[[Array], Array]) -> "Batch":
-        """The batch with what a function makes of its observations."""
+        """Returns the batch with what a function makes of its observations."""
         return self._replace(observation=function(self.observation), next_observation=function(self.next_observation))
 
 
 def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
-    """A ring of zeros.
-
-    Args:
-      num_rows: C.
-      num_envs: B.
-      spec: the environments.
-
-    Returns:
-      `Replay`.
-    """
+    """Returns a replay of `num_rows` rows (C) of `num_envs` environments (B), all zeros."""
 
     def zeros(*shape: int, dtype: Any = jnp.float32) -> Array:
         return jnp.zeros((num_rows, num_envs, *shape), dtype)
 
-    action = ((), jnp.int32) if spec.num_actions is not None else (spec.action_shape or (), jnp.float32)
-    return Replay(
-        observation=zeros(*spec.observation_shape, dtype=spec.observation_dtype),
-        action=zeros(*action[0], dtype=action[1]),
-        reward=zeros(),
-        first=zeros(dtype=bool),
-        terminated=zeros(dtype=bool),
-        truncated=zeros(dtype=bool),
-        rows=jnp.int32(0),
-    )
+    observation = zeros(*spec.observation_shape, dtype=spec.observation_dtype)
+    flags = (zeros(dtype=bool) for _ in range(3))
+    action = zeros(*(spec.action_shape or ()), dtype=jnp.float32 if spec.action_shape is not None else jnp.int32)
+    return Replay(TimeStep(observation, zeros(), *flags, extras={}), action, jnp.int32(0))
 
 
 def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -> int:
-    """Whole rows of `num_envs` environments in a replay of `replay_size` timesteps.
+    """Returns how many whole rows of `num_envs` environments are in a replay of `replay_size` timesteps.
 
     Raises:
-      ValueError: they do not suffice for a batch.
+      ValueError: These are too few for a batch.
     """
     least = max(-(-batch_size // num_envs), n_step + 1) * num_envs
     if replay_size < least:
@@ -108,37 +85,21 @@ def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -
 
 
 def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
-    """Adds what was seen and done at one beat.
-
-    Args:
-      replay: rows of these environments.
-      timestep: fields `[B, ...]`.
-      action: `[B, ...]`.
-
-    Returns:
-      The replay; without its oldest row, if it was full.
-    """
-    place = replay.rows % replay.reward.shape[0]
+    """Adds a row of timesteps and actions `[B, ...]`, in place of the oldest one if the replay is full."""
+    place = replay.rows % replay.action.shape[0]
 
     def put(rows: Array, row: Array) -> Array:
         # One update slice stays in place inside a compiled loop.
         chex.assert_shape(row, rows.shape[1:])
         return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), place, 0)
 
-    return Replay(
-        observation=put(replay.observation, timestep.observation),
-        action=put(replay.action, action),
-        reward=put(replay.reward, timestep.reward),
-        first=put(replay.first, timestep.first),
-        terminated=put(replay.terminated, timestep.terminated),
-        truncated=put(replay.truncated, timestep.truncated),
-        rows=replay.rows + 1,
-    )
+    rows = jax.tree.map(put, (replay.timestep, replay.action), (timestep._replace(extras={}), action))
+    return Replay(*rows, replay.rows + 1)
 
 
 def num_starts(replay: Replay, n_step: int) -> Array:
-    """Rows in which a transition of `n_step` timesteps may begin, int32 scalar."""
-    held = jnp.minimum(replay.rows, replay.reward.shape[0])
+    """Returns the number of rows in which a transition of `n_step` timesteps may begin, int32."""
+    held = jnp.minimum(replay.rows, replay.action.shape[0])
     return jnp.maximum(held - n_step, 0)
 
 
@@ -154,18 +115,18 @@ def sample(
     """Draws transitions uniformly, with repetition.
 
     Args:
-      key: random key.
-      replay: rows, of which `num_starts` is positive.
+      key: Random key.
+      replay: One of which `num_starts` is positive.
       size: N.
-      discount: γ.
-      n_step: n, timesteps of a transition.
+      discount: Discount γ of a timestep.
+      n_step: Timesteps n of a transition.
       envs: (begin, end) of the environments that are drawn from; None: all.
 
     Returns:
       `Batch`.
     """
-    capacity = replay.reward.shape[0]
-    begin, end = (0, replay.reward.shape[1]) if envs is None else envs
+    capacity, num_envs = replay.action.shape[:2]
+    begin, end = (0, num_envs) if envs is None else envs
     # One draw for both: making random numbers takes a loop each time. Remainders are even to n in 2**32.
     bits = jax.random.bits(key, (2, size))
     starts = num_starts(replay, n_step)
@@ -176,24 +137,25 @@ def sample(
     def at(field: Array, step: int | Array) -> Array:
         return field[(row + step) % capacity, env]
 
+    seen = replay.timestep
     reward, going_on = jnp.zeros(size), jnp.ones(size, bool)
     weight, bootstraps, steps = jnp.ones(size), jnp.ones(size, bool), jnp.zeros(size, jnp.int32)
     for step in range(1, n_step + 1):
         if step > 1:  # where a run was resumed, an episode begins although none has ended before
-            going_on &= ~at(replay.first, step)
-        reward += jnp.where(going_on, weight * at(replay.reward, step), 0.0)
+            going_on &= ~at(seen.first, step)
+        reward += jnp.where(going_on, weight * at(seen.reward, step), 0.0)
         weight = jnp.where(going_on, weight * discount, weight)
         steps = jnp.where(going_on, step, steps)
-        terminated = at(replay.terminated, step)
+        terminated = at(seen.terminated, step)
         bootstraps &= ~(going_on & terminated)
-        going_on &= ~(terminated | at(replay.truncated, step))
+        going_on &= ~(terminated | at(seen.truncated, step))
     return Batch(
-        observation=at(replay.observation, 0),
+        observation=at(seen.observation, 0),
         action=at(replay.action, 0),
         reward=reward,
         discount=jnp.where(bootstraps, weight, 0.0),
-        next_observation=at(replay.observation, steps),
-        valid=~at(replay.first, 1),
+        next_observation=at(seen.observation, steps),
+        valid=~at(seen.first, 1),
     )
 
 
@@ -203,12 +165,12 @@ def sample_batches(
     """Draws batches for several learners, each from its share of the environments, from all groups alike.
 
     Args:
-      keys: `[S]`, a random key for each learner.
-      replays: one a group; environments of a learner stand side by side.
+      keys: `[S]`: A random key for each learner.
+      replays: One a group; environments of a learner stand side by side.
       batch_size: N, a multiple of the number of groups.
       num_batches: U.
-      discount: γ.
-      n_step: n, timesteps of a transition.
+      discount: Discount γ of a timestep.
+      n_step: Timesteps n of a transition.
 
     Returns:
       `Batch`, leaves `[U, S, N, ...]`.
@@ -219,7 +181,7 @@ def sample_batches(
     def of_learner(key: Array, learner: Array) -> Batch:
         parts = []
         for g, replay in enumerate(replays):
-            width = replay.reward.shape[1] // len(keys)
+            width = replay.action.shape[1] // len(keys)
             envs = (learner * width, (learner + 1) * width)
             part = draw(jax.random.fold_in(key, g), replay, envs=envs)
             parts.append(jax.tree.map(lambda x: x.reshape(num_batches, -1, *x.shape[1:]), part))
@@ -229,9 +191,9 @@ def sample_batches(
 
 
 def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
-    """Whether replays together hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
-    capacity = sum(replay.reward.size for replay in replays)
-    held = sum(jnp.minimum(x.rows, x.reward.shape[0]) * x.reward.shape[1] for x in replays)
+    """Returns whether replays hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
+    capacity = sum(replay.timestep.reward.size for replay in replays)
+    held = sum(jnp.minimum(x.rows, x.action.shape[0]) * x.action.shape[1] for x in replays)
     enough = jnp.asarray(held >= min(timesteps, capacity))
     for replay in replays:
         enough &= num_starts(replay, n_step) > 0
@@ -239,6 +201,6 @@ def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
 
 
 def latest(replay: Replay) -> Array:
-    """Observations `[B, ...]` of the latest row."""
-    place = (replay.rows - 1) % replay.reward.shape[0]
-    return jax.lax.dynamic_index_in_dim(replay.observation, place, keepdims=False)
+    """Returns the observations `[B, ...]` of the latest row."""
+    place = (replay.rows - 1) % replay.action.shape[0]
+    return jax.lax.dynamic_index_in_dim(replay.timestep.observation, place, keepdims=False)

@@ -23,10 +23,10 @@ def lambda_returns(r_t: Array, discount_t: Array, v_t: Array, lambda_t: Array) -
     discount of 0.
 
     Args:
-      r_t: `[T]`, rewards.
-      discount_t: `[T]`, discounts of what follows: 0 where the episode terminated.
-      v_t: `[T]`, values of the observations that follow.
-      lambda_t: `[T]`, trace decays.
+      r_t: `[T]`: Rewards.
+      discount_t: `[T]`: Discounts of what follows: 0 where the episode terminated.
+      v_t: `[T]`: Values of the observations that follow.
+      lambda_t: `[T]`: Trace decays.
 
     Returns:
       `[T]`. (Sutton and Barto, Reinforcement Learning, 2nd edition, section 12.8.)
@@ -44,10 +44,10 @@ def lambda_returns(r_t: Array, discount_t: Array, v_t: Array, lambda_t: Array) -
 
 
 class VTrace(NamedTuple):
-    """What V-trace makes of one trajectory.
+    """Targets and advantages of one trajectory by V-trace.
 
     Attributes:
-      target_tm1: `[T]`: value targets `vs`.
+      target_tm1: `[T]`: Value targets `vs`.
       advantage_tm1: `[T]`: `rho[t] * (r[t] + discount[t] * (lambda[t] * vs[t + 1] + (1 - lambda[t]) * v[t]) -
         v_tm1[t])`, by which the policy's gradient is weighed.
     """
@@ -67,22 +67,23 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> VTrace:
-    """V-trace of one trajectory (Espeholt et al. 2018, arXiv 1802.01561, equations 1 and 4).
+    """Returns V-trace's targets and advantages of one trajectory.
 
+    These are equations 1 and 4 of Espeholt et al. 2018 (arXiv 1802.01561):
     `vs[t] = v_tm1[t] + delta[t] + discount[t] * c[t] * (vs[t + 1] - v[t])`, with
     `delta[t] = rho[t] * (r[t] + discount[t] * v[t] - v_tm1[t])`, `rho = min(rho_clip, rho_tm1)` and
     `c = lambda * min(c_clip, rho_tm1)`; `vs[T]` is `v[T - 1]`. A timestep with `lambda_t` 0 bootstraps, and nothing
     after it counts.
 
     Args:
-      v_tm1: `[T]`, values of the observations at which actions were chosen.
-      v_t: `[T]`, values of the observations that follow; those of `v_tm1` one timestep later, but at the end.
-      r_t: `[T]`, rewards.
-      discount_t: `[T]`, discounts of what follows: 0 where the episode terminated.
-      rho_tm1: `[T]`, probabilities of the actions under the learned policy over those under the one that acted.
-      lambda_t: `[T]`, trace decays: 0 at a time limit.
-      rho_clip: largest weight of a timestep.
-      c_clip: largest weight of the trace.
+      v_tm1: `[T]`: Values of the observations at which actions were chosen.
+      v_t: `[T]`: Values of the observations that follow; those of `v_tm1` one timestep later, but at the end.
+      r_t: `[T]`: Rewards.
+      discount_t: `[T]`: Discounts of what follows: 0 where the episode terminated.
+      rho_tm1: `[T]`: Probabilities of the actions under the learned policy over those under the one that acted.
+      lambda_t: `[T]`: Trace decays: 0 at a time limit.
+      rho_clip: Largest weight of a timestep.
+      c_clip: Largest weight of the trace.
 
     Returns:
       `VTrace`. Gradients flow through `v_tm1`, `v_t` and `rho_tm1`: stop them where they are not wanted.

@@ -1,7 +1,7 @@
 """Segments: what a group of environments did in the latest rounds, for a learner that looks at it later.
 
 A ring of `R` segments of `L` timesteps of `B` environments. A timestep is added when its action is chosen, and is
-completed when the next timestep tells its reward; the last one of a segment is completed in the round after.
+completed when the next timestep brings its reward; the last one of a segment is completed in the round after.
 
     ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
     ring = segments.complete(ring, round_, beat, timestep, timestep.reward, value)
@@ -24,17 +24,17 @@ class Segment(NamedTuple):
     """`T` timesteps of `B` environments, time first; the ring holds the same with a leading axis `R`.
 
     Attributes:
-      observation: `[T, B, ...]`: what the policy saw.
-      first: bool `[T, B]`: the observation begins an episode; recurrent state is reset before it.
-      action: `[T, B, ...]`: what the policy did.
-      log_prob: float32 `[T, B]`: logarithm of the probability with which it did that.
-      reward: float32 `[T, B]`: reward of the action.
-      terminated: bool `[T, B]`: the action ended the episode.
-      truncated: bool `[T, B]`: a time limit cut the episode after the action.
+      observation: `[T, B, ...]`: What the policy saw.
+      first: bool `[T, B]`: The observation begins an episode; recurrent state is reset before it.
+      action: `[T, B, ...]`: What the policy did.
+      log_prob: float32 `[T, B]`: Logarithm of the probability with which it did that.
+      reward: float32 `[T, B]`: Reward of the action.
+      terminated: bool `[T, B]`: The action ended the episode.
+      truncated: bool `[T, B]`: A time limit cut the episode after the action.
       valid: bool `[T, B]`: False where the action was discarded, because the observation was an episode's last.
-      version: int32 `[T]`: updates made when the policy acted.
-      bootstrap: float32 `[B]`: value of the observation after the last timestep, predicted when that was seen.
-      recurrent: the policy's state before the first timestep, leaves `[B, ...]`.
+      version: int32 `[T]`: Updates made when the policy acted.
+      bootstrap: float32 `[B]`: Value of the observation after the last timestep, predicted when that was seen.
+      recurrent: The policy's state before the first timestep, leaves `[B, ...]`.
     """
 
     observation: Array
@@ -51,14 +51,14 @@ class Segment(NamedTuple):
 
 
 def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree) -> Segment:
-    """A ring of zeros, nothing valid.
+    """Returns a ring of zeros, in which nothing is valid.
 
     Args:
       num_segments: R.
       length: L, timesteps of a segment.
       num_envs: B.
-      spec: the environments.
-      recurrent: the policy's state, leaves `[B, ...]`.
+      spec: The environments.
+      recurrent: The policy's state, leaves `[B, ...]`.
 
     Returns:
       `Segment`, leaves `[R, L, B, ...]`, `version` `[R, L]`, `bootstrap` `[R, B]`, `recurrent` `[R, B, ...]`.
@@ -68,11 +68,11 @@ def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent
         return jnp.zeros((num_segments, *shape), dtype)
 
     per_timestep = (length, num_envs)
-    action = ((), jnp.int32) if spec.num_actions is not None else (spec.action_shape or (), jnp.float32)
+    action_dtype = jnp.float32 if spec.action_shape is not None else jnp.int32
     return Segment(
         observation=zeros(*per_timestep, *spec.observation_shape, dtype=spec.observation_dtype),
         first=zeros(*per_timestep, dtype=bool),
-        action=zeros(*per_timestep, *action[0], dtype=action[1]),
+        action=zeros(*per_timestep, *(spec.action_shape or ()), dtype=action_dtype),
         log_prob=zeros(*per_timestep),
         reward=zeros(*per_timestep),
         terminated=zeros(*per_timestep, dtype=bool),
@@ -88,12 +88,12 @@ def complete(ring: Segment, round_: Array, beat: Array, timestep: TimeStep, rewa
     """Completes the timestep before this beat: its reward, its end, and the value of the observation that followed.
 
     Args:
-      ring: the group's segments.
-      round_: rounds begun before this one, int32 scalar.
-      beat: beats of this round before this one, int32 scalar.
-      timestep: received in this beat. Its `terminated` may include what the learner alone takes for an end.
-      reward: float32 `[B]`, as it is learned from.
-      value: float32 `[B]`, value of the observation.
+      ring: The group's segments.
+      round_: Rounds begun before this one, int32 scalar.
+      beat: Beats of this round before this one, int32 scalar.
+      timestep: Received in this beat. Its `terminated` may include ends that only the learner sees, such as lost lives.
+      reward: float32 `[B]`: Reward that is learned from.
+      value: float32 `[B]`: Value of the observation.
 
     Returns:
       The ring. The very first beat completes a timestep that was never added; it is overwritten later.
@@ -131,14 +131,14 @@ def add(
     """Adds what the policy saw and did in this beat.
 
     Args:
-      ring: the group's segments.
-      round_: rounds begun before this one, int32 scalar.
-      beat: beats of this round before this one, int32 scalar.
-      timestep: received in this beat.
+      ring: The group's segments.
+      round_: Rounds begun before this one, int32 scalar.
+      beat: Beats of this round before this one, int32 scalar.
+      timestep: Received in this beat.
       action: `[B, ...]`.
       log_prob: float32 `[B]`.
-      version: updates made so far, int32 scalar.
-      recurrent: the policy's state before it acted, leaves `[B, ...]`; that of the round's first beat is kept.
+      version: Updates made so far, int32 scalar.
+      recurrent: The policy's state before it acted, leaves `[B, ...]`; that of the round's first beat is kept.
 
     Returns:
       The ring.
@@ -159,7 +159,7 @@ def add(
 
 
 def micro_batch_size(given: int | None, num_envs: int, length: int) -> int:
-    """Environments in a micro-batch of segments: as given, or as many as have about 64 transitions.
+    """Returns the environments in a micro-batch of segments: as given, or as many as have about 64 transitions.
 
     Micro-batches of 32 to 64 transitions stay in a CPU's cache.
 
@@ -178,10 +178,10 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int) -
     """Takes some environments of one segment.
 
     Args:
-      ring: the group's segments.
-      slot: place of the segment in the ring, int32 scalar.
-      start: the first environment, int32 scalar.
-      num_envs: number of environments.
+      ring: The group's segments.
+      slot: Place of the segment in the ring, int32 scalar.
+      start: The first environment, int32 scalar.
+      num_envs: Number of environments.
       length: T; the first T timesteps of the segment are taken.
 
     Returns:

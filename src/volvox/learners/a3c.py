@@ -4,8 +4,8 @@ Mnih et al. 2016 (arXiv 1602.01783) in the form of GA3C (Babaeizadeh et al. 2017
 schedule in place of its queues. In round r every group collects a segment with the parameters of that round, while
 `work` goes through the segments of round r - lag in micro-batches, spread evenly over the beats; `finish` updates the
 parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 nothing overlaps: the round has one more beat,
-which completes the segments, and `finish` learns them all; the timestep of that beat is not learned from. Where u
-rounds share an update, data are `lag / u` updates old on average, and at most that rounded up.
+which completes the segments, and `finish` learns from them all; the timestep of that beat is never learned from. Where
+u rounds share an update, data are `lag / u` updates old on average, and at most that rounded up.
 
     env = vx.envs.atari("Pong", num_envs=64, groups=2)
     network = vx.networks.ActorCritic(env.spec.num_actions, vx.networks.SmallTorso())
@@ -22,9 +22,8 @@ import optax
 from flax import linen as nn
 
 from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
-from volvox.data import episode_statistics, metrics, segments
-from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
-from volvox.data.metrics import Maximum, Metrics
+from volvox.data import metrics, segments
+from volvox.data.metrics import Episodes, Maximum, Metrics, RunningEpisodes
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
 from volvox.learners.learner import Progress
@@ -42,29 +41,31 @@ class A3C:
     (segments of 20 timesteps and V-trace: IMPALA, Espeholt et al. 2018, arXiv 1802.01561).
 
     Attributes:
-      segment_length: T, timesteps of a segment; all groups collect one in each round.
-      learning_rate: of `optimizer`: a number, or a schedule over updates; None if the optimizer is ready-made.
-      optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
-        With `volvox.sparsity.sparse` the network is sparse, and metrics tell the `compression`.
-      max_gradient_norm: global norm to which the gradient is clipped before the optimizer; None leaves it.
+      segment_length: Timesteps T of a segment; all groups collect one in each round.
+      learning_rate: Learning rate: a number, or a schedule over updates. None: `optimizer` is ready-made.
+      optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
+        With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
+      max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
       loss_reduction: "mean" or "sum" over the transitions of an update.
-      anneal_frames: emulator frames over which learning rate and entropy coefficient fall to 0, linearly; None: never.
+      anneal_frames: Emulator frames over which learning rate and entropy coefficient fall to 0, linearly; None: never.
         A ready-made optimizer keeps its own learning rate.
-      discount: γ.
-      trace_decay: λ of the returns; 1 gives n-step returns.
-      entropy_coefficient: weight of the policy's entropy.
-      value_coefficient: weight of half the squared error of values.
-      log_epsilon: added to probabilities before their logarithm is taken, in the loss (GA3C, section 5.1).
-      reward_bound: learned rewards are clipped to ± this number; None leaves them.
-      episodic_life: learn as if the loss of a life ended the game; scores are of whole games.
-      lag: rounds between acting and learning, exactly; 0 gives up the overlap.
-      rounds_per_update: rounds that share an update, of `rounds_per_update * num_envs * segment_length` timesteps.
-      vtrace: correct returns for the lag by V-trace.
+      discount: Discount γ of a timestep.
+      trace_decay: Trace decay λ of the returns; 1 gives n-step returns.
+      entropy_coefficient: Weight of the policy's entropy.
+      value_coefficient: Weight of half the squared error of values.
+      log_epsilon: Added to probabilities before their logarithm is taken, in the loss (GA3C, section 5.1).
+      reward_bound: Bound to which rewards are clipped before they are learned from, on both sides. None: they are not
+        clipped.
+      episodic_life: Whether the loss of a life ends an episode for the loss. Scores are always of whole games.
+      lag: Rounds between acting and learning. With 0 nothing is learned while environments step.
+      rounds_per_update: Rounds that share an update, which learns from `rounds_per_update * num_envs * segment_length`
+        timesteps.
+      vtrace: Whether V-trace corrects the returns for the lag.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
-      micro_batch: environments whose segments are learned at once, a divisor of a group's size; None: as many as have
-        about 64 transitions.
-      updates_per_iteration: updates in one iteration, and so in one row of metrics.
+      micro_batch: Environments whose segments share one gradient computation; it divides the size of a group. None: as
+        many as have about 64 transitions.
+      updates_per_iteration: Updates in one iteration, and so in one row of metrics.
 
     Raises:
       ValueError: a setting is out of range, or two contradict each other.
@@ -115,7 +116,7 @@ class A3C:
 
     @classmethod
     def ga3c(cls) -> "A3C":
-        """GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
+        """Returns GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
 
         RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
         One thing differs: GA3C updates by the segments of one agent or a few, while here an update sums those of all
@@ -134,17 +135,17 @@ class A3C:
 
     @classmethod
     def mujoco(cls) -> "A3C":
-        """Continuous control: the defaults with rewards as they are, no entropy bonus and shorter traces."""
+        """Returns settings for continuous control: unclipped rewards, no entropy bonus and shorter traces."""
         return cls(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
-        """The learner of a module with two outputs in an environment; raises ValueError where they do not fit."""
+        """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
         group, name = group_size(env.num_envs, env.num_groups), env.spec.name
         if self.segment_length > env.spec.max_episode_steps:
             longest = f"an episode of {name} can be ({env.spec.max_episode_steps} timesteps)"
             raise ValueError(f"segment_length={self.segment_length} is longer than {longest}; take a shorter segment.")
         if self.episodic_life and "lives" not in env.spec.extras:
-            raise ValueError(f"episodic_life=True needs an environment that tells lives; {name} does not.")
+            raise ValueError(f"episodic_life=True needs an environment that reports lives; {name} does not.")
         micro_batch = segments.micro_batch_size(self.micro_batch, group, self.segment_length)
         made, beats = actor_critic(network, env.spec), self.segment_length + (self.lag == 0)
         return _A3C(self, env, made, made.policy, micro_batch, group // micro_batch, beats, 1 + self.rounds_per_update)
@@ -154,10 +155,10 @@ class Collector(NamedTuple):
     """What one group of environments is doing.
 
     Attributes:
-      ring: its latest segments.
-      recurrent: the policy's state, leaves `[B, ...]`.
-      running: episodes that have not ended.
-      lives: int32 `[B]`: lives left at the last timestep; 0 unless their loss is taken for an end.
+      ring: Its latest segments.
+      recurrent: The state of the policy, leaves `[B, ...]`.
+      running: Episodes that have not ended.
+      lives: int32 `[B]`: Lives left at the last timestep; 0 without `episodic_life`.
     """
 
     ring: Segment
@@ -170,19 +171,19 @@ class Acting(NamedTuple):
     """What acting changes.
 
     Attributes:
-      round: int32: rounds begun before this one, since the pools were made.
-      beat: int32: beats of this round before this one.
-      draws: int32: how often actions were drawn; names the next draw.
-      timesteps: int32: timesteps of all environments, those that begin an episode not counted.
-      episodes: episodes that have ended.
-      collectors: one a group; () between pools.
+      round: int32: Rounds begun before this one, since the pools were made.
+      beat: int32: Beats of this round before this one.
+      draws: int32: How often actions were drawn; it makes the key of the next draw.
+      timesteps: int32: Timesteps of all environments, without those that begin an episode.
+      episodes: Scores of the episodes that have ended.
+      collectors: One a group; () between pools.
     """
 
     round: Array
     beat: Array
     draws: Array
     timesteps: Array
-    episodes: EpisodeStatistics
+    episodes: Episodes
     collectors: tuple[Collector, ...]
 
 
@@ -190,12 +191,12 @@ class Learning(NamedTuple):
     """What learning changes.
 
     Attributes:
-      params: parameters of the network.
-      optimizer: state of the optimizer.
-      gradient: sum over the micro-batches since the last update, as `params`.
-      transitions: float32: number of transitions in `gradient`.
-      update: int32: updates made.
-      metrics: of this iteration.
+      params: Parameters of the network.
+      optimizer: State of the optimizer.
+      gradient: Sum over the micro-batches since the last update, as `params`.
+      transitions: float32: Number of transitions in `gradient`.
+      update: int32: Updates made.
+      metrics: Metrics of this iteration.
     """
 
     params: ArrayTree
@@ -221,7 +222,7 @@ class _A3C:
     unsaved: tuple[str, ...] = ()
 
     def loss(self, params: ArrayTree, segment: Segment, update: Array) -> tuple[Array, Metrics]:
-        """Summed loss of `[T, B]` transitions (arXiv 1602.01783, section 4), and metrics.
+        """Returns the summed loss of `[T, B]` transitions (arXiv 1602.01783, section 4), and metrics.
 
         `sum(-log π(a) * A - entropy_coefficient * H + value_coefficient / 2 * (G - V)^2)` over valid transitions, where
         returns `G` and advantages `A = G - V` are constants. A termination ends a return, a time limit bootstraps it.
@@ -264,7 +265,7 @@ class _A3C:
         )
 
     def update(self, learning: Learning, mean_return: Array) -> Learning:
-        """Updates the parameters by the gradient gathered; a sparse optimizer is told the mean return."""
+        """Updates the parameters by the gradient gathered; sparse optimizers use the mean return."""
         gradient = learning.gradient
         if self.settings.loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(learning.transitions, 1.0), gradient)
@@ -288,7 +289,7 @@ class _A3C:
         return gradient_transformation(s.optimizer, rate, s.max_gradient_norm)
 
     def annealed(self, value: float) -> optax.Schedule:
-        """Updates made -> the value, which falls linearly to 0 over `anneal_frames`."""
+        """Returns a schedule over updates that falls linearly to 0 within `anneal_frames`."""
         s, env = self.settings, self.env
         if s.anneal_frames is None:
             return optax.constant_schedule(value)
@@ -298,7 +299,7 @@ class _A3C:
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` samples actions from the policy, and adds the timestep to its segment."""
         s, actions, me = self.settings, self.network.distribution, acting.collectors[g]
-        episodes, running = episode_statistics.update(acting.episodes, me.running, timestep)
+        episodes, running = metrics.update_episodes(acting.episodes, me.running, timestep)
 
         recurrent = self.network.reset(timestep.first, me.recurrent)
         output, value, next_recurrent = self.network.apply(learning.params, timestep.observation, recurrent)
@@ -324,7 +325,7 @@ class _A3C:
         return acting, clipped(action, self.env.spec)
 
     def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
-        """Learns this beat's share of the micro-batches of group `g`."""
+        """Learns from this beat's share of the micro-batches of group `g`."""
         if self.settings.lag > 0:
             low, high = (self.num_batches * (acting.beat + i) // self.settings.segment_length for i in (0, 1))
             learning = self.learn(acting, learning, g, low, high)
@@ -340,7 +341,7 @@ class _A3C:
                 learning = self.learn(acting, learning, g, jnp.int32(0), jnp.int32(self.num_batches))
         learned = acting.round - s.lag + 1  # rounds learned since the pools were made
         due = (learned > 0) & (learned % s.rounds_per_update == 0)
-        mean_return = episode_statistics.latest_mean(acting.episodes, num_envs=self.env.num_envs)
+        mean_return = metrics.latest_mean(acting.episodes, num_envs=self.env.num_envs)
         # A trip count, not a condition, so that parameters stay in place.
         learning = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, x: self.update(x, mean_return), learning)
         return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning
@@ -370,7 +371,7 @@ class _A3C:
             return self.update(self.accumulate(learning, segment), jnp.float32(0))
 
         learning = learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
-        return Acting(zero, zero, zero, zero, episode_statistics.init(), ()), learning
+        return Acting(zero, zero, zero, zero, metrics.init_episodes(), ()), learning
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
         collectors = tuple(self.collector(group.num_envs) for group in groups)
@@ -379,7 +380,7 @@ class _A3C:
     def collector(self, b: int) -> Collector:
         state, lives = self.policy.initial_state(b), jnp.zeros(b, jnp.int32)
         ring = segments.init(self.settings.lag + 1, self.beats_per_round, b, self.env.spec, state)
-        return Collector(ring, state, episode_statistics.init_running(b), lives)
+        return Collector(ring, state, metrics.init_running(b), lives)
 
     def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
         s = self.settings
@@ -391,7 +392,7 @@ class _A3C:
         return {"parameters": learning.params}
 
     def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
-        row = {"episodes": int(acting.episodes.total)} | episode_statistics.scores(jax.device_get(acting.episodes))
+        row = {"episodes": int(acting.episodes.total)} | metrics.scores(jax.device_get(acting.episodes))
         return row | compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
 
     def variables(self, acting: Acting, learning: Learning) -> ArrayTree:

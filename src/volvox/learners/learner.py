@@ -34,10 +34,10 @@ class LearnState(NamedTuple):
     """A run between two iterations.
 
     Attributes:
-      key: from which everything is drawn; the loop's constant.
-      acting: what acting changes and what outlives pools of environments.
-      learning: what learning changes: parameters, the optimiser's state and whatever else the learner keeps.
-      timesteps: timesteps of all environments, those that begin an episode not counted.
+      key: Key of all random numbers; the loop's constant.
+      acting: What acting changes and what outlives pools of environments.
+      learning: What learning changes: parameters, the optimiser's state and whatever else the learner keeps.
+      timesteps: Timesteps of all environments, without those that begin an episode.
     """
 
     key: Array
@@ -50,10 +50,10 @@ class Progress(NamedTuple):
     """How far an iteration is.
 
     Attributes:
-      done: what was done in it, in `unit`.
-      total: what it is to do.
-      unit: e.g. "updates".
-      rounds_left: rounds of the loop that may still be run; the iteration ends when there are none.
+      done: Number of `unit` done so far.
+      total: Number of `unit` in the iteration.
+      unit: What is counted, e.g. "updates".
+      rounds_left: Rounds of the loop that may still be run; the iteration ends when there are none.
     """
 
     done: int
@@ -66,13 +66,14 @@ class Learner(Protocol):
     """A learning algorithm in an environment: pure functions of what acting and what learning changes.
 
     The two are the loop's `carry` and `memory`, and `key` is its constant. `acting` has the fields `timesteps`, int32,
-    which `act` counts up, and `collectors`, which belong to pools of environments, and are () between pools. `learning`
-    has `update`, int32, the updates made, and `metrics` (`volvox.data.metrics`), set to zero before each iteration.
+    which `act` increases, and `collectors`, which belong to pools of environments and are () between pools. `learning`
+    has the fields `update`, int32, the number of updates, and `metrics` (see `volvox.data.metrics`), which is set to
+    zero before each iteration.
     """
 
     @property
     def policy(self) -> Policy:
-        """What acts with `variables`."""
+        """The policy that acts with `variables`."""
         ...
 
     @property
@@ -82,7 +83,7 @@ class Learner(Protocol):
 
     @property
     def timed_rounds(self) -> int:
-        """Rounds that the stopwatch takes, at least 2."""
+        """Rounds that are played with the stopwatch, at least 2."""
         ...
 
     @property
@@ -100,31 +101,31 @@ class Learner(Protocol):
         ...
 
     def work(self, acting: Any, learning: Any, key: Array, g: int) -> tuple[Any, Any]:
-        """Returns (acting, learning) after what is learned while group `g` steps."""
+        """Learns while group `g` steps; returns (acting, learning)."""
         ...
 
     def init(self, key: Array) -> tuple[Any, Any]:
-        """Returns (acting, learning) before anything was done."""
+        """Returns (acting, learning) at the beginning of a run."""
         ...
 
     def begin(self, acting: Any, groups: tuple[EnvGroup, ...]) -> Any:
-        """Sets `acting.collectors`, and what else belongs to pools, for pools that were just made."""
+        """Returns `acting` with the collectors, and what else belongs to pools, for pools that were just made."""
         ...
 
     def progress(self, begun: Any, acting: Any, updates: int) -> Progress:
-        """Progress of an iteration that began at `begun`, after `updates` updates."""
+        """Returns the progress of an iteration that began at `begun`, after `updates` updates."""
         ...
 
     def watched(self, learning: Any) -> dict[str, ArrayTree]:
-        """What must stay finite besides the metrics, by name."""
+        """Returns, by name, what must stay finite besides the metrics."""
         ...
 
     def row(self, acting: Any, learning: Any) -> dict[str, Any]:
-        """Metrics of an iteration besides `learning.metrics`."""
+        """Returns the metrics of an iteration besides `learning.metrics`."""
         ...
 
     def variables(self, acting: Any, learning: Any) -> ArrayTree:
-        """What `policy.apply` takes."""
+        """Returns the variables for `policy.apply`."""
         ...
 
 
@@ -132,7 +133,7 @@ class LearnerSettings(Protocol):
     """Settings of a learner, such as `A3C` and `TD3`: a frozen dataclass with this method."""
 
     def bind(self, network: Any, env: Env) -> Learner:
-        """The learner of a network in an environment; raises ValueError where they do not fit the settings."""
+        """Returns the learner of a network in an environment; raises ValueError if they do not fit the settings."""
         ...
 
 
@@ -145,30 +146,30 @@ def learn(
         state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
 
     Args:
-      settings: of the learner, which say how long an iteration is.
-      network: what the learner's settings take, e.g. a flax module.
-      env: the environments, in groups that take turns.
-      chunk_seconds: about how often progress and interrupts are looked at.
-      host: drive the loop from Python, for platforms where it cannot be compiled whole.
+      settings: Settings of the learner, which also say how long an iteration is.
+      network: The network that these settings train, e.g. a flax module.
+      env: The environments, in groups that take turns.
+      chunk_seconds: Seconds, about, between two looks at progress and interrupts.
+      host: Whether the loop is driven from Python, for platforms where it cannot be compiled whole.
 
     Returns:
-      `Algorithm`. Its metrics: what the learner's `metrics` gives; `update`, updates made so far; `frames`, emulator
-      frames so far, those that begin an episode not counted; `predictions_per_second`, which are timesteps with those
-      that begin an episode, `updates_per_second` and `frames_per_second`. In the second iteration after a start, and
-      every tenth from there, also `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` of a
-      few rounds with a stopwatch (`volvox.loop.Times`), which the rates leave out. `step` raises FloatingPointError
-      where a number is no longer finite. A restored state goes on in new environments, whose seed depends on the
-      timesteps made.
+      `Algorithm`. Its rows hold the learner's own metrics; `update`, the updates so far; `frames`, the emulator frames
+      so far, without those that begin an episode; `predictions_per_second`, which counts the timesteps that begin an
+      episode too; `updates_per_second` and `frames_per_second`. In the second iteration after a start, and in every
+      tenth from there, a few rounds are played with a stopwatch, which the rates leave out; the row then also has
+      `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` (`volvox.loop.Times`). `step` raises
+      FloatingPointError when a number is no longer finite. A restored state goes on in new environments, whose seed
+      depends on the number of timesteps before.
 
     Raises:
-      ValueError: networks or environments that do not fit the settings, or `chunk_seconds` is not positive.
+      ValueError: The network or the environment does not fit the settings, or `chunk_seconds` is not positive.
     """
     learner = settings.bind(network, env)
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups = functools.partial(env.make, host=host)
     loop = Loop(stages, make_groups, beats_per_round=learner.beats_per_round, chunk_seconds=chunk_seconds)
     run = _Run(learner, loop, env)
-    jax.eval_shape(run.init, jax.random.key(0))  # which refuses what does not fit
+    jax.eval_shape(run.init, jax.random.key(0))  # raises where something does not fit
     return Algorithm(
         init=run.init,
         step=run.step,
@@ -187,9 +188,9 @@ class _Standing(NamedTuple):
     """Where the loop stands between two iterations.
 
     Attributes:
-      learning: that of the state which goes on from here.
-      acting: with what belongs to the pools.
-      iterations: made with these pools.
+      learning: `LearnState.learning` of the state that goes on from here.
+      acting: `LearnState.acting` of that state, with the collectors of the pools.
+      iterations: Iterations made with these pools.
     """
 
     learning: Any
@@ -216,7 +217,7 @@ class _Run:
 
     def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
         try:
-            return self.iteration(state, monitor or _ignore)
+            return self.iteration(state, monitor or (lambda progress: False))
         except BaseException:
             self.loop.close()  # donated buffers and pools in flight cannot be trusted any more
             raise
@@ -260,7 +261,7 @@ class _Run:
         return LearnState(state.key, acting._replace(collectors=()), learning, timesteps), row
 
     def stand(self, state: LearnState, monitor: Monitor) -> _Standing:
-        """Goes on where the loop stands if the state is the latest; otherwise makes new pools."""
+        """Returns where the loop stands if the state is its latest; otherwise the state with new pools."""
         standing = self.loop.standing
         if standing is not None and standing.learning is state.learning:
             return standing
@@ -271,13 +272,8 @@ class _Run:
 
 
 def _difference(now: Any, before: Any) -> int:
-    """Of two int32 counts, of which the later one may have begun anew at its limit."""
+    """Returns the difference of two int32 counts, whatever overflow there was between them."""
     return (int(now) - int(before)) % 2**32
-
-
-def _ignore(progress: dict[str, Any]) -> bool:
-    del progress
-    return False
 
 
 def _check_finite(watched: dict[str, ArrayTree], update: int) -> None:

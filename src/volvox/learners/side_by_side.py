@@ -1,4 +1,4 @@
-"""Learners side by side in one program, whose arrays have a leading axis S: what the host asks of them.
+"""What the host does for learners side by side in one program, whose arrays have a leading axis S.
 
 variables = variables_of(state, learner=1)
 table_of(state, learner=1)[-1]["compression"]
@@ -8,21 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import number
-from volvox.data import episode_statistics
-from volvox.data.episode_statistics import EpisodeStatistics
+from volvox.data import metrics
+from volvox.data.metrics import Episodes
 from volvox.sparsity import compression, is_sparse, masks_of, pruned, table
 from volvox.types import ArrayTree
 
 
 def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
-    """A setting of `num_learners` learners that may be one number for each, float32 `[S]`; 1 where it is None.
+    """Returns a setting that is one number, or one for each learner, as float32 `[S]`; 1 where it is None.
 
     Raises:
-      ValueError: another number of entries, or one that is not within the limits (see `_checks.number`).
+      ValueError: It has another number of entries, or one of them is out of the limits of `_checks.number`.
     """
     given, count = getattr(settings, name), settings.num_learners
     values = list(given) if isinstance(given, Sequence) else [1.0 if given is None else given] * count
@@ -32,10 +31,10 @@ def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
 
 
 def updates_per_beat(updates_per_timestep: float, num_learners: int, group: int) -> int:
-    """Updates in a beat of a group of environments in which no episode begins.
+    """Returns the updates in a beat of a group of environments in which no episode begins.
 
     Raises:
-      ValueError: learners do not share the group evenly, or the updates are no whole number of at least 1.
+      ValueError: Learners do not share the group evenly, or the updates are no whole number of at least 1.
     """
     if group % num_learners:
         raise ValueError(f"num_learners={num_learners} do not share a group of {group} environments evenly.")
@@ -49,20 +48,15 @@ def updates_per_beat(updates_per_timestep: float, num_learners: int, group: int)
 
 
 def kept(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
-    """What a sparse optimizer's masks leave of each learner's parameters."""
+    """Returns each learner's parameters, 0 where a sparse optimizer masks them."""
     return jax.vmap(pruned)(params, optimizer) if is_sparse(optimizer) else params
 
 
-def repeat(tree: ArrayTree, num_learners: int) -> ArrayTree:
-    """The same for each learner."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_learners, *x.shape)), tree)
-
-
 def pick(tree: ArrayTree, learner: int) -> ArrayTree:
-    """What one learner has.
+    """Returns one learner's part of a tree.
 
     Raises:
-      ValueError: there is no such learner.
+      ValueError: There is no such learner.
     """
     if not 0 <= learner < (count := len(jax.tree.leaves(tree)[0])):
         raise ValueError(f"learner={learner}: there are {count}, counted from 0.")
@@ -70,26 +64,26 @@ def pick(tree: ArrayTree, learner: int) -> ArrayTree:
 
 
 def each(parts: Mapping[str, ArrayTree], num_learners: int) -> dict[str, ArrayTree]:
-    """What each learner has, by name."""
+    """Returns each learner's parts, by name."""
     host = {name: jax.device_get(part) for name, part in parts.items() if jax.tree.leaves(part)}
     return {f"{name} of learner {i}": pick(part, i) for name, part in host.items() for i in range(num_learners)}
 
 
-def scores(episodes: EpisodeStatistics) -> list[dict[str, float]]:
-    """Scores of each learner's latest episodes."""
+def scores(episodes: Episodes) -> list[dict[str, float]]:
+    """Returns the scores of each learner's latest episodes."""
     episodes = jax.device_get(episodes)
-    return [episode_statistics.scores(pick(episodes, i)) for i in range(len(episodes.total))]
+    return [metrics.scores(pick(episodes, i)) for i in range(len(episodes.total))]
 
 
-def score_row(episodes: EpisodeStatistics, num_envs: int) -> dict[str, float]:
-    """Scores of all learners: means, the best, `recent_mean` (`latest_mean`), and with several learners those of each.
+def score_row(episodes: Episodes, num_envs: int) -> dict[str, float]:
+    """Returns the scores of all learners: means, the best, `recent_mean` (`latest_mean`), and those of each of several.
 
     There are none before an episode of each learner has ended. `num_envs` is that of one learner.
     """
     by_learner = scores(episodes)
     if not all(by_learner):
         return {}
-    latest = [episode_statistics.latest_mean(pick(episodes, i), num_envs=num_envs) for i in range(len(by_learner))]
+    latest = [metrics.latest_mean(pick(episodes, i), num_envs=num_envs) for i in range(len(by_learner))]
     recent = np.asarray(latest, np.float32)
     row = {name: float(np.mean([one[name] for one in by_learner])) for name in by_learner[0]}
     row |= {"training_best": max(one["training_best"] for one in by_learner), "recent_mean": float(recent.mean())}
@@ -100,7 +94,7 @@ def score_row(episodes: EpisodeStatistics, num_envs: int) -> dict[str, float]:
 
 
 def stored(params: Mapping[str, ArrayTree], optimizer: Mapping[str, ArrayTree], learner: int | None = None) -> Any:
-    """(parameters, masks) of networks by name, of one learner if several are side by side; None for no masks."""
+    """Returns (parameters, masks or None) of networks by name; with `learner`, those of one of several."""
     params = {name: part for name, part in params.items() if jax.tree.leaves(part)}
     masks = {name: masks_of(optimizer[name]) for name in params} if is_sparse(optimizer) else None
     given = jax.device_get((params, masks))
@@ -108,21 +102,21 @@ def stored(params: Mapping[str, ArrayTree], optimizer: Mapping[str, ArrayTree], 
 
 
 def compression_row(*given: tuple[ArrayTree, ArrayTree]) -> dict[str, float]:
-    """`compression`, the mean of what is `stored` of each learner; nothing where nothing could be saved."""
+    """Returns the mean `compression` of what is `stored` of each learner; {} where nothing could be saved."""
     shares = [share for params, masks in given if (share := compression(params, masks)) is not None]
     return {"compression": float(np.mean(shares))} if shares else {}
 
 
 def table_of(state: Any, learner: int = 0) -> list[dict[str, Any]]:
-    """What is stored of one learner's networks, layer by layer: `volvox.sparsity.table`.
+    """Returns what is stored of one learner's networks, layer by layer; see `volvox.sparsity.table`.
 
     Args:
-      state: of an algorithm whose learners are side by side, such as `TD3`.
-      learner: its number.
+      state: State of an algorithm whose learners are side by side, such as `TD3`.
+      learner: Number of the learner, from 0.
 
     Raises:
-      ValueError: there is no such learner.
+      ValueError: There is no such learner.
     """
-    pick(state.acting.episodes, learner)  # which refuses other numbers
+    pick(state.acting.episodes, learner)  # raises for other numbers
     learning = state.learning
     return table(*stored(learning.params._asdict(), learning.optimizer._asdict(), learner))

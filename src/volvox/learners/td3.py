@@ -20,9 +20,8 @@ import numpy as np
 import optax
 
 from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
-from volvox.data import episode_statistics, metrics, normalization, replay
-from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
-from volvox.data.metrics import Metrics
+from volvox.data import metrics, normalization, replay
+from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.data.normalization import Moments
 from volvox.data.replay import Batch, Replay
 from volvox.learners import side_by_side
@@ -41,28 +40,29 @@ class TD3:
     """Settings of TD3; the defaults are those that reference implementations share.
 
     Attributes:
-      num_learners: S, learners side by side.
-      learning_rate: of all networks, one number or one for each learner; None if the optimizer is ready-made.
-      optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
-        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and metrics tell the `compression`.
-      batch_size: transitions of an update; a multiple of the number of groups.
-      discount: γ.
-      target_rate: τ, how far targets move towards the parameters that they follow.
-      exploration_noise: standard deviation of the noise on actions, which are scaled to [-1, 1]; one number or one for
-        each learner.
-      target_noise: standard deviation of the noise on target actions; one number or one for each learner.
-      target_noise_clip: largest absolute value of that noise.
-      policy_delay: updates of the critics for one of the actor and the targets.
-      random_timesteps: timesteps with uniform actions, before anything is learned.
-      replay_size: timesteps that are remembered, rounded down to whole rows of the environments.
-      updates_per_timestep: updates for each timestep that does not begin an episode; times the learner's environments
-        in a group it must be a whole number.
-      n_step: n, timesteps of n-step targets.
-      normalize_observations: show actor and critics observations with running mean 0 and variance 1.
-      timesteps_per_iteration: timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
+      num_learners: Number S of learners side by side.
+      learning_rate: Learning rate of all networks: one number, or one for each learner. None: `optimizer` is
+        ready-made.
+      optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
+        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and rows have their `compression`.
+      batch_size: Transitions of an update; a multiple of the number of groups.
+      discount: Discount γ of a timestep.
+      target_rate: Share τ by which targets move towards the parameters that they follow, at each of their updates.
+      exploration_noise: Standard deviation of the noise on actions, which are scaled to [-1, 1]; one number, or one
+        for each learner.
+      target_noise: Standard deviation of the noise on target actions; one number, or one for each learner.
+      target_noise_clip: Largest absolute value of that noise.
+      policy_delay: Updates of the critics for each update of the actor and the targets.
+      random_timesteps: Timesteps with uniformly random actions at the beginning, before anything is learned.
+      replay_size: Timesteps that the replay holds, rounded down to whole rows of the environments.
+      updates_per_timestep: Updates for each timestep that does not begin an episode. Multiplied by the number of a
+        learner's environments in a group it must be a whole number.
+      n_step: Timesteps n of n-step targets.
+      normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
+      timesteps_per_iteration: Timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
         multiple of it or some timesteps later.
-      save_replay: keep the replay in checkpoints. Without it, a resumed run gathers `random_timesteps` anew before it
-        learns on.
+      save_replay: Whether checkpoints hold the replay. Without it, a resumed run gathers `random_timesteps` anew before
+        it learns again.
 
     Raises:
       ValueError: a setting is out of range, or two contradict each other.
@@ -101,7 +101,7 @@ class TD3:
         setting(self, "target_noise", low=0.0)
 
     def bind(self, network: ActorAndCritic, env: Env) -> "_TD3":
-        """The learners of these networks in an environment; raises ValueError where they do not fit the settings."""
+        """Returns the learners; raises ValueError if networks or environment do not fit the settings."""
         networks, groups = actor_and_critics(network, env.spec), env.num_groups
         updates = updates_per_beat(self.updates_per_timestep, self.num_learners, group_size(env.num_envs, groups))
         if self.batch_size % groups:
@@ -117,16 +117,16 @@ class Acting(NamedTuple):
     """What acting changes.
 
     Attributes:
-      draws: int32: how often actions were drawn; names the next draw.
-      timesteps: int32: timesteps of all environments, those that begin an episode not counted.
-      episodes: episodes that have ended, leaves `[S, ...]`.
-      replays: one a group, of all its environments; those of a learner stand side by side.
-      collectors: episodes that have not ended, one a group, leaves `[S, B / S]`; () between pools.
+      draws: int32: How often actions were drawn; it makes the key of the next draw.
+      timesteps: int32: Timesteps of all environments, without those that begin an episode.
+      episodes: Scores of the episodes that have ended, leaves `[S, ...]`.
+      replays: One a group, of all its environments; those of a learner stand side by side.
+      collectors: Episodes that have not ended, one a group, leaves `[S, B / S]`; () between pools.
     """
 
     draws: Array
     timesteps: Array
-    episodes: EpisodeStatistics
+    episodes: Episodes
     replays: tuple[Replay, ...]
     collectors: tuple[RunningEpisodes, ...]
 
@@ -135,12 +135,12 @@ class Learning(NamedTuple):
     """What learning changes; leaves `[S, ...]` but for `update`.
 
     Attributes:
-      params: parameters of actor, critics and representation.
-      targets: those of the targets; the representation has none.
-      optimizer: states of the optimizer, one for each part of `params`.
-      moments: of observations, if they are normalised.
-      update: int32: updates made.
-      metrics: of this iteration.
+      params: Parameters of actor, critics and representation.
+      targets: Parameters of the targets; the representation has none.
+      optimizer: States of the optimizer, one for each part of `params`.
+      moments: Moments of the observations, which count none unless these are normalised.
+      update: int32: Updates made.
+      metrics: Metrics of this iteration.
     """
 
     params: Params
@@ -152,12 +152,12 @@ class Learning(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What one learner's policy takes.
+    """The variables of one learner's policy.
 
     Attributes:
-      actor: parameters of the actor.
-      representation: those of the representation; () without one.
-      moments: of observations.
+      actor: Parameters of the actor.
+      representation: Parameters of the representation; () without one.
+      moments: Moments of the observations.
     """
 
     actor: ArrayTree
@@ -180,7 +180,7 @@ class _TD3:
     finish: None = None
 
     def critic_loss(self, critics, params: Params, targets: Params, batch: Batch, noise: Array, target_noise: Array):
-        """Squared errors of both critics of one learner, with clipped double Q-learning and smoothed targets."""
+        """Returns the squared errors of one learner's critics, by clipped double Q-learning and smoothed targets."""
         net, clip = self.networks, self.settings.target_noise_clip
         noise = jnp.clip(target_noise * noise, -clip, clip)
         next_action = jnp.clip(net.act(targets.actor, batch.next_observation) + noise, -1.0, 1.0)
@@ -193,29 +193,29 @@ class _TD3:
         return loss, {"critic_loss": loss, "value": _mean(first, batch.valid)}
 
     def actor_loss(self, actor, params: Params, batch: Batch):
-        """Minus the first critic's value of one learner's actions."""
+        """Returns minus the first critic's value of one learner's actions."""
         action = self.networks.act(actor, batch.observation)
         encoded = self.networks.encode_action(params.representation, batch.observation, action)
         loss = -_mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
         return loss, {"actor_loss": loss}
 
     def representation_loss(self, representation, batch: Batch):
-        """Squared error of the predictions of one learner's representation."""
+        """Returns the squared error of the predictions of one learner's representation."""
         predicted = self.networks.predict(representation, batch.observation, batch.action)
         loss = _mean(((predicted - batch.next_observation) ** 2).mean(axis=-1), batch.valid)
         return loss, {"representation_loss": loss}
 
     def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
-        """One update of all learners by transitions `[S, N, ...]` and standard normal noise `[S, N, A]` (algorithm 1).
+        """Updates all learners by transitions `[S, N, ...]` and standard normal noise `[S, N, A]` (algorithm 1).
 
-        A sparse optimizer is told the mean returns `[S]`.
+        Sparse optimizers use the mean returns `[S]`.
         """
         s, step = self.settings, learning.update + 1
         descend = functools.partial(self.descend, step, mean_return)
         batch = batch.map_observations(functools.partial(jax.vmap(normalization.normalize), learning.moments))
         params, optimizer, gathered = learning.params, learning.optimizer, learning.metrics
         if params.representation:
-            # Learned first and by itself; to actor and critics its features are the observations.
+            # It is learned first and by itself. For actor and critics its features take the place of observations.
             new, representation, state = descend(
                 self.representation_loss, params.representation, optimizer.representation, batch
             )
@@ -227,7 +227,7 @@ class _TD3:
         given = (params, learning.targets, batch, noise, setting(s, "target_noise"))
         new, critics, state = descend(self.critic_loss, params.critics, optimizer.critics, *given)
         params, optimizer = params._replace(critics=critics), optimizer._replace(critics=state)
-        # Targets are pruned at once, for they are used before they move again.
+        # Targets are pruned at once, because they are used before they move again.
         targets = learning.targets._replace(critics=kept(learning.targets.critics, optimizer.critics))
         gathered = metrics.add(gathered, new)
 
@@ -246,7 +246,7 @@ class _TD3:
         return Learning(params, targets, optimizer, learning.moments, step, metrics.add(gathered, new))
 
     def descend(self, step: Array, mean_return: Array, loss: Callable[..., Any], params, state, *args):
-        """Moves each learner's parameters against the gradient of its loss; (metrics, params, optimizer's state)."""
+        """Updates each learner's parameters by the gradient of its loss; (metrics, params, optimizer's state)."""
         (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(params, *args)
 
         def one(gradient, state, params, rate, mean_return):
@@ -260,10 +260,10 @@ class _TD3:
         return gradient_transformation(self.settings.optimizer, None if self.settings.learning_rate is None else rate)
 
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
-        """Group `g` takes uniform actions at first, then its actors' with noise, and adds them to its replay."""
+        """Group `g` acts at random at first, then by its actors with noise, and adds the timestep to its replay."""
         s = self.settings
         scored = jax.tree.map(self.split, timestep._replace(observation=(), extras={}))
-        episodes, running = jax.vmap(episode_statistics.update)(acting.episodes, acting.collectors[g], scored)
+        episodes, running = jax.vmap(metrics.update_episodes)(acting.episodes, acting.collectors[g], scored)
         chosen = jax.vmap(self.choose)(_variables(learning), self.split(timestep.observation))
         # One draw for both kinds: making random numbers takes a loop each time.
         drawn = jax.random.uniform(jax.random.fold_in(key, acting.draws), chosen.shape, minval=_OPEN, maxval=1.0)
@@ -282,12 +282,12 @@ class _TD3:
         return acting, self.networks.scale(action)
 
     def choose(self, variables: Variables, observation: Array) -> Array:
-        """Actions `[B, A]` in [-1, 1] of one learner's actor."""
+        """Returns actions `[B, A]` in [-1, 1] of one learner's actor."""
         seen = normalization.normalize(variables.moments, observation.astype(jnp.float32))
         return self.networks.act(variables.actor, self.networks.encode_observation(variables.representation, seen))
 
     def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
-        """Makes as many updates as the timesteps so far are worth, which group `g` has just added to."""
+        """Makes the updates that are due for the timesteps so far, after group `g` has added its own."""
         s, num_updates = self.settings, self.num_updates
         if s.normalize_observations:
             newest = self.split(replay.latest(acting.replays[g]))
@@ -295,7 +295,7 @@ class _TD3:
         # A resumed run may have to fill its replay anew.
         enough = s.random_timesteps * s.num_learners
         ready = (acting.timesteps >= enough) & replay.filled(acting.replays, enough, s.n_step)
-        latest_mean = functools.partial(episode_statistics.latest_mean, num_envs=self.env.num_envs // s.num_learners)
+        latest_mean = functools.partial(metrics.latest_mean, num_envs=self.env.num_envs // s.num_learners)
         mean_return = jax.vmap(latest_mean)(acting.episodes)
 
         # Drawn for all updates of the beat at once.
@@ -317,7 +317,7 @@ class _TD3:
         return acting, jax.lax.fori_loop(0, jnp.where(ready, due, 0), one, learning)
 
     def sample(self, keys: Array, acting: Acting) -> Batch:
-        """Batches of all updates of a beat, leaves `[U, S, N, ...]`."""
+        """Returns the batches of all updates of a beat, leaves `[U, S, N, ...]`."""
         s = self.settings
         sizes = (s.batch_size, self.num_updates)
         return replay.sample_batches(keys, acting.replays, *sizes, discount=s.discount, n_step=s.n_step)
@@ -337,18 +337,17 @@ class _TD3:
     def init(self, key: Array) -> tuple[Acting, Learning]:
         s, zero, keys = self.settings, jnp.int32(0), jax.random.split(key, self.settings.num_learners)
 
-        def one(key, rate) -> tuple[Params, Params]:
-            params = self.networks.init(key)
-            params, optimizer = init_optimizers(self.optimizer(rate), params, jax.random.fold_in(key, 4))
-            return Params(*params), Params(*optimizer)
+        def one(key: Array, rate: Array) -> tuple[Params, Params, Moments, Episodes]:
+            networks = self.networks.init(key)
+            params, optimizer = init_optimizers(self.optimizer(rate), networks, jax.random.fold_in(key, 4))
+            moments = normalization.init(self.env.spec.observation_shape)
+            return Params(*params), Params(*optimizer), moments, metrics.init_episodes()
 
         def updated(learning: Learning) -> Learning:
             batch = jax.tree.map(lambda x: x[0], self.sample(keys, acting))
             return self.update(learning, batch, batch.action, jnp.zeros(s.num_learners))
 
-        params, optimizer = jax.vmap(one)(keys, setting(s, "learning_rate"))
-        begun = (normalization.init(self.env.spec.observation_shape), episode_statistics.init())
-        moments, episodes = side_by_side.repeat(begun, s.num_learners)
+        params, optimizer, moments, episodes = jax.vmap(one)(keys, setting(s, "learning_rate"))
         acting = Acting(zero, zero, episodes, self.empty_replays(), ())
         learning = Learning(params, params._replace(representation=()), optimizer, moments, zero, metrics={})
         return acting, learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
@@ -358,7 +357,7 @@ class _TD3:
         return tuple(replay.init(self.num_rows, b, self.env.spec) for _ in groups)
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
-        running = tuple(jax.tree.map(self.split, episode_statistics.init_running(group.num_envs)) for group in groups)
+        running = tuple(jax.tree.map(self.split, metrics.init_running(group.num_envs)) for group in groups)
         return acting._replace(replays=acting.replays or self.empty_replays(), collectors=running)
 
     def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
@@ -385,12 +384,12 @@ class _TD3:
 
 
 def variables_of(state: LearnState, learner: int = 0) -> Variables:
-    """Variables of one learner's policy, or ValueError; `algorithm.variables` takes those of the best."""
+    """Returns the variables of one learner's policy; raises ValueError if there is no such learner."""
     return side_by_side.pick(_variables(state.learning), learner)
 
 
 def _variables(learning: Learning) -> Variables:
-    """Of all learners."""
+    """Returns the variables of all learners."""
     return Variables(learning.params.actor, learning.params.representation, learning.moments)
 
 

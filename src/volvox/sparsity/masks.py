@@ -1,6 +1,6 @@
 """Kernels cut into groups of weights, the masks that say which groups live, and what must be stored of both.
 
-Masks save no time on dense arithmetic: what they save is what must be stored.
+Masks save no time on dense arithmetic. They save storage.
 """
 
 import math
@@ -18,7 +18,7 @@ _BITS = 32
 
 
 class Kernel(NamedTuple):
-    """The weights of a kernel in the smallest groups that may live or die.
+    """The weights of a kernel, in the smallest groups that may live or die.
 
     Attributes:
       weights: `[R, g, F]`: R groups along the input axis, of g numbers each, in each of F columns. The groups of a
@@ -49,8 +49,8 @@ class SparseState(NamedTuple):
       inner: State of the wrapped optimiser, 0 where masked.
       masks: As the parameters: bool `[R, 1, F]` of a kernel `[R, g, F]`, or a scalar True where all weights live.
       schedule: State of the rule's schedule; () without one.
-      step: int32, the number of the latest update.
-      key: from which, together with the step, the rule draws.
+      step: int32: The number of the latest update.
+      key: Key of the rule's draws, together with the step.
     """
 
     inner: ArrayTree
@@ -85,7 +85,7 @@ def kernels(params: ArrayTree) -> dict[str, Kernel]:
 
 
 def masks_of(state: ArrayTree) -> ArrayTree:
-    """Returns the masks in an optimiser's state, wherever `sparse` stands in it; those of the first of several.
+    """Returns the masks in an optimiser's state, wherever `sparse` is in it; the first ones if there are several.
 
     They have shapes of their own, see `SparseState.masks`; `pruned` puts them on parameters.
 
@@ -93,7 +93,7 @@ def masks_of(state: ArrayTree) -> ArrayTree:
       ValueError: there are none.
     """
     if not (found := sparse_states(state)):
-        raise ValueError("this state is of no sparse optimiser: make it by volvox.sparsity.sparse.")
+        raise ValueError("this is not the state of a sparse optimiser; make one with volvox.sparsity.sparse.")
     return found[0].masks
 
 
@@ -127,8 +127,8 @@ def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, A
     """Returns what must be stored, layer by layer and in all.
 
     Args:
-      params: pytree of parameters; block-circulant kernels are recognised by the name "circulant".
-      masks: as the parameters (`masks_of`); None: all weights live.
+      params: Pytree of parameters; block-circulant kernels are recognised by the name "circulant".
+      masks: As the parameters (`masks_of`); None: all weights live.
 
     Returns:
       Rows with `name`, `shape` (of what is stored), `weights` (of the dense network, its inputs padded to whole
@@ -162,8 +162,8 @@ def compression(params: ArrayTree, masks: ArrayTree | None = None) -> float | No
     """Returns the share of the dense network's weights that need not be stored, indices counted; see `table`.
 
     Args:
-      params: pytree of parameters.
-      masks: as the parameters; None: all weights live.
+      params: Pytree of parameters.
+      masks: As the parameters; None: all weights live.
 
     Returns:
       The share; None without masks and block-circulant kernels, where nothing could be saved.

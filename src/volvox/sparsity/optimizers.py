@@ -45,14 +45,14 @@ def sparse(
     `init_optimizers` gives each network of each learner draws of its own.
 
     Args:
-      optimizer: any `optax.GradientTransformation`, or a function that makes one for a learning rate, such as
+      optimizer: Any `optax.GradientTransformation`, or a function that makes one for a learning rate, such as
         `optax.adam`. Clip gradients inside of it: clipped before, gradients of dead weights would count. Put
         `optax.MultiSteps` inside of it, too: around it, it would hide the masks from `init_optimizers`.
-      rule: which weights live; `Magnitude`, `KeepNOfM`, `Dynamic`, or one of your own (see `Rule`).
-      dense: names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
-      min_side: kernels with fewer inputs or outputs stay whole.
-      only_circulant: all kernels stay whole except block-circulant ones.
-      seed: a number from which the rule draws.
+      rule: Which weights live; `Magnitude`, `KeepNOfM`, `Dynamic`, or one of your own (see `Rule`).
+      dense: Names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
+      min_side: Kernels with fewer inputs or outputs stay whole.
+      only_circulant: All kernels stay whole except block-circulant ones.
+      seed: Seed of the rule's draws.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`, whose state is a `SparseState`; if `optimizer` is a function of the
@@ -63,7 +63,7 @@ def sparse(
 
     Raises:
       ValueError: no optimiser, no rule, or a setting out of its range; from `init`, a name in `dense` that is no
-        kernel's, a kernel that does not fit the rule, an optimiser that is sparse already, or one that does not tell
+        kernel's, a kernel that does not fit the rule, an optimiser that is sparse already, or one that does not say
         what it keeps of which parameter (`optax.sm3`); from `update`, other parameters.
     """
     if isinstance(dense, str):
@@ -81,10 +81,10 @@ def init_optimizers(
         (actor, critics), states = jax.vmap(functools.partial(init_optimizers, optimizer))((actor, critics), keys)
 
     Args:
-      optimizer: any; where `sparse` stands in it, each network's masks are drawn from `key`. Under `vmap` over keys,
-        each learner has masks of its own.
-      networks: parameters of each network that is updated by itself; one without parameters, e.g. (), has the state ().
-      key: from which rules draw, together with the `seed` of `sparse`.
+      optimizer: Any optimiser; if `sparse` is part of it, each network's masks are drawn from `key`. Under `vmap` over
+        keys, each learner has masks of its own.
+      networks: Parameters of each network that is updated by itself; one without parameters, e.g. (), has the state ().
+      key: Key of the rules' draws, together with the `seed` of `sparse`.
 
     Returns:
       (parameters of each network, 0 where masked; state of the optimiser for each).
@@ -120,7 +120,7 @@ class GroupSparse:
     and LSTMs as well.
 
     Attributes:
-      block: b, side of the circulant blocks; 1 groups nothing, so that single weights are pruned.
+      block: Side b of the circulant blocks; 1 groups nothing, so that single weights are pruned.
       final_sparsity: Share of a large layer's weights that need not be stored, by grouping and pruning together.
       increment: Change of that share at once, in (0, 1].
       tolerance: Share of the range of returns by which they may be below their best; see `RewardAware`.
@@ -158,7 +158,7 @@ class GroupSparse:
 
     @property
     def rule(self) -> Magnitude:
-        """The rule by which blocks are pruned."""
+        """Rule by which blocks are pruned."""
         if self.end is not None:
             schedule = Cubic(final_sparsity=self.final_sparsity, begin=self.begin, end=self.end)
         else:
@@ -182,9 +182,9 @@ class GroupSparse:
         return sparse(optimizer, self.rule, min_side=self.min_side, only_circulant=self.block > 1)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashable, whatever a user's rule is
+@dataclasses.dataclass(frozen=True, eq=False)  # hashable, even if a user's rule is not
 class _Sparse:
-    """Settings of `sparse`, and its transformation as methods; as a function of the learning rate it makes that."""
+    """Settings of `sparse`, with the transformation as methods; called with a learning rate, it makes the latter."""
 
     optimizer: Any
     rule: Rule
@@ -224,7 +224,8 @@ class _Sparse:
         due = now // self.rule.every > state.step // self.rule.every
         # Without the inner state, which may be updated in place.
         given = (state._replace(inner=(), step=now), params, updates, gradient, mean_return, due)
-        masks, schedule = jax.lax.cond(_of_any(due), self._changed, _unchanged, *given)
+        unchanged = lambda state, *_: (state.masks, state.schedule)  # noqa: E731
+        masks, schedule = jax.lax.cond(_of_any(due), self._changed, unchanged, *given)
         # What has just begun to live, and what has died, is 0 next.
         alive = jax.tree.map(jnp.logical_and, masks, state.masks)
         updates = jax.tree.map(lambda u, p, mask: where(mask, u, -p), updates, params, alive)
@@ -248,7 +249,7 @@ class _Sparse:
         return SparseState(inner, masks, schedule, jnp.int32(0), key)
 
     def _chosen(self, found: dict[str, Kernel]) -> dict[str, Kernel]:
-        """The kernels to which the rule applies."""
+        """Returns the kernels to which the rule applies."""
         ends = tuple(f"/{end}" for end in self.dense)
         if unknown := sorted(end[1:] for end in ends if not any(f"/{name}".endswith(end) for name in found)):
             names = ", ".join(sorted(found))
@@ -262,7 +263,7 @@ class _Sparse:
         }
 
     def _changed(self, state, params, updates, gradient, mean_return, due):
-        """The next masks and state of the schedule, where a change is due."""
+        """Returns the next masks and state of the schedule, changed only where that is due."""
         sparsity, schedule = jnp.float32(0), state.schedule
         if self.rule.schedule is not None:
             sparsity, schedule = self.rule.schedule.advance(schedule, state.step, mean_return)
@@ -282,13 +283,8 @@ class _Sparse:
         return jax.tree.map(lambda new, old: jnp.where(due, new, old), new, (state.masks, state.schedule))
 
     def _forgotten(self, inner: ArrayTree, masks: ArrayTree, params: ArrayTree) -> ArrayTree:
-        """The wrapped optimiser's state with 0 for dead weights, where it is of their parameter's shape."""
+        """Returns the wrapped optimiser's state, 0 for dead weights in what has the shape of a parameter."""
         return optax.tree_map_params(self.optimizer, _forgotten, inner, masks, params, is_leaf=_is_masked_node)
-
-
-def _unchanged(state: SparseState, *given: Any) -> tuple[ArrayTree, ArrayTree]:
-    del given
-    return state.masks, state.schedule
 
 
 def _forgotten(x: Any, mask: Array, param: Array) -> Any:
@@ -296,12 +292,12 @@ def _forgotten(x: Any, mask: Array, param: Array) -> Any:
 
 
 def _is_masked_node(x: Any) -> bool:
-    """Whether this stands where `optax.masked` leaves a parameter out."""
+    """Returns whether this stands where `optax.masked` leaves a parameter out."""
     return isinstance(x, optax.MaskedNode)
 
 
 def _begin(optimizer: optax.GradientTransformation, params: ArrayTree, key: Array) -> tuple[ArrayTree, ArrayTree]:
-    """One network of `init_optimizers`: its parameters, and the state of its optimiser."""
+    """Returns the parameters and the optimiser's state of one network of `init_optimizers`."""
     state = optimizer.init(params) if jax.tree.leaves(params) else ()
     if not is_sparse(state):
         return params, state
@@ -314,7 +310,7 @@ def _begin(optimizer: optax.GradientTransformation, params: ArrayTree, key: Arra
 
 @jax.custom_batching.custom_vmap
 def _of_any(due: Array) -> Array:
-    """Itself; under `vmap` whether it holds in any row, so that a condition on it stays one and is no selection."""
+    """Returns `due`; under `vmap`, whether any row is due, so that `lax.cond` on it stays a condition."""
     return due
 
 

@@ -55,12 +55,12 @@ class Rule(Protocol):
         """Returns the next mask of one kernel.
 
         Args:
-          key: for random draws.
-          mask: the present one.
-          kernel: `[R, g, F]`: its weights after this update, 0 where masked.
-          gradient: `[R, g, F]`: the gradient of all weights, masked ones too.
-          step: int32, the number of this update.
-          sparsity: float32, the share of groups that the schedule wants dead; 0 without a schedule.
+          key: Key of random draws.
+          mask: The present mask.
+          kernel: `[R, g, F]`: Its weights after this update, 0 where masked.
+          gradient: `[R, g, F]`: The gradient of all weights, masked ones too.
+          step: int32: The number of this update.
+          sparsity: float32: The share of groups that the schedule asks to be dead; 0 without a schedule.
         """
         ...
 
@@ -190,8 +190,8 @@ class Dynamic:
         optimizer = vx.sparsity.sparse(optax.adam(3e-4), vx.sparsity.Dynamic(sparsity=0.9))
 
     Densities of layers are those of Erdős–Rényi graphs: a kernel `[K, N]` has one in proportion to `(K + N) / (K N)`.
-    Two things differ from the papers. The smallest weights are so by size alone, where Sokar et al. take shares of
-    either sign; and a weight that has just died does not come back at once, as in RigL it may.
+    Two things differ from the papers. The smallest weights are those of smallest size, while Sokar et al. take a share
+    of either sign; and a weight that has just died does not come back at once, while in RigL it may.
 
     Attributes:
       sparsity: Share of all these kernels' weights that are 0 or need not be stored, in [0, 1).
@@ -251,8 +251,8 @@ def erdos_renyi(sides: dict[str, tuple[int, int]], density: float, most: dict[st
 
     Args:
       sides: (K, N) by name.
-      density: share of all weights that live.
-      most: greatest density of each kernel, by name.
+      density: Share of all weights that live.
+      most: Greatest density of each kernel, by name.
 
     Returns:
       Density by name, none above its greatest; what that cuts off is given to the others.
@@ -278,11 +278,11 @@ def _check_divides(setting: str, value: int, name: str, rows: int) -> None:
 
 
 def _size(groups: Array) -> Array:
-    """Root mean square of each group: `[R, g, F]` -> `[R, 1, F]`."""
+    """Returns the root mean square of each group: `[R, g, F]` -> `[R, 1, F]`."""
     return jnp.sqrt((groups**2).mean(axis=1, keepdims=True))
 
 
 def _rank(values: Array) -> Array:
-    """Position of each in ascending order; equal ones keep their own order."""
+    """Returns the position of each value in ascending order; equal ones keep their order."""
     order = jnp.argsort(values, stable=True)
     return jnp.zeros_like(order).at[order].set(jnp.arange(len(values)))

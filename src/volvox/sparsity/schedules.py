@@ -26,9 +26,9 @@ class Schedule(Protocol):
         """Returns the sparsity from here on and the next state; called whenever masks may change.
 
         Args:
-          state: what the latest call returned.
-          step: int32, the number of this update.
-          mean_return: float32, the mean return of recent episodes; None where the caller gives none.
+          state: What the latest call returned.
+          step: int32: The number of this update.
+          mean_return: float32: The mean return of recent episodes; None where the caller gives none.
         """
         ...
 
