@@ -68,12 +68,12 @@ def envpool_task(
       >>> car = volvox.envs.envpool_task("CarRacing-v3", num_envs=4, max_episode_steps=500)
 
     Args:
-      task: a name envpool knows, such as "Frostbite-v5" or "HalfCheetah-v5".
-      num_envs: environments in all groups together.
-      groups: number of groups; a divisor of `num_envs`.
+      task: A name envpool knows, such as "Frostbite-v5" or "HalfCheetah-v5".
+      num_envs: Environments in all groups together.
+      groups: Number of groups; a divisor of `num_envs`.
       threads: C++ threads that step a group; None takes every CPU this process may use.
-      name: what `EnvSpec.name` says; None takes `task`.
-      **config: further settings of the task, by envpool's names; among them are `max_episode_steps`, timesteps after
+      name: What `EnvSpec.name` says; None takes `task`.
+      **config: Further settings of the task, by envpool's names; among them are `max_episode_steps`, timesteps after
         which an episode is truncated, and where frames are skipped `frame_skip`, frames per timestep. None takes the
         task's default.
 

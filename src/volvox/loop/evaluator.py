@@ -44,7 +44,7 @@ class RolloutStatistics(NamedTuple):
       seconds: Wall-clock, decoding and scheduling included; compilation too if this was the first call.
       timesteps_per_second: `timesteps / seconds`.
       stepped_per_second: `stepped` per second of the loop, what was played with a stopwatch not counted.
-      times: Of the parts of a timestep, if asked for.
+      times: Seconds that the parts of a timestep take, if they were asked for.
     """
 
     timesteps: int
@@ -82,7 +82,7 @@ class Evaluator:
     """Plays populations on pools of its own.
 
     Attributes:
-      loop: the loop over the pools; they are made by the first evaluation.
+      loop: The loop over the pools; they are made by the first evaluation.
     """
 
     def __init__(
@@ -98,13 +98,14 @@ class Evaluator:
         """Prepares the loop.
 
         Args:
-          genotype: the network.
+          genotype: The network.
           make_groups: seed -> new groups of environments, for example `env.make`. Groups that can be traced run in the
             compiled loop, others are driven from Python; the results mean the same.
-          slots: for as many groups of that size.
-          capacity: the most episodes of one evaluation. A shape: it is compiled in, the population's size is not.
-          behavior: what is recorded of each episode; None records nothing.
-          chunk_seconds: about how long the loop runs before progress and interrupts are looked at.
+          slots: Memory for as many groups of that size.
+          capacity: The most episodes of one evaluation. It is a shape, so another capacity is compiled anew; the
+            population's size is not a shape.
+          behavior: What is recorded of each episode; None records nothing.
+          chunk_seconds: About how long the loop runs before progress and interrupts are looked at.
 
         Raises:
           ValueError: `capacity` or `chunk_seconds` is not positive.
@@ -131,11 +132,11 @@ class Evaluator:
         Args:
           population: `N` members.
           num_episodes: E, the most episodes of any member.
-          encoding: of the network.
-          seed: of the pools when they are made, and of their environments later where these can be seeded anew (see
-            `EnvGroup.restart`). None: 0 for new pools, and later whatever follows.
-          timed: play a few beats halfway with a stopwatch (`Loop.time_parts`), which the first call only compiles.
-          monitor: called about once a second with a dict of progress figures; True stops the rollout.
+          encoding: How members of the population become parameters.
+          seed: Seed of the pools when they are made, and later of their environments where `EnvGroup.restart` can seed
+            them. None: 0 for new pools, and later the environments go on with their own random numbers.
+          timed: Play a few beats halfway with a stopwatch (`Loop.time_parts`), which the first call only compiles.
+          monitor: Called about once a second with a dict of progress figures; True stops the rollout.
 
         Returns:
           (`Evaluation` `[N, E]`, `RolloutStatistics`).

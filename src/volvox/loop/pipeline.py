@@ -29,7 +29,7 @@ class Stages(NamedTuple):
     """What an algorithm does in the loop. `g` is the group's index, a Python int.
 
     State is split by who may change it: `act` changes `carry` (small) and only reads `memory` (large); `work` changes
-    both. `constants` are read by all and changed by nobody. Only this keeps the large state in place.
+    both. All read `constants`, and none changes them. Only this keeps the large state in place.
 
     Attributes:
       act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
@@ -71,9 +71,9 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
     """The fast form: a chunk of rounds as one compiled, donated program.
 
     Args:
-      stages: the algorithm.
-      groups: traceable groups; they must outlive the returned function.
-      beats_per_round: beats of a round.
+      stages: The algorithm.
+      groups: Traceable groups; they must outlive the returned function.
+      beats_per_round: Beats of a round.
 
     Returns:
       A `RunChunk`: a `functools.partial` whose `func` is the `jax.jit` function, for tests that read its program.
@@ -142,9 +142,9 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
     """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
 
     Args:
-      stages: the algorithm.
-      groups: of any kind; made with `host=True` where they cannot be traced.
-      beats_per_round: beats of a round.
+      stages: The algorithm.
+      groups: Groups of any kind; made with `host=True` where they cannot be traced.
+      beats_per_round: Beats of a round.
 
     Returns:
       A `RunChunk`.
@@ -189,8 +189,8 @@ class Times(NamedTuple):
         """What a row of metrics says about where time goes.
 
         Args:
-          timesteps_per_second: of the loop that overlaps the parts, reset timesteps included.
-          working: what `work` does, e.g. "learning".
+          timesteps_per_second: Rate of the loop that overlaps the parts, reset timesteps included.
+          working: What `work` does, e.g. "learning".
 
         Returns:
           `share_emulators`, `share_inference` and `share_` + `working`, which add up to 1; and `speed_over_turns`: the
@@ -217,9 +217,9 @@ def timed(
     to wait for.
 
     Args:
-      stages: the algorithm.
-      groups: of one size.
-      beats_per_round: beats of a round.
+      stages: The algorithm.
+      groups: Groups of one size.
+      beats_per_round: Beats of a round.
 
     Returns:
       (state, constants, rounds) -> (state, times). `rounds` is at least 2: the first one, which may compile, is not
