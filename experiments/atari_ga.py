@@ -18,7 +18,7 @@ import volvox as vx
 class Settings:
     """The deep genetic algorithm, or random search, on an Atari game."""
 
-    strategy: vx.GA | vx.RandomSearch
+    strategy: vx.GA
     env: Atari = Atari()
     population: Population = Population(generations=100)
     run: Run = Run(run_dir="runs/atari_ga", minutes=60)
@@ -39,7 +39,7 @@ PRESETS = {
     ),
     "random-search": (
         "As desktop, but every member is a fresh initialisation.",
-        Settings(strategy=vx.RandomSearch(population_size=128, num_elite_candidates=4, num_validation_episodes=8)),
+        Settings(strategy=vx.GA.random_search(population_size=128, num_elite_candidates=4, num_validation_episodes=8)),
     ),
     "paper": (
         "Population and episodes of Such et al. 2017, the large network, 1 500 generations; weeks on a desktop's CPU.",

@@ -142,7 +142,7 @@ def test_help_shows_what_is_said_of_fields():
 
 
 def test_settings_are_frozen_and_by_keyword():
-    for name in ("A3C", "ES", "GA", "Novelty", "RandomSearch", "Returns", "TD3"):
+    for name in ("A3C", "ES", "GA", "Novelty", "Returns", "TD3"):
         settings = getattr(volvox, name)
         assert dataclasses.is_dataclass(settings)
         assert settings.__dataclass_params__.frozen

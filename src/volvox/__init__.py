@@ -14,7 +14,7 @@ from volvox import data, envs, evolution, learners, loop, networks, ops, populat
 from volvox._settings import describe
 from volvox._settings import document_fields as _document_fields
 from volvox.checkpoint import DamagedCheckpointError
-from volvox.evolution import ES, GA, Novelty, RandomSearch, Returns, evolve
+from volvox.evolution import ES, GA, Novelty, Returns, evolve
 from volvox.learners import A3C, TD3, learn
 from volvox.loop import Score, play, play_randomly, reference_batch
 from volvox.report import Run
@@ -35,7 +35,7 @@ from volvox.types import (
 
 __version__ = "0.1.0"
 __all__ = ["A3C", "ES", "GA", "TD3", "Algorithm", "DamagedCheckpointError", "Env", "EnvGroup", "EnvSpec", "Evaluation"]
-__all__ += ["Genotype", "Interrupted", "Novelty", "Policy", "Population", "RandomSearch", "Returns", "Run", "Score"]
+__all__ += ["Genotype", "Interrupted", "Novelty", "Policy", "Population", "Returns", "Run", "Score"]
 __all__ += ["TimeStep", "Tuned", "data", "describe", "envs", "evolution", "evolve", "learn", "learners", "loop"]
 __all__ += ["networks", "ops", "play", "play_randomly", "population", "reference_batch", "report", "sparsity", "train"]
 __all__ += ["tune"]

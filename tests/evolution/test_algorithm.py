@@ -51,7 +51,7 @@ def test_ga_learns_the_probe():
 
 def test_random_search_does_worse_than_ga_at_equal_frames():
     searched = make(
-        strategy=evolution.RandomSearch(population_size=48, num_elite_candidates=4, num_validation_episodes=6)
+        strategy=evolution.GA.random_search(population_size=48, num_elite_candidates=4, num_validation_episodes=6)
     )
     _, rows = run(searched, searched.init(jax.random.key(0)), 12)
     algorithm = make()
@@ -212,7 +212,7 @@ def test_bad_cutoffs_and_networks_come_before_work():
         make(max_episode_steps=0)
     with pytest.raises(ValueError, match="test_max_episode_steps must be an integer of at least 1, got 0"):
         make(test_max_episode_steps=0)
-    strategy = evolution.RandomSearch(population_size=8, num_elite_candidates=2)
+    strategy = evolution.GA.random_search(population_size=8, num_elite_candidates=2)
     with pytest.raises(ValueError, match="3"):
         evolution.evolve(strategy, networks.MLP(3), ENV)
 

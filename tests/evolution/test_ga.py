@@ -141,11 +141,11 @@ def test_fitness_is_the_mean_over_episodes():
     returns = jnp.array([[0.0, 10.0], *[[4.0, 4.0]] * 7])
     result = Evaluation(returns, jnp.ones((8, 2), jnp.int32), jnp.ones((8, 2), bool), nothing(returns))
     state, _ = strategy.phases[0].tell(strategy.init(jax.random.key(0), CODE), asked, result, CODE)
-    assert state.top.seed[0] == asked.seed[0]
+    assert state.candidates.seed[0] == asked.seed[0]
 
 
 def test_random_search_has_no_parents():
-    strategy = evolution.RandomSearch(population_size=8, **SMALL)
+    strategy = evolution.GA.random_search(population_size=8, **SMALL)
     state = strategy.init(jax.random.key(0), CODE)
     state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
     old = state
@@ -198,8 +198,8 @@ def test_jit_equals_eager_and_compiles_once():
     ("changes", "message"),
     [
         ({"num_parents": 9}, "num_parents=9 exceeds population_size=8"),
-        ({"num_parents": 0}, "num_parents must be an integer of at least 1, got 0"),
-        ({"num_parents": 2.0}, "num_parents must be an integer of at least 1, got 2.0"),
+        ({"num_parents": -1}, "num_parents must be an integer of at least 0, got -1"),
+        ({"num_parents": 2.0}, "num_parents must be an integer of at least 0, got 2.0"),
         ({"mutation_std": 0.0}, "mutation_std=0.0"),
         ({"mutation_std": float("nan")}, "mutation_std=nan"),
         ({"population_size": 0}, "population_size must be an integer of at least 1, got 0"),

@@ -16,7 +16,7 @@ import pytest
 
 from volvox import evolution, loop, networks, population
 from volvox.envs import hard_maze, probe
-from volvox.evolution import ES, GA, Novelty, RandomSearch
+from volvox.evolution import ES, GA, Novelty
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXACT = os.environ.get("VOLVOX_EXACT") == "1"
@@ -62,7 +62,7 @@ def ga_target_test_episodes():
 
 
 def random_search():
-    return evolve(RandomSearch(population_size=16, num_elite_candidates=3, num_validation_episodes=2), "target")
+    return evolve(GA.random_search(population_size=16, num_elite_candidates=3, num_validation_episodes=2), "target")
 
 
 def es_test_episodes():

@@ -21,7 +21,7 @@ def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
     room = 700 if held != 64 else 64
     behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, room))
     others[:2] = behaviors[:2]
-    archive = archives.empty_archive(room, 3).add(others, jnp.arange(room) < held)
+    archive = archives.Archive(jnp.zeros((room, 3)), jnp.int32(0)).add(others, jnp.arange(room) < held)
     got = archives.novelty_in(archive, behaviors, 5)
     np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
 
@@ -34,7 +34,7 @@ def test_what_is_not_finite_is_nobodys_neighbour_and_has_no_novelty():
 
 
 def test_a_full_archive_forgets_the_oldest():
-    archive = archives.empty_archive(4, 1)
+    archive = archives.Archive(jnp.zeros((4, 1)), jnp.int32(0))
     for first in (0, 3, 6):
         rows = first + jnp.arange(3.0)[:, None]
         archive = archive.add(rows, jnp.array([True, False, True]))

@@ -28,7 +28,7 @@ Novelty = evolution.Novelty
 STRATEGIES = {
     "ga": lambda: evolution.GA(**COMMON, **GA),
     "novelty_ga": lambda: evolution.GA(**COMMON, **GA, objective=Novelty(**NOVELTY, num_archived=2)),
-    "random_search": lambda: evolution.RandomSearch(**COMMON, num_elite_candidates=2),
+    "random_search": lambda: evolution.GA.random_search(**COMMON, num_elite_candidates=2),
     "es": lambda: evolution.ES(**COMMON),
     "es-scheduled": lambda: evolution.ES(
         **COMMON, noise_std="exponential:0.1,0.01,4", learning_rate="linear:0.1,0.01,4", optimizer=optax.sgd
@@ -186,7 +186,7 @@ def test_what_scores_better_is_approached(name, noise):
 
 
 def test_random_search_has_no_use_for_low_rank_noise():
-    with pytest.raises(ValueError, match="RandomSearch knows first ancestors only"):
+    with pytest.raises(ValueError, match="random search knows first ancestors only"):
         STRATEGIES["random_search"]().init(jax.random.key(0), CODES["low_rank"])
 
 

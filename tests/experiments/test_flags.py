@@ -10,7 +10,7 @@ import volvox as vx
 
 USED = [
     ("atari_ga", "desktop", vx.GA),
-    ("atari_ga", "random-search", vx.RandomSearch),
+    ("atari_ga", "random-search", vx.GA),
     ("atari_es", "desktop", vx.ES),
     ("atari_novelty", "nsr-es", vx.ES),
     ("atari_novelty", "nsra-es", vx.Novelty),

@@ -38,7 +38,7 @@ def test_rebuilding_equals_numpy_to_the_bit():
 
 
 def test_lineage_is_walked_back():
-    log = lineage.empty(2)
+    log = lineage.zeros(0, 2)
     row = lambda parent, seed, scale, initial: Member(  # noqa: E731
         np.array(parent), np.array(seed), np.array(scale, np.float32), np.array(initial)
     )
@@ -52,7 +52,7 @@ def test_lineage_is_walked_back():
 def test_incomplete_lineage_is_an_error():
     row = Member(np.array([0]), np.array([1]), np.array([0.5], np.float32), np.array([False]))
     with pytest.raises(ValueError, match="incomplete"):
-        lineage.genome(lineage.extend(lineage.empty(1), row), 0)
+        lineage.genome(lineage.extend(lineage.zeros(0, 1), row), 0)
 
 
 def test_json_round_trip_in_the_published_format(tmp_path):

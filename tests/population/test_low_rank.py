@@ -200,7 +200,7 @@ def test_bad_noise_is_refused_when_an_algorithm_is_made():
     strategy = evolution.GA(population_size=24, num_parents=4, mutation_std=0.1)
     with pytest.raises(ValueError, match="matrix of rank 3 at most"):
         evolution.evolve(strategy, Network(), ENV, noise=population.LowRank(rank=4, full=("matrix",)))
-    search = evolution.RandomSearch(population_size=24)
+    search = evolution.GA.random_search(population_size=24)
     with pytest.raises(ValueError, match="low-rank noise has no use"):
         evolution.evolve(search, networks.MLP(3), ENV, noise=population.LowRank())
 

@@ -15,13 +15,13 @@ from volvox import networks
 from volvox._checks import integer, restored
 from volvox._settings import describe
 from volvox.evolution.schedules import Cutoff, parse_cutoff
-from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases, fitness, mean_length
+from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases, fitness, mean_length, rows
 from volvox.loop import behaviors
 from volvox.loop.behaviors import Behavior
 from volvox.loop.driver import seed_of
 from volvox.loop.evaluator import Evaluator, Monitor, RolloutStatistics, SlotMemory
 from volvox.population import lineage as lineages
-from volvox.population.decoding import Encoding, encoding, outline
+from volvox.population.decoding import Encoding, Member, encoding, outline
 from volvox.population.noise import Noise, Table
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Interrupted, Population
 
@@ -61,7 +61,7 @@ class EvolveState(NamedTuple):
     key: Array
     generation: int
     strategy: Any
-    lineage: lineages.Lineage | None
+    lineage: Member | None
     max_episode_steps: int
     counts: Counts = Counts()
     best_score: float = -np.inf
@@ -127,9 +127,9 @@ def evolve(
     recorded = strategy.behavior if behavior is None else behavior
     behaviors.check(recorded, env.spec)
     capacity = max(phase.num_members * phase.num_episodes for phase in strategy.phases)
-    pools = _Pools(genotype, noise, env, recorded, capacity, test_cutoff, chunk_seconds)
+    pools = _Pools(genotype, noise, env, recorded, capacity, chunk_seconds)
     num_bases = None if state.survivors is None else state.survivors.seed.shape[0]
-    evolution = _Evolution(strategy, compiled_phases(strategy), genotype, env, cutoff, pools, num_bases)
+    evolution = _Evolution(strategy, compiled_phases(strategy), genotype, env, cutoff, test_cutoff, pools, num_bases)
     return Algorithm(
         init=evolution.init,
         step=evolution.step,
@@ -160,7 +160,7 @@ class _Pools:
     Attributes:
       capacity: The largest number of episodes of a phase.
       memory: The parameters of the slots.
-      evaluators: What plays, by `place`: training or test, and the cutoff in timesteps.
+      evaluators: What plays, by place: training or test, and the cutoff in timesteps.
     """
 
     genotype: Genotype
@@ -168,7 +168,6 @@ class _Pools:
     env: Env
     behavior: Behavior
     capacity: int
-    test_cutoff: int
     chunk_seconds: float
     memory: SlotMemory | None = None
     evaluators: dict[tuple[str, int], Evaluator] = dataclasses.field(default_factory=dict)
@@ -176,10 +175,6 @@ class _Pools:
     @functools.cached_property
     def encoding(self) -> Encoding:
         return encoding(self.genotype, self.noise)
-
-    def place(self, role: Role, max_episode_steps: int) -> tuple[str, int]:
-        """Where the evaluator of a phase is; if there is none yet, the loop must be compiled."""
-        return ("test", self.test_cutoff) if role == "test" else ("training", max_episode_steps)
 
     def evaluator(self, place: tuple[str, int], seed: int) -> Evaluator:
         """What plays a phase; it takes the place of that with another cutoff."""
@@ -222,13 +217,14 @@ class _Evolution:
     genotype: Genotype
     env: Env
     cutoff: Cutoff
+    test_cutoff: int
     pools: _Pools
     num_bases: int | None
 
     def init(self, key: Array) -> EvolveState:
         inner, log = self.strategy.init(key, self.pools.encoding), None
         if self.num_bases is not None:
-            log = lineages.empty(self.num_bases)
+            log = lineages.zeros(0, self.num_bases)
             if self.pools.encoding.rank is not None:  # bases before the first generation
                 log = lineages.extend(log, inner.survivors)
         return EvolveState(key, 0, inner, log, self.cutoff.start)
@@ -277,7 +273,8 @@ class _Evolution:
     ) -> tuple[Evaluation, RolloutStatistics]:
         """Plays the population of a phase."""
         phase = self.phases[i]
-        place = self.pools.place(phase.role, state.max_episode_steps)
+        test = phase.role == "test"
+        place = ("test", self.test_cutoff) if test else ("training", state.max_episode_steps)
         compiles = place not in self.pools.evaluators
 
         def watch(progress: dict[str, Any]) -> bool | None:
@@ -289,7 +286,7 @@ class _Evolution:
         if compiles and monitor is not None and monitor(announced):
             raise Interrupted("before the loop was compiled")
         # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
-        pool_seed = seed_of(state.key, state.generation, len(self.phases) + int(phase.role == "test"))
+        pool_seed = seed_of(state.key, state.generation, len(self.phases) + test)
         try:
             return self.pools.evaluator(place, pool_seed).evaluate(
                 population,
@@ -322,7 +319,7 @@ class _Evolution:
         assert state.lineage is not None
         # With low-rank noise the log begins with the bases before the first generation.
         before = len(state.lineage.seed) - state.generation
-        log = lineages.Lineage(*(rows[: before + state.best_generation] for rows in state.lineage))
+        log = rows(state.lineage, slice(before + state.best_generation))
         return lineages.genome(log, self.strategy.elite)
 
     def variables(self, state: EvolveState) -> ArrayTree:
@@ -330,7 +327,7 @@ class _Evolution:
         if state.lineage is not None:
             params = lineages.rebuild(self.pools.encoding, self._genome(state))
         else:
-            params = jax.tree.map(lambda x: x[self.strategy.elite], state.strategy.bases)
+            params = rows(state.strategy.bases, self.strategy.elite)
         return jax.jit(self.genotype.prepare)(params)
 
     def save(self, state: EvolveState) -> EvolveState:
@@ -345,13 +342,12 @@ class _Evolution:
             return self.init(fields["key"])
         inner, log = jax.eval_shape(self.strategy.init, fields["key"], code), None
         if self.num_bases is not None:
-            shape = (generation + (code.rank is not None), self.num_bases)
-            log = lineages.Lineage(*(np.zeros(shape, x.dtype) for x in lineages.empty(self.num_bases)))
+            log = lineages.zeros(generation + (code.rank is not None), self.num_bases)
         like = EvolveState(fields["key"], generation, inner, log, self.cutoff.start)
         state = restored(saved, self.save(like), what="run of evolution")
         if state.lineage is None:
             return state
-        log = lineages.Lineage(*(np.asarray(x) for x in state.lineage))
+        log = jax.tree.map(np.asarray, state.lineage)
         bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(log.seed.shape[1])]
         bases = jax.tree.map(lambda *rows: jnp.stack(rows), *bases)
         return state._replace(strategy=state.strategy._replace(bases=bases), lineage=log)
@@ -374,7 +370,7 @@ def _training_metrics(statistics: RolloutStatistics) -> dict[str, float]:
 @jax.jit
 def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]:
     return {
-        **{name: getattr(population, name) for name in ("parent", "seed", "scale", "initial")},
+        **Member(*population[1:5])._asdict(),
         "fitness": fitness(evaluation),
         "length": mean_length(evaluation),
         "behavior": evaluation.behaviors[:, 0],

@@ -21,6 +21,7 @@ from volvox.evolution.strategy import (
     Shaping,
     fitness,
     mean_length,
+    rows,
     shaping,
     summary,
     test_phase,
@@ -28,7 +29,7 @@ from volvox.evolution.strategy import (
     validation_summary,
 )
 from volvox.loop.behaviors import Behavior
-from volvox.population.decoding import Encoding, Member, decode, draw_seeds, weighted_noise
+from volvox.population.decoding import Encoding, decode_many, draw_seeds, first_ancestors, weighted_noise
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
@@ -160,15 +161,10 @@ class ES:
         """Makes the state before the first generation: M first ancestors."""
         m = self.num_bases
         seeds = draw_seeds(encoding, key, (m,))
-        zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), encoding.like)
-
-        def first(seed):
-            return decode(encoding, zeros, Member(jnp.int32(0), seed, jnp.float32(0), jnp.bool_(True)))
-
-        bases = jax.lax.map(first, jnp.concatenate([seeds, seeds[:1]]))
+        bases = decode_many(encoding, encoding.zeros(1), first_ancestors(jnp.concatenate([seeds, seeds[:1]])))
         return ESState(
             bases=bases,
-            optimizer=jax.vmap(self.transformation.init)(_row(bases, slice(0, m))),
+            optimizer=jax.vmap(self.transformation.init)(rows(bases, slice(0, m))),
             expected_length=jnp.zeros(m + 1),
             generation=jnp.int32(0),
             moved=jnp.int32(0),
@@ -180,20 +176,18 @@ class ES:
 
     def ask_current(self, key: Array, state: ESState, encoding: Encoding) -> Population:
         """Validation: the base that was moved last; all of them at first."""
-        del key, encoding
         episodes = jnp.where(self._validated(state), jnp.int32(self.num_validation_episodes), 0)
         return unchanged(state, jnp.arange(self.num_bases, dtype=jnp.int32), episodes)
 
     def tell_current(self, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
         """Keeps the best so far, and shows the objective what the bases did."""
-        del population, encoding
         m, played, scores = self.num_bases, self._validated(state), fitness(evaluation)
         winner = jnp.argmax(scores)
         better = scores[winner] > state.best_score
         lengths = jnp.where(played, mean_length(evaluation), state.expected_length[:m])
         best_length = jnp.where(better, lengths[winner], state.expected_length[m])
         bases = jax.lax.cond(
-            better, lambda bases: _put(bases, m, _row(bases, winner)), lambda bases: bases, state.bases
+            better, lambda bases: _put(bases, m, rows(bases, winner)), lambda bases: bases, state.bases
         )
         objective, metrics = self.objective.observe(state.objective, played, evaluation)
         metrics |= validation_summary(evaluation, winner) | {"elite_is_new": better}
@@ -225,10 +219,10 @@ class ES:
         """Moves the base: the optimiser's update with L2 minus `1/N sum_k (f_k+ - f_k-) noise_k` as the gradient."""
         base = population.parent[0]
         weights = self.objective.weigh(state.objective, evaluation, shaping(self.fitness_shaping))
-        params = _row(state.bases, base)
+        params = rows(state.bases, base)
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
-        updates, optimizer = self.transformation.update(gradient, _row(state.optimizer, base), params)
+        updates, optimizer = self.transformation.update(gradient, rows(state.optimizer, base), params)
         moved = optax.apply_updates(params, updates)
         metrics = summary(evaluation) | {
             "gradient_norm": optax.tree.norm(gradient),
@@ -250,10 +244,6 @@ class ES:
 
     def _std(self, state: ESState) -> Array:
         return jnp.asarray(schedule("noise_std", self.noise_std)(state.generation), jnp.float32)
-
-
-def _row(tree: ArrayTree, i: Array | int | slice) -> ArrayTree:
-    return jax.tree.map(lambda x: x[i], tree)
 
 
 def _put(tree: ArrayTree, i: Array | int, value: ArrayTree) -> ArrayTree:

@@ -19,12 +19,11 @@ import jax.numpy as jnp
 
 from volvox._checks import integers, numbers
 from volvox._settings import describe
-from volvox.evolution.strategy import centered_ranks, fitness, mean_over_episodes
+from volvox.evolution.strategy import Metrics, centered_ranks, fitness, mean_over_episodes
 from volvox.loop.behaviors import Behavior, Nothing
 from volvox.types import Array, Evaluation
 
 _MOST_GIGABYTES = 1.0
-Metrics = dict[str, Array]
 
 
 class Archive(NamedTuple):
@@ -51,11 +50,6 @@ class Archive(NamedTuple):
         place = (self.added + jnp.cumsum(mask, dtype=jnp.int32) - 1) % capacity
         place = jnp.where(mask, place, capacity)  # out of range: dropped
         return Archive(self.behaviors.at[place].set(behaviors, mode="drop"), self.added + mask.sum(dtype=jnp.int32))
-
-
-def empty_archive(capacity: int, size: int) -> Archive:
-    """An archive for `capacity` behaviours of `size` numbers, with none in it."""
-    return Archive(jnp.zeros((capacity, size)), jnp.int32(0))
 
 
 def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
@@ -157,7 +151,6 @@ class Returns:
 
     def check(self, *, num_members: int, num_bases: int) -> None:
         """See `Objective`."""
-        del num_members
         if num_bases > 1:
             raise ValueError(
                 f"num_bases={num_bases}: returns move one parameter vector only; leave num_bases at 1, or take a "
@@ -166,27 +159,22 @@ class Returns:
 
     def init(self, num_bases: int) -> tuple[()]:
         """No state."""
-        del num_bases
         return ()
 
     def rank(self, state: tuple[()], seed: Array, evaluation: Evaluation) -> tuple[Array, tuple[()], Metrics]:
         """See `Objective`."""
-        del seed
         return fitness(evaluation), state, {}
 
     def observe(self, state: tuple[()], played: Array, evaluation: Evaluation) -> tuple[tuple[()], Metrics]:
         """See `Objective`."""
-        del played, evaluation
         return state, {}
 
     def choose(self, key: Array, state: tuple[()]) -> Array:
         """See `Objective`."""
-        del key, state
         return jnp.int32(0)
 
     def weigh(self, state: tuple[()], evaluation: Evaluation, shape: Callable[[Array], Array]) -> Array:
         """See `Objective`."""
-        del state
         return shape(fitness(evaluation))
 
 
@@ -296,7 +284,7 @@ class Novelty:
     def init(self, num_bases: int) -> NoveltyState:
         """An empty archive."""
         return NoveltyState(
-            archive=empty_archive(self.archive_size, self.behavior.size),
+            archive=Archive(jnp.zeros((self.archive_size, self.behavior.size)), jnp.int32(0)),
             behaviors=jnp.zeros((num_bases, self.behavior.size)),
             reward_weight=jnp.float32(self.reward_weight),
             best_score=jnp.float32(-jnp.inf),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from volvox._checks import nearest
 from volvox.loop.behaviors import Behavior
-from volvox.population.decoding import Encoding, Member
+from volvox.population.decoding import Encoding
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 Role = Literal["training", "validation", "test"]
@@ -36,33 +36,17 @@ class Phase(NamedTuple):
     tell: Callable[[Any, Population, Evaluation, Encoding], tuple[Any, Metrics]]
 
 
-class StrategyState(Protocol):
-    """What the state of any strategy holds; it is a NamedTuple, and a pytree of arrays of fixed shapes and dtypes."""
-
-    @property
-    def bases(self) -> ArrayTree:
-        """The parameters of the bases, leaves `[P, ...]`."""
-        ...
-
-    @property
-    def score(self) -> Array:
-        """The elite's score after a generation, float32; the run reports the elite of the best generation."""
-        ...
-
-    @property
-    def survivors(self) -> Member | None:
-        """How each base `[P]` came from the bases before the generation: the next row of the lineage.
-
-        None if bases do not descend from single members. Then there is no lineage, and checkpoints hold the bases;
-        otherwise they hold the lineage, from which the bases are computed anew.
-        """
-        ...
-
-
 class Strategy(Protocol):
     """An evolutionary strategy: settings with pure methods, over a population of few bases and many seeds.
 
-    `GA`, `ES` and `RandomSearch` are strategies, and so is any frozen dataclass that has these members.
+    `GA` and `ES` are strategies, and so is any frozen dataclass that has these members. The state is a NamedTuple and a
+    pytree of arrays of fixed shapes and dtypes. It has at least these fields:
+
+    - `bases`: the parameters of the bases, leaves `[P, ...]`.
+    - `score`: the elite's score after a generation, float32; the run reports the elite of the best generation.
+    - `survivors`: a `Member`, how each base `[P]` came from the bases before the generation: the next row of the
+      lineage. None if bases do not descend from single members. Then there is no lineage, and checkpoints hold the
+      bases; otherwise they hold the lineage, from which the bases are computed anew.
     """
 
     @property
@@ -81,8 +65,13 @@ class Strategy(Protocol):
         ...
 
     def init(self, key: Array, encoding: Encoding) -> Any:
-        """Makes the first state (see `StrategyState`); raises ValueError where the noise does not fit the strategy."""
+        """Makes the first state; raises ValueError where the noise does not fit the strategy."""
         ...
+
+
+def rows(tree: ArrayTree, index: Array | int | slice) -> ArrayTree:
+    """The rows of each leaf `[P, ...]` at these places."""
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def unchanged(state: Any, index: Array, episodes: Array) -> Population:
@@ -109,14 +98,12 @@ def test_phase(num_episodes: int, base: Callable[[Any], Array]) -> tuple[Phase, 
     """
 
     def ask(key: Array, state: Any, encoding: Encoding) -> Population:
-        del key, encoding
         return unchanged(state, base(state)[None], jnp.array([num_episodes], jnp.int32))
 
     return (Phase("test", 1, num_episodes, ask, _tell_test),) if num_episodes else ()
 
 
 def _tell_test(state: Any, population: Population, evaluation: Evaluation, encoding: Encoding) -> tuple[Any, Metrics]:
-    del population, encoding
     returns = evaluation.returns[0]
     return state, {
         "test_score": fitness(evaluation)[0],
@@ -159,15 +146,14 @@ def _compiled(phase: Phase) -> Phase:
     return phase._replace(ask=ask, tell=tell)
 
 
-Shaping = Literal["centered_ranks", "z_scores", "raw"]
-"""Names of the fitness shapings."""
-
-
 def mean_over_episodes(values: Array, valid: Array) -> Array:
     """Mean of `values` `[N, E]` over valid episodes, `[N]`; -inf where it is NaN or nothing was played."""
-    played = valid.sum(axis=1)
-    mean = jnp.where(valid, values, 0.0).sum(axis=1) / jnp.maximum(played, 1)
-    return jnp.where((played > 0) & ~jnp.isnan(mean), mean, -jnp.inf)
+    mean = _mean(values, valid)
+    return jnp.where(valid.any(axis=1) & ~jnp.isnan(mean), mean, -jnp.inf)
+
+
+def _mean(values: Array, valid: Array) -> Array:
+    return jnp.sum(values, axis=1, where=valid) / jnp.maximum(valid.sum(axis=1), 1)
 
 
 def fitness(evaluation: Evaluation) -> Array:
@@ -177,8 +163,7 @@ def fitness(evaluation: Evaluation) -> Array:
 
 def mean_length(evaluation: Evaluation) -> Array:
     """Mean length of valid episodes, float32 `[N]` timesteps; 0 where nothing was played."""
-    played = jnp.maximum(evaluation.valid.sum(axis=1), 1)
-    return jnp.where(evaluation.valid, evaluation.lengths, 0).sum(axis=1) / played
+    return _mean(evaluation.lengths, evaluation.valid)
 
 
 def num_nan(evaluation: Evaluation) -> Array:
@@ -187,24 +172,22 @@ def num_nan(evaluation: Evaluation) -> Array:
 
 
 def standard_error(returns: Array) -> Array:
-    """Standard error of the mean of `[E]` returns; NaN for one episode, which says nothing of it."""
+    """Standard error of the mean of `[E]` returns; NaN for a single episode."""
     return jnp.std(returns, ddof=1) / jnp.sqrt(returns.shape[0]) if returns.shape[0] > 1 else jnp.float32(jnp.nan)
 
 
 def summary(evaluation: Evaluation) -> dict[str, Array]:
     """The metrics of a training phase: `training_best`, `_mean`, `_std`, `_median` of fitness, lengths, and `num_nan`.
 
-    Members without a fitness are left out, and counted in `num_nan` where a NaN is the reason.
+    Members without a fitness are left out, and counted in `num_nan` where a NaN is the reason. Where none has one, mean
+    and spread are NaN.
     """
     scores, lengths = fitness(evaluation), mean_length(evaluation)
     ranked = jnp.isfinite(scores)
-    count = jnp.maximum(ranked.sum(), 1)
-    mean = jnp.where(ranked, scores, 0.0).sum() / count
-    spread = jnp.where(ranked, (scores - mean) ** 2, 0.0).sum() / count
     return {
         "training_best": scores.max(),
-        "training_mean": mean,
-        "training_std": jnp.sqrt(spread),
+        "training_mean": jnp.mean(scores, where=ranked),
+        "training_std": jnp.std(scores, where=ranked),
         "training_median": jnp.nanmedian(jnp.where(ranked, scores, jnp.nan)),
         "training_length_mean": lengths.mean(),
         "training_length_max": lengths.max(),
@@ -268,6 +251,8 @@ def raw(fitness: Array) -> Array:
     return jnp.where(finite.any(), jnp.clip(fitness, lowest, highest), 0.0).astype(jnp.float32)
 
 
+Shaping = Literal["centered_ranks", "z_scores", "raw"]
+"""Names of the fitness shapings."""
 SHAPINGS: dict[str, Callable[[Array], Array]] = {"centered_ranks": centered_ranks, "z_scores": z_scores, "raw": raw}
 """Fitness `[N]`, -inf where there is none -> finite float32 `[N]` in the same order."""
 
@@ -275,7 +260,6 @@ SHAPINGS: dict[str, Callable[[Array], Array]] = {"centered_ranks": centered_rank
 def shaping(name: str) -> Callable[[Array], Array]:
     """The fitness shaping of that name; raises ValueError for an unknown one."""
     if name not in SHAPINGS:
-        raise ValueError(
-            f"fitness_shaping={name!r} is unknown; there are {', '.join(SHAPINGS)}{nearest(str(name), SHAPINGS)}."
-        )
+        known = f"{', '.join(SHAPINGS)}{nearest(str(name), SHAPINGS)}"
+        raise ValueError(f"fitness_shaping={name!r} is unknown; there are {known}.")
     return SHAPINGS[name]

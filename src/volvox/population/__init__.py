@@ -11,13 +11,14 @@ from volvox.population.decoding import (
     decode_many,
     draw_seeds,
     encoding,
+    first_ancestors,
     member_params,
     outline,
     weighted_noise,
 )
-from volvox.population.lineage import Genome, Lineage, load, rebuild, save
+from volvox.population.lineage import Genome, load, rebuild, save
 from volvox.population.noise import Generator, LowRank, Noise, Table, published_table
 
-__all__ = ["Encoding", "Generator", "Genome", "Lineage", "LowRank", "Member", "Noise", "Table", "decode", "decode_many"]
-__all__ += ["draw_seeds", "encoding", "load", "member_params", "outline", "published_table", "rebuild", "save"]
-__all__ += ["weighted_noise"]
+__all__ = ["Encoding", "Generator", "Genome", "LowRank", "Member", "Noise", "Table", "decode", "decode_many"]
+__all__ += ["draw_seeds", "encoding", "first_ancestors", "load", "member_params", "outline", "published_table"]
+__all__ += ["rebuild", "save", "weighted_noise"]

@@ -8,6 +8,7 @@ params = decode(code, bases, Member(parent, seeds[0], scale, initial))
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import chex
@@ -40,6 +41,11 @@ class Member(NamedTuple):
     seed: Array
     scale: Array
     initial: Array
+
+
+def first_ancestors(seed: Array) -> Member:
+    """The members `[...]` that are the initialiser's noise of these seeds."""
+    return Member(jnp.zeros_like(seed), seed, jnp.zeros(seed.shape), jnp.ones(seed.shape, bool))
 
 
 @flax.struct.dataclass
@@ -312,38 +318,31 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     """
     chex.assert_rank([seeds, weights], 1)
     chex.assert_equal_shape([seeds, weights])
-    if encoding.rank is not None:
-        return _weighted_factors(encoding, seeds, weights)
-    seeds, weights = _chunks(seeds, _AT_ONCE), _chunks(weights, _AT_ONCE)
-
-    def add(i: Array, total: ArrayTree) -> ArrayTree:
-        vectors = [mutation_noise(encoding, seeds[i, j]) for j in range(_AT_ONCE)]
-        return jax.tree.map(
-            lambda sum_, *noise: sum_ + sum(weights[i, j] * x for j, x in enumerate(noise)), total, *vectors
-        )
-
-    return jax.lax.fori_loop(0, seeds.shape[0], add, encoding.zeros())
-
-
-def _weighted_factors(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTree:
-    """The same of low-rank noise: many outer products are one matrix product."""
     # Parameters that are not factored but have several dimensions may be as large as factored ones are small.
     large = [len(s) > 1 and not factored for s, factored in zip(encoding.shapes, encoding.factored, strict=True)]
-    at_once = _AT_ONCE if any(large) else _FACTORS_AT_ONCE
+    at_once = _AT_ONCE if encoding.rank is None or any(large) else _FACTORS_AT_ONCE
     seeds, weights = _chunks(seeds, at_once), _chunks(weights, at_once)
+    add = _add_vectors if encoding.rank is None else _add_factors
+    return jax.lax.fori_loop(0, seeds.shape[0], partial(add, encoding, seeds, weights), encoding.zeros())
 
-    def add(i: Array, total: ArrayTree) -> ArrayTree:
-        noise = jax.lax.map(lambda seed: mutation_noise(encoding, seed), seeds[i])
 
-        def one(sum_, noise):
-            if not isinstance(noise, Factors):
-                return sum_ + jnp.tensordot(weights[i], noise, 1)
-            product = jnp.einsum("jkr,jnr->kn", noise.a, weights[i, :, None, None] * noise.b)
-            return sum_ + product.reshape(sum_.shape)
+def _add_vectors(encoding: Encoding, seeds: Array, weights: Array, i: Array, total: ArrayTree) -> ArrayTree:
+    def one(sum_, *noise):
+        return sum_ + sum(weights[i, j] * x for j, x in enumerate(noise))
 
-        return jax.tree.map(one, total, noise)
+    return jax.tree.map(one, total, *(mutation_noise(encoding, seeds[i, j]) for j in range(seeds.shape[1])))
 
-    return jax.lax.fori_loop(0, seeds.shape[0], add, encoding.zeros())
+
+def _add_factors(encoding: Encoding, seeds: Array, weights: Array, i: Array, total: ArrayTree) -> ArrayTree:
+    """Many outer products are one matrix product."""
+
+    def one(sum_, noise):
+        if not isinstance(noise, Factors):
+            return sum_ + jnp.tensordot(weights[i], noise, 1)
+        product = jnp.einsum("jkr,jnr->kn", noise.a, weights[i, :, None, None] * noise.b)
+        return sum_ + product.reshape(sum_.shape)
+
+    return jax.tree.map(one, total, jax.lax.map(lambda seed: mutation_noise(encoding, seed), seeds[i]))
 
 
 def _chunks(x: Array, size: int) -> Array:

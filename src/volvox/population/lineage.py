@@ -31,47 +31,39 @@ class Genome(NamedTuple):
     mutations: tuple[tuple[int, float], ...]
 
 
-class Lineage(NamedTuple):
-    """How the bases of each generation came from those before it; `G` generations of `P` bases, NumPy arrays.
+def zeros(num_generations: int, num_bases: int) -> Member:
+    """A lineage of G generations of P bases, each field NumPy's zeros `[G, P]`; the first lineage has G = 0."""
+    shape = (num_generations, num_bases)
+    arrays = (np.zeros(shape, dtype) for dtype in (np.int32, np.int32, np.float32, bool))
+    return Member(*arrays)  # pyright: ignore[reportArgumentType]  # NumPy's
 
-    With low-rank noise there is one more: the bases before the first generation.
 
-    Attributes:
-      parent: int32 `[G, P]`: index of the base of the generation before.
-      seed: int32 `[G, P]`.
-      scale: float32 `[G, P]`: 0 where the base was carried over unchanged.
-      initial: bool `[G, P]`: the base is a first ancestor; its parent has no meaning.
+def extend(lineage: Member, bases: Member) -> Member:
+    """Adds a generation to a lineage.
+
+    Args:
+      lineage: each field `[G, P]`: how the bases of each generation came from those of the generation before. A scale
+        of 0 is a base that was carried over unchanged; the parent of a first ancestor has no meaning.
+      bases: each field `[P]`: the same of the new generation.
+
+    Returns:
+      The lineage, each field `[G + 1, P]`.
     """
-
-    parent: np.ndarray
-    seed: np.ndarray
-    scale: np.ndarray
-    initial: np.ndarray
+    return jax.tree.map(lambda log, row: np.concatenate([log, np.asarray(row, log.dtype)[None]]), lineage, bases)
 
 
-def empty(num_bases: int) -> Lineage:
-    """The log before the first generation."""
-    return Lineage(*(np.zeros((0, num_bases), dtype) for dtype in (np.int32, np.int32, np.float32, bool)))
-
-
-def extend(lineage: Lineage, bases: Member) -> Lineage:
-    """Adds a generation: `bases` says how each new base `[P]` came from the bases before."""
-    rows = zip(lineage, bases, strict=True)  # both have the same fields
-    return Lineage(*(np.concatenate([log, np.asarray(row, log.dtype)[None]]) for log, row in rows))
-
-
-def genome(lineage: Lineage, base: int) -> Genome:
+def genome(lineage: Member, base: int) -> Genome:
     """Walks one base of the newest generation back to its first ancestor.
 
     Args:
-      lineage: a log of at least one generation.
+      lineage: of at least one generation, each field `[G, P]`.
       base: index of the base in the newest generation.
 
     Returns:
       Its `Genome`.
 
     Raises:
-      ValueError: the log does not reach back to an initial ancestor.
+      ValueError: the lineage does not reach back to an initial ancestor.
     """
     mutations: list[tuple[int, float]] = []
     for generation in range(lineage.seed.shape[0] - 1, -1, -1):
