@@ -71,29 +71,26 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
     Raises:
       ValueError: shapes, strides or padding do not fit.
     """
-    window = _fitting(x.shape, kernel.shape, strides, padding)
+    window = window_of(x.shape, kernel.shape, strides, padding)
     dtype = jnp.result_type(x, kernel)
     return _conv(x.astype(dtype), kernel.astype(dtype), window)
 
 
-def _fitting(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
+def window_of(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
     """Returns the geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
     if len(x) != 4 or len(kernel) != 4 or x[3] != kernel[2]:
         raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}.")
-    window = _window(x[1:3], kernel[:2], strides, padding)
-    if min(window.output_size(*x[1:3])) < 1:
-        raise ValueError(f"The window {tuple(kernel[:2])} does not fit into images of {tuple(x[1:3])} with {padding=}.")
-    return window
-
-
-def _window(image: Sequence[int], size: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
     if len(strides) != 2 or min(strides) < 1:
         raise ValueError(f"conv needs two positive strides; got {tuple(strides)}.")
+    image, size = x[1:3], kernel[:2]
     pads = lax.padtype_to_pads(image, size, strides, padding) if isinstance(padding, str) else padding
     pads = tuple((int(low), int(high)) for low, high in pads)
     if len(pads) != 2 or min(map(min, pads)) < 0:
         raise ValueError(f"conv needs a non-negative (before, after) padding of rows and columns; got {padding}.")
-    return Window((size[0], size[1]), (int(strides[0]), int(strides[1])), pads)
+    window = Window((size[0], size[1]), (int(strides[0]), int(strides[1])), pads)
+    if min(window.output_size(*image)) < 1:
+        raise ValueError(f"The window {tuple(size)} does not fit into images of {tuple(image)} with {padding=}.")
+    return window
 
 
 # Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost.
@@ -148,7 +145,7 @@ def conv_low_rank(
     Raises:
       ValueError: shapes, strides or padding do not fit.
     """
-    window = _fitting(x.shape[1:], kernels.shape[1:], strides, padding)
+    window = window_of(x.shape[1:], kernels.shape[1:], strides, padding)
     k = math.prod(kernels.shape[1:4])
     if a.shape[1:-1] != (k,) or b.shape[1:] != (kernels.shape[4], a.shape[-1]):
         raise ValueError(

@@ -92,7 +92,5 @@ def with_bases(tree: Any, bases: Any) -> Any:
 
 
 def _each(tree: Any, change: Callable[[LowRank], LowRank]) -> Any:
-    def is_kernel(x: Any) -> bool:
-        return isinstance(x, LowRank)
-
-    return jax.tree.map(lambda x: change(x) if is_kernel(x) else x, tree, is_leaf=is_kernel)
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, LowRank))
+    return jax.tree.unflatten(treedef, [change(leaf) if isinstance(leaf, LowRank) else leaf for leaf in leaves])
