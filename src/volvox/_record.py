@@ -14,13 +14,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from tensorboardX import SummaryWriter
 
-from volvox import _system, checkpoint
+from volvox import checkpoint
+from volvox._settings import versions
 from volvox.report import plots, rows
-from volvox.report.run import PLOT
 from volvox.types import Algorithm, Array, ArrayTree
 
 _CONFIG, _METRICS, _CHECKPOINTS, _ELITE = "config.json", "metrics.jsonl", "checkpoints", "elite.json"
-_LOG, _TENSORBOARD = "log", "tensorboard"
+PLOT, _LOG, _TENSORBOARD = "learning_curve.png", "log", "tensorboard"
 _SECONDS_BETWEEN_PLOTS = 60.0
 _PLOTS_SHARE = 0.005
 """Of the time, at most, that goes into plots while the run lasts."""
@@ -87,7 +87,7 @@ class Record:
         if saved is not None:
             self._saved_step = self.done
         if not (self.path / _CONFIG).exists():
-            _system.write_file(self.path / _CONFIG, json.dumps(config, indent=2) + "\n")
+            checkpoint.write_file(self.path / _CONFIG, json.dumps(config, indent=2) + "\n")
         rows.rewrite(self.path / _METRICS, self.rows)
         rows.drop_log_after(self.path / _LOG, self.done)
         if tensorboard:
@@ -125,7 +125,7 @@ class Record:
         if self.path is None or self._algorithm.genome is None:
             return
         if self.done:
-            _system.write_file(self.path / _ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
+            checkpoint.write_file(self.path / _ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
         else:
             (self.path / _ELITE).unlink(missing_ok=True)
 
@@ -155,7 +155,7 @@ def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
     config = {
         "algorithm": algorithm.config,
         "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
-        "versions": _system.versions(),
+        "versions": versions(),
     }
     try:
         return json.loads(json.dumps(config, allow_nan=False, default=dict))

@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import scipy.stats
 
-from volvox import _checks, _system
+from volvox._checks import number
+from volvox._settings import versions
+from volvox.checkpoint import write_file
 from volvox.types import Algorithm, Interrupted
 
 __all__ = ["Tuned", "tune"]
@@ -89,8 +93,8 @@ def tune(
     """
     if not choices or any(len(values) == 0 for values in choices.values()):
         raise ValueError(f"choices={dict(choices)!r}: give at least one value for at least one setting.")
-    _checks.number("seconds", seconds, above=0, high=_PATIENCE / 3)
-    _checks.number("min_gain", min_gain, low=0)
+    number("seconds", seconds, above=0, high=_PATIENCE / 3)
+    number("min_gain", min_gain, low=0)
     best = {setting: values[0] for setting, values in choices.items()}
     described = {} if cache is None else _in_a_process(_describe, make, best)
     path = None
@@ -126,7 +130,7 @@ def tune(
     rates = [trial["steps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
     tuned = Tuned(best, statistics.median(rates), trials)
     if path is not None:
-        _system.write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
+        write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
     return tuned
 
 
@@ -191,9 +195,7 @@ def _is_faster(measure: Callable[[Settings], float], best: Settings, candidate: 
         gains.append(math.log(rates[id(candidate)] / rates[id(best)]))
         if not gains[0] > 0:  # or NaN: the candidate cannot be run
             return False
-    from scipy import stats  # takes a second to import, which only those who tune should wait for
-
-    noise = float(stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * stats.sem(gains))
+    noise = float(scipy.stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * scipy.stats.sem(gains))
     return statistics.mean(gains) > max(math.log1p(min_gain), noise)
 
 
@@ -226,12 +228,20 @@ def _describe(make: Callable[..., Algorithm], settings: Settings) -> dict[str, A
     """What a result depends on, in JSON values."""
     return {
         "config": json.loads(json.dumps(dict(make(**settings).config), default=dict)),
-        "processor": _system.processor(),
-        "cpus": _system.num_cpus(),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
         "devices": sorted({device.device_kind for device in jax.devices()}),
-        "versions": _system.versions(),
+        "versions": versions(),
     }
 
 
 def _trial(make: Callable[..., Algorithm], settings: Settings, seconds: float) -> dict[str, Any]:
     return {"steps_per_second": measure_speed(make(**settings), seconds)}
+
+
+def processor() -> str:
+    """The processor's name."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

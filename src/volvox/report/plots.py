@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from volvox._system import write_file
+from volvox.checkpoint import write_file
 from volvox.report.rows import numbers
 
 # Okabe and Ito's colours: told apart by colour-blind readers, too.

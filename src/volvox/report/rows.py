@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from volvox._system import write_file
+from volvox.checkpoint import write_file
 
 Row = dict[str, Any]
 """One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
