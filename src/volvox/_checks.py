@@ -32,7 +32,7 @@ def group_size(num_envs: object, num_groups: object) -> int:
     """Returns the number of environments in each of `num_groups` equal groups.
 
     Raises:
-        ValueError: a number is not a positive integer, or the groups would not be equal.
+        ValueError: A number is not a positive integer, or the groups would not be equal.
     """
     total = integer("num_envs", num_envs, low=1)
     groups = integer("groups", num_groups, low=1)
@@ -89,12 +89,12 @@ def gradient_transformation(
     """Returns the optimiser that settings describe.
 
     Args:
-        optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made transformation.
-        learning_rate: for the former a number or a schedule; None for the latter, which brings its own.
-        max_gradient_norm: global norm to which gradients are clipped before; None leaves them.
+        optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
+        learning_rate: For the former a number or a schedule; None for the latter, which brings its own.
+        max_gradient_norm: Global norm to which gradients are clipped before; None leaves them.
 
     Raises:
-        ValueError: only one of both says the learning rate, or the function makes no transformation.
+        ValueError: The learning rate is given twice or not at all, or the function does not make a transformation.
     """
     if callable(optimizer) and learning_rate is None:
         raise ValueError(f"learning_rate=None: {optimizer!r} is a function of the learning rate; give one.")

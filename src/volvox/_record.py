@@ -1,4 +1,4 @@
-"""What a run keeps of itself, in memory and in its directory."""
+"""The record of a run: its rows of metrics, and the files in its directory."""
 
 import fcntl
 import json
@@ -30,7 +30,7 @@ def check_unused(run_dir: str | os.PathLike[str]) -> None:
     """Checks, before long work, that a directory holds no run, as `train` does without `resume`.
 
     Raises:
-      FileExistsError: it holds a run.
+      FileExistsError: It holds a run.
     """
     if holds := _holds(Path(run_dir)):
         raise FileExistsError(
@@ -40,11 +40,11 @@ def check_unused(run_dir: str | os.PathLike[str]) -> None:
 
 
 class Record:
-    """What a run keeps of itself: its rows and, if it has a directory, everything there.
+    """The record of a run: its rows and, if it has a directory, the files there.
 
     Attributes:
-      path: the run directory, or None: then nothing is written.
-      rows: one a completed step, those before a resume included.
+      path: The run directory; None if nothing is written.
+      rows: One row for each completed step, those before a resume included.
     """
 
     def __init__(self, algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, *, keep: int, log: bool):
@@ -164,7 +164,7 @@ def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
 
 
 def _holds(directory: Path) -> list[str]:
-    """What of a run is in a directory."""
+    """Returns the names of a run's files that are in a directory."""
     holds = [name for name in (_CONFIG, _METRICS) if (directory / name).exists()]
     return holds + ([_CHECKPOINTS] if checkpoint.steps(directory / _CHECKPOINTS) else [])
 

@@ -19,12 +19,12 @@ def describe(value: Any) -> Any:
     """Describes settings by JSON values.
 
     Args:
-      value: a number, string or None; a dataclass of settings or a flax module, described by its import path (`type`)
+      value: A number, string or None; a dataclass of settings or a flax module, described by its import path (`type`)
         and its fields; a `functools.partial` or a function, by its import path (`function`) and its arguments; a
         mapping or sequence of these; an array. Something with a `config` is described by that.
 
     Returns:
-      JSON values. A lambda or a ready-made `optax.GradientTransformation` says no more than that it is one.
+      JSON values. Of a ready-made `optax.GradientTransformation` only its type is known.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -54,18 +54,18 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
     restored.
 
     Args:
-      directory: folder of all checkpoints of a run; made if missing. One process writes to it at a time.
-      step: number of steps done, at least 0; an existing checkpoint of the same step is replaced.
-      tree: a pytree whose dicts have string keys, of strings, bool, int, float, typed PRNG keys, and arrays (numpy or
+      directory: Folder of all checkpoints of a run; made if missing. One process writes to it at a time.
+      step: Number of steps done, at least 0; an existing checkpoint of the same step is replaced.
+      tree: A pytree whose dicts have string keys, of strings, bool, int, float, typed PRNG keys, and arrays (numpy or
         jax) of bool, integer, float (bfloat16 too) or complex numbers, of any shape, empty ones included.
-      keep: how many of the newest checkpoints stay, at least 1; None keeps all.
+      keep: How many of the newest checkpoints stay, at least 1; None keeps all.
 
     Returns:
       The checkpoint's folder.
 
     Raises:
-      TypeError: a leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
-      ValueError: a negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
+      TypeError: A leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
+      ValueError: A negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
     """
     integer("step", step, low=0)
     if keep is not None:
@@ -107,18 +107,18 @@ def restore(directory: str | os.PathLike[str], step: int, like: ArrayTree | None
     """Reads the checkpoint of one step.
 
     Args:
-      directory: folder of all checkpoints of a run.
-      step: one of `steps(directory)`.
-      like: the structure that was saved: a tree of arrays, or of shapes as `jax.eval_shape` makes them.
+      directory: Folder of all checkpoints of a run.
+      step: One of `steps(directory)`.
+      like: The structure that was saved: a tree of arrays, or of shapes as `jax.eval_shape` makes them.
 
     Returns:
       With `like`, its structure, of device arrays. Without, dicts and lists of numpy arrays, typed keys, strings and
       Python numbers: a NamedTuple is a dict of its fields, a tuple a list, a number of numpy an array.
 
     Raises:
-      FileNotFoundError: there is no checkpoint of this step.
-      DamagedCheckpointError: it is not what was written.
-      ValueError: it is of another structure than `like`; the message names the first difference.
+      FileNotFoundError: There is no checkpoint of this step.
+      DamagedCheckpointError: It is not what was written.
+      ValueError: It is of another structure than `like`; the message names the first difference.
     """
     folder = _folder(directory, step)
     if not folder.is_dir():
@@ -134,15 +134,15 @@ def restore_latest(directory: str | os.PathLike[str], like: ArrayTree | None = N
     """Reads the newest checkpoint that is whole; warns (`UserWarning`) of each damaged one passed over.
 
     Args:
-      directory: folder of all checkpoints of a run.
-      like: see `restore`.
+      directory: Folder of all checkpoints of a run.
+      like: See `restore`.
 
     Returns:
       (step, tree), or None if there is no checkpoint at all.
 
     Raises:
-      DamagedCheckpointError: there are checkpoints and every one is damaged.
-      ValueError: it is of another structure than `like`; the message names the first difference.
+      DamagedCheckpointError: There are checkpoints and every one is damaged.
+      ValueError: It is of another structure than `like`; the message names the first difference.
     """
     damages = []
     for step in reversed(steps(directory)):
@@ -170,9 +170,9 @@ def restored(saved: Any, like: Any, *, what: str) -> Any:
     """Gives a tree that was read from a checkpoint the structure it was saved with.
 
     Args:
-      saved: the tree as `restore` returns it without `like`.
-      like: a tree of the wanted structure: of arrays and numbers, or of shapes (`jax.ShapeDtypeStruct`).
-      what: the tree belongs to, as the message calls it.
+      saved: The tree as `restore` returns it without `like`.
+      like: A tree of the wanted structure: of arrays and numbers, or of shapes (`jax.ShapeDtypeStruct`).
+      what: The tree belongs to, as the message calls it.
 
     Returns:
       The tree, of device arrays. Python numbers, and 64-bit arrays that JAX would cut to 32 bits, stay as they are.

@@ -73,7 +73,7 @@ class Run:
         """Draws the learning curve; see `volvox.report.learning_curve`.
 
         Args:
-          path: where to write the PNG; by default `learning_curve.png` in the run directory, if there is one.
+          path: Where to write the PNG; by default `learning_curve.png` in the run directory, if there is one.
         """
         if path is None and self.run_dir is not None:
             path = self.run_dir / PLOT
@@ -83,15 +83,15 @@ class Run:
         """Records the policy playing one episode, greedily; a notebook shows it.
 
         Args:
-          path: where to write the MP4; by default `episode.mp4` in the run directory.
-          seed: the environment's seed.
-          max_steps: steps after which the episode is cut; by default the environment's limit.
+          path: Where to write the MP4; by default `episode.mp4` in the run directory.
+          seed: The environment's seed.
+          max_steps: Steps after which the episode is cut; by default the environment's limit.
 
         Returns:
           The video's path. Its return and length are printed.
 
         Raises:
-          ValueError: neither a path nor a run directory, or observations that are no images.
+          ValueError: Neither a path nor a run directory, or observations that are no images.
         """
         if path is None:
             if self.run_dir is None:
@@ -129,19 +129,19 @@ def train(
     `KeyboardInterrupt` at once. Outside the main thread, signals are left alone.
 
     Args:
-      algorithm: what to run. It is not closed. Its `config` must hold every setting that shapes the results, the
+      algorithm: What to run. It is not closed. Its `config` must hold every setting that shapes the results, the
         environment's and the network's included: it is what `resume` compares.
-      seed: fixes the algorithm's random numbers: an integer, or a key of `jax.random`.
-      steps: steps (generations or iterations) in all, those before a resume included.
-      run_dir: where to keep the run; None keeps nothing on disk.
-      resume: go on from the newest whole checkpoint in `run_dir`; where there is none yet, begin there.
-      checkpoint_every: steps between checkpoints; the last step done is always saved.
-      keep_checkpoints: how many of the newest checkpoints stay.
-      progress: show a bar (terminal, notebook) or print one line a step (elsewhere) on the standard error stream.
-      tensorboard: also write TensorBoard event files into `run_dir/tensorboard`.
-      log: also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.cloud` and
+      seed: Fixes the algorithm's random numbers: an integer, or a key of `jax.random`.
+      steps: Steps (generations or iterations) in all, those before a resume included.
+      run_dir: Where to keep the run; None keeps nothing on disk.
+      resume: Go on from the newest whole checkpoint in `run_dir`; where there is none yet, begin there.
+      checkpoint_every: Steps between checkpoints; the last step done is always saved.
+      keep_checkpoints: How many of the newest checkpoints stay.
+      progress: Show a bar (terminal, notebook) or print one line a step (elsewhere) on the standard error stream.
+      tensorboard: Also write TensorBoard event files into `run_dir/tensorboard`.
+      log: Also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.cloud` and
         `descent`; with evolution, some 20 bytes a member, and its behaviour.
-      stop_after: seconds of this call after which no further step begins; None never stops early.
+      stop_after: Seconds of this call after which no further step begins; None never stops early.
 
     Returns:
       The run. Rows hold the algorithm's metrics, the step by its name (`algorithm.step_name`, counted from 1),
@@ -150,11 +150,11 @@ def train(
 
     Raises:
       FileExistsError: `run_dir` holds a run and `resume` is False.
-      ValueError: an argument is out of its range; or, with `resume`, settings differ from those saved (all are
+      ValueError: An argument is out of its range; or, with `resume`, settings differ from those saved (all are
         named), or the run directory lacks a file it must have.
-      BlockingIOError: another process is writing to `run_dir`.
-      volvox.checkpoint.DamagedCheckpointError: every checkpoint is damaged.
-      FloatingPointError: the algorithm's numbers are no longer finite; a note says where the last good checkpoint is.
+      BlockingIOError: Another process is writing to `run_dir`.
+      volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
+      FloatingPointError: The algorithm's numbers are no longer finite; a note says where the last good checkpoint is.
     """
     _checks.integer("steps", steps, low=1)
     _checks.integer("checkpoint_every", checkpoint_every, low=1)
@@ -226,7 +226,7 @@ class _Monitor:
     thread signals are left alone, since Python delivers them to the main thread only.
 
     Attributes:
-      signal: the number of the first signal that asked to stop, or 0.
+      signal: The number of the first signal that asked to stop, or 0.
     """
 
     def __init__(self, display: Progress, stack: ExitStack):

@@ -76,20 +76,20 @@ def tune(
     environments and the length of segments do.
 
     Args:
-      make: settings by name -> the algorithm. It travels to other processes, so it must be importable: a function at
-        the top level of a module or script, or a `functools.partial` of one.
-      choices: name -> JSON values; the first of each is where the search begins.
-      seconds: of a trial, compilation not counted.
-      min_gain: the smallest gain worth a change, as a fraction.
-      cache: folder in which results are kept, by machine, versions, choices and the algorithm's config where the search
+      make: Makes the algorithm of settings by name. It travels to other processes, so it must be importable: a
+        function at the top level of a module or script, or a `functools.partial` of one.
+      choices: JSON values to try for each setting; the search begins with the first of each.
+      seconds: Length of a trial, compilation not counted.
+      min_gain: The smallest gain worth a change, as a fraction.
+      cache: Folder in which results are kept, by machine, versions, choices and the algorithm's config where the search
         begins; None keeps none.
-      progress: print a line a trial.
+      progress: Print a line a trial.
 
     Returns:
       `Tuned`.
 
     Raises:
-      ValueError: no choices, the first values cannot be run (the message says why), or a damaged result in the cache.
+      ValueError: No choices, the first values cannot be run (the message says why), or a damaged result in the cache.
     """
     if not choices or any(len(values) == 0 for values in choices.values()):
         raise ValueError(f"choices={dict(choices)!r}: give at least one value for at least one setting.")
@@ -138,14 +138,15 @@ def measure_speed(algorithm: Algorithm, seconds: float) -> float:
     """Measures the timesteps a second of an algorithm from its beginning, compilation not counted.
 
     Args:
-      algorithm: tells its `monitor` `stepped`, timesteps so far in a phase, about once a second and when a phase ends.
-      seconds: to measure.
+      algorithm: Its steps report `stepped`, the timesteps so far in a phase, to their monitor about once a second and
+        when a phase ends.
+      seconds: Length of the measurement.
 
     Returns:
       Timesteps (slot-steps of a population) per second.
 
     Raises:
-      RuntimeError: after ten steps of the algorithm nothing could be measured.
+      RuntimeError: After ten steps of the algorithm nothing could be measured.
     """
     stopwatch = _Stopwatch(seconds)
     state = algorithm.init(jax.random.key(0))
@@ -160,8 +161,8 @@ class _Stopwatch:
     """A monitor that counts timesteps and time since nothing was compiled any more.
 
     Attributes:
-      stepped: timesteps measured.
-      spent: seconds in which they were made.
+      stepped: Timesteps measured.
+      spent: Seconds in which they were made.
     """
 
     def __init__(self, seconds: float):

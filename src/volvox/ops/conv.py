@@ -26,9 +26,9 @@ class Window(NamedTuple):
     """Static geometry of a convolution; each field has two entries, rows before columns.
 
     Attributes:
-      size: pixels that the kernel covers.
-      strides: pixels from one output to the next.
-      padding: numbers of zeros (before, after).
+      size: Pixels that the kernel covers.
+      strides: Pixels from one output to the next.
+      padding: Numbers of zeros (before, after).
     """
 
     size: tuple[int, int]
@@ -60,16 +60,16 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
       >>> many = jax.vmap(conv)(jnp.ones((5, 8, 84, 84, 4)), jnp.ones((5, 8, 8, 4, 32)))  # [5, 8, 84, 84, 32]
 
     Args:
-      x: images `[B, H, W, C]`.
+      x: Images `[B, H, W, C]`.
       kernel: `[kh, kw, C, F]`.
-      strides: of rows and columns.
+      strides: Strides of rows and columns.
       padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: shapes, strides or padding do not fit.
+      ValueError: Shapes, strides or padding do not fit.
     """
     window = window_of(x.shape, kernel.shape, strides, padding)
     dtype = jnp.result_type(x, kernel)
@@ -131,19 +131,19 @@ def conv_low_rank(
     under any nesting of `vmap`. It has no gradients.
 
     Args:
-      x: images `[B, M, H, W, C]`.
+      x: Images `[B, M, H, W, C]`.
       kernels: `[P, kh, kw, C, F]`.
-      index: int32 `[B]`, each in `[0, P)`.
+      index: `int32 [B]`, each in `[0, P)`.
       a: `[B, kh * kw * C, r]`.
       b: `[B, F, r]`.
-      strides: of rows and columns.
+      strides: Strides of rows and columns.
       padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, M, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: shapes, strides or padding do not fit.
+      ValueError: Shapes, strides or padding do not fit.
     """
     window = window_of(x.shape[1:], kernels.shape[1:], strides, padding)
     k = math.prod(kernels.shape[1:4])
@@ -243,10 +243,10 @@ def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[A
     """Computes the gradients of images and kernel, by operations that `vmap` batches well.
 
     Args:
-      x: images `[B, H, W, C]`.
+      x: Images `[B, H, W, C]`.
       kernel: `[kh, kw, C, F]`.
-      g: gradient of the output, `[B, H', W', F]`.
-      window: geometry of the convolution.
+      g: Gradient of the output, `[B, H', W', F]`.
+      window: Geometry of the convolution.
 
     Returns:
       (as x, as kernel).

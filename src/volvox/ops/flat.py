@@ -70,7 +70,7 @@ def unflatten(vector: Array, like: ArrayTree) -> ArrayTree:
     """Cuts a vector `[n]` into leaves with the shapes and dtypes of `like` (arrays or their shapes).
 
     Raises:
-      ValueError: the vector does not hold exactly the elements of `like`.
+      ValueError: The vector does not hold exactly the elements of `like`.
     """
     if vector.shape != (num_parameters(like),):
         raise ValueError(f"These parameters need a vector of shape {(num_parameters(like),)}; got {vector.shape}.")

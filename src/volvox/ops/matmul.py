@@ -38,15 +38,15 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int32 `[B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, for which
+      index: `int32 [B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, for which
         `P == B` must hold, and nothing is gathered.
-      implementation: one of `implementations(x, w, index)` to use; None takes the preferred one.
+      implementation: One of `implementations(x, w, index)` to use; None takes the preferred one.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
 
     Raises:
-      ValueError: the shapes do not fit, or the implementation is unknown or cannot serve them.
+      ValueError: The shapes do not fit, or the implementation is unknown or cannot serve them.
       TypeError: `index` does not hold integers.
     """
     if x.ndim != 3 or w.ndim != 3 or x.shape[2] != w.shape[1]:
@@ -72,7 +72,7 @@ def dense(x: Array, kernel: Array) -> Array:
       `[..., N]` of the promoted dtype.
 
     Raises:
-      ValueError: the shapes do not fit.
+      ValueError: The shapes do not fit.
     """
     if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
         raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}.")
@@ -84,7 +84,7 @@ def served(x: Array, w: Array, index: Array | None = None, *, implementation: st
     """Computes `matmul` without gradients or batching rules; arguments are those of `matmul`.
 
     Raises:
-      ValueError: the implementation is unknown or cannot serve these operands, which `vmap` may have made larger.
+      ValueError: The implementation is unknown or cannot serve these operands, which `vmap` may have made larger.
     """
     available = implementations(x, w, index)
     if implementation not in (None, *available):

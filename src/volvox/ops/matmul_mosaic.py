@@ -35,9 +35,9 @@ class Streamed(NamedTuple):
     """How `_streamed` cuts weights.
 
     Attributes:
-      rows: rows that share what is read of a kernel.
-      tile_k: rows of a tile of weights.
-      stages: tiles in flight.
+      rows: Rows that share what is read of a kernel.
+      tile_k: Rows of a tile of weights.
+      stages: Tiles in flight.
     """
 
     rows: int
@@ -49,10 +49,10 @@ class Tiled(NamedTuple):
     """How `_tiled` cuts its operands.
 
     Attributes:
-      tile_m: rows of a tile of `x` and of the result.
-      tile_k: length of the contraction in a tile.
-      tile_n: columns of a tile of `w` and of the result.
-      stages: tiles in flight.
+      tile_m: Rows of a tile of `x` and of the result.
+      tile_k: Length of the contraction in a tile.
+      tile_n: Columns of a tile of `w` and of the result.
+      stages: Tiles in flight.
     """
 
     tile_m: int
@@ -78,8 +78,8 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, in
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int `[B]`, or None.
-      on: compute capability of the GPU; None if there is none.
+      index: `int [B]`, or None.
+      on: Compute capability of the GPU; None if there is none.
 
     Returns:
       How the kernel cuts the operands; None if no kernel can serve them.
@@ -118,8 +118,8 @@ def matmul_mosaic(x: Array, w: Array, index: Array | None = None, *, how: Stream
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int `[B]`, or None for the identity (`B == P`).
-      how: what `plan` says for these operands.
+      index: `int [B]`, or None for the identity (`B == P`).
+      how: What `plan` says for these operands.
 
     Returns:
       `[B, M, N]` of the promoted dtype.

@@ -29,9 +29,9 @@ def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), width: in
     (the step, frames, seconds) are left to the rows.
 
     Args:
-      metrics: of a step, or from inside it; whatever is no number is left out.
-      skip: names to leave out.
-      width: characters that the line may have; the first figure is shown however long it is.
+      metrics: Metrics of a step, or figures from inside it; what is not a number is left out.
+      skip: Names to leave out.
+      width: Characters that the line may have; the first figure is shown however long it is.
     """
     shown = {name: value for name, value in numbers(metrics).items() if name not in skip and not _COUNT.fullmatch(name)}
     line = ""
@@ -71,12 +71,12 @@ class Progress:
         """Begins to show progress.
 
         Args:
-          total: steps of the whole run.
-          done: steps done before this process.
-          step_name: what a step is called.
+          total: Steps of the whole run.
+          done: Steps done before this process.
+          step_name: What a step is called.
           enabled: False shows neither bar nor lines; notes are printed all the same.
-          stop_after: seconds after which no further step begins; the time left is no more than that.
-          stream: where to write; None is the standard error stream of the moment.
+          stop_after: Seconds after which no further step begins; the time left is no more than that.
+          stream: Where to write; None is the standard error stream of the moment.
         """
         self._total, self._done, self._step_name, self._enabled = total, done, step_name, enabled
         self._stop_after = math.inf if stop_after is None else stop_after
