@@ -23,11 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from layer_shapes import MATMULS
 from matplotlib.figure import Figure
 from parts import machine
 
 import volvox as vx
-from volvox.ops.matmul import MATMULS, implementations, matmul
+from volvox.ops.matmul import implementations, matmul
 
 Flag = tyro.conf.arg
 HERE = Path(__file__).parent

@@ -1,6 +1,7 @@
 """What the benchmarks share: the emulators alone, and a description of the machine."""
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from volvox._system import num_cpus, processor
 from volvox.loop import LoopState, Stages, traced
+from volvox.tuning import processor
 from volvox.types import EnvGroup
 
 
@@ -46,7 +47,7 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
-        "cpus": num_cpus(),
+        "cpus": len(os.sched_getaffinity(0)),
         "device": jax.devices()[0].device_kind,
         "processor": processor(),
         "jax": jax.__version__,

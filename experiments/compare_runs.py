@@ -29,11 +29,11 @@ class Settings:
     """Compares single runs; the first is compared with each of the others, and with random play.
 
     Attributes:
-      runs: run directories.
-      names: what to call each run.
-      out: directory of what is written.
-      key: the metric that is drawn.
-      learned: what score.json calls the result of a run.
+      runs: Run directories.
+      names: What to call each run.
+      out: Directory of what is written.
+      key: The metric that is drawn.
+      learned: What score.json calls the result of a run.
     """
 
     runs: list[str]

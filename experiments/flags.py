@@ -13,15 +13,15 @@ class Run:
     """How a script runs.
 
     Attributes:
-      run_dir: where config, metrics, checkpoints, pictures and video go.
-      seed: fixes all random numbers but the emulators' history.
-      resume: go on with the run in --run-dir.
-      minutes: begin no further generation or iteration after so many minutes.
-      checkpoint_every: rows of metrics between checkpoints.
-      log: keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
-      video: film the result, where observations are images.
-      score_episodes: at the end, play so many fresh episodes with the result and at random; 0 for none.
-      tune: first find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;
+      run_dir: Where config, metrics, checkpoints, pictures and video go.
+      seed: Fixes all random numbers but the emulators' history.
+      resume: Go on with the run in --run-dir.
+      minutes: Begin no further generation or iteration after so many minutes.
+      checkpoint_every: Rows of metrics between checkpoints.
+      log: Keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
+      video: Film the result, where observations are images.
+      score_episodes: At the end, play so many fresh episodes with the result and at random; 0 for none.
+      tune: First find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;
         all: the rest too. A resumed run keeps what was found.
     """
 
@@ -50,12 +50,12 @@ class Atari:
     """An Atari game.
 
     Attributes:
-      game: name of the game, e.g. Frostbite, Seaquest, UpNDown.
-      num_envs: environments; of a population also the slots that hold networks.
-      groups: groups of environments that take turns.
-      threads: emulator threads of a group; default: all CPUs.
-      sticky_actions: probability that the emulator repeats the last action.
-      preprocessing: of screens and of how episodes begin; uber: that of the published GPU code.
+      game: Name of the game, e.g. Frostbite, Seaquest, UpNDown.
+      num_envs: Environments; of a population also the slots that hold networks.
+      groups: Groups of environments that take turns.
+      threads: Emulator threads of a group; default: all CPUs.
+      sticky_actions: Probability that the emulator repeats the last action.
+      preprocessing: How screens are processed and episodes begin; uber: as in the published GPU code.
     """
 
     game: str = "Frostbite"
@@ -75,10 +75,10 @@ class MuJoCo:
     """A MuJoCo task.
 
     Attributes:
-      task: name of the task, e.g. HalfCheetah, Humanoid, Hopper; with or without its version.
-      num_envs: environments, of all learners together.
-      groups: groups of environments that take turns.
-      threads: simulator threads of a group; default: all CPUs.
+      task: Name of the task, e.g. HalfCheetah, Humanoid, Hopper; with or without its version.
+      num_envs: Environments, of all learners together.
+      groups: Groups of environments that take turns.
+      threads: Simulator threads of a group; default: all CPUs.
     """
 
     task: str = "HalfCheetah"
@@ -95,7 +95,7 @@ def iterations(learner: vx.A3C, env: vx.Env, frames: int) -> int:
     """Iterations of an actor-critic in about so many frames.
 
     Raises:
-      ValueError: no frames are asked for.
+      ValueError: No frames are asked for.
     """
     if frames < 1:
         raise ValueError(f"frames={frames}: give the number of emulator frames in all.")
@@ -108,14 +108,15 @@ class Population:
     """How a population on Atari is made and played, whatever the strategy.
 
     Attributes:
-      network: large, small: the networks of the deep GA, 4 052 658 or 1 008 450 parameters with 18 actions; vbn: the
-        small one with virtual batch normalisation.
-      noise: table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB; generator: no table;
-        low-rank: the table, but mutations change each kernel by a matrix of --rank, and members share the rest.
-      rank: of low-rank noise.
-      max_episode_steps: cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
-      test_max_episode_steps: cutoff of test episodes in timesteps.
-      generations: generations in all, those before a resume included.
+      network: What plays. large, small: the networks of the deep GA, 4 052 658 or 1 008 450 parameters with 18
+        actions; vbn: the small one with virtual batch normalisation.
+      noise: Where mutations come from. table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB;
+        generator: no table; low-rank: the table, but mutations change each kernel by a matrix of --rank, and members
+        share the rest.
+      rank: Rank of low-rank noise.
+      max_episode_steps: Cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
+      test_max_episode_steps: Cutoff of test episodes in timesteps.
+      generations: Generations in all, those before a resume included.
     """
 
     network: Literal["large", "small", "vbn"] = "large"

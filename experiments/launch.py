@@ -98,13 +98,13 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
     """Reads a script's flags; those not given come from the preset, the first word.
 
     Args:
-      presets: name -> (what it is, settings).
-      about: what `--help` begins with.
-      arguments: of the command line; None: those of this process.
+      presets: What each preset is, and its settings, by name.
+      about: What `--help` begins with.
+      arguments: Words of the command line; None takes those of this process.
 
     Raises:
-      ValueError: settings do not fit together.
-      SystemExit: there is no such flag or preset, or its value is of another kind; which, is printed.
+      ValueError: Settings do not fit together.
+      SystemExit: There is no such flag or preset, or its value is of another kind; which, is printed.
     """
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     try:
@@ -119,10 +119,10 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
     """Reads flags, trains, scores and films; returns what the script should exit with: 2 for bad settings.
 
     Args:
-      make: see `Make`.
-      presets: name -> (what it is, settings); flags that every script has are in `settings.run`.
-      about: what `--help` begins with.
-      sampled: score drawn actions too, not only the likeliest.
+      make: See `Make`.
+      presets: What each preset is, and its settings, by name; flags that every script has are in `settings.run`.
+      about: What `--help` begins with.
+      sampled: Score drawn actions too, not only the likeliest.
     """
     try:
         settings = read(presets, about)

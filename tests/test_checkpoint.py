@@ -343,3 +343,18 @@ def test_a_kill_at_any_moment_loses_at_most_the_save_in_progress(tmp_path):
             assert tree["step"] == step
             assert (tree["a"] == step).all()
     assert saved > 2
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    checkpoint.write_file(path, "one")
+    checkpoint.write_file(path, b"two")
+
+    def fail(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        checkpoint.write_file(path, "three")
+    assert path.read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["a"]

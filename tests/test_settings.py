@@ -3,11 +3,13 @@
 import functools
 
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 
 import volvox as vx
 from volvox import describe
+from volvox._settings import versions
 
 
 def test_settings_are_described_by_public_import_paths():
@@ -30,3 +32,23 @@ def test_what_has_no_public_path_keeps_its_own():
 def test_values_become_json():
     given = {"a": (1, 2.5, None), "b": np.arange(2), "c": np.float32(0.5), "d": frozenset("ba"), 1: True}
     assert describe(given) == {"a": [1, 2.5, None], "b": [0, 1], "c": 0.5, "d": ["a", "b"], "1": True}
+
+
+class Doubled:
+    """A function that is an instance, and so has no name of its own."""
+
+    def __call__(self, x, power=1):
+        return (2 * x) ** power
+
+
+def test_a_partial_of_an_instance_is_described_by_its_class():
+    described = describe(functools.partial(Doubled(), 3, power=2))
+    assert described["type"].endswith("test_settings:Doubled")
+    assert described["arguments"] == [3]
+    assert described["power"] == 2
+    assert describe(functools.partial(nn.Dense(3), mutable=True)) == {**describe(nn.Dense(3)), "mutable": True}
+
+
+def test_versions():
+    assert versions().keys() == {"volvox", "jax", "envpool"}
+    assert versions()["jax"] == jax.__version__

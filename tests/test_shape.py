@@ -49,9 +49,9 @@ def lines_of_code(path: Path) -> int:
 
 
 def test_there_is_little_code():
-    # As it stands; it is to fall to 75 files and 6 800 lines, and never to rise.
-    assert len(FILES) <= 77
-    assert sum(map(lines_of_code, FILES)) <= 7_500
+    # As it stands; it is to fall to 6 800 lines, and never to rise.
+    assert len(FILES) <= 75
+    assert sum(map(lines_of_code, FILES)) <= 7_410
 
 
 def inner(code: types.CodeType) -> Iterator[types.CodeType]:

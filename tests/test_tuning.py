@@ -114,3 +114,7 @@ def test_an_algorithm_that_tells_nothing_is_given_up():
     silent = make()._replace(step=lambda state, *, monitor=None: (state, {}))
     with pytest.raises(RuntimeError, match="no progress"):
         measure_speed(silent, 0.1)
+
+
+def test_the_processor_has_a_name():
+    assert tuning.processor()

@@ -17,8 +17,7 @@ from volvox.checkpoint import DamagedCheckpointError
 from volvox.evolution import ES, GA, Novelty, Returns, evolve
 from volvox.learners import A3C, TD3, learn
 from volvox.loop import Score, play, play_randomly, reference_batch
-from volvox.report import Run
-from volvox.training import train
+from volvox.training import Run, train
 from volvox.tuning import Tuned, tune
 from volvox.types import (
     Algorithm,

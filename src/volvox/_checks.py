@@ -6,8 +6,6 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -34,7 +32,7 @@ def group_size(num_envs: object, num_groups: object) -> int:
     """Returns the number of environments in each of `num_groups` equal groups.
 
     Raises:
-        ValueError: a number is not a positive integer, or the groups would not be equal.
+        ValueError: A number is not a positive integer, or the groups would not be equal.
     """
     total = integer("num_envs", num_envs, low=1)
     groups = integer("groups", num_groups, low=1)
@@ -91,12 +89,12 @@ def gradient_transformation(
     """Returns the optimiser that settings describe.
 
     Args:
-        optimizer: a function of the learning rate, such as `optax.adam`, or a ready-made transformation.
-        learning_rate: for the former a number or a schedule; None for the latter, which brings its own.
-        max_gradient_norm: global norm to which gradients are clipped before; None leaves them.
+        optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
+        learning_rate: For the former a number or a schedule; None for the latter, which brings its own.
+        max_gradient_norm: Global norm to which gradients are clipped before; None leaves them.
 
     Raises:
-        ValueError: only one of both says the learning rate, or the function makes no transformation.
+        ValueError: The learning rate is given twice or not at all, or the function does not make a transformation.
     """
     if callable(optimizer) and learning_rate is None:
         raise ValueError(f"learning_rate=None: {optimizer!r} is a function of the learning rate; give one.")
@@ -108,51 +106,3 @@ def gradient_transformation(
     if max_gradient_norm is not None:
         made = optax.chain(optax.clip_by_global_norm(max_gradient_norm), made)
     return optax.with_extra_args_support(made)
-
-
-def leaves(tree: Any) -> dict[tuple[str, ...], Any]:
-    """Leaves by their places: `("opt", "0", "mu")`, be `mu` the field of a NamedTuple or the key of a dict."""
-    flat = jax.tree.leaves_with_path(tree)
-    return {tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path): leaf for path, leaf in flat}
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf holds typed PRNG keys, or is the shape of such an array."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def restored(saved: Any, like: Any, *, what: str) -> Any:
-    """Gives a tree that was read from a checkpoint the structure it was saved with.
-
-    Args:
-      saved: the tree as `volvox.checkpoint.restore` returns it without `like`.
-      like: a tree of the wanted structure: of arrays and numbers, or of shapes (`jax.ShapeDtypeStruct`).
-      what: the tree belongs to, as the message calls it.
-
-    Returns:
-      The tree, of device arrays. Python numbers, and 64-bit arrays that JAX would cut to 32 bits, stay as they are.
-
-    Raises:
-      ValueError: `saved` is of another tree; the message names the first difference.
-    """
-    has, wanted = leaves(saved), leaves(like)
-    for place in dict.fromkeys([*has, *wanted]):
-        found, needed = (_describe(tree[place]) if place in tree else "nothing" for tree in (has, wanted))
-        if found != needed:
-            at = repr("/".join(place)) if place else "its root"
-            raise ValueError(f"the checkpoint is of another {what}: at {at} it holds {found}, and this one {needed}")
-    return jax.tree.unflatten(jax.tree.structure(like), [_on_device(has[place]) for place in wanted])
-
-
-def _describe(leaf: Any) -> str:
-    """Shape and dtype as JAX would hold them, so that a Python number is like an array of no dimensions."""
-    if isinstance(leaf, str):
-        return "a string"
-    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.dtype(type(leaf))
-    return f"{np.shape(leaf)} {dtype if is_key(leaf) else jax.dtypes.canonicalize_dtype(dtype)}"
-
-
-def _on_device(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype:
-        return jnp.asarray(leaf)
-    return leaf

@@ -1,4 +1,4 @@
-"""What a run keeps of itself, in memory and in its directory."""
+"""The record of a run: its rows of metrics, and the files in its directory."""
 
 import fcntl
 import json
@@ -14,13 +14,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from tensorboardX import SummaryWriter
 
-from volvox import _system, checkpoint
+from volvox import checkpoint
+from volvox._settings import versions
 from volvox.report import plots, rows
-from volvox.report.run import PLOT
 from volvox.types import Algorithm, Array, ArrayTree
 
 _CONFIG, _METRICS, _CHECKPOINTS, _ELITE = "config.json", "metrics.jsonl", "checkpoints", "elite.json"
-_LOG, _TENSORBOARD = "log", "tensorboard"
+PLOT, _LOG, _TENSORBOARD = "learning_curve.png", "log", "tensorboard"
 _SECONDS_BETWEEN_PLOTS = 60.0
 _PLOTS_SHARE = 0.005
 """Of the time, at most, that goes into plots while the run lasts."""
@@ -30,7 +30,7 @@ def check_unused(run_dir: str | os.PathLike[str]) -> None:
     """Checks, before long work, that a directory holds no run, as `train` does without `resume`.
 
     Raises:
-      FileExistsError: it holds a run.
+      FileExistsError: It holds a run.
     """
     if holds := _holds(Path(run_dir)):
         raise FileExistsError(
@@ -40,11 +40,11 @@ def check_unused(run_dir: str | os.PathLike[str]) -> None:
 
 
 class Record:
-    """What a run keeps of itself: its rows and, if it has a directory, everything there.
+    """The record of a run: its rows and, if it has a directory, the files there.
 
     Attributes:
-      path: the run directory, or None: then nothing is written.
-      rows: one a completed step, those before a resume included.
+      path: The run directory; None if nothing is written.
+      rows: One row for each completed step, those before a resume included.
     """
 
     def __init__(self, algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, *, keep: int, log: bool):
@@ -87,7 +87,7 @@ class Record:
         if saved is not None:
             self._saved_step = self.done
         if not (self.path / _CONFIG).exists():
-            _system.write_file(self.path / _CONFIG, json.dumps(config, indent=2) + "\n")
+            checkpoint.write_file(self.path / _CONFIG, json.dumps(config, indent=2) + "\n")
         rows.rewrite(self.path / _METRICS, self.rows)
         rows.drop_log_after(self.path / _LOG, self.done)
         if tensorboard:
@@ -125,7 +125,7 @@ class Record:
         if self.path is None or self._algorithm.genome is None:
             return
         if self.done:
-            _system.write_file(self.path / _ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
+            checkpoint.write_file(self.path / _ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
         else:
             (self.path / _ELITE).unlink(missing_ok=True)
 
@@ -155,7 +155,7 @@ def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
     config = {
         "algorithm": algorithm.config,
         "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
-        "versions": _system.versions(),
+        "versions": versions(),
     }
     try:
         return json.loads(json.dumps(config, allow_nan=False, default=dict))
@@ -164,7 +164,7 @@ def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
 
 
 def _holds(directory: Path) -> list[str]:
-    """What of a run is in a directory."""
+    """Returns the names of a run's files that are in a directory."""
     holds = [name for name in (_CONFIG, _METRICS) if (directory / name).exists()]
     return holds + ([_CHECKPOINTS] if checkpoint.steps(directory / _CHECKPOINTS) else [])
 

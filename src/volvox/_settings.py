@@ -1,7 +1,8 @@
-"""Settings as JSON values, which `config.json` holds and a resumed run compares; what `help` says of fields."""
+"""Settings and versions as JSON values, as `config.json` holds them; what `help` says of fields."""
 
 import dataclasses
 import functools
+import importlib.metadata
 import inspect
 import itertools
 import re
@@ -18,12 +19,12 @@ def describe(value: Any) -> Any:
     """Describes settings by JSON values.
 
     Args:
-      value: a number, string or None; a dataclass of settings or a flax module, described by its import path (`type`)
+      value: A number, string or None; a dataclass of settings or a flax module, described by its import path (`type`)
         and its fields; a `functools.partial` or a function, by its import path (`function`) and its arguments; a
         mapping or sequence of these; an array. Something with a `config` is described by that.
 
     Returns:
-      JSON values. A lambda or a ready-made `optax.GradientTransformation` says no more than that it is one.
+      JSON values. Of a ready-made `optax.GradientTransformation` only its type is known.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -40,8 +41,9 @@ def describe(value: Any) -> Any:
         names = [field.name for field in dataclasses.fields(value) if field.name not in ("parent", "name")]
         return {"type": _path(type(value)), **{name: describe(getattr(value, name)) for name in names}}
     if isinstance(value, functools.partial):
-        arguments = {"arguments": describe(value.args)} if value.args else {}
-        return {"function": _path(value.func), **arguments, **describe(value.keywords)}
+        function, arguments = describe(value.func), {"arguments": describe(value.args)} if value.args else {}
+        named = function if isinstance(function, dict) else {"function": function}
+        return {**named, **arguments, **describe(value.keywords)}
     if isinstance(value, list | tuple | set | frozenset):
         return [describe(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]
     if hasattr(value, "__qualname__"):
@@ -55,6 +57,12 @@ def _path(value: Any) -> str:
     packages = itertools.accumulate(value.__module__.split("."), "{}.{}".format)
     exporting = (name for name in packages if getattr(sys.modules.get(name), value.__qualname__, None) is value)
     return f"{next(exporting, value.__module__)}:{value.__qualname__}"
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of volvox and of what decides its results and speed; None of a package that is not installed."""
+    installed = {name: importlib.metadata.distributions(name=name) for name in ("volvox", "jax", "envpool")}
+    return {name: next((found.version for found in copies), None) for name, copies in installed.items()}
 
 
 def document_fields(module: ModuleType) -> None:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -30,9 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from volvox import _checks
+from volvox._checks import integer
+from volvox.ops.flat import by_path
 
-__all__ = ["DamagedCheckpointError", "folder_of", "restore", "restore_latest", "save", "steps"]
+__all__ = ["DamagedCheckpointError", "restore", "restore_latest", "save", "steps"]
 
 ArrayTree = Any
 
@@ -52,31 +54,31 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
     restored.
 
     Args:
-      directory: folder of all checkpoints of a run; made if missing. One process writes to it at a time.
-      step: number of steps done, at least 0; an existing checkpoint of the same step is replaced.
-      tree: a pytree whose dicts have string keys, of strings, bool, int, float, typed PRNG keys, and arrays (numpy or
+      directory: Folder of all checkpoints of a run; made if missing. One process writes to it at a time.
+      step: Number of steps done, at least 0; an existing checkpoint of the same step is replaced.
+      tree: A pytree whose dicts have string keys, of strings, bool, int, float, typed PRNG keys, and arrays (numpy or
         jax) of bool, integer, float (bfloat16 too) or complex numbers, of any shape, empty ones included.
-      keep: how many of the newest checkpoints stay, at least 1; None keeps all.
+      keep: How many of the newest checkpoints stay, at least 1; None keeps all.
 
     Returns:
       The checkpoint's folder.
 
     Raises:
-      TypeError: a leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
-      ValueError: a negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
+      TypeError: A leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
+      ValueError: A negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
     """
-    _checks.integer("step", step, low=0)
+    integer("step", step, low=0)
     if keep is not None:
-        _checks.integer("keep", keep, low=1)
+        integer("keep", keep, low=1)
     encoded = jax.tree_util.tree_map_with_path(_encoded, tree)
-    names = Counter(".".join(place) for place in _checks.leaves(tree))
+    names = Counter(".".join(place) for place in by_path(tree))
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"a checkpoint joins the keys of a tree by dots, and two leaves are then {twice[0]!r}")
     root = Path(directory).absolute()
     root.mkdir(parents=True, exist_ok=True)
     _clear(root)
 
-    unfinished, final = root / f"{_UNFINISHED}{step:08d}", folder_of(root, step)
+    unfinished, final = root / f"{_UNFINISHED}{step:08d}", _folder(root, step)
     unfinished.mkdir()
     with _checkpointer() as checkpointer:
         checkpointer.save(unfinished / _TREE, {_TREE: encoded})
@@ -90,14 +92,9 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
 
     newest = [s for s in steps(root) if s <= step][-keep if keep else 0 :]
     for obsolete in [s for s in steps(root) if s not in newest]:
-        _condemn(folder_of(root, obsolete))
+        _condemn(_folder(root, obsolete))
     _clear(root)
     return final
-
-
-def folder_of(directory: str | os.PathLike[str], step: int) -> Path:
-    """Returns where the checkpoint of a step is, or would be."""
-    return Path(directory).absolute() / f"{step:08d}"
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
@@ -110,42 +107,42 @@ def restore(directory: str | os.PathLike[str], step: int, like: ArrayTree | None
     """Reads the checkpoint of one step.
 
     Args:
-      directory: folder of all checkpoints of a run.
-      step: one of `steps(directory)`.
-      like: the structure that was saved: a tree of arrays, or of shapes as `jax.eval_shape` makes them.
+      directory: Folder of all checkpoints of a run.
+      step: One of `steps(directory)`.
+      like: The structure that was saved: a tree of arrays, or of shapes as `jax.eval_shape` makes them.
 
     Returns:
       With `like`, its structure, of device arrays. Without, dicts and lists of numpy arrays, typed keys, strings and
       Python numbers: a NamedTuple is a dict of its fields, a tuple a list, a number of numpy an array.
 
     Raises:
-      FileNotFoundError: there is no checkpoint of this step.
-      DamagedCheckpointError: it is not what was written.
-      ValueError: it is of another structure than `like`; the message names the first difference.
+      FileNotFoundError: There is no checkpoint of this step.
+      DamagedCheckpointError: It is not what was written.
+      ValueError: It is of another structure than `like`; the message names the first difference.
     """
-    folder = folder_of(directory, step)
+    folder = _folder(directory, step)
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
     _verify(folder)
     with _checkpointer() as checkpointer:
         read = checkpointer.restore(folder / _TREE)
     tree = jax.tree.map(_decoded, read[_TREE], is_leaf=lambda node: isinstance(node, dict) and _KEY in node)
-    return tree if like is None else _checks.restored(tree, like, what="state")
+    return tree if like is None else restored(tree, like, what="state")
 
 
 def restore_latest(directory: str | os.PathLike[str], like: ArrayTree | None = None) -> tuple[int, ArrayTree] | None:
     """Reads the newest checkpoint that is whole; warns (`UserWarning`) of each damaged one passed over.
 
     Args:
-      directory: folder of all checkpoints of a run.
-      like: see `restore`.
+      directory: Folder of all checkpoints of a run.
+      like: See `restore`.
 
     Returns:
       (step, tree), or None if there is no checkpoint at all.
 
     Raises:
-      DamagedCheckpointError: there are checkpoints and every one is damaged.
-      ValueError: it is of another structure than `like`; the message names the first difference.
+      DamagedCheckpointError: There are checkpoints and every one is damaged.
+      ValueError: It is of another structure than `like`; the message names the first difference.
     """
     damages = []
     for step in reversed(steps(directory)):
@@ -164,6 +161,55 @@ def restore_latest(directory: str | os.PathLike[str], like: ArrayTree | None = N
     return None
 
 
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf holds typed PRNG keys, or is the shape of such an array."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def restored(saved: Any, like: Any, *, what: str) -> Any:
+    """Gives a tree that was read from a checkpoint the structure it was saved with.
+
+    Args:
+      saved: The tree as `restore` returns it without `like`.
+      like: A tree of the wanted structure: of arrays and numbers, or of shapes (`jax.ShapeDtypeStruct`).
+      what: The tree belongs to, as the message calls it.
+
+    Returns:
+      The tree, of device arrays. Python numbers, and 64-bit arrays that JAX would cut to 32 bits, stay as they are.
+
+    Raises:
+      ValueError: `saved` is of another tree; the message names the first difference.
+    """
+    has, wanted = by_path(saved), by_path(like)
+    for place in dict.fromkeys([*has, *wanted]):
+        found, needed = (_describe(tree[place]) if place in tree else "nothing" for tree in (has, wanted))
+        if found != needed:
+            at = repr("/".join(place)) if place else "its root"
+            raise ValueError(f"the checkpoint is of another {what}: at {at} it holds {found}, and this one {needed}")
+    return jax.tree.unflatten(jax.tree.structure(like), [_on_device(has[place]) for place in wanted])
+
+
+def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a whole file atomically and to disk: a reader, or a kill at any moment, finds the old one or the new.
+
+    Args:
+      path: Path of the file; its directory exists.
+      content: Text (written as UTF-8) or bytes.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
+    try:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+        _sync(unfinished)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _folder(directory: str | os.PathLike[str], step: int) -> Path:
+    return Path(directory).absolute() / f"{step:08d}"
+
+
 def _checkpointer() -> ocp.Checkpointer:
     # Not orbax's CheckpointManager: it renames a checkpoint into place before a manifest of all its files could be
     # written, does not wait for the disk, and takes half as long again.
@@ -180,7 +226,7 @@ def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:
         return leaf
     if type(leaf) is int:
         return leaf if -(2**63) <= leaf < 2**63 else f"{_LONG} {leaf}"
-    if _checks.is_key(leaf):
+    if is_key(leaf):
         return {_KEY: str(jax.random.key_impl(leaf)), "data": np.asarray(jax.random.key_data(leaf))}
     if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(f"{place}: a checkpoint cannot hold a {type(leaf).__module__}.{type(leaf).__qualname__}")
@@ -239,3 +285,17 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _describe(leaf: Any) -> str:
+    """Shape and dtype as JAX would hold them, so that a Python number is like an array of no dimensions."""
+    if isinstance(leaf, str):
+        return "a string"
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.dtype(type(leaf))
+    return f"{np.shape(leaf)} {dtype if is_key(leaf) else jax.dtypes.canonicalize_dtype(dtype)}"
+
+
+def _on_device(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype:
+        return jnp.asarray(leaf)
+    return leaf

@@ -14,25 +14,95 @@ A row is on disk before the checkpoint that contains its step, so after a kill a
 state has its row, and rows of later steps are dropped: no row is there twice, and none is missing.
 """
 
+import dataclasses
 import os
 import signal
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from volvox import _checks
-from volvox._record import Record, check_unused
+from volvox._record import PLOT, Record, check_unused
+from volvox.report import plots, video
 from volvox.report.progress import Progress
-from volvox.report.run import Run
-from volvox.types import Algorithm, Array, Interrupted
+from volvox.report.rows import Row
+from volvox.types import Algorithm, Array, ArrayTree, Interrupted
 
-__all__ = ["check_unused", "train"]
+__all__ = ["Run", "check_unused", "train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run of `volvox.train`, as far as it got.
+
+        run = vx.train(algorithm, steps=10, run_dir="runs/a")
+        run.plot()
+        run.watch()
+        print(vx.play(env, algorithm.policy, run.variables()).mean)
+
+    Attributes:
+      algorithm: As given.
+      state: The algorithm's state after the last completed step.
+      metrics: One row a completed step, those before a resume included.
+      run_dir: The run directory, if there is one.
+      interrupted: A signal (Ctrl-C, SIGTERM) ended the run early.
+      exit_code: What a script should exit with (`sys.exit(run.exit_code)`): 0, or 128 + the signal's number: 130 for
+        Ctrl-C.
+    """
+
+    algorithm: Algorithm = dataclasses.field(repr=False)
+    state: Any = dataclasses.field(repr=False)
+    metrics: list[Row] = dataclasses.field(repr=False)
+    run_dir: Path | None
+    interrupted: bool
+    exit_code: int
+
+    def variables(self) -> ArrayTree:
+        """Returns what `algorithm.policy.apply` takes: the best so far, or the latest where nothing ranks them."""
+        return self.algorithm.variables(self.state)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws the learning curve; see `volvox.report.learning_curve`.
+
+        Args:
+          path: Where to write the PNG; by default `learning_curve.png` in the run directory, if there is one.
+        """
+        if path is None and self.run_dir is not None:
+            path = self.run_dir / PLOT
+        return plots.learning_curve(self.metrics, path, title=self.algorithm.env.spec.name)
+
+    def watch(self, path: str | os.PathLike[str] | None = None, *, seed: int = 0, max_steps: int | None = None) -> Path:
+        """Records the policy playing one episode, greedily; a notebook shows it.
+
+        Args:
+          path: Where to write the MP4; by default `episode.mp4` in the run directory.
+          seed: The environment's seed.
+          max_steps: Steps after which the episode is cut; by default the environment's limit.
+
+        Returns:
+          The video's path. Its return and length are printed.
+
+        Raises:
+          ValueError: Neither a path nor a run directory, or observations that are no images.
+        """
+        if path is None:
+            if self.run_dir is None:
+                raise ValueError("this run has no run directory: say where to write the video: watch('episode.mp4')")
+            path = self.run_dir / "episode.mp4"
+        recorded = video.record_video(
+            self.algorithm.env, self.algorithm.policy, self.variables(), path, seed=seed, max_steps=max_steps
+        )
+        print(f"{recorded.path}: return {recorded.episode_return:g} in {recorded.length} steps")
+        video.show(recorded.path)
+        return recorded.path
 
 
 def train(
@@ -59,19 +129,19 @@ def train(
     `KeyboardInterrupt` at once. Outside the main thread, signals are left alone.
 
     Args:
-      algorithm: what to run. It is not closed. Its `config` must hold every setting that shapes the results, the
+      algorithm: What to run. It is not closed. Its `config` must hold every setting that shapes the results, the
         environment's and the network's included: it is what `resume` compares.
-      seed: fixes the algorithm's random numbers: an integer, or a key of `jax.random`.
-      steps: steps (generations or iterations) in all, those before a resume included.
-      run_dir: where to keep the run; None keeps nothing on disk.
-      resume: go on from the newest whole checkpoint in `run_dir`; where there is none yet, begin there.
-      checkpoint_every: steps between checkpoints; the last step done is always saved.
-      keep_checkpoints: how many of the newest checkpoints stay.
-      progress: show a bar (terminal, notebook) or print one line a step (elsewhere) on the standard error stream.
-      tensorboard: also write TensorBoard event files into `run_dir/tensorboard`.
-      log: also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.cloud` and
+      seed: Fixes the algorithm's random numbers: an integer, or a key of `jax.random`.
+      steps: Steps (generations or iterations) in all, those before a resume included.
+      run_dir: Where to keep the run; None keeps nothing on disk.
+      resume: Go on from the newest whole checkpoint in `run_dir`; where there is none yet, begin there.
+      checkpoint_every: Steps between checkpoints; the last step done is always saved.
+      keep_checkpoints: How many of the newest checkpoints stay.
+      progress: Show a bar (terminal, notebook) or print one line a step (elsewhere) on the standard error stream.
+      tensorboard: Also write TensorBoard event files into `run_dir/tensorboard`.
+      log: Also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.cloud` and
         `descent`; with evolution, some 20 bytes a member, and its behaviour.
-      stop_after: seconds of this call after which no further step begins; None never stops early.
+      stop_after: Seconds of this call after which no further step begins; None never stops early.
 
     Returns:
       The run. Rows hold the algorithm's metrics, the step by its name (`algorithm.step_name`, counted from 1),
@@ -80,11 +150,11 @@ def train(
 
     Raises:
       FileExistsError: `run_dir` holds a run and `resume` is False.
-      ValueError: an argument is out of its range; or, with `resume`, settings differ from those saved (all are
+      ValueError: An argument is out of its range; or, with `resume`, settings differ from those saved (all are
         named), or the run directory lacks a file it must have.
-      BlockingIOError: another process is writing to `run_dir`.
-      volvox.checkpoint.DamagedCheckpointError: every checkpoint is damaged.
-      FloatingPointError: the algorithm's numbers are no longer finite; a note says where the last good checkpoint is.
+      BlockingIOError: Another process is writing to `run_dir`.
+      volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
+      FloatingPointError: The algorithm's numbers are no longer finite; a note says where the last good checkpoint is.
     """
     _checks.integer("steps", steps, low=1)
     _checks.integer("checkpoint_every", checkpoint_every, low=1)
@@ -156,7 +226,7 @@ class _Monitor:
     thread signals are left alone, since Python delivers them to the main thread only.
 
     Attributes:
-      signal: the number of the first signal that asked to stop, or 0.
+      signal: The number of the first signal that asked to stop, or 0.
     """
 
     def __init__(self, display: Progress, stack: ExitStack):

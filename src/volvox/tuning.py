@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import scipy.stats
 
-from volvox import _checks, _system
+from volvox._checks import number
+from volvox._settings import versions
+from volvox.checkpoint import write_file
 from volvox.types import Algorithm, Interrupted
 
 __all__ = ["Tuned", "tune"]
@@ -72,25 +76,25 @@ def tune(
     environments and the length of segments do.
 
     Args:
-      make: settings by name -> the algorithm. It travels to other processes, so it must be importable: a function at
-        the top level of a module or script, or a `functools.partial` of one.
-      choices: name -> JSON values; the first of each is where the search begins.
-      seconds: of a trial, compilation not counted.
-      min_gain: the smallest gain worth a change, as a fraction.
-      cache: folder in which results are kept, by machine, versions, choices and the algorithm's config where the search
+      make: Makes the algorithm of settings by name. It travels to other processes, so it must be importable: a
+        function at the top level of a module or script, or a `functools.partial` of one.
+      choices: JSON values to try for each setting; the search begins with the first of each.
+      seconds: Length of a trial, compilation not counted.
+      min_gain: The smallest gain worth a change, as a fraction.
+      cache: Folder in which results are kept, by machine, versions, choices and the algorithm's config where the search
         begins; None keeps none.
-      progress: print a line a trial.
+      progress: Print a line a trial.
 
     Returns:
       `Tuned`.
 
     Raises:
-      ValueError: no choices, the first values cannot be run (the message says why), or a damaged result in the cache.
+      ValueError: No choices, the first values cannot be run (the message says why), or a damaged result in the cache.
     """
     if not choices or any(len(values) == 0 for values in choices.values()):
         raise ValueError(f"choices={dict(choices)!r}: give at least one value for at least one setting.")
-    _checks.number("seconds", seconds, above=0, high=_PATIENCE / 3)
-    _checks.number("min_gain", min_gain, low=0)
+    number("seconds", seconds, above=0, high=_PATIENCE / 3)
+    number("min_gain", min_gain, low=0)
     best = {setting: values[0] for setting, values in choices.items()}
     described = {} if cache is None else _in_a_process(_describe, make, best)
     path = None
@@ -126,7 +130,7 @@ def tune(
     rates = [trial["steps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
     tuned = Tuned(best, statistics.median(rates), trials)
     if path is not None:
-        _system.write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
+        write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
     return tuned
 
 
@@ -134,14 +138,15 @@ def measure_speed(algorithm: Algorithm, seconds: float) -> float:
     """Measures the timesteps a second of an algorithm from its beginning, compilation not counted.
 
     Args:
-      algorithm: tells its `monitor` `stepped`, timesteps so far in a phase, about once a second and when a phase ends.
-      seconds: to measure.
+      algorithm: Its steps report `stepped`, the timesteps so far in a phase, to their monitor about once a second and
+        when a phase ends.
+      seconds: Length of the measurement.
 
     Returns:
       Timesteps (slot-steps of a population) per second.
 
     Raises:
-      RuntimeError: after ten steps of the algorithm nothing could be measured.
+      RuntimeError: After ten steps of the algorithm nothing could be measured.
     """
     stopwatch = _Stopwatch(seconds)
     state = algorithm.init(jax.random.key(0))
@@ -156,8 +161,8 @@ class _Stopwatch:
     """A monitor that counts timesteps and time since nothing was compiled any more.
 
     Attributes:
-      stepped: timesteps measured.
-      spent: seconds in which they were made.
+      stepped: Timesteps measured.
+      spent: Seconds in which they were made.
     """
 
     def __init__(self, seconds: float):
@@ -191,9 +196,7 @@ def _is_faster(measure: Callable[[Settings], float], best: Settings, candidate: 
         gains.append(math.log(rates[id(candidate)] / rates[id(best)]))
         if not gains[0] > 0:  # or NaN: the candidate cannot be run
             return False
-    from scipy import stats  # takes a second to import, which only those who tune should wait for
-
-    noise = float(stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * stats.sem(gains))
+    noise = float(scipy.stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * scipy.stats.sem(gains))
     return statistics.mean(gains) > max(math.log1p(min_gain), noise)
 
 
@@ -226,12 +229,20 @@ def _describe(make: Callable[..., Algorithm], settings: Settings) -> dict[str, A
     """What a result depends on, in JSON values."""
     return {
         "config": json.loads(json.dumps(dict(make(**settings).config), default=dict)),
-        "processor": _system.processor(),
-        "cpus": _system.num_cpus(),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
         "devices": sorted({device.device_kind for device in jax.devices()}),
-        "versions": _system.versions(),
+        "versions": versions(),
     }
 
 
 def _trial(make: Callable[..., Algorithm], settings: Settings, seconds: float) -> dict[str, Any]:
     return {"steps_per_second": measure_speed(make(**settings), seconds)}
+
+
+def processor() -> str:
+    """The processor's name."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -29,8 +29,8 @@ class EnvSpec(NamedTuple):
       observation_dtype: Dtype of observations: a numpy dtype or scalar type.
       num_actions: Number of discrete actions; actions are then int32 `[B]`.
       action_shape: Shape of one continuous action; actions are then float32 `[B, *action_shape]`.
-      action_low: float32 `[*action_shape]`: smallest allowed values of a continuous action; None if discrete.
-      action_high: float32 `[*action_shape]`: largest allowed values of a continuous action; None if discrete.
+      action_low: `float32 [*action_shape]`: smallest allowed values of a continuous action; None if discrete.
+      action_high: `float32 [*action_shape]`: largest allowed values of a continuous action; None if discrete.
       max_episode_steps: Steps after which an episode is truncated.
       frame_skip: Emulator frames per step.
       extras: Names in `TimeStep.extras`.
@@ -57,10 +57,10 @@ class TimeStep(NamedTuple):
 
     Attributes:
       observation: `[B, *observation_shape]`.
-      reward: float32 `[B]`, unclipped.
-      first: bool `[B]`: this observation begins an episode.
-      terminated: bool `[B]`: the episode ended by the rules of the environment.
-      truncated: bool `[B]`: the episode was cut by its time limit.
+      reward: `float32 [B]`, unclipped.
+      first: `bool [B]`: this observation begins an episode.
+      terminated: `bool [B]`: the episode ended by the rules of the environment.
+      truncated: `bool [B]`: the episode was cut by its time limit.
       extras: What else the environment reports, each `[B, ...]`: `ram`, `lives`, `elapsed_steps`.
     """
 
@@ -82,10 +82,10 @@ class EnvGroup(NamedTuple):
       spec: What the environment offers.
       num_envs: Environments in this group.
       traceable: `recv` and `send` may be called inside `jit`.
-      init: () -> state. Starts the first episode of every environment; called once, from Python. `recv` comes next.
-      recv: state -> (state, TimeStep). Waits for the environments.
-      send: (state, action `[B, ...]`) -> state. Returns at once.
-      restart: (state, seed=None) -> state. Drops every episode and starts new ones. Only from Python, and only when
+      init: `() -> state`. Starts the first episode of every environment; called once, from Python. `recv` comes next.
+      recv: `state -> (state, TimeStep)`. Waits for the environments.
+      send: `(state, action [B, ...]) -> state`. Returns at once.
+      restart: `(state, seed=None) -> state`. Drops every episode and starts new ones. Only from Python, and only when
         `recv` was the last call (nothing in flight); `recv` comes next and reports `first` everywhere. With an int
         `seed`, what follows depends on it alone where the environment can be seeded anew: pure-JAX ones can, envpool
         cannot.
@@ -110,7 +110,7 @@ class Env(NamedTuple):
       spec: What the environment offers.
       num_envs: Environments in all groups together.
       num_groups: Groups they are divided into, all of one size.
-      make: make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False) -> groups. `seed` (int)
+      make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False) -> groups`. `seed` (int)
         fixes every environment's random numbers; `host=True` gives groups that are driven from Python.
       config: What describes the environment: JSON values.
     """
@@ -126,14 +126,15 @@ class Policy(NamedTuple):
     """What acts: a network and what its output says about actions, as pure functions.
 
     Attributes:
-      init: key -> params.
-      initial_state: batch size -> recurrent state in which episodes begin, leaves `[B, ...]`; () without recurrence.
-      apply: (variables, observation `[B, ...]`, state) -> (output `[B, ...]`, state). The output describes a
+      init: `key -> params`.
+      initial_state: `batch size -> state`: the recurrent state in which episodes begin, leaves `[B, ...]`; () without
+        recurrence.
+      apply: `(variables, observation [B, ...], state) -> (output [B, ...], state)`. The output describes a
         distribution over actions. Variables are params, or what a genotype's `prepare` makes of them.
-      sample: (key, output `[B, ...]`) -> action `[B, ...]`, drawn from the distribution. Raises ValueError where the
-        output is one action and no distribution.
-      mode: output `[B, ...]` -> action `[B, ...]`, the likeliest, within the environment's bounds.
-      config: what describes the network: JSON values.
+      sample: `(key, output [B, ...]) -> action [B, ...]`, drawn from the distribution. Raises ValueError where the
+        output is one action and not a distribution.
+      mode: `output [B, ...] -> action [B, ...]`, the likeliest, within the environment's bounds.
+      config: What describes the network: JSON values.
     """
 
     init: Callable[[Array], ArrayTree]
@@ -148,10 +149,10 @@ class Genotype(NamedTuple):
     """What evolves: a policy whose parameters are drawn from noise, mutated, and prepared once for each genome.
 
     Attributes:
-      policy: what acts with the variables that `prepare` makes.
-      prepare: params -> variables: what can be computed once for each genome (layouts, reference statistics).
-      from_noise: standard normal noise shaped as params -> params of the first generation.
-      low_rank: paths of the kernels in whose place `prepare` and `policy.apply` also take a
+      policy: What acts with the variables that `prepare` makes.
+      prepare: `params -> variables`: what can be computed once for each genome (layouts, reference statistics).
+      from_noise: `noise -> params`: standard normal noise, shaped as params, to params of the first generation.
+      low_rank: Paths of the kernels in whose place `prepare` and `policy.apply` also take a
         `volvox.ops.low_rank.LowRank`.
     """
 
@@ -168,12 +169,12 @@ class Population(NamedTuple):
 
     Attributes:
       bases: Parameters, leaves `[P, ...]`.
-      parent: int32 `[N]`: index of the member's base.
-      seed: int32 `[N]`: names the member's noise.
-      scale: float32 `[N]`: signed noise power; 0 plays the base itself.
-      initial: bool `[N]`: a member of the first generation: its parameters are its initialiser's scaled noise alone.
-      episodes: int32 `[N]`: episodes to play; 0 leaves the member out.
-      priority: float32 `[N]`: higher starts earlier; the expected episode length in steps.
+      parent: `int32 [N]`: index of the member's base.
+      seed: `int32 [N]`: names the member's noise.
+      scale: `float32 [N]`: signed noise power; 0 plays the base itself.
+      initial: `bool [N]`: a member of the first generation: its parameters are its initialiser's scaled noise alone.
+      episodes: `int32 [N]`: episodes to play; 0 leaves the member out.
+      priority: `float32 [N]`: higher starts earlier; the expected episode length in steps.
     """
 
     bases: ArrayTree
@@ -189,10 +190,10 @@ class Evaluation(NamedTuple):
     """Returns, lengths and behaviours of the episodes that a population played. Entries that are not `valid` are 0.
 
     Attributes:
-      returns: float32 `[N, E]`: undiscounted sums of unclipped rewards.
-      lengths: int32 `[N, E]`: steps played.
-      valid: bool `[N, E]`: the episode was asked for and played.
-      behaviors: float32 `[N, E, D]`: what each episode was like; D is 0 where nothing was recorded.
+      returns: `float32 [N, E]`: undiscounted sums of unclipped rewards.
+      lengths: `int32 [N, E]`: steps played.
+      valid: `bool [N, E]`: the episode was asked for and played.
+      behaviors: `float32 [N, E, D]`: what each episode was like; D is 0 where nothing was recorded.
     """
 
     returns: Array
@@ -205,20 +206,20 @@ class Algorithm(NamedTuple):
     """Something that learns; `volvox.train` runs them all.
 
     Attributes:
-      init: key -> state, a pytree of arrays, keys and Python numbers.
-      step: (state, *, monitor=None) -> (state, metrics): one generation, or one iteration of a learner. `monitor`, if
+      init: `key -> state`, a pytree of arrays, keys and Python numbers.
+      step: `(state, *, monitor=None) -> (state, metrics)`: one generation, or one iteration of a learner. `monitor`, if
         given, is called about once a second with a dict of progress figures; if it returns True, the step is abandoned
         by raising `Interrupted`, and the state passed in stays valid.
-      variables: state -> what `policy.apply` takes: the best so far, or the latest where nothing ranks them.
-      policy: what acts with these variables.
-      env: the environments.
-      config: the settings: JSON values. Written to `config.json`, and compared when a run is resumed.
-      close: frees pools and their threads.
-      genome: state -> the same individual as a lineage in JSON form; None if the algorithm keeps none.
-      save: state -> pytree, all that is needed to go on; None: the state itself.
-      restore: what `save` gave -> state; None: what was saved is the state.
-      log: state after a step -> arrays that say more of it than its metrics; None if there are none.
-      step_name: what a step is called, in rows of metrics and in the progress display.
+      variables: `state -> variables` for `policy.apply`: the best so far, or the latest where nothing ranks them.
+      policy: What acts with these variables.
+      env: The environments.
+      config: The settings: JSON values. Written to `config.json`, and compared when a run is resumed.
+      close: Frees pools and their threads.
+      genome: `state -> lineage` of the same individual, in JSON form; None if the algorithm keeps none.
+      save: `state -> pytree` with all that is needed to go on; None if that is the state itself.
+      restore: `pytree -> state`, the inverse of `save`; None if what was saved is the state.
+      log: `state -> arrays` that describe the last step in more detail than its metrics; None if there are none.
+      step_name: What a step is called, in rows of metrics and in the progress display.
     """
 
     init: Callable[[Array], Any]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from layer_shapes import CONVS
 
 from volvox.ops import conv as conv_module
 from volvox.ops.conv import Window, conv
-from volvox.ops.matmul import CONVS
 
 
 def operands(shape, *, networks=(), batch=1, seed=0):
@@ -78,8 +78,8 @@ def test_one_and_many_kernels_follow_the_formula(name):
 def test_patches_follow_the_formula(name):
     """What many kernels become on an accelerator; the layers of the large network have their own test above."""
     shape = CONVS[name]
-    window = conv_module._window((shape.image,) * 2, (shape.size,) * 2, (shape.stride,) * 2, shape.padding)
     x, kernel = operands(shape, networks=(2,), batch=2)
+    window = conv_module.window_of(x.shape[-4:], kernel.shape[-4:], (shape.stride,) * 2, shape.padding)
     expected = np.stack([golden(x[p], kernel[p], shape.stride, shape.padding) for p in range(2)])
     assert_close(jax.jit(conv_module._conv_patches, static_argnums=2)(x, kernel, window), expected)
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 from jax import lax
+from layer_shapes import CONVS
 
-from volvox.ops.conv import _window, conv_gradients
-from volvox.ops.matmul import CONVS
+from volvox.ops.conv import conv_gradients, window_of
 
 BATCHES = {"prime": 3, "in_a_loop": 8, "in_a_loop_and_pieces": 20}
 
@@ -23,9 +23,9 @@ def xla(x, kernel, g, window):
 
 def operands(shape, batch, *, networks=()):
     rng = np.random.default_rng(0)
-    window = _window((shape.image,) * 2, (shape.size,) * 2, (shape.stride,) * 2, shape.padding)
     x = rng.standard_normal((*networks, batch, shape.image, shape.image, shape.channels), np.float32)
     kernel = rng.standard_normal((*networks, shape.size, shape.size, shape.channels, shape.features), np.float32)
+    window = window_of(x.shape[-4:], kernel.shape[-4:], (shape.stride,) * 2, shape.padding)
     out = window.output_size(shape.image, shape.image)
     return x, kernel, rng.standard_normal((*networks, batch, *out, shape.features), np.float32), window
 

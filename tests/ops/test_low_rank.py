@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layer_shapes import CONVS, MATMULS
 
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.conv import conv, conv_low_rank
 from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense, with_bases, without_bases
-from volvox.ops.matmul import CONVS, MATMULS, matmul
+from volvox.ops.matmul import matmul
 
 INDICES = {
     "all one": lambda p, n: np.full(n, p - 1),
@@ -81,12 +82,12 @@ def test_conv(name):
 
 def test_conv_elsewhere_is_the_same():
     """The form for other platforms, which nothing chooses on a CPU."""
-    from volvox.ops.conv import _low_rank_mapped, _low_rank_patches, _window
+    from volvox.ops.conv import _low_rank_mapped, _low_rank_patches, window_of
 
     shape = CONVS["deep_ga_small_1"]
-    window = _window((shape.image,) * 2, (shape.size,) * 2, (shape.stride,) * 2, shape.padding)
     kernels = normal(3, shape.size, shape.size, shape.channels, shape.features)
     x, a = normal(4, 2, shape.image, shape.image, shape.channels), normal(4, kernels[0, ..., 0].size, 1)
+    window = window_of(x.shape[1:], kernels.shape[1:], (shape.stride,) * 2, shape.padding)
     operands = jax.tree.map(jnp.asarray, (x, kernels, np.array([2, 0, 2, 1]), a, normal(4, shape.features, 1)))
     np.testing.assert_allclose(
         _low_rank_patches(*operands, window), _low_rank_mapped(*operands, window), rtol=1e-3, atol=1e-3

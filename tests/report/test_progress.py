@@ -100,4 +100,4 @@ def test_time_left_is_no_more_than_the_time_allowed():
     shown = Progress(1_000_000, stop_after=0.5, stream=stream)
     time.sleep(0.01)
     shown.step(1, {"elite_score": 1.0})
-    assert " 0 s left" in stream.getvalue()
+    assert " 00:00 left" in stream.getvalue()

@@ -15,6 +15,7 @@ What is made different from envpool:
 
 import contextlib
 import functools
+import os
 import warnings
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer, nearest
-from volvox._system import num_cpus
 from volvox.envs.groups import action_bounds, bounded_action, checked_action, consistent, recipe
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
@@ -102,7 +102,7 @@ def envpool_task(
             env_type="gymnasium",
             num_envs=num_envs,
             batch_size=num_envs,
-            num_threads=min(threads or num_cpus(), num_envs),
+            num_threads=min(threads or len(os.sched_getaffinity(0)), num_envs),
             seed=environment_seeds(seed, group=index, num_envs=num_envs),
             **{**config, "max_episode_steps": spec.max_episode_steps},
         )

@@ -12,8 +12,9 @@ import numpy as np
 from flax import linen as nn
 
 from volvox import networks
-from volvox._checks import integer, restored
+from volvox._checks import integer
 from volvox._settings import describe
+from volvox.checkpoint import restored
 from volvox.evolution.schedules import Cutoff, parse_cutoff
 from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases, fitness, mean_length, rows
 from volvox.loop import behaviors

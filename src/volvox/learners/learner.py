@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import restored
 from volvox._settings import describe
+from volvox.checkpoint import restored
 from volvox.data import metrics
 from volvox.loop.driver import Loop, seed_of
 from volvox.loop.pipeline import Stages

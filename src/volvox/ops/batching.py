@@ -122,9 +122,9 @@ def where_rows(mask: Array, x: Any, y: Any) -> Any:
     """Takes rows of `x` where `mask` holds, and of `y` elsewhere.
 
     Args:
-      mask: bool `[B]`.
-      x: pytree like `y`; its leaves may be without the axis B, or have length 1 along it.
-      y: pytree with leaves `[B, ...]`.
+      mask: `bool [B]`.
+      x: Pytree like `y`; its leaves may be without the axis B, or have length 1 along it.
+      y: Pytree with leaves `[B, ...]`.
 
     Returns:
       A pytree like `y`.

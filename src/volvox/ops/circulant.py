@@ -31,13 +31,13 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
     Args:
       x: `[..., K]`.
       kernel: `[K, N / block]`: row `i * block + s` holds, for each block column, number s of the block in block row i.
-      block: b, a divisor of K.
+      block: Size b of a block, a divisor of K.
 
     Returns:
       `[..., N]` of the promoted dtype.
 
     Raises:
-      ValueError: the shapes do not fit, or the block does not divide K.
+      ValueError: The shapes do not fit, or the block does not divide K.
     """
     if kernel.ndim != 2 or x.ndim < 1 or x.shape[-1] != kernel.shape[0]:
         raise ValueError(
@@ -61,7 +61,7 @@ def check_block(block: int, *lengths: int) -> None:
     """Checks that a block is positive and divides the sides of a layer.
 
     Raises:
-      ValueError: it is not, or does not; the message names the block and the sides.
+      ValueError: It is not, or does not; the message names the block and the sides.
     """
     if block < 1 or any(length % block for length in lengths):
         raise ValueError(

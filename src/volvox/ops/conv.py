@@ -26,9 +26,9 @@ class Window(NamedTuple):
     """Static geometry of a convolution; each field has two entries, rows before columns.
 
     Attributes:
-      size: pixels that the kernel covers.
-      strides: pixels from one output to the next.
-      padding: numbers of zeros (before, after).
+      size: Pixels that the kernel covers.
+      strides: Pixels from one output to the next.
+      padding: Numbers of zeros (before, after).
     """
 
     size: tuple[int, int]
@@ -60,40 +60,37 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
       >>> many = jax.vmap(conv)(jnp.ones((5, 8, 84, 84, 4)), jnp.ones((5, 8, 8, 4, 32)))  # [5, 8, 84, 84, 32]
 
     Args:
-      x: images `[B, H, W, C]`.
+      x: Images `[B, H, W, C]`.
       kernel: `[kh, kw, C, F]`.
-      strides: of rows and columns.
+      strides: Strides of rows and columns.
       padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: shapes, strides or padding do not fit.
+      ValueError: Shapes, strides or padding do not fit.
     """
-    window = _fitting(x.shape, kernel.shape, strides, padding)
+    window = window_of(x.shape, kernel.shape, strides, padding)
     dtype = jnp.result_type(x, kernel)
     return _conv(x.astype(dtype), kernel.astype(dtype), window)
 
 
-def _fitting(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
+def window_of(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
     """Returns the geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
     if len(x) != 4 or len(kernel) != 4 or x[3] != kernel[2]:
         raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}.")
-    window = _window(x[1:3], kernel[:2], strides, padding)
-    if min(window.output_size(*x[1:3])) < 1:
-        raise ValueError(f"The window {tuple(kernel[:2])} does not fit into images of {tuple(x[1:3])} with {padding=}.")
-    return window
-
-
-def _window(image: Sequence[int], size: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
     if len(strides) != 2 or min(strides) < 1:
         raise ValueError(f"conv needs two positive strides; got {tuple(strides)}.")
+    image, size = x[1:3], kernel[:2]
     pads = lax.padtype_to_pads(image, size, strides, padding) if isinstance(padding, str) else padding
     pads = tuple((int(low), int(high)) for low, high in pads)
     if len(pads) != 2 or min(map(min, pads)) < 0:
         raise ValueError(f"conv needs a non-negative (before, after) padding of rows and columns; got {padding}.")
-    return Window((size[0], size[1]), (int(strides[0]), int(strides[1])), pads)
+    window = Window((size[0], size[1]), (int(strides[0]), int(strides[1])), pads)
+    if min(window.output_size(*image)) < 1:
+        raise ValueError(f"The window {tuple(size)} does not fit into images of {tuple(image)} with {padding=}.")
+    return window
 
 
 # Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost.
@@ -134,21 +131,21 @@ def conv_low_rank(
     under any nesting of `vmap`. It has no gradients.
 
     Args:
-      x: images `[B, M, H, W, C]`.
+      x: Images `[B, M, H, W, C]`.
       kernels: `[P, kh, kw, C, F]`.
-      index: int32 `[B]`, each in `[0, P)`.
+      index: `int32 [B]`, each in `[0, P)`.
       a: `[B, kh * kw * C, r]`.
       b: `[B, F, r]`.
-      strides: of rows and columns.
+      strides: Strides of rows and columns.
       padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, M, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: shapes, strides or padding do not fit.
+      ValueError: Shapes, strides or padding do not fit.
     """
-    window = _fitting(x.shape[1:], kernels.shape[1:], strides, padding)
+    window = window_of(x.shape[1:], kernels.shape[1:], strides, padding)
     k = math.prod(kernels.shape[1:4])
     if a.shape[1:-1] != (k,) or b.shape[1:] != (kernels.shape[4], a.shape[-1]):
         raise ValueError(
@@ -246,10 +243,10 @@ def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[A
     """Computes the gradients of images and kernel, by operations that `vmap` batches well.
 
     Args:
-      x: images `[B, H, W, C]`.
+      x: Images `[B, H, W, C]`.
       kernel: `[kh, kw, C, F]`.
-      g: gradient of the output, `[B, H', W', F]`.
-      window: geometry of the convolution.
+      g: Gradient of the output, `[B, H', W', F]`.
+      window: Geometry of the convolution.
 
     Returns:
       (as x, as kernel).

@@ -28,6 +28,14 @@ def leaf_path(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
+def by_path(tree: ArrayTree) -> dict[tuple[str, ...], Any]:
+    """Returns the leaves by their paths, for example `("opt", "0", "mu")`, in the order of the tree.
+
+    A field of a NamedTuple and a key of a dict have the same path.
+    """
+    return {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
 def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
     """Says whether the leaf at a key path is a kernel, `[inputs..., outputs]`, by its axes and its name."""
     return len(leaf.shape) >= 2 and leaf_path(path)[-1:] not in (("bias",), ("scale",))
@@ -62,7 +70,7 @@ def unflatten(vector: Array, like: ArrayTree) -> ArrayTree:
     """Cuts a vector `[n]` into leaves with the shapes and dtypes of `like` (arrays or their shapes).
 
     Raises:
-      ValueError: the vector does not hold exactly the elements of `like`.
+      ValueError: The vector does not hold exactly the elements of `like`.
     """
     if vector.shape != (num_parameters(like),):
         raise ValueError(f"These parameters need a vector of shape {(num_parameters(like),)}; got {vector.shape}.")

@@ -24,10 +24,10 @@ class LowRank:
 
     Attributes:
       bases: `[P, K, N]` or `[P, kh, kw, C, F]`; None where they are kept elsewhere (`without_bases`).
-      index: int32 scalar: the base.
+      index: `int32 []`: the base.
       a: `[K, r]`; of a convolution `[kh * kw * C, r]`.
       b: `[N, r]`.
-      leaf: position of this kernel among the leaves of the parameters, in the order of `jax.tree.leaves`.
+      leaf: Position of this kernel among the leaves of the parameters, in the order of `jax.tree.leaves`.
     """
 
     bases: Array | None
@@ -48,7 +48,7 @@ def low_rank_dense(x: Array, kernel: LowRank) -> Array:
 
     Args:
       x: `[..., K]`.
-      kernel: of shape `[K, N]`.
+      kernel: Kernel of shape `[K, N]`.
 
     Returns:
       `[..., N]` of the promoted dtype.
@@ -64,16 +64,16 @@ def low_rank_conv(x: Array, kernel: LowRank, *, strides: Sequence[int] = (1, 1),
     """Convolves images with the kernel.
 
     Args:
-      x: images `[B, H, W, C]`.
-      kernel: of shape `[kh, kw, C, F]`.
-      strides: of rows and columns.
+      x: Images `[B, H, W, C]`.
+      kernel: Kernel of shape `[kh, kw, C, F]`.
+      strides: Strides of rows and columns.
       padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
 
     Raises:
-      ValueError: as in `volvox.ops.conv.conv`, or `a` and `b` do not fit the bases.
+      ValueError: As in `volvox.ops.conv.conv`, or `a` and `b` do not fit the bases.
     """
     assert kernel.bases is not None
     row = jax.tree.map(lambda leaf: leaf[None], (kernel.index, kernel.a, kernel.b))
@@ -92,7 +92,5 @@ def with_bases(tree: Any, bases: Any) -> Any:
 
 
 def _each(tree: Any, change: Callable[[LowRank], LowRank]) -> Any:
-    def is_kernel(x: Any) -> bool:
-        return isinstance(x, LowRank)
-
-    return jax.tree.map(lambda x: change(x) if is_kernel(x) else x, tree, is_leaf=is_kernel)
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, LowRank))
+    return jax.tree.unflatten(treedef, [change(leaf) if isinstance(leaf, LowRank) else leaf for leaf in leaves])

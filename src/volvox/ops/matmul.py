@@ -11,7 +11,6 @@ Example:
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,15 +38,15 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int32 `[B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, for which
+      index: `int32 [B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, for which
         `P == B` must hold, and nothing is gathered.
-      implementation: one of `implementations(x, w, index)` to use; None takes the preferred one.
+      implementation: One of `implementations(x, w, index)` to use; None takes the preferred one.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
 
     Raises:
-      ValueError: the shapes do not fit, or the implementation is unknown or cannot serve them.
+      ValueError: The shapes do not fit, or the implementation is unknown or cannot serve them.
       TypeError: `index` does not hold integers.
     """
     if x.ndim != 3 or w.ndim != 3 or x.shape[2] != w.shape[1]:
@@ -59,15 +58,6 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
         raise ValueError(f"index must have shape {x.shape[:1]}, one entry a row block; got {index.shape}.")
     elif not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"index must hold integers; got {index.dtype}.")
-    available = implementations(x, w, index)
-    if implementation not in (None, "mosaic", "xla"):
-        raise ValueError(f"Implementation {implementation!r} is unknown; there are mosaic and xla.")
-    if implementation is not None and implementation not in available:
-        gpu = f"of capability {capability()}" if capability() else "not here"
-        raise ValueError(
-            f"Implementation {implementation!r} cannot serve this product here: it takes a Hopper or Blackwell GPU "
-            f"({gpu}), and shapes and dtypes as in matmul_mosaic.plan; available: {', '.join(available)}."
-        )
     return _matmul(x, w, index, implementation)
 
 
@@ -82,7 +72,7 @@ def dense(x: Array, kernel: Array) -> Array:
       `[..., N]` of the promoted dtype.
 
     Raises:
-      ValueError: the shapes do not fit.
+      ValueError: The shapes do not fit.
     """
     if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
         raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}.")
@@ -94,14 +84,15 @@ def served(x: Array, w: Array, index: Array | None = None, *, implementation: st
     """Computes `matmul` without gradients or batching rules; arguments are those of `matmul`.
 
     Raises:
-      ValueError: the implementation named cannot serve what `vmap` has made of the operands.
+      ValueError: The implementation is unknown or cannot serve these operands, which `vmap` may have made larger.
     """
-    how = plan(x, w, index, on=capability())
-    if how is None and implementation == "mosaic":
+    available = implementations(x, w, index)
+    if implementation not in (None, *available):
         raise ValueError(
-            f"Implementation 'mosaic' cannot serve this product as vmap has made it, {x.shape} through {w.shape}; "
-            "leave the choice to implementation=None."
+            f"{implementation=} cannot multiply {x.shape} by {w.shape} here (capability of the GPU: {capability()}); "
+            f"available: {', '.join(available)}. Leave the choice to implementation=None."
         )
+    how = plan(x, w, index, on=capability())
     if how is None or implementation == "xla":
         return matmul_xla(x, w, index)
     operands = (x, w) if index is None else (x, w, index)
@@ -170,67 +161,3 @@ def _matmul_backward(implementation, residuals, g):
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)
-
-
-class MatmulShape(NamedTuple):
-    """A product of rows and a kernel.
-
-    Attributes:
-      rows: rows for each kernel.
-      k: length of the contraction.
-      n: columns of the kernel.
-    """
-
-    rows: int
-    k: int
-    n: int
-
-
-class ConvShape(NamedTuple):
-    """A convolution of square images with square windows.
-
-    Attributes:
-      image: height and width of an image.
-      channels: channels of an image.
-      size: height and width of the window.
-      stride: pixels from one output to the next.
-      features: channels of the output.
-      padding: "SAME" or "VALID".
-    """
-
-    image: int
-    channels: int
-    size: int
-    stride: int
-    features: int
-    padding: str
-
-
-MATMULS = {
-    "deep_ga_large_hidden": MatmulShape(1, 7744, 512),
-    "deep_ga_large_output": MatmulShape(1, 512, 18),
-    "deep_ga_small_hidden": MatmulShape(1, 3872, 256),
-    "deep_ga_large_patches_0": MatmulShape(441, 256, 32),
-    "deep_ga_large_patches_1": MatmulShape(121, 512, 64),
-    "deep_ga_large_patches_2": MatmulShape(121, 576, 64),
-    "mlp_hidden": MatmulShape(1, 64, 64),
-    "tiles": MatmulShape(3, 96, 256),
-    "half_a_tile": MatmulShape(70, 128, 48),
-    "rows": MatmulShape(5, 704, 16),
-    "prime": MatmulShape(1, 769, 7),
-    "scalar": MatmulShape(1, 1, 1),
-}
-"""Dense layers, for one observation of each network unless `rows` says otherwise, and convolutions of patches."""
-
-CONVS = {
-    "deep_ga_large_0": ConvShape(84, 4, 8, 4, 32, "SAME"),
-    "deep_ga_large_1": ConvShape(21, 32, 4, 2, 64, "SAME"),
-    "deep_ga_large_2": ConvShape(11, 64, 3, 1, 64, "SAME"),
-    "deep_ga_small_0": ConvShape(84, 4, 8, 4, 16, "SAME"),
-    "deep_ga_small_1": ConvShape(21, 16, 4, 2, 32, "SAME"),
-    "stride_beyond_size": ConvShape(9, 3, 2, 3, 5, "SAME"),
-    "size_no_multiple_of_stride": ConvShape(20, 4, 3, 2, 5, "VALID"),
-    "pixels_left_over": ConvShape(23, 3, 4, 2, 5, "VALID"),
-    "pointwise": ConvShape(5, 3, 1, 1, 2, "VALID"),
-}
-"""Convolutions of Atari networks, and unusual ones."""

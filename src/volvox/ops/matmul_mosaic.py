@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 from volvox.ops.matmul_xla import sorted_by_kernel
 
@@ -34,9 +35,9 @@ class Streamed(NamedTuple):
     """How `_streamed` cuts weights.
 
     Attributes:
-      rows: rows that share what is read of a kernel.
-      tile_k: rows of a tile of weights.
-      stages: tiles in flight.
+      rows: Rows that share what is read of a kernel.
+      tile_k: Rows of a tile of weights.
+      stages: Tiles in flight.
     """
 
     rows: int
@@ -48,10 +49,10 @@ class Tiled(NamedTuple):
     """How `_tiled` cuts its operands.
 
     Attributes:
-      tile_m: rows of a tile of `x` and of the result.
-      tile_k: length of the contraction in a tile.
-      tile_n: columns of a tile of `w` and of the result.
-      stages: tiles in flight.
+      tile_m: Rows of a tile of `x` and of the result.
+      tile_k: Length of the contraction in a tile.
+      tile_n: Columns of a tile of `w` and of the result.
+      stages: Tiles in flight.
     """
 
     tile_m: int
@@ -77,8 +78,8 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, in
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int `[B]`, or None.
-      on: compute capability of the GPU; None if there is none.
+      index: `int [B]`, or None.
+      on: Compute capability of the GPU; None if there is none.
 
     Returns:
       How the kernel cuts the operands; None if no kernel can serve them.
@@ -117,14 +118,14 @@ def matmul_mosaic(x: Array, w: Array, index: Array | None = None, *, how: Stream
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int `[B]`, or None for the identity (`B == P`).
-      how: what `plan` says for these operands.
+      index: `int [B]`, or None for the identity (`B == P`).
+      how: What `plan` says for these operands.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
     """
     if isinstance(how, Tiled):
-        return _by_tiles(x, w, jnp.arange(x.shape[0]) if index is None else index, how)
+        return _tiled(x, w, jnp.arange(x.shape[0]) if index is None else index, how)
     out = _by_blocks(x, w, how) if index is None else _by_groups(x, w, index, how)
     return out.astype(jnp.result_type(x, w))
 
@@ -161,7 +162,7 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
 
     (t, rows, _), n = x.shape, w.shape[2]
 
-    def body(*references):
+    def body(*references):  # its name is the kernel's
         _stream(*references, how=how)
 
     call = plgpu.kernel(
@@ -175,8 +176,6 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
 
 
 def _stream(x_gmem, w_gmem, kernel_gmem, out_gmem, out_smem, *, how: Streamed) -> None:
-    from jax.experimental import pallas as pl
-
     item, column = jax.lax.axis_index("item"), jax.lax.axis_index("column")
     which = kernel_gmem[item]
     references = x_gmem, w_gmem, out_gmem, out_smem
@@ -184,7 +183,6 @@ def _stream(x_gmem, w_gmem, kernel_gmem, out_gmem, out_smem, *, how: Streamed) -
 
 
 def _stream_item(x_gmem, w_gmem, out_gmem, out_smem, *, item, column, which, how: Streamed) -> None:
-    from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     _, rows, k = x_gmem.shape
@@ -223,18 +221,16 @@ def _stream_item(x_gmem, w_gmem, out_gmem, out_smem, *, item, column, which, how
     plgpu.wait_smem_to_gmem(0)
 
 
-def _by_tiles(x: Array, w: Array, index: Array, how: Tiled) -> Array:
-    """Pads the rows of each block to whole tiles, which copies them."""
-    m = x.shape[1]
-    padded = jnp.pad(x, ((0, 0), (0, -m % how.tile_m), (0, 0)))
-    return _tiled(padded, w, index, how)[:, :m]
-
-
 def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
-    """Computes `out[b] = x[b] @ w[index[b]]` on the tensor cores, in the operands' half precision."""
+    """Computes `out[b] = x[b] @ w[index[b]]` on the tensor cores, in the operands' half precision.
+
+    The rows of each block are padded to whole tiles, which copies them.
+    """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    (b, m, _), n = x.shape, w.shape[2]
+    m = x.shape[1]
+    x = jnp.pad(x, ((0, 0), (0, -m % how.tile_m), (0, 0)))
+    (b, padded, _), n = x.shape, w.shape[2]
     # Both operands of the instruction must have the same pattern in shared memory.
     swizzle = plgpu.find_swizzle(min(how.tile_n, how.tile_k) * x.dtype.itemsize * 8)
     transforms = (plgpu.TilingTransform((8, swizzle // x.dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
@@ -244,16 +240,15 @@ def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
 
     call = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((b, m, n), x.dtype),
-        grid=(m // how.tile_m, n // how.tile_n, b),
+        out_type=jax.ShapeDtypeStruct((b, padded, n), x.dtype),
+        grid=(padded // how.tile_m, n // how.tile_n, b),
         grid_names=("row", "column", "block"),
         scratch_types=[plgpu.SMEM((how.tile_m, how.tile_n), x.dtype, transforms=transforms)],
     )
-    return call(x, w, index.astype(jnp.int32))
+    return call(x, w, index.astype(jnp.int32))[:, :m]
 
 
 def _tile(x_gmem, w_gmem, index_gmem, out_gmem, out_smem, *, how: Tiled, transforms) -> None:
-    from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     row, column, block = (jax.lax.axis_index(name) for name in ("row", "column", "block"))

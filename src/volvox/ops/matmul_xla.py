@@ -24,8 +24,8 @@ def chunk_length(rows: int, k: int) -> int | None:
     """Returns the length of the pieces that the contraction is cut into, or None to leave it whole.
 
     Args:
-      rows: rows that each kernel is multiplied with.
-      k: length of the contraction.
+      rows: Rows that each kernel is multiplied with.
+      k: Length of the contraction.
 
     Returns:
       The divisor of `k` whose ratio to the best measured length is nearest to 1; None if there are so many rows that
@@ -51,7 +51,7 @@ def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: int `[B]`, or None for the identity (`B == P`).
+      index: `int [B]`, or None for the identity (`B == P`).
 
     Returns:
       `[B, M, N]`.
@@ -95,10 +95,10 @@ class Sorted(NamedTuple):
     """Row blocks sorted by kernel.
 
     Attributes:
-      order: int32 `[B]`: the block at each place.
-      kernel: int32 `[B]`: the kernel of the block at each place.
-      size: int32 `[P]`: number of blocks of each kernel.
-      start: int32 `[P]`: place of the first block of each kernel.
+      order: `int32 [B]`: the block at each place.
+      kernel: `int32 [B]`: the kernel of the block at each place.
+      size: `int32 [P]`: number of blocks of each kernel.
+      start: `int32 [P]`: place of the first block of each kernel.
     """
 
     order: Array

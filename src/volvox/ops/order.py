@@ -35,17 +35,17 @@ def after(x: Any, y: Any, zero: jax.Array, *, required: bool = True) -> Any:
       >>> counter = after(counter, observation, zero)  # what uses the counter waits for the observation
 
     Args:
-      x: pytree. Its integer scalars and uint8 vectors (loop counters, pool tokens) carry the dependence; other leaves
+      x: Pytree. Its integer scalars and uint8 vectors (loop counters, pool tokens) carry the dependence; other leaves
         pass through untouched, so that large arrays are not copied.
-      y: pytree of arrays with at least one element each; empty leaves are skipped.
-      zero: the runtime zero, int32 scalar.
+      y: Pytree of arrays with at least one element each; empty leaves are skipped.
+      zero: The runtime zero, int32 scalar.
       required: False if an `x` without such a leaf has no side effects to order.
 
     Returns:
       A pytree equal to `x`.
 
     Raises:
-      ValueError: the order is required and no leaf of `x` can carry it.
+      ValueError: The order is required and no leaf of `x` can carry it.
     """
     bits = jnp.int32(0)
     for leaf in jax.tree.leaves(y):
@@ -75,8 +75,8 @@ def rounded(x: jax.Array, zero: jax.Array) -> jax.Array:
     `a + rounded(b * c, zero)` gives the same bits eagerly, inside any fusion, and in NumPy.
 
     Args:
-      x: float32 array.
-      zero: the runtime zero, int32 scalar.
+      x: Float32 array.
+      zero: The runtime zero, int32 scalar.
 
     Returns:
       `x`, the same bits.

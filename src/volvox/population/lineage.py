@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._system import write_file
+from volvox.checkpoint import write_file
 from volvox.population.decoding import Encoding, Member, decode
 from volvox.types import ArrayTree
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from volvox._system import write_file
+from volvox.checkpoint import write_file
 from volvox.report.rows import numbers
 
 # Okabe and Ito's colours: told apart by colour-blind readers, too.
@@ -32,13 +32,13 @@ def learning_curve(
 
     Scores are metrics whose names hold "return", "score" or "reward", and the best and mean of "training",
     "evaluation", "test" and "elite". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
-    `x_mean` or `x`. What is no number is left out, and so is what counts steps.
+    `x_mean` or `x`. Values that are not numbers, and counters of steps, are left out.
 
     Args:
-      rows: metrics, one mapping a step, in order. `frames` and `seconds` are counted from the run's beginning; where
+      rows: Metrics, one mapping a step, in order. `frames` and `seconds` are counted from the run's beginning; where
         `frames` is missing, steps take its place. None and missing values leave gaps.
-      path: where to write a PNG, if anywhere.
-      title: the figure's title.
+      path: Where to write a PNG, if anywhere.
+      title: The figure's title.
 
     Returns:
       The figure; a notebook shows it, `figure.savefig` writes it in other formats.

@@ -38,18 +38,18 @@ def cloud(
     are projected on the two directions in which all of them vary most.
 
     Args:
-      run_dir: of a run with a log.
-      path: where to write a PNG, if anywhere.
-      panels: generations to show, at most.
-      background: draws on each panel before the members, for example `volvox.report.maze_walls`.
-      title: the figure's title.
+      run_dir: Directory of a run with a log.
+      path: Where to write a PNG, if anywhere.
+      panels: Generations to show, at most.
+      background: Draws on each panel before the members, for example `volvox.report.maze_walls`.
+      title: The figure's title.
 
     Returns:
       The figure.
 
     Raises:
-      FileNotFoundError: nothing was logged.
-      ValueError: no behaviours were recorded, or `panels` is not positive.
+      FileNotFoundError: Nothing was logged.
+      ValueError: No behaviours were recorded, or `panels` is not positive.
     """
     if panels < 1:
         raise ValueError(f"panels={panels}: show at least one generation.")
@@ -95,19 +95,19 @@ def cloud(
 def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, title: str = "") -> Figure:
     """Draws the tree of descent: fitness of all members by generation, lines from each parent to its parent.
 
-    The line of the elite that the run ended with is drawn out.
+    The ancestors of the final elite are highlighted.
 
     Args:
-      run_dir: of a run with a log and a strategy that keeps lineages.
-      path: where to write a PNG, if anywhere.
-      title: the figure's title.
+      run_dir: Directory of a run with a log and a strategy that keeps lineages.
+      path: Where to write a PNG, if anywhere.
+      title: The figure's title.
 
     Returns:
       The figure.
 
     Raises:
-      FileNotFoundError: nothing was logged.
-      ValueError: the strategy keeps no lineages, or the elite is older than the log.
+      FileNotFoundError: Nothing was logged.
+      ValueError: The strategy keeps no lineages, or the elite is older than the log.
     """
     logged = read_log(Path(run_dir) / "log")
     if "base_seed" not in next(iter(logged.values())):
@@ -138,8 +138,8 @@ def ancestors(logged: dict[int, dict[str, np.ndarray]], base: int) -> list[tuple
     """A base of the last logged generation and those it descends from, newest first, as far back as the log goes.
 
     Args:
-      logged: arrays by generation, as `read_log` reads them.
-      base: its index.
+      logged: Arrays by generation, as `read_log` reads them.
+      base: Its index.
 
     Returns:
       (generation in which it was born, training fitness) of each.

@@ -8,11 +8,14 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, TextIO
 
+from tqdm.std import tqdm
+
 from volvox.report.rows import numbers
 
 _INNER_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _PLACES = ("phase", "role", "done", "total", "stepped")
 """Figures from inside a step that say where it is; all others are shown as figures."""
+_clock = tqdm.format_interval
 _COUNT = re.compile("(.*_)?(frames|seconds)")
 _FIRST = ("elite_score", "evaluation_|test_", "training_best", "training_mean", ".*_per_second", "occupancy")
 """What the names of the most important metrics begin with, in the order in which a line shows them."""
@@ -26,9 +29,9 @@ def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), width: in
     (the step, frames, seconds) are left to the rows.
 
     Args:
-      metrics: of a step, or from inside it; whatever is no number is left out.
-      skip: names to leave out.
-      width: characters that the line may have; the first figure is shown however long it is.
+      metrics: Metrics of a step, or figures from inside it; what is not a number is left out.
+      skip: Names to leave out.
+      width: Characters that the line may have; the first figure is shown however long it is.
     """
     shown = {name: value for name, value in numbers(metrics).items() if name not in skip and not _COUNT.fullmatch(name)}
     line = ""
@@ -68,12 +71,12 @@ class Progress:
         """Begins to show progress.
 
         Args:
-          total: steps of the whole run.
-          done: steps done before this process.
-          step_name: what a step is called.
+          total: Steps of the whole run.
+          done: Steps done before this process.
+          step_name: What a step is called.
           enabled: False shows neither bar nor lines; notes are printed all the same.
-          stop_after: seconds after which no further step begins; the time left is no more than that.
-          stream: where to write; None is the standard error stream of the moment.
+          stop_after: Seconds after which no further step begins; the time left is no more than that.
+          stream: Where to write; None is the standard error stream of the moment.
         """
         self._total, self._done, self._step_name, self._enabled = total, done, step_name, enabled
         self._stop_after = math.inf if stop_after is None else stop_after
@@ -121,12 +124,12 @@ class Progress:
         allowed = max(self._stop_after - elapsed, 0.0)
         line = figures(metrics, skip=[self._step_name])
         if self._steps is not None:  # tqdm knows the times
-            stops = f", stops within {_duration(allowed)}" if allowed < math.inf else ""
+            stops = f", stops within {_clock(allowed)}" if allowed < math.inf else ""
             self._steps.set_postfix_str(line + stops, refresh=False)
             self._steps.update(done - self._steps.n)
         elif self._enabled:
             left = min(elapsed / max(done - self._done, 1) * (self._total - done), allowed)
-            times = f"{_duration(elapsed)} elapsed" + (f", {_duration(left)} left" if done < self._total else "")
+            times = f"{_clock(elapsed)} elapsed" + (f", {_clock(left)} left" if done < self._total else "")
             self.note(f"{self._step_name} {done}/{self._total}  {line}  {times}")
 
     def note(self, text: str) -> None:
@@ -148,9 +151,3 @@ def _rank(name: str) -> int:
     if name.endswith(("_std", "_standard_error")):
         return len(_FIRST) + 1
     return next((rank for rank, pattern in enumerate(_FIRST) if re.match(pattern, name)), len(_FIRST))
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

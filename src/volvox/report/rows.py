@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from volvox._system import write_file
+from volvox.checkpoint import write_file
 
 Row = dict[str, Any]
 """One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
@@ -25,11 +25,11 @@ def to_json(value: Any, place: str = "metrics") -> Any:
     """Returns the strict-JSON form of a metric: numpy and jax values become Python's, NaN and infinities None.
 
     Args:
-      value: a number, string, boolean, None, array, or a list, tuple or string-keyed mapping of these.
-      place: what errors call the value.
+      value: A number, string, boolean, None, array, or a list, tuple or string-keyed mapping of these.
+      place: What errors call the value.
 
     Raises:
-      TypeError: anything else, named by its place.
+      TypeError: Anything else, named by its place.
     """
     if hasattr(value, "dtype"):
         array = np.asarray(value)
@@ -62,7 +62,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     """Reads all whole rows; a last line without its newline, cut short by a kill, is left out. No file, no rows.
 
     Raises:
-      ValueError: a whole line is not a JSON object.
+      ValueError: A whole line is not a JSON object.
     """
     path = Path(path)
     if not path.exists():
@@ -86,7 +86,7 @@ def rewrite(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the metrics that are finite numbers; a boolean is none."""
+    """Returns the metrics that are finite numbers; booleans are left out."""
     found = {name: value for name, value in row.items() if isinstance(value, int | float)}
     return {name: value for name, value in found.items() if not isinstance(value, bool) and math.isfinite(value)}
 
@@ -95,7 +95,7 @@ def event_writer(directory: str | os.PathLike[str], *, first_step: int = 1) -> S
     """Opens a new TensorBoard event file.
 
     Args:
-      directory: folder of the event files, made if missing.
+      directory: Folder of the event files, made if missing.
       first_step: TensorBoard hides what earlier files hold at this step and after it.
     """
     # Files are named by the second: without a suffix a quick resume would overwrite the file before.
@@ -123,7 +123,7 @@ def read_log(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarra
     """Reads the arrays of all steps, by number, in order.
 
     Raises:
-      FileNotFoundError: nothing is logged there.
+      FileNotFoundError: Nothing is logged there.
     """
     steps = {}
     for step, path in _logged(directory):

@@ -53,21 +53,22 @@ def record_video(
         record_video(env, algorithm.policy, algorithm.variables(state), "episode.mp4")
 
     Args:
-      env: recipe of the environment; one copy of it is made, driven from Python, and closed again. But for Atari its
-        observations are uint8 images `[height, width, stack]`, the newest last.
-      policy: plays its mode.
-      variables: what `policy.apply` takes.
-      path: where to write, ending in `.mp4`; its folder is made if missing.
-      seed: the environment's seed.
-      max_steps: steps after which the episode is cut; None is the environment's own limit.
-      fps: pictures per second; None is the emulator's own speed, 60 frames per second.
+      env: Recipe of the environment; one copy of it is made, driven from Python, and closed again. Other than
+        Atari's, its observations are uint8 images `[height, width, stack]`, the newest last.
+      policy: Plays its mode.
+      variables: What `policy.apply` takes.
+      path: Where to write, ending in `.mp4`; its folder is made if missing.
+      seed: The environment's seed.
+      max_steps: Steps after which the episode is cut; None is the environment's own limit.
+      fps: Pictures per second; None is the emulator's own speed, 60 frames per second.
 
     Returns:
       The file, the episode's return and its length.
 
     Raises:
-      ValueError: observations that are no images, a path that is no `.mp4`, or `max_steps` below 1.
-      RuntimeError: the camera's emulator lost step with the one that is played (it never should), or ffmpeg failed.
+      ValueError: Observations that are not images, a path that does not end in `.mp4`, or `max_steps` below 1.
+      RuntimeError: The camera's emulator no longer shows the game that is played (this should never happen), or
+        ffmpeg failed.
     """
     path, spec = Path(path), env.spec
     camera = color_screen(env)
