@@ -217,6 +217,7 @@ class Algorithm(NamedTuple):
       genome: state -> the same individual as a lineage in JSON form; None if the algorithm keeps none.
       save: state -> pytree, all that is needed to go on; None: the state itself.
       restore: what `save` gave -> state; None: what was saved is the state.
+      last_variables: state -> variables of the last policy, where `variables` gives the best; None: there is one only.
       log: state after a step -> arrays that say more of it than its metrics; None if there are none.
       step_name: what a step is called, in rows of metrics and in the progress display.
     """
@@ -231,6 +232,7 @@ class Algorithm(NamedTuple):
     genome: Callable[[Any], Any] | None = None
     save: Callable[[Any], ArrayTree] | None = None
     restore: Callable[[ArrayTree], Any] | None = None
+    last_variables: Callable[[Any], ArrayTree] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     step_name: str = "generation"
 

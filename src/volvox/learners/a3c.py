@@ -58,18 +58,16 @@ class A3C:
       reward_bound: Rewards are clipped to ± this number before they are learned from. None: they are not clipped.
       episodic_life: Whether the loss of a life ends an episode for the loss. Scores are always of whole games.
       lag: Rounds between acting and learning. With 0 nothing is learned while environments step.
-      rounds_per_update: Rounds that share an update, which learns from `rounds_per_update * num_envs * segment_length`
-        timesteps.
+      rounds_per_update: Rounds that share an update; each has `num_envs * segment_length` timesteps.
       vtrace: Whether V-trace corrects the returns for the lag. All values are then those of the parameters that learn;
         without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
-      micro_batch: Environments whose segments share one gradient computation; it divides the size of a group. None: as
-        many as have about 64 transitions.
+      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: about 64 transitions.
       updates_per_iteration: Updates in one iteration, and so in one row of metrics.
 
     Raises:
-      ValueError: a setting is out of range, or two contradict each other.
+      ValueError: A setting is out of range, or two contradict each other.
     """
 
     segment_length: int = 20
@@ -94,8 +92,8 @@ class A3C:
     updates_per_iteration: int = 250
 
     def __post_init__(self):
-        integers(self, "segment_length", "rounds_per_update", "updates_per_iteration", low=1)
-        integers(self, "anneal_frames", "micro_batch", low=1)
+        counts = ("segment_length", "rounds_per_update", "updates_per_iteration", "anneal_frames", "micro_batch")
+        integers(self, *counts, low=1)
         integers(self, "lag", low=0)
         numbers(self, "learning_rate", "max_gradient_norm", "reward_bound", above=0)
         numbers(self, "discount", "trace_decay", low=0, high=1)
@@ -120,8 +118,7 @@ class A3C:
         """Returns GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
 
         RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
-        One thing differs: GA3C updates by the segments of one agent or a few, while here an update sums those of all
-        environments, so that it is larger, and there are fewer in as many frames. The fewer environments, the closer.
+        One thing differs: an update sums the segments of all environments, and in GA3C those of one agent or a few.
         """
         return cls(
             segment_length=5,
@@ -350,13 +347,13 @@ class _A3C:
         slot = (acting.round - s.lag) % (s.lag + 1)
         # Up to a lag of 1 the parameters that learn have predicted the bootstrap value themselves.
         following = s.vtrace and s.lag > 1
+        take = functools.partial(segments.take, ring, num_envs=self.micro_batch, length=s.segment_length)
 
         def one(i: Array, learning: Learning) -> Learning:
             # Where there is only one micro-batch, nothing else would depend on `i`: XLA would compute the gradient
             # before the loop, in every beat.
             place = slot + jnp.minimum(i, 0)
-            batch = segments.take(ring, place, i * self.micro_batch, self.micro_batch, s.segment_length, following)
-            return self.accumulate(learning, batch)
+            return self.accumulate(learning, take(place, i * self.micro_batch, following=following))
 
         # A trip count, not a condition, so that gradients stay in place.
         return jax.lax.fori_loop(low, jnp.where(acting.round >= s.lag, high, low), one, learning)
@@ -395,5 +392,8 @@ class _A3C:
         row = {"episodes": int(acting.episodes.total)} | metrics.scores(jax.device_get(acting.episodes))
         return row | compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
 
-    def variables(self, acting: Acting, learning: Learning) -> ArrayTree:
-        return learning.params
+    def candidates(self, learning: Learning) -> list[ArrayTree]:
+        return [learning.params]
+
+    def training_scores(self, acting: Acting) -> list[float]:
+        return [0.0]

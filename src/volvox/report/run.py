@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
@@ -41,9 +41,20 @@ class Run:
     interrupted: bool
     exit_code: int
 
-    def variables(self) -> ArrayTree:
-        """Returns what `algorithm.policy.apply` takes: the best so far, or the latest where nothing ranks them."""
-        return self.algorithm.variables(self.state)
+    def variables(self, which: Literal["best", "last"] = "best") -> ArrayTree:
+        """Returns what `algorithm.policy.apply` takes.
+
+        Args:
+          which: "best": the best policy so far, or the last where nothing ranks them (learners without
+            `evaluate_every`). "last": the last policy; the same where the algorithm keeps one only.
+
+        Raises:
+          ValueError: `which` is neither.
+        """
+        if which not in ("best", "last"):
+            raise ValueError(f"which={which!r}: take 'best' or 'last'.")
+        last = self.algorithm.last_variables if which == "last" else None
+        return (last or self.algorithm.variables)(self.state)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the learning curve; see `volvox.report.learning_curve`.
