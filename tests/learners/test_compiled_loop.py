@@ -31,7 +31,7 @@ def scheduled(learner, env):
     state = jax.tree.map(jnp.copy, LoopState(envs, learner.begin(acting, groups), learning))
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     chunk = traced(stages, groups, beats_per_round=learner.beats_per_round)
-    text = chunk.jitted.lower(state, jax.random.key(0), jnp.int32(1), jnp.int32(0)).compile().as_text()
+    text = chunk.func.lower(state, jax.random.key(0), 1, **chunk.keywords).compile().as_text()
     for group, env_state in zip(groups, envs, strict=True):
         group.recv(env_state)  # nothing may be in flight when a pool is dropped
         group.close()

@@ -35,7 +35,7 @@ def hlo(request):
     carry, held = jax.eval_shape(lambda *of: rollout.begin(*of, 2, ENVS_PER_GROUP), held, constants)
     envs = played.loop._envs
     state = LoopState(envs, carry, held)
-    text = played.loop.run_chunk.jitted.lower(state, constants, jnp.int32(1), jnp.int32(0)).compile().as_text()
+    text = played.loop.run_chunk.func.lower(state, constants, 1, **played.loop.run_chunk.keywords).compile().as_text()
     played.loop.restart()  # nothing may be in flight when a pool is dropped
     played.close()
     return text
@@ -112,7 +112,7 @@ def test_order_holds_without_conditionals():
     chunk = traced(Stages(act, work, None, None), groups)
     envs = tuple(group.init() for group in groups)
     state = LoopState(envs, jnp.int32(0), jnp.eye(64))
-    text = chunk.jitted.lower(state, (), jnp.int32(1), jnp.int32(0)).compile().as_text()
+    text = chunk.func.lower(state, (), 1, **chunk.keywords).compile().as_text()
     order = []
     for lines in computations(text).values():
         calls = []

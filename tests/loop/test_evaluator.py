@@ -128,7 +128,7 @@ def test_nothing_is_compiled_twice():
     _, code, played = make(env)
     for n, episodes in ((20, 1), (5, 4), (20, 1)):
         played.evaluate(population_of(code, n, episodes), 4, code)
-    assert played.loop.run_chunk.jitted._cache_size() == 1
+    assert played.loop.run_chunk.func._cache_size() == 1
 
 
 def test_more_episodes_than_announced_are_refused():

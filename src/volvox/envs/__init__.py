@@ -1,7 +1,7 @@
 """Environments: envpool's tasks, and pure-JAX environments behind the same interface.
 
 `atari`, `mujoco`, `envpool_task` and `hard_maze` make recipes (`volvox.types.Env`) by name; `from_functions` makes one
-of three pure functions. `probe` holds small environments with known answers, for tests. The module `groups` has what
+from three pure functions. `probe` holds small environments with known answers, for tests. The module `groups` has what
 the author of another kind of environment group needs.
 """
 

@@ -14,6 +14,7 @@ What is made different from envpool:
 """
 
 import contextlib
+import functools
 import warnings
 from typing import Any, NamedTuple
 
@@ -67,12 +68,12 @@ def envpool_task(
       >>> car = volvox.envs.envpool_task("CarRacing-v3", num_envs=4, max_episode_steps=500)
 
     Args:
-      task: a name envpool knows, such as "Frostbite-v5" or "HalfCheetah-v5".
-      num_envs: environments in all groups together.
-      groups: number of groups; a divisor of `num_envs`.
+      task: A name envpool knows, such as "Frostbite-v5" or "HalfCheetah-v5".
+      num_envs: Environments in all groups together.
+      groups: Number of groups; a divisor of `num_envs`.
       threads: C++ threads that step a group; None takes every CPU this process may use.
-      name: what `EnvSpec.name` says; None takes `task`.
-      **config: further settings of the task, by envpool's names; among them are `max_episode_steps`, timesteps after
+      name: What `EnvSpec.name` says; None takes `task`.
+      **config: Further settings of the task, by envpool's names; among them are `max_episode_steps`, timesteps after
         which an episode is truncated, and where frames are skipped `frame_skip`, frames per timestep. None takes the
         task's default.
 
@@ -105,9 +106,8 @@ def envpool_task(
             seed=environment_seeds(seed, group=index, num_envs=num_envs),
             **{**config, "max_episode_steps": spec.max_episode_steps},
         )
-        pool = _Pool(spec, num_envs, native)
-        form = _HostDriven(pool) if host else _Traced(pool)
-        return EnvGroup(spec, num_envs, not host, form.init, form.recv, form.send, pool.restart, pool.close)
+        pool = _Pool(spec, num_envs, native, host=host)
+        return EnvGroup(spec, num_envs, not host, pool.init, pool.recv, pool.send, pool.restart, pool.close)
 
     settings = _settings(envpool.make_spec(task, **config))
     spec = _env_spec(task, config)._replace(name=name or task)
@@ -176,22 +176,32 @@ def _narrowed(array: Any) -> Any:
 
 
 class _Pool:
-    """An envpool, made with `batch_size == num_envs`: its lifetime, and its arrays in our layout.
+    """An envpool, made with `batch_size == num_envs`, stepped from Python or by compiled functions.
 
     Attributes:
-      calls: what envpool's `xla()` gave, if compiled functions drive the pool.
+      calls: What envpool's `xla()` gave, if compiled functions step the pool.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, native: Any):
+    def __init__(self, spec: EnvSpec, num_envs: int, native: Any, *, host: bool):
         with warnings.catch_warnings():
             # gymnasium warns of float64 bounds, once, when envpool first looks at its own space, which is not used.
             warnings.simplefilter("ignore")
             _ = native.observation_space
-        self.spec, self.num_envs = spec, num_envs
-        self.calls: Any = None
-        self._started = False
+        self.spec, self.num_envs, self._host, self._started = spec, num_envs, host, False
         # The only reference, so that `close` can drop it: envpool's threads end with the last reference.
         self._native = native
+        arrays = (*native.spec.state_array_spec.values(), *native.spec.action_array_spec.values())
+        # Outside x64 mode JAX would narrow the buffers that C++ fills with 8-byte elements.
+        wide = any(np.dtype(array.dtype) in _NARROW for array in arrays)
+        self._boundary: Any = functools.partial(jax.enable_x64, True) if wide else contextlib.nullcontext
+        try:
+            with self._boundary():
+                self.calls: Any = None if host else native.xla()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"envpool cannot step {spec.name} inside jit on this platform ({error}); drive it from Python: "
+                "make(..., host=True)"
+            ) from error
 
     @property
     def native(self) -> Any:
@@ -199,16 +209,36 @@ class _Pool:
             raise RuntimeError(f"this group of {self.spec.name} was closed; make another")
         return self._native
 
-    @property
-    def action_dtype(self) -> np.dtype:
-        return np.dtype(self.native.spec.action_array_spec["action"].dtype)
-
-    def start(self) -> None:
+    def init(self) -> PoolState:
         native = self.native
         if self._started:
             raise RuntimeError(f"this group of {self.spec.name} was started before; use restart(state)")
         self._started = True
         native.async_reset()
+        if self._host:
+            return PoolState((), np.ones(self.num_envs, np.bool_))
+        return PoolState(jnp.array(self.calls[0]), jnp.ones(self.num_envs, jnp.bool_))
+
+    def recv(self, state: PoolState) -> tuple[PoolState, TimeStep]:
+        native, token = self.native, state.token
+        if self._host:
+            reply = native.recv()
+        else:
+            with self._boundary():
+                token, reply = self.calls[1](token)
+        timestep = self._time_step(state.done, *reply)
+        return PoolState(token, timestep.terminated | timestep.truncated), timestep
+
+    def send(self, state: PoolState, action: Any) -> PoolState:
+        dtype = np.dtype(self.native.spec.action_array_spec["action"].dtype)
+        action = (np if self._host else jnp).asarray(action)
+        action = bounded_action(self.spec, checked_action(self.spec, self.num_envs, action))
+        if self._host:
+            self.native.send(action.astype(dtype))
+            return state
+        with self._boundary():
+            token = self.calls[2](state.token, jax.lax.convert_element_type(action.astype(_narrow(dtype)), dtype))
+        return state._replace(token=token)
 
     def restart(self, state: PoolState, seed: int | None = None) -> PoolState:
         del seed  # envpool's seeds are fixed when a pool is made
@@ -216,18 +246,17 @@ class _Pool:
         # The last `recv` may have been dispatched but not run yet; envpool aborts if it is reset in between.
         jax.block_until_ready(state)
         native._reset(np.arange(self.num_envs, dtype=np.int32))
-        return PoolState(state.token, state.done | True)
+        return state._replace(done=state.done | True)
 
     def close(self) -> None:
         # A compiled loop may still be running; it uses the pool by address.
         jax.effects_barrier()
         self._native = self.calls = None
 
-    def action(self, action: Any) -> Any:
-        return bounded_action(self.spec, checked_action(self.spec, self.num_envs, action))
-
-    def time_step(self, reply: Any, first: Any) -> TimeStep:
-        observation, reward, terminated, truncated, info = reply
+    def _time_step(self, first: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Any:
+        # Which episodes begin is known before, but must come with the others: what stores it could otherwise be moved
+        # in front of what still reads the place, and would copy the whole store. Counts are never negative.
+        first = first | (info["elapsed_step"] < 0)
         if "terminated" in info:
             terminated = terminated | (truncated & (info["terminated"] != 0))
         if observation.shape[1:] != self.spec.observation_shape:  # channels are first
@@ -236,64 +265,3 @@ class _Pool:
         unclipped = info["reward"] if "reward_clip" in self.native.spec.config._fields else reward
         extras = {ours: _narrowed(info[theirs]) for theirs, ours in _EXTRAS.items() if theirs in info}
         return consistent(TimeStep(_narrowed(observation), _narrowed(unclipped), first, terminated, truncated, extras))
-
-
-class _HostDriven:
-    """A pool that Python drives, with NumPy arrays."""
-
-    def __init__(self, pool: _Pool):
-        self._pool = pool
-
-    def init(self) -> PoolState:
-        self._pool.start()
-        return PoolState((), np.ones(self._pool.num_envs, np.bool_))
-
-    def recv(self, state: PoolState) -> tuple[PoolState, TimeStep]:
-        timestep = self._pool.time_step(self._pool.native.recv(), state.done)
-        return PoolState((), timestep.terminated | timestep.truncated), timestep
-
-    def send(self, state: PoolState, action: Any) -> PoolState:
-        self._pool.native.send(self._pool.action(np.asarray(action)).astype(self._pool.action_dtype))
-        return state
-
-
-class _Traced:
-    """A pool that compiled functions drive, by envpool's custom calls."""
-
-    def __init__(self, pool: _Pool):
-        self._pool = pool
-        arrays, actions = pool.native.spec.state_array_spec, pool.native.spec.action_array_spec
-        self._wide = any(np.dtype(array.dtype) in _NARROW for array in (*arrays.values(), *actions.values()))
-        try:
-            with self._boundary():
-                pool.calls = pool.native.xla()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"envpool cannot step {pool.spec.name} inside jit on this platform ({error}); drive it from Python: "
-                "make(..., host=True)"
-            ) from error
-
-    def init(self) -> PoolState:
-        self._pool.start()
-        return PoolState(jnp.array(self._pool.calls[0]), jnp.ones(self._pool.num_envs, jnp.bool_))
-
-    def recv(self, state: PoolState) -> tuple[PoolState, TimeStep]:
-        _ = self._pool.native  # raises if the group was closed
-        with self._boundary():
-            token, reply = self._pool.calls[1](state.token)
-        # Which episodes begin is known before, but must come with the others: what stores it could otherwise be moved
-        # in front of what still reads the place, and would copy the whole store. Counts are never negative.
-        first = state.done | (reply[4]["elapsed_step"] < 0)
-        timestep = self._pool.time_step(reply, first)
-        return PoolState(token, timestep.terminated | timestep.truncated), timestep
-
-    def send(self, state: PoolState, action: Any) -> PoolState:
-        dtype = self._pool.action_dtype  # raises if the group was closed
-        action = self._pool.action(jnp.asarray(action)).astype(_narrow(dtype))
-        with self._boundary():
-            token = self._pool.calls[2](state.token, jax.lax.convert_element_type(action, dtype))
-        return PoolState(token, state.done)
-
-    def _boundary(self) -> Any:
-        """Outside x64 mode JAX would narrow the buffers that C++ fills with 8-byte elements."""
-        return jax.enable_x64(True) if self._wide else contextlib.nullcontext()

@@ -64,21 +64,21 @@ def atari(
       >>> published = volvox.envs.atari("Frostbite", preprocessing="uber")
 
     Args:
-      game: name of a game in any of the usual spellings: "Frostbite", "frostbite", "Frostbite-v5"; "UpNDown",
+      game: Name of a game in any of the usual spellings: "Frostbite", "frostbite", "Frostbite-v5"; "UpNDown",
         "up_n_down".
-      num_envs: environments in all groups together.
-      groups: number of groups, which take turns; a divisor of `num_envs`. Two overlap emulation and inference.
-      max_episode_steps: timesteps (not frames) after which an episode is truncated.
-      frame_skip: emulator frames an action lasts.
-      stack: frames in an observation.
-      noop_max: an episode begins with 1 to `noop_max` idle frames, one fewer where FIRE is pressed as well.
+      num_envs: Environments in all groups together.
+      groups: Number of groups, which take turns; a divisor of `num_envs`. Two overlap emulation and inference.
+      max_episode_steps: Timesteps (not frames) after which an episode is truncated.
+      frame_skip: Emulator frames an action lasts.
+      stack: Frames in an observation.
+      noop_max: An episode begins with 1 to `noop_max` idle frames, one fewer where FIRE is pressed as well.
       threads: C++ threads that step a group; None takes every CPU this process may use.
-      full_action_space: offer all 18 actions rather than those the game uses.
-      sticky_actions: probability with which the emulator repeats the previous action at a frame.
-      episodic_life: a lost life ends the episode (as a termination); the game goes on in the next one.
-      fire_reset: press FIRE when an episode begins, in games that have it.
-      image_size: height and width of an observation in pixels.
-      preprocessing: how screens become observations and how episodes begin.
+      full_action_space: Offer all 18 actions rather than those the game uses.
+      sticky_actions: Probability with which the emulator repeats the previous action at a frame.
+      episodic_life: A lost life ends the episode (as a termination); the game goes on in the next one.
+      fire_reset: Press FIRE when an episode begins, in games that have it.
+      image_size: Height and width of an observation in pixels.
+      preprocessing: How screens become observations and how episodes begin.
 
     Returns:
       The recipe.
@@ -133,7 +133,7 @@ def color_screen(env: Env) -> Env | None:
     Groups of both recipes with the same seed and actions play the same episodes.
 
     Args:
-      env: any recipe.
+      env: Any recipe.
 
     Returns:
       A recipe of one environment whose observations are uint8 `[B, 210, 160, 3]`; None if `env` is no Atari game.
@@ -168,11 +168,11 @@ def mujoco(
 
     Args:
       task: "HalfCheetah", "Ant", ... (the newest version), or one with its version: "HalfCheetah-v4".
-      num_envs: environments in all groups together.
-      groups: number of groups; a divisor of `num_envs`.
-      max_episode_steps: timesteps after which an episode is truncated.
+      num_envs: Environments in all groups together.
+      groups: Number of groups; a divisor of `num_envs`.
+      max_episode_steps: Timesteps after which an episode is truncated.
       threads: C++ threads that step a group; None takes every CPU this process may use.
-      **config: further settings by envpool's names, such as `frame_skip` or `reset_noise_scale`.
+      **config: Further settings by envpool's names, such as `frame_skip` or `reset_noise_scale`.
 
     Returns:
       The recipe.

@@ -1,4 +1,4 @@
-"""Environments written as three pure functions of one environment, behind the same interface as envpool's."""
+"""Environments made from three pure functions of one environment, behind the same interface as envpool's."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,11 +18,11 @@ class FunctionalState(NamedTuple):
     """State of a group of functional environments.
 
     Attributes:
-      key: keys `[B]`.
-      inner: the environments' own states, leaves `[B, ...]`.
+      key: Keys `[B]`.
+      inner: The environments' own states, leaves `[B, ...]`.
       elapsed: int32 `[B]`: timesteps since the episode began.
       done: bool `[B]`: the last timestep ended the episode, or there was none yet; the next observation begins one.
-      action: the actions sent last, `[B, ...]`.
+      action: The actions sent last, `[B, ...]`.
     """
 
     key: Array
@@ -72,17 +72,17 @@ def from_functions(
       step: (state, action, key) -> (state, reward, terminated); action is an int32 scalar or float32
         `[*action_shape]`, reward and terminated are scalars.
       observe: state -> observation, channels last if it is an image.
-      name: what `EnvSpec.name` says.
-      num_envs: environments in all groups together.
-      max_episode_steps: timesteps after which an episode is truncated.
-      groups: number of groups; a divisor of `num_envs`.
-      num_actions: number of discrete actions. Exactly one of this and `action_shape` must be given.
-      action_shape: shape of a continuous action.
-      action_low: smallest allowed values of a continuous action (not enforced): a number, or an array
+      name: What `EnvSpec.name` says.
+      num_envs: Environments in all groups together.
+      max_episode_steps: Timesteps after which an episode is truncated.
+      groups: Number of groups; a divisor of `num_envs`.
+      num_actions: Number of discrete actions. Exactly one of this and `action_shape` must be given.
+      action_shape: Shape of a continuous action.
+      action_low: Smallest allowed values of a continuous action (not enforced): a number, or an array
         `[*action_shape]`.
-      action_high: largest allowed values, likewise.
+      action_high: Largest allowed values, likewise.
       extras: state -> what else `TimeStep.extras` holds, by name; None if there is nothing else.
-      settings: what else makes this environment what it is, for the recipe's `config`: JSON values.
+      settings: What else makes this environment what it is, for the recipe's `config`: JSON values.
 
     Returns:
       The recipe.

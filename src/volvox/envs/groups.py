@@ -73,13 +73,13 @@ def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int,
     """Makes the recipe of an environment from the function that makes one group of it.
 
     Args:
-      spec: what the environment offers.
+      spec: What the environment offers.
       make_group: (spec, num_envs, *, index, seed, host) -> group. `spec` says after how many timesteps an episode is
         truncated, `index` numbers the groups from 0, `seed` is an int of at least 0 that all groups share, and a group
         with `host` is driven from Python.
-      num_envs: environments in all groups together.
-      groups: number of groups; a divisor of `num_envs`.
-      **config: what identifies the environment and its settings, for the recipe's `config`; `num_envs` and `groups`
+      num_envs: Environments in all groups together.
+      groups: Number of groups; a divisor of `num_envs`.
+      **config: What identifies the environment and its settings, for the recipe's `config`; `num_envs` and `groups`
         are added to it.
 
     Returns:
@@ -115,11 +115,11 @@ def wrapped(env: Env, wrapper: Any, *, spec: EnvSpec | None = None, hidden_steps
     Example: `volvox.envs.preprocessing` has two wrappers.
 
     Args:
-      env: the recipe to wrap.
-      wrapper: what changes time steps and actions.
-      spec: what the wrapped environment offers; None if that is what `env` offers.
-      hidden_steps: timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
-      **config: what is added to the recipe's `config`.
+      env: The recipe to wrap.
+      wrapper: What changes time steps and actions.
+      spec: What the wrapped environment offers; None if that is what `env` offers.
+      hidden_steps: Timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
+      **config: What is added to the recipe's `config`.
 
     Returns:
       The recipe.

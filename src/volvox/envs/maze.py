@@ -77,8 +77,8 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
       >>> env = volvox.envs.hard_maze(num_envs=250, groups=2)
 
     Args:
-      num_envs: environments in all groups together.
-      groups: number of groups, which take turns; a divisor of `num_envs`.
+      num_envs: Environments in all groups together.
+      groups: Number of groups, which take turns; a divisor of `num_envs`.
 
     Returns:
       The recipe.

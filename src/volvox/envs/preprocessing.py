@@ -26,8 +26,8 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
       >>> env = opening(volvox.envs.envpool_task("Breakout-v5", num_envs=8), (1,))  # FIRE, which serves the ball
 
     Args:
-      env: recipe with discrete actions.
-      actions: played in this order; may be empty.
+      env: Recipe with discrete actions.
+      actions: Played in this order; may be empty.
 
     Returns:
       The recipe.
@@ -79,9 +79,9 @@ def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
       >>> env = bilinear_frames(env, image_size=84, stack=4)
 
     Args:
-      env: recipe whose observations are uint8 `[B, height, width, 1]`.
-      image_size: height and width of an observation in pixels, at least 2.
-      stack: frames in an observation.
+      env: Recipe whose observations are uint8 `[B, height, width, 1]`.
+      image_size: Height and width of an observation in pixels, at least 2.
+      stack: Frames in an observation.
 
     Returns:
       The recipe.
@@ -139,8 +139,8 @@ def resize_bilinear(images: Array, size: int, zero: Array) -> Array:
 
     Args:
       images: float32 `[B, height, width]`.
-      size: height and width of the result, at least 2.
-      zero: the runtime zero (`volvox.ops.order`), so that each operation is rounded by itself wherever this runs.
+      size: Height and width of the result, at least 2.
+      zero: The runtime zero (`volvox.ops.order`), so that each operation is rounded by itself wherever this runs.
 
     Returns:
       float32 `[B, size, size]`.

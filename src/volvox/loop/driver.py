@@ -31,10 +31,10 @@ class Chunk(NamedTuple):
     """The loop after some rounds.
 
     Attributes:
-      carry: what `act` changes.
-      memory: what `work` changes.
-      rounds: rounds of this chunk.
-      seconds: wall-clock time of this chunk, compilation included where it was the first.
+      carry: What `act` changes.
+      memory: What `work` changes.
+      rounds: Rounds of this chunk.
+      seconds: Wall-clock time of this chunk, compilation included where it was the first.
     """
 
     carry: ArrayTree
@@ -52,9 +52,9 @@ class Loop:
     donated buffers and actions in flight cannot be trusted any more.
 
     Attributes:
-      groups: the pools; () while closed.
-      run_chunk: the form of the loop that runs them, for tests that read what was compiled.
-      standing: a mark for the caller, to tell whether a state goes on from where the loop stands; None after `open`,
+      groups: The pools; () while closed.
+      run_chunk: The form of the loop that runs them, for tests that read what was compiled.
+      standing: A mark for the caller, to tell whether a state goes on from where the loop stands; None after `open`,
         `restart` and `close`, and from the beginning of each run.
     """
 
@@ -69,10 +69,10 @@ class Loop:
         """Prepares the loop; pools are made by `open`.
 
         Args:
-          stages: the algorithm's part in the loop.
+          stages: The algorithm's part in the loop.
           make_groups: seed -> new groups of environments, of one size; for example `env.make`.
-          beats_per_round: beats of a round.
-          chunk_seconds: about how long a chunk takes: how often progress and interrupts are looked at.
+          beats_per_round: Beats of a round.
+          chunk_seconds: About how long a chunk takes: how often progress and interrupts are looked at.
 
         Raises:
           ValueError: `chunk_seconds` is not a positive number.
@@ -121,9 +121,9 @@ class Loop:
         Iterating may stop after any chunk; a later run goes on with the carry and the memory of that chunk.
 
         Args:
-          carry: what `act` changes.
-          memory: what `work` changes.
-          constants: what nobody changes.
+          carry: What `act` changes.
+          memory: What `work` changes.
+          constants: What the loop only reads.
           rounds_left: carry -> rounds that may still be run; asked before each chunk, and none left ends the run. None:
             the run ends when nothing remains (`Stages.remaining`).
 
@@ -155,10 +155,10 @@ class Loop:
         """Runs a few rounds in which nothing overlaps, with a stopwatch; `carry` and `memory` are donated.
 
         Args:
-          carry: what `act` changes.
-          memory: what `work` changes.
-          constants: what nobody changes.
-          rounds: at least 2; the first is not timed.
+          carry: What `act` changes.
+          memory: What `work` changes.
+          constants: What the loop only reads.
+          rounds: At least 2; the first is not timed.
 
         Returns:
           (carry, memory, seconds of each part).
@@ -193,7 +193,7 @@ def seed_of(key: Array, *numbers: int) -> int:
 
     Args:
       key: typed, or raw key data.
-      *numbers: non-negative integers; zeros at the end make no difference.
+      *numbers: Non-negative integers; zeros at the end make no difference.
 
     Returns:
       The seed.

@@ -6,7 +6,6 @@ evaluation, statistics = evaluator.evaluate(population, 1, encoding, seed=0)
 print(evaluation.returns.mean(), statistics.occupancy)
 """
 
-import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +44,7 @@ class RolloutStatistics(NamedTuple):
       seconds: Wall-clock, decoding and scheduling included; compilation too if this was the first call.
       timesteps_per_second: `timesteps / seconds`.
       stepped_per_second: `stepped` per second of the loop, what was played with a stopwatch not counted.
-      times: Of the parts of a timestep, if asked for.
+      times: Seconds that the parts of a timestep take, if they were asked for.
     """
 
     timesteps: int
@@ -83,7 +82,7 @@ class Evaluator:
     """Plays populations on pools of its own.
 
     Attributes:
-      loop: the loop over the pools; they are made by the first evaluation.
+      loop: The loop over the pools; they are made by the first evaluation.
     """
 
     def __init__(
@@ -99,13 +98,14 @@ class Evaluator:
         """Prepares the loop.
 
         Args:
-          genotype: the network.
+          genotype: The network.
           make_groups: seed -> new groups of environments, for example `env.make`. Groups that can be traced run in the
             compiled loop, others are driven from Python; the results mean the same.
-          slots: for as many groups of that size.
-          capacity: the most episodes of one evaluation. A shape: it is compiled in, the population's size is not.
-          behavior: what is recorded of each episode; None records nothing.
-          chunk_seconds: about how long the loop runs before progress and interrupts are looked at.
+          slots: Memory for as many groups of that size.
+          capacity: The most episodes of one evaluation. It is a shape, so another capacity is compiled anew; the
+            population's size is not a shape.
+          behavior: What is recorded of each episode; None records nothing.
+          chunk_seconds: About how long the loop runs before progress and interrupts are looked at.
 
         Raises:
           ValueError: `capacity` or `chunk_seconds` is not positive.
@@ -132,11 +132,11 @@ class Evaluator:
         Args:
           population: `N` members.
           num_episodes: E, the most episodes of any member.
-          encoding: of the network.
-          seed: of the pools when they are made, and of their environments later where these can be seeded anew (see
-            `EnvGroup.restart`). None: 0 for new pools, and later whatever follows.
-          timed: play a few beats halfway with a stopwatch (`Loop.time_parts`), which the first call only compiles.
-          monitor: called about once a second with a dict of progress figures; True stops the rollout.
+          encoding: How members of the population become parameters.
+          seed: Seed of the pools when they are made, and later of their environments where `EnvGroup.restart` can seed
+            them. None: 0 for new pools, and later the environments go on with their own random numbers.
+          timed: Play a few beats halfway with a stopwatch (`Loop.time_parts`), which the first call only compiles.
+          monitor: Called about once a second with a dict of progress figures; True stops the rollout.
 
         Returns:
           (`Evaluation` `[N, E]`, `RolloutStatistics`).
@@ -153,16 +153,16 @@ class Evaluator:
         queue = in_slots.make_queue(population._replace(bases=()), num_episodes, self._capacity)
         constants = Constants(queue, population.bases, encoding)
         memory = Memory(self._slots.groups, jnp.zeros((self._capacity, self._behavior_size)))
-        carry, memory = self._begin(memory, constants, len(self.loop.groups), self.loop.groups[0].num_envs)
-        run = _Run(self.loop, self._slots, carry, memory, constants, monitor, began)
-        if timed and not self._complete:
-            run.time_parts(2)  # compiled now, for later
-            run.times = None
-        elif timed:
-            run.play(-(-run.total // 2))  # where slots take members as often as they do on the whole
+        begun = self._begin(memory, constants, len(self.loop.groups), self.loop.groups[0].num_envs)
+        run = _Run(self.loop, self._slots, constants, began, *begun)
+        if timed and self._complete:
+            run.play(-(-run.total // 2), monitor)  # where slots take members as often as they do on the whole
             if run.played < run.total:
                 run.time_parts(_TIMED_BEATS)
-        run.play(run.total)
+        elif timed:
+            run.time_parts(2)  # compiled now, for later
+            run.times = None
+        run.play(run.total, monitor)
         self._complete = True
         vectors = run.memory.behaviors
         return in_slots.evaluation(run.carry, vectors, queue, population.seed.shape[0], num_episodes), run.statistics()
@@ -190,38 +190,33 @@ class Evaluator:
         self.loop.restart(seed)
 
 
-@dataclasses.dataclass
 class _Run:
     """One rollout on its way.
 
     Attributes:
-      left_out: seconds and emulators' timesteps that were played with a stopwatch.
+      total: Episodes to play.
+      times: What the stopwatch showed, if it ran.
+      left_out: Seconds and emulators' timesteps that were played with the stopwatch.
     """
 
-    loop: Loop
-    slots: SlotMemory
-    carry: Carry
-    memory: Memory
-    constants: Constants
-    monitor: Monitor | None
-    began: float
-    times: Times | None = None
-    left_out: tuple[float, int] = (0.0, 0)
+    def __init__(self, loop: Loop, slots: SlotMemory, constants: Constants, began: float, carry: Carry, memory: Memory):
+        self.loop, self.slots, self.constants, self.began = loop, slots, constants, began
+        self.total = int(constants.queue.num_entries)
+        self.times: Times | None = None
+        self.left_out = (0.0, 0)
+        self.reach(carry, memory)
 
-    def __post_init__(self):
-        self.total = int(self.constants.queue.num_entries)
-        self.slots.groups = self.memory.variables
+    def reach(self, carry: Carry, memory: Memory) -> None:
+        """Takes the state after a part of the rollout; the slots' parameters were donated to it."""
+        self.carry, self.memory, self.slots.groups = carry, memory, memory.variables
+        self.played, self.stepped = int(carry.played.sum()), int(carry.stepped)
+        self.occupancy = int(carry.busy) / max(self.stepped, 1)
 
-    @property
-    def played(self) -> int:
-        return int(self.carry.played.sum())
-
-    def play(self, until: int) -> None:
+    def play(self, until: int, monitor: Monitor | None) -> None:
         """Runs the loop until that many episodes were played, or a chunk more."""
         for chunk in self.loop.run(self.carry, self.memory, self.constants):
-            self.carry, self.memory = chunk.carry, chunk.memory
-            self.slots.groups = self.memory.variables
-            stopped = self.monitor is not None and self.monitor(self.progress())
+            self.reach(chunk.carry, chunk.memory)
+            stopped = monitor is not None and monitor(self.progress())
             if stopped and self.played < self.total:
                 raise Interrupted(f"{self.played} of {self.total} episodes were played and are dropped")
             if self.played >= until:
@@ -231,37 +226,32 @@ class _Run:
 
     def time_parts(self, beats: int) -> None:
         """Plays a few beats with a stopwatch."""
-        began, before = time.perf_counter(), int(self.carry.stepped)
-        self.carry, self.memory, self.times = self.loop.time_parts(
-            self.carry, self.memory, self.constants, rounds=beats
-        )
-        self.slots.groups = self.memory.variables
-        self.left_out = (time.perf_counter() - began, int(self.carry.stepped) - before)
+        began, before = time.perf_counter(), self.stepped
+        *state, self.times = self.loop.time_parts(self.carry, self.memory, self.constants, rounds=beats)
+        self.reach(*state)
+        self.left_out = (time.perf_counter() - began, self.stepped - before)
 
     def progress(self) -> dict[str, Any]:
-        stepped = int(self.carry.stepped)
-        return {
-            "done": self.played,
-            "total": self.total,
-            "stepped": stepped,
-            "timesteps_per_second": stepped / (time.perf_counter() - self.began),
-            "occupancy": int(self.carry.busy) / max(stepped, 1),
-        }
+        """What a monitor is given."""
+        rate = self.stepped / (time.perf_counter() - self.began)
+        figures = {"done": self.played, "total": self.total, "stepped": self.stepped, "occupancy": self.occupancy}
+        return {**figures, "timesteps_per_second": rate}
 
     def statistics(self) -> RolloutStatistics:
-        lengths, stepped = np.asarray(self.carry.lengths), int(self.carry.stepped)
+        """How the whole rollout went."""
+        lengths = np.asarray(self.carry.lengths)
         timesteps, makespan = int(lengths.sum(dtype=np.int64)), int(self.carry.group_beats.max())
-        num_slots = sum(slots.entry.shape[0] for slots in self.carry.slots)
+        num_slots = sum(slots.entry.size for slots in self.carry.slots)
         seconds = time.perf_counter() - self.began
         return RolloutStatistics(
             timesteps=timesteps,
-            stepped=stepped,
+            stepped=self.stepped,
             episodes=self.played,
-            occupancy=int(self.carry.busy) / max(stepped, 1),
+            occupancy=self.occupancy,
             makespan=makespan,
             makespan_over_bound=makespan / max(timesteps / num_slots, int(lengths.max()), 1),
             seconds=seconds,
             timesteps_per_second=timesteps / seconds,
-            stepped_per_second=(stepped - self.left_out[1]) / (seconds - self.left_out[0]),
+            stepped_per_second=(self.stepped - self.left_out[1]) / (seconds - self.left_out[0]),
             times=self.times,
         )

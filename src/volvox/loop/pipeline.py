@@ -12,16 +12,13 @@ groups' emulators step. The loop exists in forms with the same meaning: `traced`
 be traced; `timed` is that with a stopwatch, and overlaps nothing.
 """
 
-import dataclasses
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from volvox._checks import integer
 from volvox.ops.order import after
@@ -32,7 +29,7 @@ class Stages(NamedTuple):
     """What an algorithm does in the loop. `g` is the group's index, a Python int.
 
     State is split by who may change it: `act` changes `carry` (small) and only reads `memory` (large); `work` changes
-    both. `constants` are read by all and changed by nobody. Only this keeps the large state in place.
+    both. All read `constants`, and none changes them. Only this keeps the large state in place.
 
     Attributes:
       act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
@@ -70,31 +67,16 @@ RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
 remains."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedChunk:
-    """A `RunChunk` that is compiled whole.
-
-    Attributes:
-      jitted: The `jax.jit` function behind it, of (state, constants, rounds, zero), for tests that read its program.
-    """
-
-    jitted: Any
-
-    def __call__(self, state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Any]:
-        """See `RunChunk`."""
-        return self.jitted(state, constants, jnp.int32(rounds), jnp.int32(0))
-
-
-def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> TracedChunk:
+def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> RunChunk:
     """The fast form: a chunk of rounds as one compiled, donated program.
 
     Args:
-      stages: the algorithm.
-      groups: traceable groups; they must outlive the returned function.
-      beats_per_round: beats of a round.
+      stages: The algorithm.
+      groups: Traceable groups; they must outlive the returned function.
+      beats_per_round: Beats of a round.
 
     Returns:
-      `TracedChunk`.
+      A `RunChunk`: a `functools.partial` whose `func` is the `jax.jit` function, for tests that read its program.
 
     Raises:
       ValueError: a group is not traceable, there are none, they differ in size, or a round has no beat.
@@ -141,7 +123,7 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         return LoopState(tuple(envs), carry, memory)
 
     @partial(jax.jit, donate_argnums=0)
-    def chunk(state: LoopState, constants: ArrayTree, rounds: Array, zero: Array):
+    def chunk(state: LoopState, constants: ArrayTree, rounds: Array | int, *, zero: Array):
         def unfinished(loop):
             done, state = loop
             return (done < rounds) & (True if stages.remaining is None else stages.remaining(state.carry))
@@ -153,16 +135,16 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
         return state, done
 
-    return TracedChunk(chunk)
+    return partial(chunk, zero=jnp.int32(0))
 
 
 def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> RunChunk:
     """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
 
     Args:
-      stages: the algorithm.
-      groups: of any kind; made with `host=True` where they cannot be traced.
-      beats_per_round: beats of a round.
+      stages: The algorithm.
+      groups: Groups of any kind; made with `host=True` where they cannot be traced.
+      beats_per_round: Beats of a round.
 
     Returns:
       A `RunChunk`.
@@ -207,8 +189,8 @@ class Times(NamedTuple):
         """What a row of metrics says about where time goes.
 
         Args:
-          timesteps_per_second: of the loop that overlaps the parts, reset timesteps included.
-          working: what `work` does, e.g. "learning".
+          timesteps_per_second: Rate of the loop that overlaps the parts, reset timesteps included.
+          working: What `work` does, e.g. "learning".
 
         Returns:
           `share_emulators`, `share_inference` and `share_` + `working`, which add up to 1; and `speed_over_turns`: the
@@ -235,9 +217,9 @@ def timed(
     to wait for.
 
     Args:
-      stages: the algorithm.
-      groups: of one size.
-      beats_per_round: beats of a round.
+      stages: The algorithm.
+      groups: Groups of one size.
+      beats_per_round: Beats of a round.
 
     Returns:
       (state, constants, rounds) -> (state, times). `rounds` is at least 2: the first one, which may compile, is not
@@ -248,36 +230,18 @@ def timed(
         rounds.
     """
     _check(groups, beats_per_round)
-    return _Timed(_Calls(stages, groups), groups[0].num_envs, beats_per_round)
+    calls, num_groups, group_size = _Calls(stages, groups), len(groups), groups[0].num_envs
 
-
-def _stopped(spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
-    """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
-    began = time.perf_counter()
-    result = jax.block_until_ready(call(*args))
-    spent.append(time.perf_counter() - began)
-    return result
-
-
-@dataclasses.dataclass(frozen=True)
-class _Timed:
-    """What `timed` returns."""
-
-    calls: "_Calls"
-    group_size: int
-    beats_per_round: int
-
-    def __call__(self, state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
+    def run(state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
         integer("rounds", rounds, low=2)
-        calls, num_groups = self.calls, len(state.envs)
         envs, carry, memory = list(state.envs), state.carry, state.memory
         waiting: list[TimeStep | None] = [None] * num_groups  # received, and not acted on yet
         actions: list[Any] = [None] * num_groups
-        spent: defaultdict[str, list[float]] = defaultdict(list)
-        last = rounds * self.beats_per_round - 1
+        spent: dict[str, list[float]] = {"emulators": [], "acting": [], "working": []}
+        last = rounds * beats_per_round - 1
         for beat in range(last + 1):
-            if beat == self.beats_per_round:
-                spent.clear()  # the first round may have compiled
+            if beat == beats_per_round:
+                spent = {part: [] for part in spent}  # the first round may have compiled
             for g in range(num_groups):
                 if calls.active(carry, g):
                     if waiting[g] is None:
@@ -288,17 +252,25 @@ class _Timed:
                     else:
                         envs[g], waiting[g] = _stopped(spent["emulators"], calls.step, g, envs[g], actions[g])
                 carry, memory = _stopped(spent["working"], calls.work, carry, memory, constants, g)
-            if (beat + 1) % self.beats_per_round == 0:
+            if (beat + 1) % beats_per_round == 0:
                 carry, memory = _stopped(spent["working"], calls.finish, carry, memory, constants)
         for g in range(num_groups):
             if waiting[g] is not None:
                 envs[g] = calls.send[g](envs[g], actions[g])
-        times = Times(
-            emulators=sum(spent["emulators"]) / max(len(spent["emulators"]), 1) / self.group_size,
-            acting=sum(spent["acting"]) / max(len(spent["acting"]), 1) / self.group_size,
-            working=sum(spent["working"]) / ((last + 1 - self.beats_per_round) * num_groups * self.group_size),
-        )
+        emulators, acting = (sum(spent[part]) / max(len(spent[part]), 1) for part in ("emulators", "acting"))
+        working = sum(spent["working"]) / (num_groups * (last + 1 - beats_per_round))
+        times = Times(emulators / group_size, acting / group_size, working / group_size)
         return LoopState(tuple(envs), carry, memory), times
+
+    return run
+
+
+def _stopped(spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
+    """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
+    began = time.perf_counter()
+    result = jax.block_until_ready(call(*args))
+    spent.append(time.perf_counter() - began)
+    return result
 
 
 class _Calls:
@@ -306,32 +278,18 @@ class _Calls:
 
     def __init__(self, stages: Stages, groups: Sequence[EnvGroup]):
         self.recv = [jax.jit(group.recv) if group.traceable else group.recv for group in groups]
-        self.send = [
-            jax.jit(group.send) if group.traceable else partial(_send_from_host, group.send) for group in groups
-        ]
+        self.send = [jax.jit(group.send) if group.traceable else group.send for group in groups]
         self.act = jax.jit(stages.act, static_argnums=3, donate_argnums=0)
         self.work = jax.jit(stages.work, static_argnums=3, donate_argnums=(0, 1))
-        self.active = _always if stages.active is None else jax.jit(stages.active, static_argnums=1)
-        self.remaining = _always if stages.remaining is None else jax.jit(stages.remaining)
-        self.finish = _nothing if stages.finish is None else jax.jit(stages.finish, donate_argnums=(0, 1))
+        self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
+        self.remaining = jax.jit(stages.remaining) if stages.remaining else lambda carry: True
+        self.finish = lambda carry, memory, constants: (carry, memory)
+        if stages.finish is not None:
+            self.finish = jax.jit(stages.finish, donate_argnums=(0, 1))
 
     def step(self, g: int, env: ArrayTree, action: Array) -> tuple[ArrayTree, TimeStep]:
         """Sends actions to a group, and receives what they led to."""
         return self.recv[g](self.send[g](env, action))
-
-
-def _send_from_host(send: Callable[..., Any], env: ArrayTree, action: Array) -> ArrayTree:
-    return send(env, np.asarray(action))
-
-
-def _always(*args: Any) -> bool:
-    del args
-    return True
-
-
-def _nothing(carry: ArrayTree, memory: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-    del constants
-    return carry, memory
 
 
 def _check(groups: Sequence[EnvGroup], beats_per_round: int) -> None:

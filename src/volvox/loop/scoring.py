@@ -49,13 +49,13 @@ def play(
     """Plays fresh episodes with one network, one environment an episode.
 
     Args:
-      env: the environment.
-      policy: what acts.
-      variables: what `policy.apply` takes, for example `algorithm.variables(state)`.
-      num_episodes: episodes; each is played to its end, so short ones are not favoured.
-      max_episode_steps: cutoff in timesteps; default: the environment's own.
-      sampled: draw actions from the policy's distribution, instead of taking the likeliest.
-      seed: of the environments and the actions. Take another than the run's for episodes it has not seen.
+      env: The environment.
+      policy: What acts.
+      variables: What `policy.apply` takes, for example `algorithm.variables(state)`.
+      num_episodes: Episodes; each is played to its end, so short ones are not favoured.
+      max_episode_steps: Cutoff in timesteps; default: the environment's own.
+      sampled: Draw actions from the policy's distribution, instead of taking the likeliest.
+      seed: Of the environments and the actions. Take another than the run's for episodes it has not seen.
 
     Returns:
       `Score`.
@@ -75,10 +75,10 @@ def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | 
     """Plays fresh episodes with uniformly random actions, one environment an episode.
 
     Args:
-      env: the environment.
-      num_episodes: episodes.
-      max_episode_steps: cutoff in timesteps; default: the environment's own.
-      seed: of the environments and the actions.
+      env: The environment.
+      num_episodes: Episodes.
+      max_episode_steps: Cutoff in timesteps; default: the environment's own.
+      seed: Of the environments and the actions.
 
     Returns:
       `Score`.
@@ -102,9 +102,9 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
     batch is spread over some 1 600 timesteps. With the same seed it is the same batch, on envpool too.
 
     Args:
-      env: the environment.
+      env: The environment.
       size: R, observations.
-      seed: of the environments, the actions and the choice.
+      seed: Of the environments, the actions and the choice.
 
     Returns:
       `[R, *observation_shape]`.
@@ -154,12 +154,12 @@ def _play(
     """Plays until the first episode of every environment has ended.
 
     Args:
-      env: the environment.
+      env: The environment.
       choose: (number, timestep, state of the policy) -> (action, state of the policy).
-      acting: the state of the policy to begin with.
-      num_episodes: episodes.
-      max_episode_steps: cutoff in timesteps.
-      seed: of the environments.
+      acting: The state of the policy to begin with.
+      num_episodes: Episodes.
+      max_episode_steps: Cutoff in timesteps.
+      seed: Of the environments.
     """
     integer("num_episodes", num_episodes, low=1)
     (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)

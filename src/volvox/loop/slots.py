@@ -103,7 +103,7 @@ class Memory(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What a rollout reads and nobody changes.
+    """What a rollout only reads.
 
     Attributes:
       queue: The episodes to play.
@@ -130,20 +130,16 @@ def make_queue(population: Population, num_episodes: int, capacity: int) -> Queu
     """
     n = population.seed.shape[0]
     chex.assert_shape(population[1:], (n,))
-    member = jnp.repeat(jnp.arange(n, dtype=jnp.int32), num_episodes)
-    episode = jnp.tile(jnp.arange(num_episodes, dtype=jnp.int32), n)
+    member, episode = jnp.divmod(jnp.arange(n * num_episodes, dtype=jnp.int32), num_episodes)
     wanted = episode < population.episodes[member]
-    order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))
-    size = min(capacity, n * num_episodes)
-    order = order[:size]
+    order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))[:capacity]
+    order = jnp.pad(order, (0, capacity - order.size))
     num_entries = wanted.sum(dtype=jnp.int32)
-    used = jnp.arange(capacity) < num_entries
-    # Padding indexes past the end: gathers clamp, scatters drop.
-    member = jnp.where(used, jnp.pad(member[order], (0, capacity - size)), n)
-    episode = jnp.pad(episode[order], (0, capacity - size))
+    # Unused entries index past the end: gathers clip, scatters drop.
+    member = jnp.where(jnp.arange(capacity) < num_entries, member[order], n)
     named = Member(population.parent, population.seed, population.scale, population.initial)
-    members = jax.tree.map(lambda x: x[jnp.minimum(member, n - 1)], named)
-    return Queue(members, member, episode, num_entries)
+    members = jax.tree.map(lambda x: x.at[member].get(mode="clip"), named)
+    return Queue(members, member, episode[order], num_entries)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -151,9 +147,9 @@ def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num
     """Sorts the results of the queue's entries by member and episode.
 
     Args:
-      carry: after the last beat.
+      carry: The carry after the last beat.
       vectors: float32 `[C, D]`: behaviours by queue entry.
-      queue: what was played.
+      queue: What was played.
       num_members: N.
       num_episodes: E.
 
@@ -172,10 +168,10 @@ def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, mem
     """Computes what a slot holds of the member it plays: prepared variables, less what it shares with others.
 
     Args:
-      genotype: the network.
-      encoding: of the network.
-      bases: parameters, leaves `[P, ...]`.
-      member: scalars.
+      genotype: The network.
+      encoding: How members become parameters.
+      bases: Parameters, leaves `[P, ...]`.
+      member: The member, whose fields are scalars.
 
     Returns:
       Variables; `with_bases` completes them.
@@ -215,10 +211,10 @@ class Rollout:
         Entries go round robin over the groups, so that each group gets its share of long ones.
 
         Args:
-          memory: of the rollout.
-          constants: of the rollout.
-          num_groups: of environments.
-          group_size: B, environments in each of them.
+          memory: The rollout's memory.
+          constants: The rollout's constants.
+          num_groups: Number of groups of environments.
+          group_size: B, environments in each group.
 
         Returns:
           (carry, memory).

@@ -37,8 +37,8 @@ class GA3C(nn.Module):
 
     Attributes:
       num_outputs: Numbers that describe the policy: the number of actions.
-      size: small: 16@8x8/s, 32@4x4/2. large: 32@8x8/s, 32@4x4/2, 64@4x4/2.
-      first_stride: s; the published large networks go from 4 down to 1.
+      size: "small": 16@8x8/s, 32@4x4/2. "large": 32@8x8/s, 32@4x4/2, 64@4x4/2.
+      first_stride: The stride s; the published large networks go from 4 down to 1.
     """
 
     distribution = "categorical"  # not a field: what the output describes
@@ -137,7 +137,7 @@ class RecurrentActorCritic(nn.Module):
 
 
 class GaussianMLP(nn.Module):
-    """Two perceptrons, one for means and one for the value, and a standard deviation that no observation changes.
+    """Two perceptrons, one for means and one for the value, and a standard deviation that is a parameter.
 
     Input: `[B, n]`. For continuous actions.
 
@@ -177,9 +177,9 @@ class ActorCriticNetwork(NamedTuple):
     """A network with a policy's output and a value, as pure functions.
 
     Attributes:
-      policy: what acts; its variables are the network's parameters. Samples and modes are within the action bounds.
+      policy: What acts; its variables are the network's parameters. Samples and modes are within the action bounds.
       apply: (params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state).
-      distribution: what the output says about actions.
+      distribution: What the output says about actions.
     """
 
     policy: Policy
@@ -194,10 +194,10 @@ class ActorCriticNetwork(NamedTuple):
         """Applies the network along trajectories; recurrent state is reset where episodes begin.
 
         Args:
-          params: parameters.
+          params: Parameters.
           observation: `[T, B, ...]`.
           first: bool `[T, B]`: the observation begins an episode.
-          state: recurrent state before the first observation, leaves `[B, ...]`.
+          state: Recurrent state before the first observation, leaves `[B, ...]`.
 
         Returns:
           (outputs `[T, B, size]`, values `[T, B]`).
@@ -222,8 +222,8 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         output, value, state = network.apply(params, observation, network.policy.initial_state(batch_size))
 
     Args:
-      module: a module as described at the top of this file, with parameters only.
-      spec: the environment in which it is to act.
+      module: A module as described at the top of this file, with parameters only.
+      spec: The environment in which it is to act.
 
     Returns:
       `ActorCriticNetwork`.
@@ -242,17 +242,17 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     begin: Any = getattr(module, "initial_state", None)
     recurrent = isinstance(module, nn.Module) and callable(begin)
     initial_state: Any = begin if recurrent else lambda batch_size: ()
-    inputs: list[Any] = [observations(spec)]
+    states = (jax.eval_shape(lambda: initial_state(BATCH)),) if recurrent else ()
     outputs: Any = (batch_of(actions.size), batch_of())
-    if recurrent:
-        inputs.append(jax.eval_shape(lambda: initial_state(BATCH)))
-        outputs = (outputs, inputs[1])
+    required = (outputs, *states) if recurrent else outputs
     meaning = f"(output [B, {actions.size}], value [B]) for its actions"
-    variables = check_module(module, spec, inputs, outputs, role="actor-critic", meaning=meaning)
+    inputs = (observations(spec), *states)
+    variables = check_module(module, spec, inputs, required, role="actor-critic", meaning=meaning)
 
     def apply(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
-        result = apply_module(module, params, observation, *([state] if recurrent else []))
-        (output, value), state = result if recurrent else (result, state)
+        if not recurrent:
+            return *apply_module(module, params, observation), state
+        (output, value), state = apply_module(module, params, observation, state)
         return output, value, state
 
     def init(key: Array) -> ArrayTree:

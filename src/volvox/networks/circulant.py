@@ -28,7 +28,7 @@ class BlockCirculantDense(nn.Module):
 
     Attributes:
       features: Length of the output.
-      block: b; a divisor of both sides.
+      block: The side b of a block; a divisor of the number of inputs and of `features`.
       use_bias: Whether a bias is added.
       kernel_init: Initialiser of the stored numbers; its fan-in is that of the dense matrix.
     """
@@ -55,7 +55,7 @@ class Grouped(nn.Module):
 
     Attributes:
       inner: The network.
-      block: b, a divisor of the outputs of those layers; 1 leaves the network as it is.
+      block: The side b of a block, a divisor of the outputs of those layers; 1 leaves the network as it is.
       min_side: Layers with fewer inputs or outputs stay dense.
     """
 

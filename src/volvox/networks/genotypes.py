@@ -5,7 +5,7 @@ variables = net.prepare(net.policy.init(jax.random.key(0)))
 logits, state = net.policy.apply(variables, observation, net.policy.initial_state(len(observation)))
 action = net.policy.mode(logits)
 
-Below are what every function that takes a flax module does with it: `check_module`, `init_params`, `apply_module`.
+`check_module`, `init_params` and `apply_module` are what every function here does with a flax module.
 """
 
 import math
@@ -41,10 +41,10 @@ def genotype(
     of many networks fast.
 
     Args:
-      module: any flax module that has parameters only (no batch statistics, no dropout, no recurrent state).
-      spec: the environment it is to act in; needs `A == num_actions`, or `A` = the size of one continuous action.
+      module: Any flax module that has parameters only (no batch statistics, no dropout, no recurrent state).
+      spec: The environment it is to act in; needs `A == num_actions`, or `A` = the size of one continuous action.
       prepare: params -> variables, computed once per genome; what it returns is passed to the module as params.
-      initial_std: spread of the first generation's kernels, see `genotype_from_functions`; None asks the module's own
+      initial_std: Spread of the first generation's kernels, see `genotype_from_functions`; None asks the module's own
         method `initial_std(path)` if it has one, and is 1 otherwise.
 
     Returns:
@@ -88,11 +88,11 @@ def genotype_from_functions(
     Args:
       init: key -> params.
       apply: (variables, observation `[B, *observation_shape]`) -> output `[B, A]`: logits, or one continuous action.
-      spec: the environment it is to act in; needs `A == num_actions`, or `A` = the size of one continuous action.
-      name: of the network, in messages; None takes the name of `apply`.
+      spec: The environment it is to act in; needs `A == num_actions`, or `A` = the size of one continuous action.
+      name: The network's name in messages; None takes the name of `apply`.
       prepare: params -> variables, computed once per genome; None is the identity.
-      initial_std: see above; None is 1 everywhere.
-      low_rank: paths of the kernels for which `prepare` and `apply` take a `volvox.ops.low_rank.LowRank` as well.
+      initial_std: See above; None is 1 everywhere.
+      low_rank: Paths of the kernels for which `prepare` and `apply` take a `volvox.ops.low_rank.LowRank` as well.
       config: JSON values, the network's settings; None names `apply`.
 
     Returns:
@@ -187,13 +187,13 @@ def check_module(
     """Checks that a flax module fits an environment; nothing is computed.
 
     Args:
-      module: any flax.linen module.
-      spec: the environment.
-      inputs: what the module is called with, as made by `batch_of`; the first is a batch of observations.
-      output: what it must give, likewise: only shapes count. None: it may give anything.
-      role: what the module is, in messages.
-      meaning: what the required output means, for the message about another one.
-      collections: the collections of variables that the module may have.
+      module: Any flax.linen module.
+      spec: The environment.
+      inputs: What the module is called with, as made by `batch_of`; the first is a batch of observations.
+      output: What it must give, likewise: only shapes count. None: it may give anything.
+      role: What the module is, in messages.
+      meaning: What the required output means, for the message about another one.
+      collections: The collections of variables that the module may have.
 
     Returns:
       Shapes and dtypes of the module's variables, by collection.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.linen.linear import canonicalize_padding
 
 from volvox.ops.conv import conv
 from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense
@@ -36,8 +37,8 @@ def low_rank_kernels(apply: Callable[..., Any], *args: Any) -> frozenset[tuple[s
     """Paths of the kernels that may be a `LowRank` in a module's call: those of the layers `use_kernels` computes.
 
     Args:
-      apply: calls `module.apply` on `args`; it is only traced.
-      *args: arrays, or their shapes.
+      apply: Calls `module.apply` on `args`; it is only traced.
+      *args: Arrays, or their shapes.
 
     Returns:
       Paths such as `("Dense_0", "kernel")`.
@@ -67,9 +68,10 @@ def is_plain_dense(module: nn.Module) -> bool:
 
 def _intercept(next_fun, args, kwargs, context) -> Any:
     computed = _computed(context, args, kwargs)
-    if computed is None or (computed is _lstm and not _has_low_rank(context.module.variables)):
-        return next_fun(*args, **kwargs)
-    return computed(context.module, *args)
+    if computed is _lstm:  # only kernels of low rank need it
+        leaves = jax.tree.leaves(context.module.variables, is_leaf=lambda x: isinstance(x, LowRank))
+        computed = _lstm if any(isinstance(leaf, LowRank) for leaf in leaves) else None
+    return next_fun(*args, **kwargs) if computed is None else computed(context.module, *args)
 
 
 def _computed(context, args, kwargs) -> Callable[..., Any] | None:
@@ -82,11 +84,6 @@ def _computed(context, args, kwargs) -> Callable[..., Any] | None:
     if len(args) == 1 and is_plain_dense(module) and _fits_dense(module, *args):
         return _dense
     return _conv if len(args) == 1 and type(module) is nn.Conv and _fits_conv(module, *args) else None
-
-
-def _has_low_rank(variables: Any) -> bool:
-    leaves = jax.tree.leaves(variables, is_leaf=lambda x: isinstance(x, LowRank))
-    return any(isinstance(leaf, LowRank) for leaf in leaves)
 
 
 def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
@@ -103,7 +100,8 @@ def _dense(module: nn.Dense, inputs: Array) -> Array:
     if not isinstance(kernel, LowRank) and jnp.promote_types(narrow.dtype, kernel.dtype) == kernel.dtype:
         kernel = narrow  # half-precision weights are read as they are: widening them is exact, wherever it is done
     multiply: Callable[..., Array] = low_rank_dense if isinstance(kernel, LowRank) else dense
-    return _add_bias(multiply(inputs, kernel), bias)
+    out = multiply(inputs, kernel)
+    return out if bias is None else out + bias
 
 
 def _conv(module: nn.Conv, inputs: Array) -> Array:
@@ -111,7 +109,8 @@ def _conv(module: nn.Conv, inputs: Array) -> Array:
     images = inputs.reshape(-1, *inputs.shape[-3:])
     convolve: Callable[..., Array] = low_rank_conv if isinstance(kernel, LowRank) else conv
     out = convolve(images, kernel, strides=_pair(module.strides), padding=_padding(module.padding))
-    return _add_bias(out, bias).reshape(*inputs.shape[:-3], *out.shape[1:])
+    out = out if bias is None else out + bias
+    return out.reshape(*inputs.shape[:-3], *out.shape[1:])
 
 
 def _promoted(module: Any, inputs: Array) -> tuple[Array, Any, Array | None]:
@@ -122,10 +121,6 @@ def _promoted(module: Any, inputs: Array) -> tuple[Array, Any, Array | None]:
     parts = (kernel.bases, kernel.a, kernel.b)
     inputs, bias, *parts = module.promote_dtype(inputs, bias, *parts, dtype=module.dtype)
     return inputs, replace(kernel, bases=parts[0], a=parts[1], b=parts[2]), bias
-
-
-def _add_bias(out: Array, bias: Array | None) -> Array:
-    return out if bias is None else out + bias
 
 
 def _parameter(module: nn.Module, name: str) -> Any:
@@ -169,9 +164,7 @@ def _pair(value: Any) -> tuple[int, ...]:
 
 def _padding(padding: Any) -> Any:
     """Flax's padding as `ops.conv` takes it, or None if it is of a kind that `ops.conv` does not know."""
+    padding = canonicalize_padding(padding, 2)
     if isinstance(padding, str):
         return padding if padding in ("SAME", "VALID", "SAME_LOWER") else None
-    if isinstance(padding, int):
-        return ((padding, padding),) * 2
-    pairs = tuple((p, p) if isinstance(p, int) else tuple(p) for p in padding)
-    return pairs if len(pairs) == 2 and min(map(min, pairs)) >= 0 else None
+    return tuple(padding) if min(map(min, padding)) >= 0 else None

@@ -70,8 +70,9 @@ class DeepGA(nn.Module):
 
     Attributes:
       num_actions: Length of the output.
-      size: large: 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. small: 16@8x8/4, 32@4x4/2, dense 256.
-      dtype: In which all layers but the output compute, e.g. `jnp.bfloat16`; None: that of parameters and observations.
+      size: "large": 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. "small": 16@8x8/4, 32@4x4/2, dense 256.
+      dtype: In which all layers but the output compute, e.g. `jnp.bfloat16`; None takes that of parameters and
+        observations.
     """
 
     num_actions: int
@@ -136,9 +137,9 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
         net = reference_genotype(VirtualBatchNormNet(env.spec.num_actions), env.spec, volvox.loop.reference_batch(env))
 
     Args:
-      module: its variables are parameters and the collection `reference`.
-      spec: the environment it is to act in.
-      reference: observations `[R, *observation_shape]`, for example of `volvox.loop.reference_batch`.
+      module: Its variables are parameters and the collection `reference`.
+      spec: The environment it is to act in.
+      reference: Observations `[R, *observation_shape]`, for example of `volvox.loop.reference_batch`.
 
     Returns:
       The genotype; `prepare` runs the reference batch through the network. Its policy's config names the batch by a

@@ -25,8 +25,8 @@ class MLP(nn.Module):
       num_outputs: Length of the output.
       hidden: Widths of the hidden layers; may be empty.
       activation: Applied after each hidden layer, not after the output.
-      densely_connected: Each layer is given the outputs of all layers before it, and the input (Ota et al. 2021,
-        arXiv 2102.07920, section 3.2).
+      densely_connected: Each layer takes the outputs of all layers before it, and the input (Ota et al. 2021, arXiv
+        2102.07920, section 3.2).
     """
 
     num_outputs: int
@@ -37,10 +37,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Outputs `[B, num_outputs]` of observations `[B, ...]`."""
-        x = x.reshape(x.shape[0], -1)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            x = x.astype(jnp.float32)
-        x = hidden_layers(x, map(nn.Dense, self.hidden), self.activation, self.densely_connected)
+        x = hidden_layers(flat(x), map(nn.Dense, self.hidden), self.activation, self.densely_connected)
         return nn.Dense(self.num_outputs)(x)
 
 
@@ -55,8 +52,9 @@ def hidden_layers(
 
 
 def flat(observation: Array) -> Array:
-    """Observations `[B, ...]` as float32 `[B, n]`."""
-    return observation.reshape(observation.shape[0], -1).astype(jnp.float32)
+    """Observations `[B, ...]` as `[B, n]`, integers as float32."""
+    flattened = observation.reshape(observation.shape[0], -1)
+    return flattened if jnp.issubdtype(flattened.dtype, jnp.floating) else flattened.astype(jnp.float32)
 
 
 class QNetwork(nn.Module):
@@ -65,8 +63,8 @@ class QNetwork(nn.Module):
     Input: `[B, n]` and `[B, A]`. Output: `[B]`.
 
     Attributes:
-      hidden: widths of the hidden layers.
-      densely_connected: as in `MLP`.
+      hidden: Widths of the hidden layers.
+      densely_connected: As in `MLP`.
     """
 
     hidden: tuple[int, ...] = (256, 256)
@@ -90,8 +88,8 @@ class NextObservationNetwork(nn.Module):
     Input: `[B, n]`, and `[B, A]`.
 
     Attributes:
-      observation_widths: widths of the layers on observations; features have n numbers more than all of them.
-      action_widths: widths of the layers on those features and actions.
+      observation_widths: Widths of the layers on observations; features have n numbers more than all of them.
+      action_widths: Widths of the layers on those features and actions.
     """
 
     observation_widths: tuple[int, ...] = (30,) * 8
@@ -127,9 +125,9 @@ class ActorAndCritic:
     Attributes:
       actor: observations `[B, ...]` -> `[B, A]`, A being the length of an action; its hyperbolic tangent is the action.
       critic: (observations `[B, ...]`, actions `[B, A]` in [-1, 1]) -> values `[B]`; two of it are made.
-      representation: with the methods of `NextObservationNetwork`: the actor is given what its `encode_observation`
-        makes of observations, and critics what its `encode_action` makes of that and actions. None: observations as
-        they are.
+      representation: A module with the methods of `NextObservationNetwork`. The actor takes what `encode_observation`
+        makes of observations, and critics take what `encode_action` makes of that and of actions. None: actor and
+        critics take the observations themselves.
     """
 
     actor: nn.Module
@@ -141,9 +139,9 @@ class Params(NamedTuple):
     """Parameters of the networks.
 
     Attributes:
-      actor: those of the actor.
-      critics: those of the two critics.
-      representation: () without one.
+      actor: Parameters of the actor.
+      critics: Parameters of the two critics.
+      representation: Parameters of the representation; () without one.
     """
 
     actor: ArrayTree
@@ -232,8 +230,8 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
         action = networks.act(params.actor, observation)
 
     Args:
-      networks: the modules.
-      spec: the environment; its actions are continuous.
+      networks: The modules.
+      spec: The environment; its actions are continuous.
 
     Returns:
       `ActorAndCritics`.
