@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from typing import Any, Literal
 
-from flags import Atari, Run, iterations
+from flags import Atari, Evaluation, Run, iterations
 from launch import launch
 
 import volvox as vx
@@ -20,8 +20,7 @@ class Settings:
     """Advantage actor-critic on an Atari game.
 
     Attributes:
-      network: Kind of network; ga3c and ga3c-large are the published ones, the others have a modern initialisation, and
-        lstm is small with 256 cells.
+      network: ga3c and ga3c-large as published; the others with a modern initialisation, lstm with 256 cells.
       first_stride: Stride of the first convolution, for ga3c and ga3c-large: 4, 3, 2 or 1.
       frames: Emulator frames in all (about), those before a resume included.
     """
@@ -31,6 +30,7 @@ class Settings:
     network: Literal["small", "nature", "lstm", "ga3c", "ga3c-large"] = "small"
     first_stride: int = 4
     frames: int = 20_000_000
+    evaluation: Evaluation = Evaluation()
     run: Run = Run(run_dir="runs/atari_a3c", checkpoint_every=4)
 
 
@@ -53,7 +53,8 @@ def make_network(settings: Settings, num_actions: int) -> Any:
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     """The algorithm, and its iterations in about the frames asked for; every bad setting is refused here."""
     env = settings.env.make()
-    algorithm = vx.learn(settings.learner, make_network(settings, env.spec.num_actions or 0), env)
+    network = make_network(settings, env.spec.num_actions or 0)
+    algorithm = vx.learn(settings.learner, network, env, **vars(settings.evaluation))
     return algorithm, iterations(settings.learner, env, settings.frames)
 
 

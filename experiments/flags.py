@@ -91,6 +91,19 @@ class MuJoCo:
         return vx.envs.mujoco(**vars(self))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How a learner is evaluated while it learns.
+
+    Attributes:
+      evaluate_every: Timesteps of each learner between two evaluations; None: none. The best policy is kept.
+      num_evaluation_episodes: Episodes of an evaluation, played with the likeliest actions.
+    """
+
+    evaluate_every: int | None = None
+    num_evaluation_episodes: int = 10
+
+
 def iterations(learner: vx.A3C, env: vx.Env, frames: int) -> int:
     """Iterations of an actor-critic in about so many frames.
 

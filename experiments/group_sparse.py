@@ -60,6 +60,7 @@ class Settings:
     num_envs: Annotated[int, Flag(help="environments of each learner")] = 4
     threads: Annotated[int | None, Flag(help="simulator threads; default: all CPUs")] = None
     episodes: Annotated[int, Flag(help="fresh episodes each policy plays at the end, without noise")] = 10
+    evaluate_every: Annotated[int | None, Flag(help="timesteps between evaluations of the learners; None: none")] = None
     seed: Annotated[int, Flag(help="fixes all random numbers but the simulators'")] = 0
     run_dir: Annotated[str, Flag(help="where runs and results go")] = "runs/sparse"
     resume: Annotated[bool, Flag(help="go on with the runs in --run-dir")] = False
@@ -92,7 +93,9 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
         optimizer = vx.sparsity.sparse(optimizer, rule, min_side=min_side, dense=whole)
     # All of the replay is in each checkpoint, so that it is no larger than it can become.
     replay_size = min(td3.replay_size, settings.timesteps)
-    return vx.learn(dataclasses.replace(td3, optimizer=optimizer, replay_size=replay_size), networks, env)
+    td3 = dataclasses.replace(td3, optimizer=optimizer, replay_size=replay_size)
+    evaluation = {"evaluate_every": settings.evaluate_every, "num_evaluation_episodes": settings.episodes}
+    return vx.learn(td3, networks, env, **evaluation)
 
 
 def group_sparse(gst: GroupSparse, way: str) -> GroupSparse:

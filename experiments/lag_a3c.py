@@ -2,7 +2,7 @@
 
     python experiments/lag_a3c.py --task HalfCheetah --lags 0 1 2 4 8 16 --seeds 3 --run-dir runs/lag
 
-The lag is exact, by the schedule (`lag` of `volvox.A3C`). Each lag but 0 is trained with V-trace too.
+The lag is exact, by the schedule (`lag` of `volvox.A3C`). Each lag but 0 is trained with V-trace too (`--ways`).
 Writes `lag.json` and `lag.png`: the mean return of the last 100 training episodes, and of each seed.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tyro
@@ -26,6 +26,7 @@ class Settings:
     Attributes:
       task: Name of a MuJoCo task.
       lags: Rounds between acting and learning; each round is an update.
+      ways: How returns are computed; at lag 0 there is nothing for V-trace to correct.
       seeds: Runs of each lag.
       frames: Simulator frames of a run (about).
       num_envs: Environments.
@@ -36,6 +37,7 @@ class Settings:
 
     task: str = "HalfCheetah"
     lags: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    ways: tuple[Literal["V-trace", "plain returns"], ...] = ("V-trace", "plain returns")
     seeds: int = 3
     frames: int = 10_000_000
     num_envs: int = 32
@@ -107,7 +109,7 @@ def main() -> int:
         return 2
     folder = Path(settings.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    results: dict[str, dict[str, list[float | None]]] = {"V-trace": {}, "plain returns": {}}
+    results: dict[str, dict[str, list[float | None]]] = {way: {} for way in settings.ways}
     for lag in settings.lags:
         for name in results:
             if name == "V-trace" and lag == 0:

@@ -8,7 +8,7 @@ The first word is a preset; flags change single settings of it:
 import dataclasses
 import sys
 
-from flags import MuJoCo, Run, iterations
+from flags import Evaluation, MuJoCo, Run, iterations
 from launch import launch
 
 import volvox as vx
@@ -27,6 +27,7 @@ class Settings:
     env: MuJoCo = MuJoCo()
     hidden: tuple[int, ...] = (64, 64)
     frames: int = 20_000_000
+    evaluation: Evaluation = Evaluation()
     run: Run = Run(run_dir="runs/mujoco_a3c", checkpoint_every=4)
 
 
@@ -37,7 +38,8 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     """The algorithm, and its iterations in about the frames asked for; every bad setting is refused here."""
     env = settings.env.make()
     (num_components,) = env.spec.action_shape or (0,)
-    algorithm = vx.learn(settings.learner, vx.networks.GaussianMLP(num_components, settings.hidden), env)
+    network = vx.networks.GaussianMLP(num_components, settings.hidden)
+    algorithm = vx.learn(settings.learner, network, env, **vars(settings.evaluation))
     return algorithm, iterations(settings.learner, env, settings.frames)
 
 

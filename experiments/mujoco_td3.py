@@ -8,7 +8,7 @@ The first word is a preset; flags change single settings of it:
 import dataclasses
 import sys
 
-from flags import MuJoCo, Run
+from flags import Evaluation, MuJoCo, Run
 from flax import linen as nn
 from launch import launch
 
@@ -32,6 +32,7 @@ class Settings:
     hidden: tuple[int, ...] = (256, 256)
     densely_connected: bool = False
     representation: bool = False
+    evaluation: Evaluation = Evaluation()
     run: Run = Run(run_dir="runs/mujoco_td3", checkpoint_every=5)
 
 
@@ -51,7 +52,8 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
         critic=vx.networks.QNetwork(settings.hidden, settings.densely_connected),
         representation=vx.networks.NextObservationNetwork() if settings.representation else None,
     )
-    return vx.learn(settings.learner, networks, env), -(-settings.steps // settings.learner.timesteps_per_iteration)
+    algorithm = vx.learn(settings.learner, networks, env, **vars(settings.evaluation))
+    return algorithm, -(-settings.steps // settings.learner.timesteps_per_iteration)
 
 
 if __name__ == "__main__":

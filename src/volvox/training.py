@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -65,9 +65,20 @@ class Run:
     interrupted: bool
     exit_code: int
 
-    def variables(self) -> ArrayTree:
-        """Returns what `algorithm.policy.apply` takes: the best so far, or the latest where nothing ranks them."""
-        return self.algorithm.variables(self.state)
+    def variables(self, which: Literal["best", "last"] = "best") -> ArrayTree:
+        """Returns what `algorithm.policy.apply` takes.
+
+        Args:
+          which: "best": The best policy so far, or the last where nothing ranks them (learners without
+            `evaluate_every`). "last": The last policy; the same where the algorithm keeps only one.
+
+        Raises:
+          ValueError: `which` is neither.
+        """
+        if which not in ("best", "last"):
+            raise ValueError(f"which={which!r}: take 'best' or 'last'.")
+        last = self.algorithm.last_variables if which == "last" else None
+        return (last or self.algorithm.variables)(self.state)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the learning curve; see `volvox.report.learning_curve`.

@@ -218,6 +218,8 @@ class Algorithm(NamedTuple):
       genome: `state -> lineage` of the same individual, in JSON form; None if the algorithm keeps none.
       save: `state -> pytree` with all that is needed to go on; None if that is the state itself.
       restore: `pytree -> state`, the inverse of `save`; None if what was saved is the state.
+      last_variables: `state -> variables` of the last policy, where `variables` gives the best; None if there is only
+        one.
       log: `state -> arrays` that describe the last step in more detail than its metrics; None if there are none.
       step_name: What a step is called, in rows of metrics and in the progress display.
     """
@@ -232,6 +234,7 @@ class Algorithm(NamedTuple):
     genome: Callable[[Any], Any] | None = None
     save: Callable[[Any], ArrayTree] | None = None
     restore: Callable[[ArrayTree], Any] | None = None
+    last_variables: Callable[[Any], ArrayTree] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     step_name: str = "generation"
 

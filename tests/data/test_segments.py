@@ -65,12 +65,12 @@ def test_a_segment_holds_what_belongs_together(num_segments, rows):
             if begin + T > k:
                 continue
             seen += 1
-            check(ring, begin, rows, num_segments)
+            check(ring, begin, rows, num_segments, following=rows == T and num_segments > 1)
     assert seen > 0
 
 
-def check(ring, begin, rows, num_segments):
-    """The segment that began at beat `begin`."""
+def check(ring, begin, rows, num_segments, following):
+    """The segment that began at beat `begin`; `following`: the ring holds the timestep after it."""
     slot = jnp.int32(begin // rows % num_segments)
     got = segments.take(ring, slot, jnp.int32(2), 3, T)
     ks, bs = np.arange(begin, begin + T)[:, None], np.arange(2, 5)[None]
@@ -87,6 +87,12 @@ def check(ring, begin, rows, num_segments):
     np.testing.assert_array_equal(got.version, np.full(T, 7 * (begin // rows)))
     np.testing.assert_array_equal(got.bootstrap, 1_000 * (begin + T) + bs[0])
     np.testing.assert_array_equal(got.recurrent, np.full((3, 2), float(begin)))
+    if following:
+        more = segments.take(ring, slot, jnp.int32(2), 3, T, following=True)
+        np.testing.assert_array_equal(more.observation[..., 0], number(np.arange(begin, begin + T + 1)[:, None], bs))
+        np.testing.assert_array_equal(more.first[:T], got.first)
+        np.testing.assert_array_equal(more.first[T], (begin + T + bs[0] - 1) % 5 == 4)
+        np.testing.assert_array_equal(more.reward, got.reward)
 
 
 def test_a_ring_of_continuous_actions_and_images():

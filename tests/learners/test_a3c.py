@@ -551,11 +551,10 @@ def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(reduction):
     np.testing.assert_allclose(after.metrics["gradient_norm"], (norm, 1), rtol=1e-4)
 
 
-def test_rates_are_annealed_to_0():
-    """Learning rate and entropy coefficient, over so many frames; a ready-made optimizer keeps its own rate."""
+def test_the_learning_rate_is_annealed_to_0():
+    """Over so many frames; a ready-made optimizer keeps its own rate."""
     frames = 10 * B * T  # ten updates
     learner = linear(anneal_frames=frames, optimizer=optax.sgd, learning_rate=1.0, max_gradient_norm=None)
-    np.testing.assert_allclose([learner.annealed(0.3)(jnp.int32(i)) for i in (0, 5, 10, 12)], [0.3, 0.15, 0, 0])
     gradient = {"w": jnp.ones(1)}
     state = learner.optimizer.init(gradient)
     for i in range(12):
@@ -564,6 +563,83 @@ def test_rates_are_annealed_to_0():
     ready_made = linear(anneal_frames=frames, optimizer=optax.sgd(1.0), learning_rate=None, max_gradient_norm=None)
     changes, _ = ready_made.optimizer.update(gradient, ready_made.optimizer.init(gradient), gradient)
     np.testing.assert_array_equal(changes["w"], [-1.0])
+
+
+def test_the_entropy_coefficient_is_constant_or_a_schedule():
+    """It does not follow the learning rate."""
+    s, weight = segment(), optax.linear_schedule(0.3, 0.0, 10)
+    annealed, scheduled = linear(anneal_frames=10 * B * T), linear(entropy_coefficient=weight)
+    params = annealed.policy.init(jax.random.key(0))
+    for update, coefficient in ((0, 0.3), (5, 0.15), (12, 0.0)):
+        loss, _ = scheduled.loss(params, s, jnp.int32(update))
+        np.testing.assert_allclose(loss, expected(params, s, coefficient)[0], rtol=1e-4)
+        loss, _ = annealed.loss(params, s, jnp.int32(update))
+        np.testing.assert_allclose(loss, expected(params, s, 0.3)[0], rtol=1e-4)
+
+
+class OfPosition(nn.Module):
+    """Logits and values that are linear in a position and a constant."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = jnp.concatenate([x, jnp.ones_like(x)], axis=1)
+        value = self.param("value", nn.initializers.ones, (2,))
+        return x @ self.param("policy", nn.initializers.normal(1.0), (2, 2)), x @ value
+
+
+def vtrace_gradient(params, part, bootstrap_observation, discount=0.9, value_coefficient=0.5):
+    """Mean gradient of a segment of V-trace without entropy, equation (1) of the paper written out as sums."""
+    policy, weights = (np.asarray(params[name], np.float64) for name in ("policy", "value"))
+    x = np.concatenate([part.observation, bootstrap_observation[None]])
+    x = np.concatenate([x, np.ones_like(x)], axis=-1)
+    v, logits = x @ weights, x[:-1] @ policy
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    chosen = np.take_along_axis(p, part.action[..., None], -1)[..., 0]
+    rho = np.minimum(1.0, chosen / np.exp(part.log_prob))
+    gamma, trace = discount * (1.0 - part.terminated), rho * (1.0 - part.truncated)
+    delta = rho * (part.reward + gamma * v[1:] - v[:-1])
+    length, num_envs = part.reward.shape
+    target, advantage = np.zeros((length, num_envs)), np.zeros((length, num_envs))
+    for b in range(num_envs):
+        for s in range(length):
+            weight = [np.prod(gamma[s:t, b] * trace[s:t, b]) for t in range(s, length)]
+            target[s, b] = v[s, b] + np.dot(weight, delta[s:, b])
+        following = np.append(target[1:, b], v[length, b])
+        following = np.where(part.truncated[:, b], v[1:, b], following)
+        advantage[:, b] = rho[:, b] * (part.reward[:, b] + gamma[:, b] * following - v[:-1, b])
+    advantage, error = (np.where(part.valid, e, 0.0) for e in (advantage, target - v[:-1]))
+    to_logits = -advantage[..., None] * (np.eye(2)[part.action] - p)
+    of_policy = np.einsum("tbk,tba->ka", x[:-1], to_logits)
+    return {"policy": of_policy, "value": np.einsum("tbk,tb->k", x[:-1], -value_coefficient * error)}, part.valid.sum()
+
+
+@pytest.mark.parametrize("lag", [2, 3])
+def test_vtrace_takes_all_values_from_the_parameters_that_learn(lag):
+    """Each update in NumPy: the value that bootstraps a segment is of the same parameters as all others."""
+    env, rate, length = probe.corridor(length=3, max_episode_steps=4, num_envs=6, groups=1), 0.5, 3
+    options = {"optimizer": optax.sgd, "learning_rate": rate, "max_gradient_norm": None, "entropy_coefficient": 0.0}
+    learner = A3C(lag=lag, segment_length=length, micro_batch=2, discount=0.9, **options).bind(OfPosition(), env)
+    groups = env.make(0)
+    acting, learning = learner.init(jax.random.key(0))
+    state = LoopState(tuple(group.init() for group in groups), learner.begin(acting, groups), learning)
+    state = jax.tree.map(jnp.copy, state)
+    stages = Stages(learner.act, learner.work, None, None, learner.finish)
+    play_round, stale = driven(stages, groups, beats_per_round=length), 0.0
+    for number in range(12):
+        before = jax.device_get(state.memory.params)
+        state, _ = play_round(state, jax.random.key(1), 1)
+        after = jax.device_get(state.memory.params)
+        if number < lag:
+            jax.tree.map(np.testing.assert_array_equal, before, after)
+            continue
+        ring, slot = jax.device_get(state.carry.collectors[0].ring), (number - lag) % (lag + 1)
+        part = jax.tree.map(lambda x, slot=slot: x[slot], ring)
+        gradient, count = vtrace_gradient(before, part, ring.observation[(slot + 1) % (lag + 1), 0])
+        expected = jax.tree.map(lambda p, g, count=count: p - rate * g / count, before, gradient)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), after, expected)
+        bootstrap = ring.observation[(slot + 1) % (lag + 1), 0, :, 0] * before["value"][0] + before["value"][1]
+        stale = max(stale, np.abs(bootstrap - part.bootstrap).max())
+    assert stale > 1e-2  # the value predicted while acting would not do
 
 
 def test_gradients_are_clipped_before_the_optimizer():

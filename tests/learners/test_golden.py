@@ -97,7 +97,10 @@ CASES = {
         28,
         3,
         lambda: a3c(
-            corridor(length=3, max_episode_steps=6), trace_decay=0.9, entropy_coefficient=0.05, anneal_frames=1_000
+            corridor(length=3, max_episode_steps=6),
+            trace_decay=0.9,
+            entropy_coefficient=optax.linear_schedule(0.05, 0.0, 25),
+            anneal_frames=1_000,
         ),
     ),
     "td3_plain": (30, 4, td3),

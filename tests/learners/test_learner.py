@@ -77,8 +77,11 @@ class _Counting:
     def row(self, acting, learning):
         return {"episodes": 0}
 
-    def variables(self, acting, learning):
-        return learning.total
+    def candidates(self, learning):
+        return (learning.total,)
+
+    def training_scores(self, acting):
+        return (0.0,)
 
 
 @pytest.fixture

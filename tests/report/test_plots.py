@@ -49,6 +49,14 @@ def test_what_is_shown():
     ]
 
 
+def test_what_is_measured_now_and_then_is_connected():
+    rows = [{"frames": i, "training_mean": i} | ({"evaluation_mean": 2.0 * i} if i % 3 == 0 else {}) for i in range(40)]
+    by_frames, _ = learning_curve(rows).axes
+    lines = {line.get_label(): line.get_xdata() for line in by_frames.get_lines()}
+    np.testing.assert_array_equal(lines["evaluation mean"], range(0, 40, 3))
+    np.testing.assert_array_equal(lines["training mean"], range(40))
+
+
 @pytest.mark.parametrize("rows", [[{"loss": 1.0}], [{"return_mean": 1.0, "seconds": 1.0}, {"return_mean": None}]])
 def test_rows_of_other_algorithms(rows, tmp_path):
     figure = learning_curve(rows, tmp_path / "curve.png")

@@ -24,8 +24,8 @@ class Segment(NamedTuple):
     """`T` timesteps of `B` environments, time first; the ring holds the same with a leading axis `R`.
 
     Attributes:
-      observation: `[T, B, ...]`: What the policy saw.
-      first: bool `[T, B]`: The observation begins an episode; recurrent state is reset before it.
+      observation: `[T, B, ...]`: What the policy saw. `take` may add the observation that followed, `[T + 1, B, ...]`.
+      first: bool, as many as observations: The observation begins an episode; recurrent state is reset before it.
       action: `[T, B, ...]`: What the policy did.
       log_prob: float32 `[T, B]`: Logarithm of the probability with which it did that.
       reward: float32 `[T, B]`: Reward of the action.
@@ -174,7 +174,7 @@ def micro_batch_size(given: int | None, num_envs: int, length: int) -> int:
     return given or max((m for m in divisors if m * length <= _MICRO_BATCH_TRANSITIONS), default=1)
 
 
-def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int) -> Segment:
+def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, following: bool = False) -> Segment:
     """Takes some environments of one segment.
 
     Args:
@@ -183,10 +183,19 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int) -
       start: The first environment, int32 scalar.
       num_envs: Number of environments.
       length: T; the first T timesteps of the segment are taken.
+      following: Whether observations go on with the first one of the next segment in the ring, which must have begun;
+        all T timesteps of a segment must then be taken.
 
     Returns:
-      `Segment`, leaves `[T, num_envs, ...]`.
+      `Segment`, leaves `[T, num_envs, ...]`; with `following`, `[T + 1, ...]` of `observation` and `first`.
     """
+    if following:
+        segment = take(ring, slot, start, num_envs, length)
+        after = take(ring, (slot + 1) % len(ring.version), start, num_envs, 1)
+        return segment._replace(
+            observation=jnp.concatenate([segment.observation, after.observation]),
+            first=jnp.concatenate([segment.first, after.first]),
+        )
 
     def of_timesteps(rows: Array) -> Array:
         begin = (slot, 0, start, *[0] * (rows.ndim - 3))

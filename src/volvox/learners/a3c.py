@@ -47,28 +47,27 @@ class A3C:
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
       max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
       loss_reduction: "mean" or "sum" over the transitions of an update.
-      anneal_frames: Emulator frames over which learning rate and entropy coefficient fall to 0, linearly; None: never.
-        A ready-made optimizer keeps its own learning rate.
+      anneal_frames: Emulator frames over which the learning rate falls linearly to 0. None: it stays. A ready-made
+        optimizer keeps its own.
       discount: Discount γ of a timestep.
       trace_decay: Trace decay λ of the returns; 1 gives n-step returns.
-      entropy_coefficient: Weight of the policy's entropy.
+      entropy_coefficient: Weight of the policy's entropy: a number, or a schedule over updates. It is constant in A3C
+        (section 8) and IMPALA, whose learning rates fall, and in GA3C's code, whose learning rate is constant too.
       value_coefficient: Weight of half the squared error of values.
       log_epsilon: Added to probabilities before their logarithm is taken, in the loss (GA3C, section 5.1).
-      reward_bound: Bound to which rewards are clipped before they are learned from, on both sides. None: they are not
-        clipped.
+      reward_bound: Rewards are clipped to ± this number before they are learned from. None: they are not clipped.
       episodic_life: Whether the loss of a life ends an episode for the loss. Scores are always of whole games.
       lag: Rounds between acting and learning. With 0 nothing is learned while environments step.
-      rounds_per_update: Rounds that share an update, which learns from `rounds_per_update * num_envs * segment_length`
-        timesteps.
-      vtrace: Whether V-trace corrects the returns for the lag.
+      rounds_per_update: Rounds that share an update; each has `num_envs * segment_length` timesteps.
+      vtrace: Whether V-trace corrects the returns for the lag. All values are then those of the parameters that learn;
+        without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
-      micro_batch: Environments whose segments share one gradient computation; it divides the size of a group. None: as
-        many as have about 64 transitions.
+      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: about 64 transitions.
       updates_per_iteration: Updates in one iteration, and so in one row of metrics.
 
     Raises:
-      ValueError: a setting is out of range, or two contradict each other.
+      ValueError: A setting is out of range, or two contradict each other.
     """
 
     segment_length: int = 20
@@ -79,7 +78,7 @@ class A3C:
     anneal_frames: int | None = None
     discount: float = 0.99
     trace_decay: float = 1.0
-    entropy_coefficient: float = 0.01
+    entropy_coefficient: float | optax.Schedule = 0.01
     value_coefficient: float = 0.5
     log_epsilon: float = 0.0
     reward_bound: float | None = 1.0
@@ -93,8 +92,8 @@ class A3C:
     updates_per_iteration: int = 250
 
     def __post_init__(self):
-        integers(self, "segment_length", "rounds_per_update", "updates_per_iteration", low=1)
-        integers(self, "anneal_frames", "micro_batch", low=1)
+        counts = ("segment_length", "rounds_per_update", "updates_per_iteration", "anneal_frames", "micro_batch")
+        integers(self, *counts, low=1)
         integers(self, "lag", low=0)
         numbers(self, "learning_rate", "max_gradient_norm", "reward_bound", above=0)
         numbers(self, "discount", "trace_decay", low=0, high=1)
@@ -119,8 +118,7 @@ class A3C:
         """Returns GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
 
         RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
-        One thing differs: GA3C updates by the segments of one agent or a few, while here an update sums those of all
-        environments, so that it is larger, and there are fewer in as many frames. The fewer environments, the closer.
+        One thing differs: an update sums the segments of all environments, and in GA3C those of one agent or a few.
         """
         return cls(
             segment_length=5,
@@ -229,8 +227,11 @@ class _A3C:
         """
         s, actions = self.settings, self.network.distribution
         output, value = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
+        length = len(segment.reward)
+        bootstrap = value[length:] if len(value) > length else segment.bootstrap[None]
+        output, value = output[:length], value[:length]
         v_tm1 = jax.lax.stop_gradient(value)
-        v_t = jnp.concatenate([v_tm1[1:], segment.bootstrap[None]])
+        v_t = jax.lax.stop_gradient(jnp.concatenate([v_tm1[1:], bootstrap]))
         discount_t = s.discount * (1.0 - segment.terminated)
         lambda_t = s.trace_decay * (1.0 - segment.truncated)
         log_prob = actions.log_prob(output, segment.action, s.log_epsilon)
@@ -250,7 +251,8 @@ class _A3C:
         policy_loss = total(-log_prob * advantage)
         value_loss = total(0.5 * (target - value) ** 2)
         entropy = total(actions.entropy(output, s.log_epsilon))
-        loss = policy_loss - self.annealed(s.entropy_coefficient)(update) * entropy + s.value_coefficient * value_loss
+        weight = s.entropy_coefficient(update) if callable(s.entropy_coefficient) else s.entropy_coefficient
+        loss = policy_loss - weight * entropy + s.value_coefficient * value_loss
         lag = jnp.where(segment.valid, (update - segment.version)[:, None], 0).astype(jnp.float32)
         sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
         return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
@@ -283,18 +285,11 @@ class _A3C:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        s, rate = self.settings, self.settings.learning_rate
+        s, rate, env = self.settings, self.settings.learning_rate, self.env
         if s.anneal_frames is not None and rate is not None and not callable(rate):
-            rate = self.annealed(rate)
+            frames_per_update = env.num_envs * self.beats_per_round * s.rounds_per_update * env.spec.frame_skip
+            rate = optax.linear_schedule(rate, 0.0, max(s.anneal_frames // frames_per_update, 1))
         return gradient_transformation(s.optimizer, rate, s.max_gradient_norm)
-
-    def annealed(self, value: float) -> optax.Schedule:
-        """Returns a schedule over updates that falls linearly to 0 within `anneal_frames`."""
-        s, env = self.settings, self.env
-        if s.anneal_frames is None:
-            return optax.constant_schedule(value)
-        frames_per_update = env.num_envs * self.beats_per_round * s.rounds_per_update * env.spec.frame_skip
-        return optax.linear_schedule(value, 0.0, max(s.anneal_frames // frames_per_update, 1))
 
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` samples actions from the policy, and adds the timestep to its segment."""
@@ -350,13 +345,15 @@ class _A3C:
         """Accumulates the gradients of micro-batches `low` to `high` of group `g`."""
         s, ring = self.settings, acting.collectors[g].ring
         slot = (acting.round - s.lag) % (s.lag + 1)
+        # Up to a lag of 1 the parameters that learn have predicted the bootstrap value themselves.
+        following = s.vtrace and s.lag > 1
+        take = functools.partial(segments.take, ring, num_envs=self.micro_batch, length=s.segment_length)
 
         def one(i: Array, learning: Learning) -> Learning:
             # Where there is only one micro-batch, nothing else would depend on `i`: XLA would compute the gradient
             # before the loop, in every beat.
             place = slot + jnp.minimum(i, 0)
-            batch = segments.take(ring, place, i * self.micro_batch, self.micro_batch, s.segment_length)
-            return self.accumulate(learning, batch)
+            return self.accumulate(learning, take(place, i * self.micro_batch, following=following))
 
         # A trip count, not a condition, so that gradients stay in place.
         return jax.lax.fori_loop(low, jnp.where(acting.round >= s.lag, high, low), one, learning)
@@ -395,5 +392,8 @@ class _A3C:
         row = {"episodes": int(acting.episodes.total)} | metrics.scores(jax.device_get(acting.episodes))
         return row | compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
 
-    def variables(self, acting: Acting, learning: Learning) -> ArrayTree:
-        return learning.params
+    def candidates(self, learning: Learning) -> list[ArrayTree]:
+        return [learning.params]
+
+    def training_scores(self, acting: Acting) -> list[float]:
+        return [0.0]

@@ -10,24 +10,25 @@ this method returns.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import integer
 from volvox._settings import describe
 from volvox.checkpoint import restored
 from volvox.data import metrics
+from volvox.learners import evaluation
+from volvox.learners.evaluation import Evaluated, Monitor, PolicyEvaluator
 from volvox.loop.driver import Loop, seed_of
 from volvox.loop.pipeline import Stages
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 
 _TIMED_EVERY = 10
 """Iterations: the second after pools were made has a stopwatch, and every tenth from there."""
-
-Monitor = Callable[[dict[str, Any]], bool]
 
 
 class LearnState(NamedTuple):
@@ -38,12 +39,14 @@ class LearnState(NamedTuple):
       acting: What acting changes and what outlives pools of environments.
       learning: What learning changes: parameters, the optimiser's state and whatever else the learner keeps.
       timesteps: Timesteps of all environments, without those that begin an episode.
+      evaluated: What evaluations have found; () without them.
     """
 
     key: Array
     acting: Any
     learning: Any
     timesteps: int
+    evaluated: Evaluated | tuple[()] = ()
 
 
 class Progress(NamedTuple):
@@ -124,8 +127,12 @@ class Learner(Protocol):
         """Returns the metrics of an iteration besides `learning.metrics`."""
         ...
 
-    def variables(self, acting: Any, learning: Any) -> ArrayTree:
-        """Returns the variables for `policy.apply`."""
+    def candidates(self, learning: Any) -> Sequence[ArrayTree]:
+        """Returns the variables for `policy.apply`, of each learner where several learn side by side."""
+        ...
+
+    def training_scores(self, acting: Any) -> Sequence[float]:
+        """Returns a score in training for each of the candidates, by which they are ranked before an evaluation."""
         ...
 
 
@@ -138,7 +145,14 @@ class LearnerSettings(Protocol):
 
 
 def learn(
-    settings: LearnerSettings, network: Any, env: Env, *, chunk_seconds: float = 1.0, host: bool = False
+    settings: LearnerSettings,
+    network: Any,
+    env: Env,
+    *,
+    evaluate_every: int | None = None,
+    num_evaluation_episodes: int = 10,
+    chunk_seconds: float = 1.0,
+    host: bool = False,
 ) -> Algorithm:
     """Joins a learner's settings, networks and an environment into an algorithm; one step is an iteration.
 
@@ -149,6 +163,9 @@ def learn(
       settings: Settings of the learner, which also say how long an iteration is.
       network: The network that these settings train, e.g. a flax module.
       env: The environments, in groups that take turns.
+      evaluate_every: Timesteps of each learner between two evaluations, which are made at the end of the iteration in
+        which they are due. None: there are none.
+      num_evaluation_episodes: Episodes of an evaluation, of each learner.
       chunk_seconds: Seconds, about, between two looks at progress and interrupts.
       host: Whether the loop is driven from Python, for platforms where it cannot be compiled whole.
 
@@ -161,25 +178,42 @@ def learn(
       FloatingPointError when a number is no longer finite. A restored state goes on in new environments, whose seed
       depends on the number of timesteps before.
 
+      An evaluation plays whole episodes with the likeliest actions, in environments of its own. Rows then have
+      `evaluation_mean`; its `evaluation_standard_error` over episodes; `evaluation_best`, the largest mean so far;
+      `evaluation_timesteps`, those of each learner so far; `evaluation_frames`, the emulator frames of all evaluations,
+      which `frames` does not count; and `evaluation_seconds`, which no rate counts. With several learners there is an
+      `evaluation_mean_0` and so on for each, and the mean is over all of them. `Algorithm.variables` gives the policy
+      of the best evaluation, and `Algorithm.last_variables` that of the learner which was best in the latest. As a
+      maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
+
     Raises:
-      ValueError: The network or the environment does not fit the settings, or `chunk_seconds` is not positive.
+      ValueError: The network or the environment does not fit the settings, or a number is not positive.
     """
     learner = settings.bind(network, env)
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups = functools.partial(env.make, host=host)
     loop = Loop(stages, make_groups, beats_per_round=learner.beats_per_round, chunk_seconds=chunk_seconds)
-    run = _Run(learner, loop, env)
+    config = {"settings": describe(settings), "network": dict(learner.policy.config), "env": dict(env.config)}
+    evaluator = None
+    if evaluate_every is not None:
+        config["evaluate_every"] = integer("evaluate_every", evaluate_every, low=1)
+        config["num_evaluation_episodes"] = num_evaluation_episodes
+        policies = jax.eval_shape(lambda key: learner.candidates(learner.init(key)[1]), jax.random.key(0))
+        sizes = {"num_learners": len(policies), "num_episodes": num_evaluation_episodes}
+        evaluator = PolicyEvaluator(learner.policy, env, **sizes)
+    run = _Run(learner, loop, env, evaluator, evaluate_every or 0)
     jax.eval_shape(run.init, jax.random.key(0))  # raises where something does not fit
     return Algorithm(
         init=run.init,
         step=run.step,
-        variables=lambda state: learner.variables(state.acting, state.learning),
+        variables=run.variables,
         policy=learner.policy,
         env=env,
-        config={"settings": describe(settings), "network": dict(learner.policy.config), "env": dict(env.config)},
-        close=loop.close,
+        config=config,
+        close=run.close,
         save=run.save,
         restore=run.restore,
+        last_variables=run.last_variables,
         step_name="iteration",
     )
 
@@ -203,10 +237,29 @@ class _Run:
     learner: Learner
     loop: Loop
     env: Env
+    evaluator: PolicyEvaluator | None
+    evaluate_every: int
 
     def init(self, key: Array) -> LearnState:
         init_key, run_key = jax.random.split(key)
-        return LearnState(run_key, *jax.jit(self.learner.init)(init_key), timesteps=0)
+        acting, learning = jax.jit(self.learner.init)(init_key)
+        evaluated = () if self.evaluator is None else evaluation.init(self.learner.candidates(learning))
+        return LearnState(run_key, acting, learning, 0, evaluated)
+
+    def close(self) -> None:
+        self.loop.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
+
+    def variables(self, state: LearnState) -> ArrayTree:
+        evaluated = state.evaluated
+        return evaluated.variables if evaluated and evaluated.best > -np.inf else self.last_variables(state)
+
+    def last_variables(self, state: LearnState) -> ArrayTree:
+        evaluated = state.evaluated
+        known = evaluated and evaluated.best > -np.inf
+        scores = evaluated.latest if known else self.learner.training_scores(state.acting)
+        return self.learner.candidates(state.learning)[int(np.argmax(scores))]
 
     def save(self, state: LearnState) -> LearnState:
         return state._replace(acting=state.acting._replace(**dict.fromkeys(self.learner.unsaved, ())))
@@ -217,10 +270,30 @@ class _Run:
 
     def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
         try:
-            return self.iteration(state, monitor or (lambda progress: False))
+            monitor = monitor or (lambda progress: False)
+            new, row = self.iteration(state, monitor)
+            if self.evaluator is not None:
+                new, evaluated = self.evaluate(new, state.timesteps, self.evaluator, monitor)
+                row |= evaluated
+            return new, row
         except BaseException:
-            self.loop.close()  # donated buffers and pools in flight cannot be trusted any more
+            self.close()  # donated buffers and pools in flight cannot be trusted any more
             raise
+
+    def evaluate(
+        self, state: LearnState, before: int, evaluator: PolicyEvaluator, monitor: Monitor
+    ) -> tuple[LearnState, dict[str, Any]]:
+        """Evaluates the policies if that is due, `before` being the timesteps before the iteration."""
+        candidates = self.learner.candidates(state.learning)
+        timesteps, earlier = (count // len(candidates) for count in (state.timesteps, before))
+        if timesteps // self.evaluate_every == earlier // self.evaluate_every:
+            return state, {}
+        began = time.perf_counter()
+        # Another seed than that of the training's pools.
+        returns, played = evaluator.play(candidates, seed=seed_of(state.key, state.timesteps, 1), monitor=monitor)
+        how = {"timesteps": timesteps, "frames": played * self.env.spec.frame_skip}
+        evaluated, row = evaluation.update(state.evaluated, candidates, returns, **how)
+        return state._replace(evaluated=evaluated), row | {"evaluation_seconds": time.perf_counter() - began}
 
     def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
         learner, loop, frame_skip = self.learner, self.loop, self.env.spec.frame_skip
@@ -258,7 +331,7 @@ class _Run:
         row["frames_per_second"] = _difference(acting.timesteps, before) * frame_skip / seconds
         if times is not None:
             row |= times.shares(row["predictions_per_second"], working="learning")
-        return LearnState(state.key, acting._replace(collectors=()), learning, timesteps), row
+        return LearnState(state.key, acting._replace(collectors=()), learning, timesteps, state.evaluated), row
 
     def stand(self, state: LearnState, monitor: Monitor) -> _Standing:
         """Returns where the loop stands if the state is its latest; otherwise the state with new pools."""

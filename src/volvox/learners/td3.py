@@ -378,9 +378,11 @@ class _TD3:
         row |= side_by_side.compression_row(*(side_by_side.stored(*networks, i) for i in range(n)))
         return row | side_by_side.score_row(acting.episodes, self.env.num_envs // n)
 
-    def variables(self, acting: Acting, learning: Learning) -> Variables:
-        best = np.argmax([one.get("training_mean", -np.inf) for one in side_by_side.scores(acting.episodes)])
-        return side_by_side.pick(_variables(learning), int(best))
+    def candidates(self, learning: Learning) -> list[Variables]:
+        return [side_by_side.pick(_variables(learning), i) for i in range(self.settings.num_learners)]
+
+    def training_scores(self, acting: Acting) -> list[float]:
+        return [one.get("training_mean", -np.inf) for one in side_by_side.scores(acting.episodes)]
 
 
 def variables_of(state: LearnState, learner: int = 0) -> Variables:

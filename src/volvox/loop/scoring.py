@@ -15,7 +15,7 @@ import scipy.stats
 
 from volvox._checks import integer
 from volvox.ops.batching import where_rows
-from volvox.types import Array, ArrayTree, Env, EnvSpec, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
 
 
 class Score(NamedTuple):
@@ -63,10 +63,10 @@ def play(
     Raises:
       ValueError: no episodes are asked for, or `sampled` with a policy that has no distribution.
     """
-    act, key = jax.jit(partial(_act, policy, sampled)), jax.random.key(seed)
+    act_jit, key = jax.jit(partial(act, policy, sampled)), jax.random.key(seed)
 
     def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
-        return act(jax.random.fold_in(key, number), variables, jax.tree.map(jnp.asarray, timestep), state)
+        return act_jit(jax.random.fold_in(key, number), variables, jax.tree.map(jnp.asarray, timestep), state)
 
     return _play(env, choose, policy.initial_state(num_episodes), num_episodes, max_episode_steps, seed)
 
@@ -126,9 +126,10 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
     return np.stack(taken[:size])
 
 
-def _act(
+def act(
     policy: Policy, sampled: bool, key: Array, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
 ) -> tuple[Array, ArrayTree]:
+    """Returns the policy's actions `[B, ...]` at a timestep and its next state, which begins anew with an episode."""
     state = where_rows(timestep.first, policy.initial_state(timestep.first.shape[0]), state)
     output, state = policy.apply(variables, timestep.observation, state)
     return policy.sample(key, output) if sampled else policy.mode(output), state
@@ -162,20 +163,38 @@ def _play(
     """
     integer("num_episodes", num_episodes, low=1)
     (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)
-    returns, lengths = np.zeros(num_episodes, np.float32), np.zeros(num_episodes, np.int32)
-    playing, number = np.ones(num_episodes, bool), 0
     try:
-        state, timestep = group.recv(group.init())
-        while playing.any():
-            action, acting = choose(number, timestep, acting)
-            state, timestep = group.recv(group.send(state, np.asarray(action)))
-            returns += np.where(playing, timestep.reward, 0)
-            lengths += playing & ~np.asarray(timestep.first)
-            playing &= ~np.asarray(timestep.terminated | timestep.truncated)
-            number += 1
+        _, returns, lengths = first_episodes(group, group.init(), choose, acting)
     finally:
         group.close()
     return _score(returns, lengths)
+
+
+def first_episodes(
+    group: EnvGroup, state: ArrayTree, choose: Callable[[int, TimeStep, Any], tuple[Any, Any]], acting: ArrayTree
+) -> tuple[ArrayTree, np.ndarray, np.ndarray]:
+    """Plays until the first episode of every environment has ended.
+
+    Args:
+      group: The environments, driven from Python.
+      state: Their state, from `init` or `restart`.
+      choose: (number, timestep, state of the policy) -> (action, state of the policy).
+      acting: The state of the policy to begin with.
+
+    Returns:
+      (state of the environments after a last `recv`, returns float32 `[B]`, lengths int32 `[B]`).
+    """
+    returns, lengths = np.zeros(group.num_envs, np.float32), np.zeros(group.num_envs, np.int32)
+    playing, number = np.ones(group.num_envs, bool), 0
+    state, timestep = group.recv(state)
+    while playing.any():
+        action, acting = choose(number, timestep, acting)
+        state, timestep = group.recv(group.send(state, np.asarray(action)))
+        returns += np.where(playing, timestep.reward, 0)
+        lengths += playing & ~np.asarray(timestep.first)
+        playing &= ~np.asarray(timestep.terminated | timestep.truncated)
+        number += 1
+    return state, returns, lengths
 
 
 def _score(returns: np.ndarray, lengths: np.ndarray) -> Score:

@@ -22,7 +22,7 @@ _PANELS = 4
 """In a row."""
 _SCORE = re.compile(r".*(return|score|reward)|(elite|evaluation|test|training)_(best|max|mean|median|min)(_\d+)?$")
 _SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
-_COUNTS = ("frames", "seconds", "step_seconds")
+_COUNTS = ("frames", "seconds", "step_seconds", "evaluation_frames", "evaluation_seconds", "evaluation_timesteps")
 
 
 def learning_curve(
@@ -32,7 +32,8 @@ def learning_curve(
 
     Scores are metrics whose names hold "return", "score" or "reward", and the best and mean of "training",
     "evaluation", "test" and "elite". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
-    `x_mean` or `x`. Values that are not numbers, and counters of steps, are left out.
+    `x_mean` or `x`. Values that are not numbers, and counters of steps, are left out. The values of a metric that is
+    missing in every other row or more, such as those of evaluations, are connected.
 
     Args:
       rows: Metrics, one mapping a step, in order. `frames` and `seconds` are counted from the run's beginning; where
@@ -135,10 +136,14 @@ def _draw(
     axes: Axes, x: np.ndarray, columns: Mapping[str, np.ndarray], name: str, spread: str | None, **style: Any
 ) -> None:
     y = columns[name]
+    band = columns.get(spread, np.zeros_like(y))
+    shown = np.isfinite(y)
+    if not (shown[1:] & shown[:-1]).any():
+        x, y, band = x[shown], y[shown], band[shown]
     label = name.replace("_", " ")
     if spread is not None:
         label += f" ({next(text for suffix, text in _SPREADS.items() if spread.endswith(suffix))})"
-        band = np.nan_to_num(columns[spread])
+        band = np.nan_to_num(band)
         axes.fill_between(x, y - band, y + band, color=style["color"], alpha=0.15, linewidth=0)
     marker = "o" if len(x) <= 30 else ""
     axes.plot(x, y, label=label, marker=marker, markersize=3, linewidth=1.5, **style)

@@ -1,0 +1,158 @@
+"""Evaluation of policies while their learners learn, and the best policy so far.
+
+evaluator = PolicyEvaluator(policy, env, num_learners=1, num_episodes=10)
+returns, timesteps = evaluator.play([variables], seed=0, monitor=lambda progress: False)  # float32 [1, 10], and an int
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox._checks import integer
+from volvox.loop.scoring import act, first_episodes
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
+
+Monitor = Callable[[dict[str, Any]], bool]
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class Evaluated(NamedTuple):
+    """What the evaluations of a run have found.
+
+    Attributes:
+      variables: Variables of the best policy.
+      best: float32: Its mean return, the largest of all evaluations and learners; -inf before the first evaluation.
+      best_timesteps: Timesteps of each learner at which it was evaluated.
+      latest: float32 `[S]`: Mean returns of the latest evaluation, one for each learner; -inf before the first.
+      frames: Emulator frames of all evaluations.
+    """
+
+    variables: ArrayTree
+    best: Array
+    best_timesteps: int
+    latest: Array
+    frames: int
+
+
+def init(candidates: Sequence[ArrayTree]) -> Evaluated:
+    """Returns what is known before the first evaluation of these policies."""
+    return Evaluated(candidates[0], jnp.float32(-jnp.inf), 0, jnp.full(len(candidates), -jnp.inf), 0)
+
+
+def update(
+    evaluated: Evaluated, candidates: Sequence[ArrayTree], returns: np.ndarray, *, timesteps: int, frames: int
+) -> tuple[Evaluated, dict[str, Any]]:
+    """Adds one evaluation.
+
+    Args:
+      evaluated: What was known before.
+      candidates: Variables of the policies of S learners.
+      returns: float32 `[S, E]`: Returns of their episodes.
+      timesteps: Timesteps of each learner so far.
+      frames: Emulator frames of this evaluation.
+
+    Returns:
+      (What is known now, metrics). The mean is over learners, and its standard error says how far other episodes of the
+      same policies would move it.
+    """
+    means = returns.mean(axis=1)
+    best, frames = int(means.argmax()), evaluated.frames + frames
+    if means[best] > evaluated.best:
+        evaluated = Evaluated(candidates[best], jnp.float32(means[best]), timesteps, evaluated.latest, frames)
+    evaluated = evaluated._replace(latest=jnp.asarray(means), frames=frames)
+    row = {"evaluation_mean": float(means.mean()), "evaluation_best": float(evaluated.best)}
+    if returns.shape[1] > 1:
+        row["evaluation_standard_error"] = float(np.sqrt(returns.var(axis=1, ddof=1).sum() / returns.size / len(means)))
+    if len(means) > 1:
+        row |= {f"evaluation_mean_{i}": float(mean) for i, mean in enumerate(means)}
+    return evaluated, row | {"evaluation_timesteps": timesteps, "evaluation_frames": frames}
+
+
+class _Acting(NamedTuple):
+    """Recurrent states of each policy, which episodes have ended, and when the monitor was last called."""
+
+    states: tuple
+    ended: np.ndarray
+    looked: float
+
+
+class PolicyEvaluator:
+    """Plays episodes with the likeliest actions of several policies, in environments of its own.
+
+    The pool is made by the first evaluation and stays open until `close`. Pure-JAX environments are seeded anew for
+    each evaluation; envpool goes on with its own random numbers.
+    """
+
+    def __init__(self, policy: Policy, env: Env, *, num_learners: int, num_episodes: int):
+        """Prepares the evaluation.
+
+        Args:
+          policy: What acts.
+          env: The environment.
+          num_learners: Number S of policies that are evaluated side by side.
+          num_episodes: Episodes E of each policy.
+
+        Raises:
+          ValueError: There are no episodes.
+        """
+        self._policy, self._env, self._num_learners = policy, env, num_learners
+        self._num_episodes = integer("num_evaluation_episodes", num_episodes, low=1)
+        self._act = jax.jit(self._act_all)
+        self._group: EnvGroup | None = None
+        self._state: Any = None
+
+    def play(self, candidates: Sequence[ArrayTree], *, seed: int, monitor: Monitor) -> tuple[np.ndarray, int]:
+        """Plays the episodes of all policies, one environment for each episode.
+
+        Args:
+          candidates: Variables of each policy.
+          seed: Seed of the environments.
+          monitor: Called about once a second with a dict of progress figures; True stops the evaluation.
+
+        Returns:
+          (returns float32 `[S, E]`, timesteps of all episodes).
+
+        Raises:
+          Interrupted: The monitor returned True.
+        """
+        num_envs = self._num_learners * self._num_episodes
+        if self._group is None:
+            (self._group,) = self._env.make(seed, num_envs=num_envs, num_groups=1, host=True)
+            self._state, _ = self._group.recv(self._group.init())
+        states = tuple(self._policy.initial_state(self._num_episodes) for _ in candidates)
+        acting = _Acting(states, np.zeros(num_envs, bool), -np.inf)
+        choose = partial(self._choose, tuple(candidates), monitor)
+        self._state = self._group.restart(self._state, seed)
+        self._state, returns, lengths = first_episodes(self._group, self._state, choose, acting)
+        return returns.reshape(self._num_learners, -1), int(lengths.sum())
+
+    def close(self) -> None:
+        """Frees the pool; the next evaluation makes another."""
+        if self._group is not None:
+            self._group.close()
+        self._group = self._state = None
+
+    def _choose(self, candidates: tuple, monitor: Monitor, number: int, timestep: TimeStep, acting: _Acting) -> Any:
+        del number
+        states, ended, looked = acting
+        ended, now = ended | np.asarray(timestep.terminated | timestep.truncated), time.monotonic()
+        if now - looked > _SECONDS_BETWEEN_LOOKS:
+            looked = now
+            if monitor({"phase": "evaluation", "done": int(ended.sum()), "total": len(ended)}):
+                raise Interrupted("the evaluation was not finished, and its iteration is dropped")
+        action, states = self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
+        return action, _Acting(states, ended, looked)
+
+    def _act_all(self, candidates: tuple, timestep: TimeStep, states: tuple) -> tuple[Array, tuple]:
+        key, width, actions, after = jax.random.key(0), self._num_episodes, [], []
+        for i, (variables, state) in enumerate(zip(candidates, states, strict=True)):
+            part = jax.tree.map(lambda x, i=i: x[i * width : (i + 1) * width], timestep)
+            action, state = act(self._policy, False, key, variables, part, state)
+            actions.append(action)
+            after.append(state)
+        return jnp.concatenate(actions), tuple(after)

@@ -1,0 +1,184 @@
+"""Evaluation while learners learn: its numbers, the best policy, and that training does not notice it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from volvox import checkpoint
+from volvox.envs import probe
+from volvox.learners import A3C, TD3, evaluation, learn
+from volvox.learners.evaluation import PolicyEvaluator
+from volvox.loop import play
+from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
+from volvox.training import train
+from volvox.types import Interrupted
+
+ENV = probe.corridor(length=4, num_envs=8, groups=2)
+NETWORK = ActorCritic(2, MLP(8, hidden=()))
+SETTINGS = A3C(segment_length=5, optimizer=optax.adam, learning_rate=1e-2, updates_per_iteration=20)
+
+
+def make(**options):
+    return learn(SETTINGS, NETWORK, ENV, **options)
+
+
+def test_the_numbers_of_an_evaluation():
+    returns = np.float32([[1, 2, 3], [4, 6, 11]])
+    known = evaluation.init([{"w": 0.0}, {"w": 1.0}])
+    known, row = evaluation.update(known, [{"w": 10.0}, {"w": 20.0}], returns, timesteps=100, frames=50)
+    assert (row["evaluation_mean"], row["evaluation_best"]) == (4.5, 7.0)
+    assert (row["evaluation_mean_0"], row["evaluation_mean_1"]) == (2.0, 7.0)
+    # Variances 1 and 13 of episodes, of which three make a mean; then the mean of two of these.
+    assert row["evaluation_standard_error"] == pytest.approx(np.sqrt(1 / 3 + 13 / 3) / 2)
+    assert (row["evaluation_timesteps"], row["evaluation_frames"]) == (100, 50)
+    worse, row = evaluation.update(known, [{"w": 30.0}, {"w": 40.0}], returns[::-1] - 3, timesteps=200, frames=7)
+    assert (worse.variables, float(worse.best), worse.best_timesteps) == ({"w": 20.0}, 7.0, 100)
+    assert (row["evaluation_mean"], row["evaluation_best"], row["evaluation_frames"]) == (1.5, 7.0, 57)
+    np.testing.assert_array_equal(worse.latest, [4.0, -1.0])
+    _, row = evaluation.update(evaluation.init([()]), [()], np.float32([[3]]), timesteps=1, frames=1)
+    assert set(row) == {"evaluation_mean", "evaluation_best", "evaluation_timesteps", "evaluation_frames"}
+
+
+def test_episodes_depend_on_the_seed_alone():
+    """Not on the evaluations before: a resumed run sees what an uninterrupted one does."""
+    env, policy = probe.countdown(low=1, high=9, num_envs=2), make().policy
+    variables = policy.init(jax.random.key(0))
+    used, new = (PolicyEvaluator(policy, env, num_learners=2, num_episodes=6) for _ in range(2))
+    first, timesteps = used.play([variables, variables], seed=3, monitor=lambda progress: False)
+    second, _ = used.play([variables, variables], seed=4, monitor=lambda progress: False)
+    again, _ = new.play([variables, variables], seed=4, monitor=lambda progress: False)
+    used.close()
+    new.close()
+    np.testing.assert_array_equal(second, again)
+    assert (first != second).any()
+    assert first.shape == (2, 6)
+    assert timesteps > 12
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """(state, row) of three iterations, evaluated in every second, and of the same without evaluation."""
+    found = []
+    for every in (1_200, None):
+        algorithm = make(evaluate_every=every, num_evaluation_episodes=4)
+        state, rows = algorithm.init(jax.random.key(0)), []
+        for _ in range(4):
+            state, row = algorithm.step(state)
+            rows.append((state, row))
+        algorithm.close()
+        found.append(rows)
+    return found
+
+
+def test_training_does_not_notice_evaluation(steps):
+    """The same bits; and rows have the same numbers."""
+    for (state, row), (plain, plain_row) in zip(*steps, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, state.learning, plain.learning)
+        measured = ("evaluation_", "per_second", "share_", "speed_over")
+        names = {name for name in row if not any(word in name for word in measured)}
+        assert {name: row[name] for name in names} == {name: plain_row[name] for name in names}
+        assert not any(name.startswith("evaluation") for name in plain_row)
+        assert plain.evaluated == ()
+
+
+def test_an_evaluation_is_made_at_the_end_of_the_iteration_in_which_it_is_due(steps):
+    before = 0
+    for state, row in steps[0]:
+        due = state.timesteps // 1_200 > before // 1_200
+        assert ("evaluation_mean" in row) == due
+        before = state.timesteps
+        if not due:
+            continue
+        # Greedy play in a corridor is always the same.
+        score = play(ENV, make().policy, state.learning.params, num_episodes=4)
+        assert row["evaluation_mean"] == pytest.approx(score.mean)
+        assert row["evaluation_standard_error"] == pytest.approx(0.0, abs=1e-6)
+        assert row["evaluation_timesteps"] == state.timesteps
+        assert row["evaluation_seconds"] > 0
+    evaluated = [(state, row) for state, row in steps[0] if "evaluation_mean" in row]
+    assert 2 <= len(evaluated) < 4
+    assert evaluated[0][1]["evaluation_frames"] < evaluated[-1][1]["evaluation_frames"]
+
+
+def test_the_best_policy_is_kept_beside_the_last(steps):
+    algorithm = make(evaluate_every=1_200, num_evaluation_episodes=4)
+    fresh = algorithm.init(jax.random.key(0))
+    assert algorithm.variables(fresh) is fresh.learning.params
+    state = steps[0][-1][0]
+    best = jax.tree.map(lambda x: x + 1, state.learning.params)
+    known = state.evaluated._replace(variables=best, best=jnp.float32(100), best_timesteps=7)
+    new, _ = algorithm.step(state._replace(evaluated=known))
+    new, row = algorithm.step(new)
+    algorithm.close()
+    jax.tree.map(np.testing.assert_array_equal, algorithm.variables(new), best)
+    assert algorithm.last_variables(new) is new.learning.params
+    assert (row.get("evaluation_best", 100.0), new.evaluated.best_timesteps) == (100.0, 7)
+
+
+def test_a_run_keeps_both_over_a_resume(tmp_path):
+    how = {"seed": 0, "run_dir": tmp_path / "run", "progress": False, "tensorboard": False}
+    algorithm = make(evaluate_every=1, num_evaluation_episodes=2)
+    run = train(algorithm, steps=1, **how)
+    algorithm.close()
+    jax.tree.map(np.testing.assert_array_equal, run.variables("last"), run.state.learning.params)
+    jax.tree.map(np.testing.assert_array_equal, run.variables("best"), run.state.evaluated.variables)
+    with pytest.raises(ValueError, match="which='worst': take 'best' or 'last'"):
+        run.variables("worst")
+    saved = checkpoint.restore(tmp_path / "run" / "checkpoints", 1)
+    again = make(evaluate_every=1, num_evaluation_episodes=2)
+    jax.tree.map(np.testing.assert_array_equal, again.restore(saved).evaluated, run.state.evaluated)
+    resumed = train(again, steps=2, resume=True, **how)
+    again.close()
+    assert resumed.metrics[1]["evaluation_frames"] > resumed.metrics[0]["evaluation_frames"]
+    assert resumed.metrics[1]["evaluation_best"] >= resumed.metrics[0]["evaluation_best"]
+    with pytest.raises(ValueError, match="evaluate_every"):
+        train(make(evaluate_every=2), steps=3, resume=True, **how)
+
+
+def test_an_interrupt_within_an_evaluation_leaves_the_state():
+    algorithm, phases = make(evaluate_every=1), []
+    state = algorithm.init(jax.random.key(0))
+
+    def monitor(progress):
+        phases.append(progress["phase"])
+        return progress["phase"] == "evaluation"
+
+    with pytest.raises(Interrupted, match="the evaluation was not finished"):
+        algorithm.step(state, monitor=monitor)
+    assert phases[-1] == "evaluation"
+    assert float(state.evaluated.best) == -np.inf
+    _, row = algorithm.step(state)
+    algorithm.close()
+    assert row["evaluation_mean"] > 0
+
+
+def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
+    """The second hardly learns, and its training scores, which have less noise, would be the better ones at first."""
+    env = probe.target(size=1, num_envs=8, groups=2)
+    network = ActorAndCritic(MLP(1, hidden=(16,), activation=nn.relu), QNetwork(hidden=(16,)))
+    small = {"batch_size": 32, "random_timesteps": 64, "replay_size": 2_000, "timesteps_per_iteration": 600}
+    rates = {"num_learners": 2, "learning_rate": (3e-3, 1e-9), "exploration_noise": (2.0, 0.0), "discount": 0.5}
+    algorithm = learn(TD3(**small, **rates), network, env, evaluate_every=600, num_evaluation_episodes=8)
+    state, row = algorithm.step(algorithm.init(jax.random.key(1)))
+    algorithm.close()
+    assert row["evaluation_mean_0"] > row["evaluation_mean_1"]
+    assert row["training_mean_0"] < row["training_mean_1"]
+    assert row["evaluation_best"] == row["evaluation_mean_0"]
+    assert row["evaluation_mean"] == pytest.approx((row["evaluation_mean_0"] + row["evaluation_mean_1"]) / 2)
+    first = jax.tree.map(lambda x: x[0], state.learning.params.actor)
+    for variables in (algorithm.variables(state), algorithm.last_variables(state)):
+        jax.tree.map(np.testing.assert_array_equal, variables.actor, first)
+
+
+@pytest.mark.parametrize("options", [{"evaluate_every": 0}, {"evaluate_every": 1, "num_evaluation_episodes": 0}])
+def test_bad_settings_are_refused(options):
+    with pytest.raises(ValueError, match=f"{list(options)[-1]} must be an integer of at least 1, got 0"):
+        make(**options)
+
+
+def test_evaluation_is_part_of_the_config():
+    assert "evaluate_every" not in make().config
+    assert make(evaluate_every=5).config["evaluate_every"] == 5
