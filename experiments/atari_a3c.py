@@ -42,8 +42,7 @@ PRESETS = {
 
 def make_network(settings: Settings, num_actions: int) -> Any:
     """The flax module of a name."""
-    if settings.network in ("ga3c", "ga3c-large"):
-        size = "large" if settings.network == "ga3c-large" else "small"
+    if size := {"ga3c": "small", "ga3c-large": "large"}.get(settings.network):
         return vx.networks.GA3C(num_actions, size=size, first_stride=settings.first_stride)
     torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
     kind = vx.networks.RecurrentActorCritic if settings.network == "lstm" else vx.networks.ActorCritic
@@ -53,9 +52,8 @@ def make_network(settings: Settings, num_actions: int) -> Any:
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     """The algorithm, and its iterations in about the frames asked for; every bad setting is refused here."""
     env = settings.env.make()
-    network = make_network(settings, env.spec.num_actions or 0)
-    algorithm = vx.learn(settings.learner, network, env, **vars(settings.evaluation))
-    return algorithm, iterations(settings.learner, env, settings.frames)
+    network, learner = make_network(settings, env.spec.num_actions or 0), settings.learner
+    return vx.learn(learner, network, env, **vars(settings.evaluation)), iterations(learner, env, settings.frames)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ _ENDS = {"iterative-fast": 0.4, "iterative-medium": 0.7, "iterative-slow": 1.0}
 _SCORE, _INDEX, _CURVES, _SETTINGS = "score.json", "group_sparse.json", "curves.json", "settings.json"
 _EQUAL = 0.95
 """Share of the dense return that counts as kept."""
-_FREE = ("type", "ways", "run_dir", "resume")
-"""Settings in which calls for one directory may differ."""
+_FREE = ("type", "ways", "evaluate_every", "run_dir", "resume")
+"""Settings in which calls for one directory may differ; evaluation does not change what is learned."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,14 @@ def test_what_the_settings_refuse_is_one_line(script, load, read):
         read(module, [preset, "--checkpoint-every", "0"])
 
 
+@pytest.mark.parametrize("script", ["atari_a3c", "mujoco_a3c", "mujoco_td3"])
+def test_learners_are_evaluated_as_flags_say(script, load, read):
+    module = load(script)
+    given = ["--evaluate-every", "5000", "--num-evaluation-episodes", "3"]
+    settings = read(module, [next(iter(module.PRESETS)), *given])
+    assert vars(settings.evaluation) == {"evaluate_every": 5_000, "num_evaluation_episodes": 3}
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_has_at_most_sixty_lines(script, load):
     assert len(inspect.getsource(load(script)).splitlines()) <= 60

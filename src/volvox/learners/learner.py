@@ -22,7 +22,7 @@ from volvox._settings import describe
 from volvox.checkpoint import restored
 from volvox.data import metrics
 from volvox.learners import evaluation
-from volvox.learners.evaluation import Evaluated, Monitor, PolicyEvaluator
+from volvox.learners.evaluation import Monitor, PolicyEvaluator
 from volvox.loop.driver import Loop, seed_of
 from volvox.loop.pipeline import Stages
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
@@ -39,14 +39,14 @@ class LearnState(NamedTuple):
       acting: What acting changes and what outlives pools of environments.
       learning: What learning changes: parameters, the optimiser's state and whatever else the learner keeps.
       timesteps: Timesteps of all environments, without those that begin an episode.
-      evaluated: What evaluations have found; () without them.
+      evaluated: What evaluations have found, `Evaluated`; () without them.
     """
 
     key: Array
     acting: Any
     learning: Any
     timesteps: int
-    evaluated: Evaluated | tuple[()] = ()
+    evaluated: Any = ()
 
 
 class Progress(NamedTuple):

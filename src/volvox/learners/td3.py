@@ -337,7 +337,7 @@ class _TD3:
     def init(self, key: Array) -> tuple[Acting, Learning]:
         s, zero, keys = self.settings, jnp.int32(0), jax.random.split(key, self.settings.num_learners)
 
-        def one(key: Array, rate: Array) -> tuple[Params, Params, Moments, Episodes]:
+        def one(key: Array, rate: Any) -> tuple[Params, Params, Moments, Episodes]:
             networks = self.networks.init(key)
             params, optimizer = init_optimizers(self.optimizer(rate), networks, jax.random.fold_in(key, 4))
             moments = normalization.init(self.env.spec.observation_shape)

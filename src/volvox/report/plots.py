@@ -136,7 +136,7 @@ def _draw(
     axes: Axes, x: np.ndarray, columns: Mapping[str, np.ndarray], name: str, spread: str | None, **style: Any
 ) -> None:
     y = columns[name]
-    band = columns.get(spread, np.zeros_like(y))
+    band = np.zeros_like(y) if spread is None else columns[spread]
     shown = np.isfinite(y)
     if not (shown[1:] & shown[:-1]).any():
         x, y, band = x[shown], y[shown], band[shown]
