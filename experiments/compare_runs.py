@@ -32,14 +32,14 @@ class Settings:
       runs: run directories.
       names: what to call each run.
       out: directory of what is written.
-      key: the metric that is drawn.
+      key: the metric that is drawn (best_score in runs of before November 2026's end).
       learned: what score.json calls the result of a run.
     """
 
     runs: list[str]
     names: list[str]
     out: str
-    key: str = "best_score"
+    key: str = "validation_mean"
     learned: str = "elite"
 
 

@@ -14,7 +14,8 @@ _INNER_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed
 _PLACES = ("phase", "role", "done", "total", "stepped")
 """Figures from inside a step that say where it is; all others are shown as figures."""
 _COUNT = re.compile("(.*_)?(frames|seconds)")
-_FIRST = ("elite_score", "evaluation_|test_", "training_best", "training_mean", ".*_per_second", "occupancy")
+_FIRST = ("elite_score", "validation_mean", "evaluation_|test_", "training_best", "training_mean")
+_FIRST += (".*_per_second", "occupancy")
 """What the names of the most important metrics begin with, in the order in which a line shows them."""
 
 
