@@ -32,14 +32,14 @@ class Settings:
       runs: Run directories.
       names: What to call each run.
       out: Directory of what is written.
-      key: The metric that is drawn.
+      key: The metric that is drawn; older runs have `best_score`.
       learned: What score.json calls the result of a run.
     """
 
     runs: list[str]
     names: list[str]
     out: str
-    key: str = "best_score"
+    key: str = "validation_mean"
     learned: str = "elite"
 
 

@@ -6,10 +6,13 @@ import pytest
 
 from volvox import checkpoint, evolution, networks, population
 from volvox.envs import probe
+from volvox.population import lineage
 from volvox.types import Interrupted
 
 # Continuous control with a known optimum: return 0, of the network that answers with its observation.
 ENV = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
+NOISE = population.Table(size=20_000)
+CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), NOISE)
 
 
 def make(env=ENV, strategy=None, **options):
@@ -18,7 +21,7 @@ def make(env=ENV, strategy=None, **options):
             population_size=48, num_parents=6, mutation_std=0.1, num_elite_candidates=4, num_validation_episodes=6
         )
     size = env.spec.num_actions or env.spec.action_shape[0]
-    options = {"noise": population.Table(size=20_000), **options}
+    options = {"noise": NOISE, **options}
     return evolution.evolve(strategy, networks.MLP(size, hidden=()), env, **options)
 
 
@@ -39,8 +42,8 @@ def reread(tree, directory):
 def test_ga_learns_the_probe():
     algorithm = make()
     state, rows = run(algorithm, algorithm.init(jax.random.key(0)), 12)
-    assert rows[0]["elite_score"] < -0.25
-    assert rows[-1]["best_score"] > -0.12
+    assert rows[0]["validation_mean"] < -0.25
+    assert rows[-1]["validation_mean"] > -0.12
     assert [row["generation"] for row in rows] == list(range(1, 13))
     # Frames of scored training steps: 48 episodes of 6 steps, one frame each.
     assert [row["frames"] for row in rows[:2]] == [288, 576]
@@ -57,7 +60,7 @@ def test_random_search_does_worse_than_ga_at_equal_frames():
     algorithm = make()
     _, evolved = run(algorithm, algorithm.init(jax.random.key(0)), 12)
     assert rows[-1]["frames"] == evolved[-1]["frames"]
-    assert evolved[-1]["best_score"] > rows[-1]["best_score"]
+    assert evolved[-1]["validation_mean"] > rows[-1]["validation_mean"]
 
 
 def test_results_depend_on_the_key_alone():
@@ -70,7 +73,7 @@ def test_results_depend_on_the_key_alone():
     resumed, rows_resumed = run(other, other.restore(straight.save(half)), 2)
 
     def scores(rows):
-        return [(row["training_mean"], row["elite_score"], row["frames"]) for row in rows]
+        return [(row["training_mean"], row["validation_mean"], row["frames"]) for row in rows]
 
     assert scores(rows) == scores(rows_again) == scores(rows_half + rows_resumed)
     assert straight.genome(first) == straight.genome(again) == other.genome(resumed)
@@ -89,11 +92,10 @@ def test_same_key_same_result_and_policy_is_the_elite_rebuilt():
     for _ in range(2):
         algorithm = make()
         state, rows = run(algorithm, algorithm.init(jax.random.key(3)), 3)
-        results.append((algorithm.genome(state), [row["elite_score"] for row in rows]))
+        results.append((algorithm.genome(state), [row["validation_mean"] for row in rows]))
     assert results[0] == results[1]
-    if state.best_generation == state.generation:
-        elite = jax.tree.map(lambda x: x[-1], state.strategy.bases)
-        jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), elite)
+    rebuilt = population.rebuild(CODE, lineage.from_json(algorithm.genome(state)))
+    jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), rebuilt)
 
 
 @pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["table", "low_rank"])
@@ -122,7 +124,7 @@ def test_a_run_can_be_restored_before_its_first_generation(tmp_path):
     state = make().restore(reread(algorithm.save(algorithm.init(jax.random.key(4))), tmp_path))
     _, rows = run(make(), state, 1)
     _, expected = run(algorithm, algorithm.init(jax.random.key(4)), 1)
-    assert rows[0]["elite_score"] == expected[0]["elite_score"]
+    assert rows[0]["validation_mean"] == expected[0]["validation_mean"]
 
 
 def test_save_is_small():
@@ -163,6 +165,33 @@ def test_adaptive_cutoff_grows_and_announces_its_compilation():
     assert announced == [1, 1, 1, 0]
 
 
+def test_scores_of_different_cutoffs_are_never_compared():
+    """Rewards are negative: the longer an episode, the lower its return. The first elite must not stay the result."""
+    env = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=128)
+    strategy = evolution.GA(
+        population_size=48, num_parents=6, mutation_std=0.1, num_elite_candidates=2, num_validation_episodes=6
+    )
+    algorithm = make(env, strategy, max_episode_steps="adaptive:2,0.1,4,128")
+    state, genomes, rows = algorithm.init(jax.random.key(0)), [], []
+    for _ in range(8):
+        state, metrics = algorithm.step(state)
+        rows.append(metrics)
+        genomes.append(algorithm.genome(state))
+    assert [row["max_episode_steps"] for row in rows] == [2, 8, 32] + [128] * 5
+    assert rows[0]["validation_mean"] > max(row["validation_mean"] for row in rows[1:])  # what a maximum would choose
+    assert genomes[-1] != genomes[0]
+    episodes, total = 0, 0.0  # of the elite at this cutoff
+    for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
+        episodes = 0 if row["elite_is_new"] else episodes + 6
+        total = 0.0 if row["elite_is_new"] else total + 6 * row["validation_mean"]
+        assert row["elite_episodes"] == episodes
+        if episodes:
+            assert row["elite_score"] == pytest.approx(total / episodes, rel=1e-5)
+        if after["max_episode_steps"] > row["max_episode_steps"]:
+            episodes, total = 0, 0.0
+    assert any(row["elite_episodes"] for row in rows)
+
+
 def test_test_episodes_have_their_own_cutoff():
     env = probe.countdown(low=9, high=9, num_envs=4, groups=2)
     strategy = evolution.GA(
@@ -171,7 +200,7 @@ def test_test_episodes_have_their_own_cutoff():
     )  # fmt: skip
     algorithm = make(env, strategy, max_episode_steps=3, test_max_episode_steps=7)
     _, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
-    assert metrics["elite_score"] == 3.0
+    assert metrics["validation_mean"] == 3.0
     assert metrics["test_score"] == 7.0
     assert metrics["fraction_cut"] == 1.0
 

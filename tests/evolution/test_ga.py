@@ -61,7 +61,7 @@ def test_first_generation_is_initial_noise_and_the_best_become_parents():
     np.testing.assert_array_equal(candidates.episodes, [3, 3])
     for base, best in ((0, 3), (1, 6), (2, 1), (3, 6)):  # three parents, and the elite behind them
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
-    assert state.score == 2.0
+    assert state.score.selecting == 2.0
     np.testing.assert_array_equal(state.expected_length, [7, 7, 7, 7])
 
 
@@ -113,11 +113,22 @@ def test_the_elite_gives_way_only_to_a_better_one():
         assert all(jax.tree.leaves(same)) is stays
 
 
+def test_the_score_is_the_mean_of_all_validations_but_the_selecting_one():
+    strategy = ga()
+    state, seen = strategy.init(jax.random.key(0), CODE), []
+    for number, validation in enumerate([[1.0, 2.0], [1.0, 0.5], [4.0, 0.0], [0.0, 3.0]]):
+        state, _, metrics = generation(strategy, state, range(8), validation, key=number)
+        names = ("validation_mean", "elite_score", "elite_episodes", "elite_selecting_score")
+        seen.append([float(metrics[name]) for name in names])
+    # Three episodes a generation; the fourth brings another elite, whose 3.0 is no part of its score.
+    np.testing.assert_array_equal(seen, [[2, np.nan, 0, 2], [1, 1, 3, 2], [4, 2.5, 6, 2], [3, np.nan, 0, 3]])
+
+
 def test_one_episode_has_no_standard_error():
     strategy = ga(num_validation_episodes=1)
     state = strategy.init(jax.random.key(0), CODE)
     _, _, metrics = generation(strategy, state, range(8), [1.0, 2.0])
-    assert np.isnan(metrics["elite_standard_error"])
+    assert np.isnan(metrics["validation_standard_error"])
 
 
 def test_nan_ranks_last_and_is_counted():

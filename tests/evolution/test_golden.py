@@ -111,7 +111,6 @@ def recorded(seed, generations, make):
         rows.append(metrics)
     log = algorithm.log(state)
     out = named("policy", algorithm.variables(state)) | named("bases", state.strategy.bases)
-    out |= {"best_score": state.best_score, "best_generation": state.best_generation}
     out |= {f"log/{name}": log[name] for name in ("seed", "fitness")}
     if algorithm.genome is not None:
         out |= {"genome": json.dumps(algorithm.genome(state))} | named("lineage", state.lineage._asdict())

@@ -38,8 +38,9 @@ def first_pairs(strategy, base_behaviors):
     validation, pairs = strategy.phases[:2]
     state = strategy.init(jax.random.key(0), CODE)
     asked = validation.ask(jax.random.key(0), state, CODE)
-    assert (asked.episodes == 1).all()  # every member, the first time
-    state, _ = validation.tell(state, asked, played(np.zeros(len(base_behaviors)), base_behaviors), CODE)
+    np.testing.assert_array_equal(asked.episodes, [1] * len(base_behaviors) + [0])  # the first time all but the best
+    behaviors = [*base_behaviors, -5.0]  # what the best did must not count
+    state, _ = validation.tell(state, asked, played(np.zeros(len(behaviors)), behaviors), CODE)
     return state, pairs.ask(jax.random.key(1), state, CODE)
 
 
@@ -51,9 +52,10 @@ def test_the_archive_begins_with_every_member_and_gains_the_moved_one():
     moved = int(state.moved)
     assert moved == asked.parent[0]
     again = strategy.phases[0].ask(jax.random.key(2), state, CODE)
-    np.testing.assert_array_equal(again.episodes, np.arange(3) == moved)
-    behaviors = np.where(np.arange(3) == moved, 9.0, -5.0)  # those that did not play must not count
-    state, _ = strategy.phases[0].tell(state, again, played(np.zeros(3), behaviors, np.arange(3) == moved), CODE)
+    plays = (np.arange(4) == moved) | (np.arange(4) == 3)
+    np.testing.assert_array_equal(again.episodes, plays)
+    behaviors = np.where(np.arange(4) == moved, 9.0, -5.0)  # those that did not play must not count, nor the best
+    state, _ = strategy.phases[0].tell(state, again, played(np.zeros(4), behaviors, plays), CODE)
     assert state.objective.archive.added == 4
     assert state.objective.archive.behaviors[3, 0] == 9.0
     assert state.objective.behaviors[moved, 0] == 9.0
@@ -91,7 +93,7 @@ def test_nsra_lowers_the_weight_of_returns_where_they_stagnate():
     weights = []
     for score in (1.0, 0.0, 0.5, 1.0, 0.0, 2.0, 0.0):
         asked = validation.ask(jax.random.key(0), state, CODE)
-        state, metrics = validation.tell(state, asked, played([score], [score]), CODE)
+        state, metrics = validation.tell(state, asked, played([score, 0.0], [score, 0.0]), CODE)
         weights.append(float(metrics["reward_weight"]))
         asked = pairs.ask(jax.random.key(1), state, CODE)
         state, _ = pairs.tell(state, asked, played(np.zeros(8), np.zeros(8)), CODE)

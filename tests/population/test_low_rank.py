@@ -238,10 +238,7 @@ def test_the_lineage_begins_with_the_bases_before_the_first_generation():
     scores = []
     for _ in range(6):
         state, metrics = algorithm.step(state)
-        scores.append(metrics["elite_score"])
-        if state.best_generation == state.generation:  # the elite is the best so far
-            elite = jax.tree.map(lambda x: x[-1], state.strategy.bases)
-            jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), elite)
+        scores.append(metrics["validation_mean"])
     assert scores[-1] > scores[0]
     assert len(state.lineage.seed) == 7
     restored = make().restore(algorithm.save(state))

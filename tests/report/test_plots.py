@@ -15,8 +15,8 @@ def _rows(count):
             "training_best": 1000.0 + 300 * i,
             "training_mean": 200.0 + 100 * i,
             "training_std": 80.0 + 5 * i,
-            "elite_score": None if i == 1 else 800.0 + 250 * i,
-            "elite_standard_error": 60.0,
+            "validation_mean": None if i == 1 else 800.0 + 250 * i,
+            "validation_standard_error": 60.0,
             **({"test_score": 900.0 + 240 * i, "test_standard_error": 20.0} if i == count - 1 else {}),
         }
         for i in range(count)
@@ -44,7 +44,7 @@ def test_what_is_shown():
     assert labels == [
         "training best",
         "training mean (± std. deviation)",
-        "elite score (± std. error)",
+        "validation mean (± std. error)",
         "test score (± std. error)",
     ]
 

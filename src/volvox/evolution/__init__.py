@@ -5,7 +5,7 @@ from volvox.evolution.es import ES, ESState
 from volvox.evolution.ga import GA, GAState
 from volvox.evolution.objective import Novelty, NoveltyState, Objective, Returns
 from volvox.evolution.schedules import Cutoff, parse_cutoff, schedule
-from volvox.evolution.strategy import Phase, Strategy, compiled_phases
+from volvox.evolution.strategy import EliteScore, Phase, Strategy, compiled_phases
 
-__all__ = ["ES", "GA", "Cutoff", "ESState", "EvolveState", "GAState", "Novelty", "NoveltyState", "Objective", "Phase"]
-__all__ += ["Returns", "Strategy", "compiled_phases", "evolve", "parse_cutoff", "schedule"]
+__all__ = ["ES", "GA", "Cutoff", "ESState", "EliteScore", "EvolveState", "GAState", "Novelty", "NoveltyState"]
+__all__ += ["Objective", "Phase", "Returns", "Strategy", "compiled_phases", "evolve", "parse_cutoff", "schedule"]

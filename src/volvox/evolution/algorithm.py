@@ -16,7 +16,7 @@ from volvox._checks import integer
 from volvox._settings import describe
 from volvox.checkpoint import restored
 from volvox.evolution.schedules import Cutoff, parse_cutoff
-from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases, fitness, mean_length, rows
+from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases, fitness, mean_length, no_score, rows
 from volvox.loop import behaviors
 from volvox.loop.behaviors import Behavior
 from volvox.loop.driver import seed_of
@@ -54,8 +54,6 @@ class EvolveState(NamedTuple):
       lineage: How the bases of each generation came from those before; None where the strategy keeps none.
       max_episode_steps: The current cutoff of training and validation, timesteps.
       counts: Cumulative counts.
-      best_score: The best mean validation return of any generation's elite.
-      best_generation: The generation whose elite it was, counted from 1; 0 before the first.
       members: What `log` gives of the last generation; None before the first, and after a resume.
     """
 
@@ -65,8 +63,6 @@ class EvolveState(NamedTuple):
     lineage: Member | None
     max_episode_steps: int
     counts: Counts = Counts()
-    best_score: float = -np.inf
-    best_generation: int = 0
     members: dict[str, Array] | None = None
 
 
@@ -103,14 +99,16 @@ def evolve(
       chunk_seconds: how often progress and interrupts are looked at.
 
     Returns:
-      `Algorithm`. Its metrics: `training_*` over the offspring, `elite_score` (validation mean) with its standard
-      error, `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`, `occupancy`
-      and `makespan_over_bound` of training, seconds of each phase, and the cutoff; in the second generation and every
-      tenth from there `share_emulators`, `share_inference`, `share_decoding` and `speed_over_turns`, of a few beats
-      played with a stopwatch (`Times.shares`). Its `log` gives, of each member of the last generation, `parent` (index
-      of the base it descends from), `seed`, `scale`, `initial`, `fitness`, `length` (timesteps) and `behavior` (of its
-      first episode); and, where there are lineages, `base_parent`, `base_seed`, `base_scale` and `base_initial`: how
-      each base came from those before, the elite last.
+      `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the offspring, `validation_mean` of
+      the generation's elite with its standard error; `elite_score`, the mean over the `elite_episodes` of validation
+      that it has played at this cutoff since `elite_selecting_score` made it the elite (`EliteScore`; null while there
+      are none); `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`,
+      `occupancy` and `makespan_over_bound` of training, seconds of each phase, and the cutoff; in the second generation
+      and every tenth from there `share_emulators`, `share_inference`, `share_decoding` and `speed_over_turns`, of a few
+      beats played with a stopwatch (`Times.shares`). Its `log` gives, of each member of the last generation, `parent`
+      (index of the base it descends from), `seed`, `scale`, `initial`, `fitness`, `length` (timesteps) and `behavior`
+      (of its first episode); and, where there are lineages, `base_parent`, `base_seed`, `base_scale` and
+      `base_initial`: how each base came from those before, the elite last.
 
     Raises:
       ValueError: a cutoff that is not positive, a network that does not fit the environment's actions, noise that does
@@ -248,26 +246,25 @@ class _Evolution:
                 metrics |= _training_metrics(statistics) | {"fraction_cut": fraction_cut}
             metrics[f"{phase.role}_seconds"] = time.perf_counter() - phase_began
         elapsed = time.perf_counter() - began
-        log, generation, score = state.lineage, state.generation + 1, float(inner.score)
+        max_episode_steps, log = self.cutoff.grown(state.max_episode_steps, fraction_cut), state.lineage
+        if max_episode_steps > state.max_episode_steps:
+            inner = inner._replace(score=no_score())  # scores of different cutoffs are not compared
         if log is not None:
             log = lineages.extend(log, inner.survivors)
             if members is not None:
                 members |= {f"base_{name}": x for name, x in inner.survivors._asdict().items()}
-        improved = not state.best_generation or score > state.best_score
         new = EvolveState(
             key=state.key,
-            generation=generation,
+            generation=state.generation + 1,
             strategy=inner,
             lineage=log,
-            max_episode_steps=self.cutoff.grown(state.max_episode_steps, fraction_cut),
+            max_episode_steps=max_episode_steps,
             counts=counts,
-            best_score=score if improved else state.best_score,
-            best_generation=generation if improved else state.best_generation,
             members=members,
         )
         frames = counts.total_frames - state.counts.total_frames
         metrics |= counts._asdict() | {"frames_per_second": frames / elapsed, "generation_seconds": elapsed}
-        return new, metrics | {"best_score": new.best_score}
+        return new, metrics
 
     def _evaluate(
         self, i: int, state: EvolveState, population: Population, monitor: Monitor | None
@@ -313,23 +310,13 @@ class _Evolution:
         )
 
     def genome(self, state: EvolveState) -> Any:
-        return lineages.to_json(self._genome(state))
-
-    def _genome(self, state: EvolveState) -> lineages.Genome:
         _check_completed(state)
         assert state.lineage is not None
-        # With low-rank noise the log begins with the bases before the first generation.
-        before = len(state.lineage.seed) - state.generation
-        log = rows(state.lineage, slice(before + state.best_generation))
-        return lineages.genome(log, self.strategy.elite)
+        return lineages.to_json(lineages.genome(state.lineage, self.strategy.elite))
 
     def variables(self, state: EvolveState) -> ArrayTree:
         _check_completed(state)
-        if state.lineage is not None:
-            params = lineages.rebuild(self.pools.encoding, self._genome(state))
-        else:
-            params = rows(state.strategy.bases, self.strategy.elite)
-        return jax.jit(self.genotype.prepare)(params)
+        return jax.jit(self.genotype.prepare)(rows(state.strategy.bases, self.strategy.elite))
 
     def save(self, state: EvolveState) -> EvolveState:
         # Where bases descend from members, lineages are all that is needed to compute them again.
@@ -379,5 +366,5 @@ def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]
 
 
 def _check_completed(state: EvolveState) -> None:
-    if not state.best_generation:
+    if not state.generation:
         raise ValueError("no generation is complete yet, so there is no elite; take a step first.")

@@ -1,8 +1,8 @@
 """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
-A generation first plays the current parameters (validation), then pairs of members on either side of them, and moves
-them along the noise, weighted by shaped fitness. With a novelty objective these are NS-ES, NSR-ES and NSRA-ES (Conti
-et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
+A generation first plays the current parameters against the best so far (validation), then pairs of members on either
+side of them, and moves them along the noise, weighted by shaped fitness. With a novelty objective these are NS-ES,
+NSR-ES and NSRA-ES (Conti et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
 """
 
 import dataclasses
@@ -17,16 +17,18 @@ from volvox._checks import gradient_transformation, integers, numbers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.strategy import (
+    EliteScore,
     Phase,
     Shaping,
     fitness,
     mean_length,
+    no_score,
     rows,
     shaping,
     summary,
     test_phase,
     unchanged,
-    validation_summary,
+    validated,
 )
 from volvox.loop.behaviors import Behavior
 from volvox.population.decoding import Encoding, decode_many, draw_seeds, first_ancestors, weighted_noise
@@ -42,9 +44,8 @@ class ESState(NamedTuple):
       expected_length: float32 `[M + 1]`: mean episode length of each in validation, timesteps.
       generation: int32: generations completed.
       moved: int32: the one that was moved last.
-      elite: int32: the one of the best mean validation return in this generation.
-      score: float32: that return.
-      best_score: float32: the best of all generations; -inf before there is one.
+      challenger: int32: the one of the best mean validation return in this generation.
+      score: What validation says of the best.
       objective: The objective's own state.
       survivors: None: bases move along sums of noise, and descend from no single member.
     """
@@ -54,9 +55,8 @@ class ESState(NamedTuple):
     expected_length: Array
     generation: Array
     moved: Array
-    elite: Array
-    score: Array
-    best_score: Array
+    challenger: Array
+    score: EliteScore
     objective: Any
     survivors: None = None
 
@@ -85,9 +85,10 @@ class ES:
       num_bases: M, parameter vectors that take turns with a novelty objective, which chooses among them (published: 3
         on Atari, 5 on Humanoid).
       num_episodes: Training episodes of each member; fitness is their mean return.
-      num_validation_episodes: Episodes the current parameters play before they are moved; their mean return is the
-        score, and the parameters of the best score are the result. The first of them gives the behaviour.
-      num_test_episodes: Episodes the same parameters then play in the test environments (published: 200); 0 for no
+      num_validation_episodes: Validation episodes of the current parameters before they are moved, and of the best so
+        far beside them. The current parameters become the best if their mean return is higher; the best is the result
+        (its score: `volvox.evolution.EliteScore`). The first episode gives the behaviour. (Published: no validation.)
+      num_test_episodes: Episodes the current parameters then play in the test environments (published: 200); 0 for no
         test.
     """
 
@@ -139,11 +140,11 @@ class ES:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Validation and test of the current parameters, then training of pairs around them."""
+        """Validation of the current parameters and the best, test of the former, then training of pairs around them."""
         n, m, v = self.population_size, self.num_bases, self.num_validation_episodes
         return (
-            Phase("validation", m, v, self.ask_current, self.tell_current),
-            *test_phase(self.num_test_episodes, lambda state: state.elite),  # before it is moved
+            Phase("validation", m + 1, v, self.ask_current, self.tell_current),
+            *test_phase(self.num_test_episodes, lambda state: state.challenger),  # before it is moved
             Phase("training", n, self.num_episodes, self.ask_pairs, self.tell_pairs),
         )
 
@@ -168,38 +169,36 @@ class ES:
             expected_length=jnp.zeros(m + 1),
             generation=jnp.int32(0),
             moved=jnp.int32(0),
-            elite=jnp.int32(0),
-            score=jnp.float32(-jnp.inf),
-            best_score=jnp.float32(-jnp.inf),
+            challenger=jnp.int32(0),
+            score=no_score(),
             objective=self.objective.init(m),
         )
 
     def ask_current(self, key: Array, state: ESState, encoding: Encoding) -> Population:
-        """Validation: the base that was moved last; all of them at first."""
-        episodes = jnp.where(self._validated(state), jnp.int32(self.num_validation_episodes), 0)
-        return unchanged(state, jnp.arange(self.num_bases, dtype=jnp.int32), episodes)
+        """Validation: the base that was moved last, and the best beside it; at first all but the best."""
+        plays = jnp.append(self._validated(state), state.generation > 0)
+        episodes = jnp.where(plays, jnp.int32(self.num_validation_episodes), 0)
+        return unchanged(state, jnp.arange(self.num_bases + 1, dtype=jnp.int32), episodes)
 
     def tell_current(self, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
-        """Keeps the best so far, and shows the objective what the bases did."""
+        """Replaces the best if the current parameters do better, and shows the objective what the bases did."""
         m, played, scores = self.num_bases, self._validated(state), fitness(evaluation)
-        winner = jnp.argmax(scores)
-        better = scores[winner] > state.best_score
-        lengths = jnp.where(played, mean_length(evaluation), state.expected_length[:m])
-        best_length = jnp.where(better, lengths[winner], state.expected_length[m])
+        challenger = jnp.argmax(scores[:m]).astype(jnp.int32)
+        better = scores[challenger] > scores[m]
+        lengths = jnp.where(jnp.append(played, True), mean_length(evaluation), state.expected_length)
         bases = jax.lax.cond(
-            better, lambda bases: _put(bases, m, rows(bases, winner)), lambda bases: bases, state.bases
+            better, lambda bases: _put(bases, m, rows(bases, challenger)), lambda bases: bases, state.bases
         )
-        objective, metrics = self.objective.observe(state.objective, played, evaluation)
-        metrics |= validation_summary(evaluation, winner) | {"elite_is_new": better}
+        score, metrics = validated(state.score, evaluation, jnp.where(better, challenger, m), better)
+        objective, more = self.objective.observe(state.objective, played, rows(evaluation, slice(m)))
         state = state._replace(
             bases=bases,
-            expected_length=jnp.append(lengths, best_length),
-            elite=winner.astype(jnp.int32),
-            score=scores[winner],
-            best_score=jnp.maximum(scores[winner], state.best_score),
+            expected_length=lengths.at[m].set(jnp.where(better, lengths[challenger], lengths[m])),
+            challenger=challenger,
+            score=score,
             objective=objective,
         )
-        return state, metrics
+        return state, metrics | more
 
     def ask_pairs(self, key: Array, state: ESState, encoding: Encoding) -> Population:
         """Training: the base that the objective chooses, plus and minus the noise of N/2 seeds."""

@@ -3,6 +3,10 @@
 All members of a generation are new offspring: each copies a parent drawn uniformly and adds noise. The best of them
 play validation episodes against the elite so far. Parents of the next generation are the best of training by an
 objective: returns (then the elite is one of them), or novelty. Random search has no parents.
+
+The result is the elite, with its score (`volvox.evolution.EliteScore`). The published code reports another: it replaces
+its solution by a generation's elite when the mean over all candidates' validation exceeds that of every generation
+before, whatever their cutoffs.
 """
 
 import dataclasses
@@ -14,7 +18,17 @@ import jax.numpy as jnp
 from volvox._checks import integers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.strategy import Phase, fitness, mean_length, rows, summary, test_phase, validation_summary
+from volvox.evolution.strategy import (
+    EliteScore,
+    Phase,
+    fitness,
+    mean_length,
+    no_score,
+    rows,
+    summary,
+    test_phase,
+    validated,
+)
 from volvox.loop.behaviors import Behavior
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds, first_ancestors
 from volvox.types import Array, ArrayTree, Evaluation, Population
@@ -27,7 +41,7 @@ class GAState(NamedTuple):
       bases: Parameters, leaves `[T + 1, ...]`; the last is the elite.
       expected_length: float32 `[T + 1]`: mean episode length of each base in training, timesteps.
       generation: int32: generations completed.
-      score: float32: the elite's mean validation return; -inf before there is one.
+      score: What validation says of the elite.
       candidates: Who plays for elite, each field `[C]`: the elite so far, once there is one, and the members of the
         highest returns in training, best first.
       candidate_lengths: float32 `[C]`: their mean episode lengths, timesteps.
@@ -40,7 +54,7 @@ class GAState(NamedTuple):
     bases: ArrayTree
     expected_length: Array
     generation: Array
-    score: Array
+    score: EliteScore
     candidates: Member
     candidate_lengths: Array
     parents: Member
@@ -68,7 +82,8 @@ class GA:
         schedule over generations (see `volvox.evolution.schedule`).
       objective: What parents are chosen by: `Returns()` or `Novelty(...)`.
       num_elite_candidates: C, how many play for elite: the elite so far, and the best of training; at least 2.
-      num_validation_episodes: Validation episodes of each candidate; the best mean return makes the elite.
+      num_validation_episodes: Validation episodes of each candidate in each generation; the best mean return makes the
+        elite, and those of an elite that stays make its score (see `volvox.evolution.EliteScore`).
       num_test_episodes: Episodes the elite then plays in the test environments (published: 200); 0 for no test.
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
@@ -162,7 +177,7 @@ class GA:
             bases=bases,
             expected_length=jnp.zeros(t + 1),
             generation=jnp.int32(0),
-            score=jnp.float32(-jnp.inf),
+            score=no_score(),
             candidates=first_ancestors(jnp.zeros(c, jnp.int32)),
             candidate_lengths=jnp.zeros(c),
             parents=first_ancestors(jnp.zeros(t, jnp.int32)),
@@ -227,15 +242,13 @@ class GA:
             replaced = (jnp.arange(t) == t - 1) & ((place < 0) | (place >= t))
             parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)
         survivors, lengths = jax.tree.map(jnp.append, parents, elite)
-        metrics = validation_summary(evaluation, winner) | {
-            "elite_is_new": place >= 0,
-            "candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean(),
-        }
+        score, metrics = validated(state.score, evaluation, winner, place >= 0)
+        metrics |= {"candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean()}
         state = state._replace(
             bases=decode_many(encoding, state.bases, survivors),
             expected_length=lengths,
             generation=state.generation + 1,
-            score=scores[winner],
+            score=score,
             survivors=survivors,
         )
         return state, metrics

@@ -43,7 +43,7 @@ class Strategy(Protocol):
     pytree of arrays of fixed shapes and dtypes. It has at least these fields:
 
     - `bases`: the parameters of the bases, leaves `[P, ...]`.
-    - `score`: the elite's score after a generation, float32; the run reports the elite of the best generation.
+    - `score`: the `EliteScore` of the elite, which is what the run reports; it is reset when the cutoff grows.
     - `survivors`: a `Member`, how each base `[P]` came from the bases before the generation: the next row of the
       lineage. None if bases do not descend from single members. Then there is no lineage, and checkpoints hold the
       bases; otherwise they hold the lineage, from which the bases are computed anew.
@@ -195,11 +195,61 @@ def summary(evaluation: Evaluation) -> dict[str, Array]:
     }
 
 
-def validation_summary(evaluation: Evaluation, winner: Array) -> dict[str, Array]:
-    """The metrics of a validation phase: the score of the winner (an index), its standard error, and NaNs."""
-    return {
-        "elite_score": fitness(evaluation)[winner],
-        "elite_standard_error": standard_error(evaluation.returns[winner]),
+class EliteScore(NamedTuple):
+    """What validation says of the elite, at one cutoff.
+
+    The elite and its challengers play fresh validation episodes side by side, and the best mean return makes the elite,
+    as published. A mean by which a network was chosen is biased upwards, so it is kept apart: the score is the mean
+    over all validation episodes that the elite has played since. When the cutoff grows, all of it is dropped, so that
+    scores of different cutoffs are never compared. (An elite stays only if it wins again, so a smaller bias remains.)
+
+    Attributes:
+      selecting: float32: mean return in the validation that chose it; NaN if that was at another cutoff.
+      total: float32: sum of the returns in its validations since.
+      episodes: int32: episodes in `total`.
+    """
+
+    selecting: Array
+    total: Array
+    episodes: Array
+
+    @property
+    def mean(self) -> Array:
+        """The score; NaN before there are episodes."""
+        return jnp.where(self.episodes > 0, self.total / self.episodes, jnp.nan)
+
+
+def no_score() -> EliteScore:
+    """The score of an elite that has not been validated at this cutoff."""
+    return EliteScore(jnp.float32(jnp.nan), jnp.float32(0), jnp.int32(0))
+
+
+def validated(score: EliteScore, evaluation: Evaluation, winner: Array, is_new: Array) -> tuple[EliteScore, Metrics]:
+    """Adds a generation's validation to what is known of the elite.
+
+    Args:
+      score: of the elite before.
+      evaluation: of the elite and its challengers.
+      winner: index of the elite in it.
+      is_new: whether it takes the place of another.
+
+    Returns:
+      (`EliteScore`, metrics): `validation_mean` of the elite with its standard error, `elite_score` with
+      `elite_episodes`, `elite_selecting_score`, `elite_is_new`, and `validation_num_nan`.
+    """
+    returns, valid, mean = evaluation.returns[winner], evaluation.valid[winner], fitness(evaluation)[winner]
+    score = EliteScore(
+        selecting=jnp.where(is_new, mean, score.selecting),
+        total=jnp.where(is_new, 0.0, score.total + returns.sum(where=valid)),
+        episodes=jnp.where(is_new, 0, score.episodes + valid.sum(dtype=jnp.int32)),
+    )
+    return score, {
+        "validation_mean": mean,
+        "validation_standard_error": standard_error(returns),
+        "elite_score": score.mean,
+        "elite_episodes": score.episodes,
+        "elite_selecting_score": score.selecting,
+        "elite_is_new": is_new,
         "validation_num_nan": num_nan(evaluation),
     }
 

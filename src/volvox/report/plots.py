@@ -20,7 +20,7 @@ _COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 _STYLES = ("-", "--", ":")
 _PANELS = 4
 """In a row."""
-_SCORE = re.compile(r".*(return|score|reward)|(elite|evaluation|test|training)_(best|max|mean|median|min)(_\d+)?$")
+_SCORE = re.compile(r".*(return|score|reward)|(evaluation|test|training|validation)_(best|max|mean|median|min)(_\d+)?$")
 _SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
 _COUNTS = ("frames", "seconds", "step_seconds", "evaluation_frames", "evaluation_seconds", "evaluation_timesteps")
 
@@ -31,7 +31,7 @@ def learning_curve(
     """Draws scores against emulator frames and against wall-clock time, and each other metric in a small panel.
 
     Scores are metrics whose names hold "return", "score" or "reward", and the best and mean of "training",
-    "evaluation", "test" and "elite". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
+    "evaluation", "test" and "validation". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
     `x_mean` or `x`. Values that are not numbers, and counters of steps, are left out. The values of a metric that is
     missing in every other row or more, such as those of evaluations, are connected.
 

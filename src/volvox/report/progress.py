@@ -17,7 +17,8 @@ _PLACES = ("phase", "role", "done", "total", "stepped")
 """Figures from inside a step that say where it is; all others are shown as figures."""
 _clock = tqdm.format_interval
 _COUNT = re.compile("(.*_)?(frames|seconds)|evaluation_timesteps")
-_FIRST = ("elite_score", "evaluation_|test_", "training_best", "training_mean", ".*_per_second", "occupancy")
+_FIRST = ("elite_score", "validation_mean", "evaluation_|test_", "training_best", "training_mean")
+_FIRST += (".*_per_second", "occupancy")
 """What the names of the most important metrics begin with, in the order in which a line shows them."""
 
 
