@@ -20,7 +20,8 @@ class Run:
       checkpoint_every: rows of metrics between checkpoints.
       log: keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
       video: film the result, where observations are images.
-      score_episodes: at the end, play so many fresh episodes with the result and at random; 0 for none.
+      score_episodes: at the end, score the result and random play by so many episodes, on Atari with sticky actions
+        (publications have 100 or more) and, without random play, by each no-op start; 0 for no score.
       tune: first find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;
         all: the rest too. A resumed run keeps what was found.
     """
