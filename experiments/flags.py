@@ -20,7 +20,8 @@ class Run:
       checkpoint_every: Rows of metrics between checkpoints.
       log: Keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
       video: Film the result, where observations are images.
-      score_episodes: At the end, play so many fresh episodes with the result and at random; 0 for none.
+      score_episodes: At the end, score the result and random play by so many episodes, on Atari with sticky actions
+        (publications have 100 or more) and, without random play, by each no-op start; 0 for no score.
       tune: First find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;
         all: the rest too. A resumed run keeps what was found.
     """

@@ -227,22 +227,31 @@ def _values(settings: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
-    """Plays fresh episodes with the result and at random; prints and writes all with 95% intervals."""
+    """Scores the result and random play, by every protocol there is for the environment; prints and writes all."""
     env, count = run.algorithm.env, flags.score_episodes
     seed = flags.seed + 1_000_003  # other starts than those of training
-    play = partial(vx.play, env, run.algorithm.policy, run.variables(), num_episodes=count, seed=seed)
+    play = partial(vx.play, env, run.algorithm.policy, run.variables(), seed=seed)
     name = "elite" if run.algorithm.genome else "policy"
-    scores = {name: play()}
+    scores = {name: play(num_episodes=count)}
+    if scores[name].protocol == "sticky":
+        scores[f"{name}, exact"] = play(protocol="exact")
     if sampled:
-        scores[f"{name}, sampled"] = play(sampled=True)
+        scores[f"{name}, sampled"] = play(num_episodes=count, sampled=True)
     scores["random"] = vx.play_randomly(env, num_episodes=count, seed=seed)
-    written = {}
     for name, result in scores.items():
-        print(f"{name}: {result.mean:.1f} [{result.low:.1f}, {result.high:.1f}] over {count} episodes")
-        written[name] = {
-            "mean": result.mean,
-            "interval_95": [result.low, result.high],
-            "returns": result.returns.tolist(),
-            "lengths": result.lengths.tolist(),
-        }
+        print(f"{name}: {result}")
+    written = {name: score_values(result) for name, result in scores.items()}
     (Path(flags.run_dir) / "score.json").write_text(json.dumps(written, indent=1) + "\n")
+
+
+def score_values(score: vx.Score) -> dict[str, Any]:
+    """A score as JSON values."""
+    return {
+        "mean": score.mean,
+        "interval_95": None if score.low is None else [score.low, score.high],
+        "protocol": score.protocol,
+        "about": score.about,
+        "human_normalized": score.human_normalized,
+        "returns": score.returns.tolist(),
+        "lengths": score.lengths.tolist(),
+    }

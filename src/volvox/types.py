@@ -110,8 +110,9 @@ class Env(NamedTuple):
       spec: What the environment offers.
       num_envs: Environments in all groups together.
       num_groups: Groups they are divided into, all of one size.
-      make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False) -> groups`. `seed` (int)
-        fixes every environment's random numbers; `host=True` gives groups that are driven from Python.
+      make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options) -> groups`. `seed`
+        (int) fixes every environment's random numbers; `host=True` gives groups that are driven from Python; `options`
+        are those of the kind of environment (`volvox.envs.envpool_task` has some).
       config: What describes the environment: JSON values.
     """
 

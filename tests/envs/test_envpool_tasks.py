@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from volvox import envs
-from volvox.envs.envpool_tasks import color_screen
+from volvox.envs.envpool_tasks import color_screen, evaluation_options
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,55 @@ def test_settings_reach_the_emulator(drive):
     # The first stack repeats one frame; later the newest frame is the last channel.
     np.testing.assert_array_equal(step.observation[0, ..., 0], step.observation[0, ..., 1])
     np.testing.assert_array_equal(step.observation[2, ..., 0], step.observation[1, ..., 1])
+
+
+def first_memories(env, *, steps=0):
+    """The emulators' memories, `[B, 128]`, at each no-op start and after so many timesteps of doing nothing."""
+    _, options = evaluation_options(env, "exact")
+    (group,) = env.make(0, num_envs=len(options["seeds"]), num_groups=1, host=True, **options)
+    state, step = group.recv(group.init())
+    for _ in range(steps):
+        state, step = group.recv(group.send(state, np.zeros(group.num_envs, np.int32)))
+    group.close()
+    return np.asarray(step.extras["ram"])
+
+
+@pytest.mark.parametrize("game", ["Seaquest", "Breakout"])
+def test_exact_evaluation_has_every_start_once(game):
+    assert len(np.unique(first_memories(envs.atari(game)), axis=0)) == 30
+
+
+def test_starts_are_numbered_by_their_no_ops():
+    """Start k and one frame of doing nothing are start k + 1."""
+    env = envs.atari("Frostbite", frame_skip=1, fire_reset=False, sticky_actions=0.25)
+    np.testing.assert_array_equal(first_memories(env, steps=1)[:-1], first_memories(env)[1:])
+    assert len(evaluation_options(envs.atari("Frostbite", noop_max=7), "exact")[1]["seeds"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("game", "random", "human"),
+    [
+        # google-deepmind/dqn_zoo, dqn_zoo/atari_data.py at 359945d
+        ("Frostbite", 65.2, 4334.7),
+        ("Seaquest", 68.4, 42054.7),
+        ("Pong", -20.7, 14.6),
+        ("MontezumaRevenge", 0.0, 4753.3),
+        ("UpNDown", 533.4, 11693.2),
+        ("Skiing", -17098.1, -4336.9),
+    ],
+)
+def test_scores_are_normalized_by_random_play_and_a_human(game, random, human):
+    assert envs.human_normalized(game, random) == 0
+    assert envs.human_normalized(game, human) == 1
+    assert envs.human_normalized(game, 2 * human - random) == pytest.approx(2)
+
+
+def test_57_games_have_human_scores():
+    games = [game for game in envs.atari_games() if envs.human_normalized(game, 0.0) is not None]
+    assert len(games) == 57
+    assert envs.human_normalized("HalfCheetah-v5", 6_000.0) is None
+    rows = Path(envs.__file__).with_name("atari_scores.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == sorted(games)
 
 
 def test_a_lost_life_ends_an_episode_where_asked(drive):

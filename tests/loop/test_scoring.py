@@ -1,11 +1,11 @@
-"""Fresh episodes: every one is played to its end, once; greedy takes the likeliest action, sampled draws."""
+"""Scores: every episode is played to its end, once; greedy takes the likeliest action, sampled draws; protocols."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.envs import probe
+from volvox.envs import atari, probe
 from volvox.loop import play, play_randomly, scoring
 from volvox.networks import GaussianMLP, genotype_from_functions
 from volvox.networks.actor_critics import actor_critic
@@ -70,14 +70,14 @@ def test_random_play_is_between_best_and_worst():
 def test_the_interval_is_that_of_the_mean():
     """95% of a normal mean's distribution lies within 1.96 standard errors."""
     returns = np.random.default_rng(1).normal(3, 2, 400).astype(np.float32)
-    score = scoring._score(returns, np.ones(400, np.int32))
+    low, high = scoring._interval(returns)
     error = float(returns.std()) / 20
-    assert score.mean == pytest.approx(returns.mean())
-    assert score.low == pytest.approx(score.mean - 1.96 * error, abs=0.1 * error)
-    assert score.high == pytest.approx(score.mean + 1.96 * error, abs=0.1 * error)
-    assert score[2:] == scoring._score(returns, np.ones(400, np.int32))[2:]
+    assert low == pytest.approx(returns.mean() - 1.96 * error, abs=0.1 * error)
+    assert high == pytest.approx(returns.mean() + 1.96 * error, abs=0.1 * error)
+    assert (low, high) == scoring._interval(returns)
     one = scores(probe.corridor(length=5), [0.0, 0.1], num_episodes=1)
     assert one.low == one.mean == one.high == 1
+    assert str(one) == "1.0 [1.0, 1.0] (1 episodes, cut at 10 timesteps)"
 
 
 def test_recurrent_state_is_carried():
@@ -108,12 +108,56 @@ def test_a_gaussian_policy_is_drawn_with_its_deviation_and_kept_within_the_bound
     assert sampled < greedy  # the return is minus the distance to the target, which noise makes larger
 
 
+def made_with(env):
+    """The same recipe, and the options of each call of its `make`."""
+    calls = []
+
+    def make(seed, **options):
+        calls.append(options)
+        return env.make(seed, **options)
+
+    return env._replace(make=make), calls
+
+
+def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
+    """One action throughout: a lost life ends no episode."""
+    env, calls = made_with(atari("Assault", episodic_life=True, noop_max=3, max_episode_steps=250))
+    idle = [1.0] + [0.0] * 6
+    sticky = scores(env, idle, num_episodes=6)
+    exact = scores(env, idle, protocol="exact")
+    assert [call["repeat_action_probability"] for call in calls] == [0.25, 0.0]
+    assert [call["episodic_life"] for call in calls] == [False, False]
+    assert sticky.protocol == "sticky"
+    assert sticky.about == "sticky actions 0.25, 6 episodes, preprocessing 'envpool', cut at 250 timesteps"
+    assert exact.about == "exact: 3 no-op starts, each once, preprocessing 'envpool', cut at 250 timesteps"
+    assert exact.low is exact.high is None
+    assert exact.returns.size == 3
+    assert exact.human_normalized == pytest.approx((exact.mean - 222.4) / (742.0 - 222.4))
+    assert str(exact) == f"{exact.mean:.1f} ({exact.about}; human-normalised {exact.human_normalized:.1%})"
+    np.testing.assert_array_equal(exact.returns, scores(env, idle, protocol="exact", seed=5).returns)
+    with_life = scores(env, idle, protocol="fresh", num_episodes=2)
+    assert with_life.lengths.max() < exact.lengths.min()
+    assert calls[-1].keys() == {"max_episode_steps", "num_envs", "num_groups", "host"}
+
+
 def test_bad_requests_raise():
     env = probe.corridor()
     with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
         scores(env, [0.0, 1.0], num_episodes=0)
     with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
         play_randomly(env, num_episodes=0)
+    for protocol in ("sticky", "exact"):
+        with pytest.raises(ValueError, match=f"protocol='{protocol}' is for Atari games; probe-corridor takes 'fresh'"):
+            scores(env, [0.0, 1.0], protocol=protocol)
+    game = atari("Pong")
+    with pytest.raises(ValueError, match="one of sticky, exact, fresh, got 'noop'"):
+        scores(game, [0.0] * 6, protocol="noop")
+    with pytest.raises(ValueError, match="plays 30 episodes, each start once"):
+        scores(game, [0.0] * 6, protocol="exact", num_episodes=30)
+    with pytest.raises(ValueError, match="take protocol='sticky'"):
+        scores(game, [0.0] * 6, protocol="exact", sampled=True)
+    with pytest.raises(ValueError, match="says little of random actions"):
+        play_randomly(game, protocol="exact")
     target = probe.target(size=2)
     with pytest.raises(ValueError, match="no distribution"):
         scores(target, [0.0, 1.0], sampled=True)

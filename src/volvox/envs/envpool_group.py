@@ -78,7 +78,9 @@ def envpool_task(
         task's default.
 
     Returns:
-      The recipe. Its `config` holds every setting of the task that bears on results, defaults included.
+      The recipe. Its `config` holds every setting of the task that bears on results, defaults included. Its `make` also
+      takes `seeds`, one for each environment of a group, in place of those derived from `seed`; and settings by
+      envpool's names, in place of the recipe's.
 
     Raises:
       ValueError: an unknown task or setting, a number out of range, or a task whose observations or actions are not
@@ -96,15 +98,17 @@ def envpool_task(
         if key in ("frame_skip", "max_episode_steps"):
             integer(key, value, low=1)
 
-    def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
+    def make_group(
+        spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, seeds: Any = None, **changes: Any
+    ) -> EnvGroup:
         native = envpool.make(
             task,
             env_type="gymnasium",
             num_envs=num_envs,
             batch_size=num_envs,
             num_threads=min(threads or len(os.sched_getaffinity(0)), num_envs),
-            seed=environment_seeds(seed, group=index, num_envs=num_envs),
-            **{**config, "max_episode_steps": spec.max_episode_steps},
+            seed=seeds or environment_seeds(seed, group=index, num_envs=num_envs),
+            **{**config, **changes, "max_episode_steps": spec.max_episode_steps},
         )
         pool = _Pool(spec, num_envs, native, host=host)
         return EnvGroup(spec, num_envs, not host, pool.init, pool.recv, pool.send, pool.restart, pool.close)

@@ -1,10 +1,13 @@
-"""Atari games: presets of `envpool_task`."""
+"""Atari games and MuJoCo tasks: presets of `envpool_task`, and how scores on Atari are measured."""
 
+import csv
 import re
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from envpool.atari.registration import atari_game_list
 from envpool.registration import registry
+from numpy.random import RandomState
 
 from volvox._checks import integer, nearest
 from volvox.envs.envpool_group import envpool_task
@@ -12,6 +15,10 @@ from volvox.envs.preprocessing import bilinear_frames, opening
 from volvox.types import Env
 
 Preprocessing = Literal["envpool", "uber"]
+Protocol = Literal["sticky", "exact", "fresh"]
+"""How a score is measured; see `volvox.play`."""
+STICKINESS = 0.25
+"""Probability of repeated actions under the protocol "sticky" (Machado et al. 2018, arXiv 1709.06009)."""
 # Rows and columns of a screen, also of the few games with more rows.
 _SCREEN = (210, 160)
 # Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place.
@@ -144,6 +151,71 @@ def color_screen(env: Env) -> Env | None:
     settings |= {"gray_scale": False, "img_height": _SCREEN[0], "img_width": _SCREEN[1], "stack_num": 1}
     settings.pop("task", None)  # envpool's own name of the game, which goes with the task
     return opening(envpool_task(env.config["task"], num_envs=1, **settings), env.config.get("opening", ()))
+
+
+def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, dict[str, Any]]:
+    """Finds what `env.make` takes to make the environments of a protocol.
+
+    Args:
+      env: Any recipe.
+      protocol: See `volvox.play`; None takes "sticky" for Atari games and "fresh" for all other environments.
+
+    Returns:
+      (protocol, options of `env.make`). With "exact" they have one of `seeds` for each no-op start.
+
+    Raises:
+      ValueError: There is no such protocol, or none but "fresh" suits the environment.
+    """
+    settings = env.config.get("settings", {})
+    atari = "repeat_action_probability" in settings
+    protocol = protocol or ("sticky" if atari else "fresh")
+    if protocol not in get_args(Protocol):
+        raise ValueError(f"protocol must be one of {', '.join(get_args(Protocol))}, got {protocol!r}")
+    if protocol == "fresh":
+        return protocol, {}
+    if not atari:
+        raise ValueError(f"protocol={protocol!r} is for Atari games; {env.spec.name} takes 'fresh', its default")
+    if protocol == "sticky":
+        return protocol, {"repeat_action_probability": STICKINESS, "episodic_life": False}
+    seeds = _seeds_of_starts(settings["noop_max"])
+    return protocol, {"repeat_action_probability": 0.0, "episodic_life": False, "seeds": seeds}
+
+
+def _seeds_of_starts(noop_max: int) -> list[int]:
+    """Returns, for each number of no-ops from 1 to `noop_max`, the smallest seed whose first episode begins with it."""
+    seeds: dict[int, int] = {}
+    seed = 0
+    while len(seeds) < noop_max:
+        # As C++ does it: the high bits of the generator's first number times noop_max.
+        first = int.from_bytes(RandomState(seed).bytes(4), "little")
+        seeds.setdefault(first * noop_max >> 32, seed)
+        seed += 1
+    return [seeds[start] for start in range(noop_max)]
+
+
+def human_normalized(game: str, score: float) -> float | None:
+    """Puts a score between those of random play (0) and of a human tester (1): (score - random) / (human - random).
+
+    The scores are those all publications share, in `atari_scores.csv` beside this file: of 57 games, from the
+    no-op-start evaluations of DQN and its successors, as collected in google-deepmind/dqn_zoo (`atari_data.py`).
+
+    Example:
+      >>> volvox.envs.human_normalized("Frostbite", 2200)
+      0.5
+
+    Args:
+      game: Name of the game as `atari_games` has it.
+      score: Mean return, not clipped.
+
+    Returns:
+      The normalised score; None for anything but these games.
+    """
+    with Path(__file__).with_name("atari_scores.csv").open() as file:
+        rows = {row["game"]: row for row in csv.DictReader(file)}
+    if game not in rows:
+        return None
+    random, human = float(rows[game]["random"]), float(rows[game]["human"])
+    return (score - random) / (human - random)
 
 
 def mujoco(

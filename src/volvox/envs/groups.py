@@ -74,9 +74,9 @@ def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int,
 
     Args:
       spec: What the environment offers.
-      make_group: (spec, num_envs, *, index, seed, host) -> group. `spec` says after how many timesteps an episode is
-        truncated, `index` numbers the groups from 0, `seed` is an int of at least 0 that all groups share, and a group
-        with `host` is driven from Python.
+      make_group: (spec, num_envs, *, index, seed, host, **options) -> group. `spec` says after how many timesteps an
+        episode is truncated, `index` numbers the groups from 0, `seed` is an int of at least 0 that all groups share,
+        a group with `host` is driven from Python, and `options` are what else `make` was called with.
       num_envs: Environments in all groups together.
       groups: Number of groups; a divisor of `num_envs`.
       **config: What identifies the environment and its settings, for the recipe's `config`; `num_envs` and `groups`
@@ -91,11 +91,11 @@ def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int,
     group_size(num_envs, groups)
     config = describe({**config, "num_envs": num_envs, "groups": groups})
 
-    def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False):
+    def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options):
         seed, count = integer("seed", seed, low=0), env.num_groups if num_groups is None else num_groups
         size = group_size(env.num_envs if num_envs is None else num_envs, count)
         cut = _with_cutoff(spec, max_episode_steps)
-        return tuple(make_group(cut, size, index=index, seed=seed, host=host) for index in range(count))
+        return tuple(make_group(cut, size, index=index, seed=seed, host=host, **options) for index in range(count))
 
     env = Env(spec, int(num_envs), int(groups), make, config)
     return env

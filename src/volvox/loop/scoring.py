@@ -1,7 +1,8 @@
-"""Fresh episodes of one network, or of no network at all: what a score is compared with.
+"""Scores: episodes of one network, or of no network at all, under a protocol that is said with the score.
 
-score = play(env, algorithm.policy, algorithm.variables(state), num_episodes=100)
-print(score.mean, score.low, score.high, play_randomly(env).mean)
+print(play(env, algorithm.policy, algorithm.variables(state)))
+print(play(env, algorithm.policy, algorithm.variables(state), protocol="exact"))
+print(play_randomly(env))
 """
 
 from collections.abc import Callable
@@ -14,26 +15,38 @@ import numpy as np
 import scipy.stats
 
 from volvox._checks import integer
+from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, human_normalized
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
 
 
 class Score(NamedTuple):
-    """Returns of independent episodes.
+    """Returns of episodes, and how they were played; `print` shows all of it but the episodes.
 
     Attributes:
       returns: float32 `[E]`.
       lengths: int32 `[E]`, timesteps.
-      mean: Of the returns.
-      low: Lower end of a 95% bootstrap interval of the mean.
-      high: Upper end.
+      mean: Mean of the returns.
+      low: Lower end of a 95% bootstrap interval of the mean over episodes; None where nothing is left to chance.
+      high: Upper end, likewise.
+      protocol: "sticky", "exact" or "fresh"; see `play`.
+      about: What the protocol means here, in words.
+      human_normalized: (mean - random) / (human - random) on the 57 Atari games that have it; None elsewhere.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    protocol: Protocol
+    about: str
+    human_normalized: float | None
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:.1f}, {self.high:.1f}]"
+        normalized = "" if self.human_normalized is None else f"; human-normalised {self.human_normalized:.1%}"
+        return f"{self.mean:.1f}{interval} ({self.about}{normalized})"
 
 
 def play(
@@ -41,58 +54,87 @@ def play(
     policy: Policy,
     variables: ArrayTree,
     *,
-    num_episodes: int = 30,
+    protocol: Protocol | None = None,
+    num_episodes: int | None = None,
     max_episode_steps: int | None = None,
     sampled: bool = False,
     seed: int = 0,
 ) -> Score:
-    """Plays fresh episodes with one network, one environment an episode.
+    """Scores one network by whole episodes, one environment an episode.
+
+    An Atari game without sticky actions has no more episodes than no-op starts, 30 as a rule, so that random episodes
+    of a deterministic policy repeat each other. It has two protocols:
+
+    - "sticky": the emulator repeats the action before with a probability of 0.25 (Machado et al. 2018, arXiv
+      1709.06009), so that all episodes differ; with an interval over episodes.
+    - "exact": every no-op start once, without sticky actions; a mean without an interval. Publications before 2018
+      average over random no-op starts, which the exact mean is the limit of.
+
+    Both play whole games, also where the environment ends episodes with a life. "fresh" plays the environment as it is,
+    from random starts.
 
     Args:
       env: The environment.
       policy: What acts.
       variables: What `policy.apply` takes, for example `algorithm.variables(state)`.
-      num_episodes: Episodes; each is played to its end, so short ones are not favoured.
-      max_episode_steps: Cutoff in timesteps; default: the environment's own.
+      protocol: How the score is measured; None takes "sticky" for Atari games and "fresh" for all other environments.
+      num_episodes: Episodes; each is played to its end, so short ones are not favoured. None takes 100, or with "exact"
+        as many as there are starts.
+      max_episode_steps: Cutoff in timesteps; None takes the environment's own.
       sampled: Draw actions from the policy's distribution, instead of taking the likeliest.
-      seed: Of the environments and the actions. Take another than the run's for episodes it has not seen.
+      seed: Seed of the environments and the actions. Take another than the run's for episodes it has not seen.
 
     Returns:
       `Score`.
 
     Raises:
-      ValueError: no episodes are asked for, or `sampled` with a policy that has no distribution.
+      ValueError: No episodes are asked for, `sampled` with a policy that has no distribution, a protocol that does not
+        suit the environment, or "exact" with `sampled` or a number of episodes.
     """
+    if protocol == "exact" and sampled:
+        raise ValueError("protocol='exact' plays each start once, so actions cannot be drawn: take protocol='sticky'")
     act_jit, key = jax.jit(partial(act, policy, sampled)), jax.random.key(seed)
 
     def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
+        if number == 0:
+            state = policy.initial_state(timestep.reward.size)
         return act_jit(jax.random.fold_in(key, number), variables, jax.tree.map(jnp.asarray, timestep), state)
 
-    return _play(env, choose, policy.initial_state(num_episodes), num_episodes, max_episode_steps, seed)
+    return _play(env, choose, protocol, num_episodes, max_episode_steps, seed)
 
 
-def play_randomly(env: Env, *, num_episodes: int = 30, max_episode_steps: int | None = None, seed: int = 0) -> Score:
-    """Plays fresh episodes with uniformly random actions, one environment an episode.
+def play_randomly(
+    env: Env,
+    *,
+    protocol: Protocol | None = None,
+    num_episodes: int | None = None,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+) -> Score:
+    """Scores uniformly random actions; see `play`.
 
     Args:
       env: The environment.
-      num_episodes: Episodes.
-      max_episode_steps: Cutoff in timesteps; default: the environment's own.
-      seed: Of the environments and the actions.
+      protocol: As in `play`, but not "exact".
+      num_episodes: Episodes; None takes 100.
+      max_episode_steps: Cutoff in timesteps; None takes the environment's own.
+      seed: Seed of the environments and the actions.
 
     Returns:
       `Score`.
 
     Raises:
-      ValueError: no episodes are asked for.
+      ValueError: No episodes are asked for, or a protocol does not suit the environment or random actions.
     """
+    if protocol == "exact":
+        raise ValueError("protocol='exact' plays each start once, which says little of random actions: leave it out")
     rng = np.random.default_rng(seed)
 
     def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
-        del number, timestep
-        return _random_actions(env.spec, num_episodes, rng), state
+        del number
+        return _random_actions(env.spec, timestep.reward.size, rng), state
 
-    return _play(env, choose, (), num_episodes, max_episode_steps, seed)
+    return _play(env, choose, protocol, num_episodes, max_episode_steps, seed)
 
 
 def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
@@ -146,8 +188,8 @@ def _random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> n
 def _play(
     env: Env,
     choose: Callable[[int, TimeStep, Any], tuple[Any, Any]],
-    acting: ArrayTree,
-    num_episodes: int,
+    protocol: Protocol | None,
+    num_episodes: int | None,
     max_episode_steps: int | None,
     seed: int,
 ) -> Score:
@@ -155,19 +197,34 @@ def _play(
 
     Args:
       env: The environment.
-      choose: (number, timestep, state of the policy) -> (action, state of the policy).
-      acting: The state of the policy to begin with.
-      num_episodes: Episodes.
+      choose: (number, timestep, state of the policy) -> (action, state of the policy). With number 0 the state is ().
+      protocol: See `play`.
+      num_episodes: Episodes; None takes the protocol's number.
       max_episode_steps: Cutoff in timesteps.
-      seed: Of the environments.
+      seed: Seed of the environments.
     """
-    integer("num_episodes", num_episodes, low=1)
-    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=num_episodes, num_groups=1, host=True)
+    protocol, options = evaluation_options(env, protocol)
+    starts = len(options.get("seeds", ()))
+    if starts and num_episodes is not None:
+        raise ValueError(f"protocol='exact' plays {starts} episodes, each start once: leave num_episodes out")
+    count = starts or integer("num_episodes", 100 if num_episodes is None else num_episodes, low=1)
+    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=count, num_groups=1, host=True, **options)
     try:
-        _, returns, lengths = first_episodes(group, group.init(), choose, acting)
+        _, returns, lengths = first_episodes(group, group.init(), choose, ())
     finally:
         group.close()
-    return _score(returns, lengths)
+    mean, low, high = float(returns.mean()), None, None
+    if protocol != "exact":
+        low, high = _interval(returns)
+    about = {
+        "sticky": f"sticky actions {STICKINESS}, {count} episodes",
+        "exact": f"exact: {count} no-op starts, each once",
+        "fresh": f"{count} episodes",
+    }[protocol]
+    if options:  # an Atari game
+        about += f", preprocessing {env.config.get('preprocessing', 'envpool')!r}"
+    about += f", cut at {group.spec.max_episode_steps} timesteps"
+    return Score(returns, lengths, mean, low, high, protocol, about, human_normalized(env.spec.name, mean))
 
 
 def first_episodes(
@@ -197,11 +254,12 @@ def first_episodes(
     return state, returns, lengths
 
 
-def _score(returns: np.ndarray, lengths: np.ndarray) -> Score:
-    mean = low = high = float(returns.mean())
-    if returns.size > 1:  # of one return there is nothing to resample
-        resampled = scipy.stats.bootstrap(
-            (returns,), np.mean, n_resamples=10_000, batch=1_000, method="percentile", rng=np.random.default_rng(0)
-        )
-        low, high = map(float, resampled.confidence_interval)
-    return Score(returns, lengths, mean, low, high)
+def _interval(returns: np.ndarray) -> tuple[float, float]:
+    """95% bootstrap interval of the mean; of one return, or of equal ones, there is nothing to resample."""
+    if (returns == returns[0]).all():
+        return float(returns[0]), float(returns[0])
+    resampled = scipy.stats.bootstrap(
+        (returns,), np.mean, n_resamples=10_000, batch=1_000, method="percentile", rng=np.random.default_rng(0)
+    )
+    low, high = map(float, resampled.confidence_interval)
+    return low, high

@@ -1,0 +1,43 @@
+"""Committed lineages rebuild the networks whose scores are committed beside them.
+
+All starts of all lineages take minutes, and are played where the environment has `VOLVOX_LINEAGES=1`.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from volvox.loop import play
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+COMMITTED = json.loads((RESULTS / "lineages" / "exact.json").read_text())
+every_lineage = pytest.mark.skipif(os.environ.get("VOLVOX_LINEAGES") != "1", reason="minutes; VOLVOX_LINEAGES=1")
+
+
+def test_every_lineage_has_a_committed_score():
+    lineages = {str(path.parent.relative_to(RESULTS)) for path in RESULTS.rglob("elite.json")}
+    assert lineages == set(COMMITTED)
+
+
+def test_the_first_starts_of_the_shortest_lineage_score_as_committed(load):
+    """Of 30 starts the first two: with at most 2 no-ops there are no others."""
+    run = "atari_ga/frostbite/random_search"
+    score = play(*load("score_lineages").load(run, noop_max=2), protocol="exact")
+    committed = list(zip(COMMITTED[run]["returns"], COMMITTED[run]["lengths"], strict=True))
+    for episode in zip(score.returns.tolist(), score.lengths.tolist(), strict=True):
+        committed.remove(episode)  # raises where there is none
+    assert len(committed) == 28
+
+
+@every_lineage
+@pytest.mark.parametrize("run", sorted(COMMITTED))
+def test_every_start_of_every_lineage_scores_as_committed(run, load):
+    score = play(*load("score_lineages").load(run), protocol="exact")
+    assert score.mean == pytest.approx(COMMITTED[run]["mean"], abs=0.005)
+    order = np.lexsort((score.returns, score.lengths))
+    committed = np.lexsort((COMMITTED[run]["returns"], COMMITTED[run]["lengths"]))
+    for name in ("returns", "lengths"):
+        np.testing.assert_array_equal(getattr(score, name)[order], np.asarray(COMMITTED[run][name])[committed])
