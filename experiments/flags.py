@@ -131,6 +131,7 @@ class Population:
       max_episode_steps: Cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
       test_max_episode_steps: Cutoff of test episodes in timesteps.
       generations: Generations in all, those before a resume included.
+      frames: Begin no further generation after so many emulator frames, those before a resume included.
     """
 
     network: Literal["large", "small", "vbn"] = "large"
@@ -139,6 +140,7 @@ class Population:
     max_episode_steps: str = "600"
     test_max_episode_steps: int = 27_000
     generations: int = 200
+    frames: int | None = None
 
     def evolve(self, strategy: Any, env: vx.Env) -> tuple[vx.Algorithm, int]:
         """The algorithm, and its generations."""

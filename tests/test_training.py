@@ -294,6 +294,7 @@ def test_settings_that_are_no_json_are_refused():
         ({"keep_checkpoints": 0}, "keep_checkpoints must be an integer of at least 1"),
         ({"stop_after": 0}, "stop_after=.*: give a finite number above 0"),
         ({"stop_after": float("nan")}, "stop_after=.*: give a finite number above 0"),
+        ({"max_frames": 0}, "max_frames must be an integer of at least 1"),
         ({"resume": True}, "resume=True needs a run_dir"),
     ],
 )
@@ -413,6 +414,14 @@ def test_tensorboard_files(tmp_path):
 
 
 # ---- stopping ----
+
+
+def test_max_frames_ends_the_run_and_its_resume(tmp_path):
+    run = quietly(hill(), steps=10, run_dir=tmp_path / "a", max_frames=100)  # 40 a step
+    assert [row["frames"] for row in run.metrics] == [40, 80, 120]
+    again = quietly(hill(), steps=10, run_dir=tmp_path / "a", resume=True, max_frames=120)
+    assert_same_run(again, run)
+    assert len(quietly(hill(), steps=10, run_dir=tmp_path / "a", resume=True, max_frames=121).metrics) == 4
 
 
 def test_stop_after_ends_cleanly(tmp_path):

@@ -60,6 +60,10 @@ class Record:
         """Steps completed."""
         return len(self.rows)
 
+    def has_frames(self, number: int | None) -> bool:
+        """Whether the run has so many frames; never with None."""
+        return number is not None and bool(self.rows) and self.rows[-1].get("frames", 0) >= number
+
     def open(self, stack: ExitStack, key: Array, *, resume: bool, tensorboard: bool) -> tuple[int, ArrayTree] | None:
         """Makes the directory ready to begin or to go on, and holds it until the stack closes.
 

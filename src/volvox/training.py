@@ -129,6 +129,7 @@ def train(
     tensorboard: bool = True,
     log: bool = False,
     stop_after: float | None = None,
+    max_frames: int | None = None,
 ) -> Run:
     """Runs an algorithm, and what it did up to now, to a number of steps.
 
@@ -153,6 +154,8 @@ def train(
       log: Also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.cloud` and
         `descent`; with evolution, some 20 bytes a member, and its behaviour.
       stop_after: Seconds of this call after which no further step begins; None never stops early.
+      max_frames: Emulator frames of the whole run, as its metric `frames` counts them, after which no further step
+        begins; None sets no limit. The last step may exceed it.
 
     Returns:
       The run. Rows hold the algorithm's metrics, the step by its name (`algorithm.step_name`, counted from 1),
@@ -172,6 +175,8 @@ def train(
     _checks.integer("keep_checkpoints", keep_checkpoints, low=1)
     if stop_after is not None:
         _checks.number("stop_after", stop_after, above=0)
+    if max_frames is not None:
+        _checks.integer("max_frames", max_frames, low=1)
     if (resume or log) and run_dir is None:
         raise ValueError(f"{'resume' if resume else 'log'}=True needs a run_dir")
     if log and algorithm.log is None:
@@ -197,7 +202,7 @@ def train(
 
         began = time.monotonic()
         seconds_before = record.rows[-1]["seconds"] if record.rows else 0.0
-        while record.done < steps and not monitor.signal:
+        while record.done < steps and not monitor.signal and not record.has_frames(max_frames):
             step_began = time.monotonic()
             try:
                 state, figures = algorithm.step(state, monitor=monitor)
