@@ -3,6 +3,7 @@
 from volvox.networks.actor_critics import (
     GA3C,
     ActorCritic,
+    CategoricalMLP,
     GaussianMLP,
     NatureTorso,
     RecurrentActorCritic,
@@ -15,7 +16,7 @@ from volvox.networks.interception import use_kernels
 from volvox.networks.neuroevolution import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
 from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
 
-__all__ = ["GA3C", "MLP", "ActorAndCritic", "ActorCritic", "BlockCirculantDense", "DeepGA", "GaussianMLP", "Grouped"]
-__all__ += ["NatureTorso", "NextObservationNetwork", "QNetwork", "RecurrentActorCritic", "SmallTorso"]
-__all__ += ["VirtualBatchNorm", "VirtualBatchNormNet", "actor_and_critics", "actor_critic", "genotype"]
+__all__ = ["GA3C", "MLP", "ActorAndCritic", "ActorCritic", "BlockCirculantDense", "CategoricalMLP", "DeepGA"]
+__all__ += ["GaussianMLP", "Grouped", "NatureTorso", "NextObservationNetwork", "QNetwork", "RecurrentActorCritic"]
+__all__ += ["SmallTorso", "VirtualBatchNorm", "VirtualBatchNormNet", "actor_and_critics", "actor_critic", "genotype"]
 __all__ += ["genotype_from_functions", "reference_genotype", "use_kernels"]

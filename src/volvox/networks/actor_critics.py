@@ -162,6 +162,27 @@ class GaussianMLP(nn.Module):
         return jnp.concatenate([mean, jnp.broadcast_to(log_std, mean.shape)], axis=-1), value[:, 0]
 
 
+class CategoricalMLP(nn.Module):
+    """Two perceptrons, one for logits and one for the value. For discrete actions.
+
+    Input: `[B, n]`.
+
+    Attributes:
+      num_outputs: Numbers that describe the policy: the number of actions.
+      hidden: Widths of the hidden layers of each.
+    """
+
+    distribution = "categorical"  # not a field: what the output describes
+
+    num_outputs: int
+    hidden: tuple[int, ...] = (64, 64)
+
+    @nn.compact
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """(logits `[B, num_outputs]`, value `[B]`)."""
+        return _perceptron(x, self.hidden, self.num_outputs, 0.01), _perceptron(x, self.hidden, 1, 1.0)[:, 0]
+
+
 def _perceptron(x: Array, hidden: tuple[int, ...], size: int, scale: float) -> Array:
     layers = (nn.Dense(width, kernel_init=_HIDDEN) for width in hidden)
     x = hidden_layers(flat(x), layers, nn.tanh, densely_connected=False)

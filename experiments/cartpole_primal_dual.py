@@ -1,0 +1,66 @@
+"""Primal-dual π learning and the one-step actor-critic on CartPole-v1 (Cho & Wang 2017, arXiv 1712.02467).
+
+The first word is a preset. Each call trains one learner with several seeds at each learning rate:
+    python experiments/cartpole_primal_dual.py primal-dual --penalty 10 --name "primal-dual, c = 10"
+    python experiments/cartpole_primal_dual.py actor-critic --name "actor-critic"
+    python experiments/compare_seeds.py --run-dir runs/cartpole
+"""
+
+import dataclasses
+import sys
+
+from compare_seeds import write
+from launch import read
+
+import volvox as vx
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One learner on CartPole, with several seeds at each learning rate.
+
+    Attributes:
+      name: what to call the learner.
+      rates: learning rates of Adam, each in place of --learning-rate.
+      seeds: runs at each rate.
+      iterations: of each run.
+      num_envs: environments whose transitions share an update.
+      run_dir: where the results of all calls go.
+    """
+
+    learner: vx.learners.PrimalDual
+    name: str
+    rates: tuple[float, ...] = (3e-3, 1e-3, 3e-4, 1e-4)
+    seeds: int = 10
+    iterations: int = 30
+    num_envs: int = 1
+    run_dir: str = "runs/cartpole"
+
+
+def preset(name: str, **options) -> Settings:
+    return Settings(learner=vx.learners.PrimalDual(timesteps_per_iteration=2_000, **options), name=name)
+
+
+PRESETS = {"primal-dual": ("The relaxed Lagrangian.", preset("primal-dual"))}
+PRESETS["actor-critic"] = ("One-step targets.", preset("actor-critic", critic="td"))
+
+
+def curve(settings: Settings, rate: float, seed: int) -> list[float]:
+    """Mean return of the latest episodes, at most 100, after each iteration."""
+    learner = dataclasses.replace(settings.learner, learning_rate=rate)
+    env = vx.envs.cartpole(num_envs=settings.num_envs)
+    algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), env)
+    run = vx.train(algorithm, seed=seed, steps=settings.iterations, progress=False)
+    algorithm.close()
+    return [round(row["training_mean"], 1) for row in run.metrics]
+
+
+if __name__ == "__main__":
+    try:
+        given = read(PRESETS, __doc__)
+        for rate in given.rates:
+            curves = [curve(given, rate, seed) for seed in range(given.seeds)]
+            write(given.run_dir, f"{given.name}, rate {rate:g}", vx.describe(given) | {"rates": rate}, curves)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

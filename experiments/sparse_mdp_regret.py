@@ -1,0 +1,81 @@
+"""Regret of explore-then-commit by Lasso fitted Q-iteration (Hao et al. 2020, arXiv 2011.04018).
+
+    python experiments/sparse_mdp_regret.py --run-dir runs/regret                           # against N
+    python experiments/sparse_mdp_regret.py --episodes 8_000 --sparsities 1 2 4 8 --run-dir runs/regret_s
+    python experiments/sparse_mdp_regret.py --model hidden --episodes 500 1_000 2_000 4_000 --run-dir runs/hidden
+
+costly: the worst regret over a grid of signals, because the bound is one for all models. hidden: the model in which one
+action has to be found first, with and without a policy that knows it. Writes `regret.json`.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
+
+import jax
+import numpy as np
+import tyro
+
+import volvox as vx
+from volvox.envs.linear_mdps import costly_exploration, hidden_laboratory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Regret in one kind of model.
+
+    Attributes:
+      model: the kind.
+      episodes: N, several of them.
+      sparsities: s, several of them; only of costly models.
+      dimension: d, above all N.
+      exponent: exploration is (s M)^(2/3) (N / M)^exponent episodes, where M is the geometric mean of all N.
+      seeds: runs of each model.
+      run_dir: where the result goes.
+    """
+
+    model: Literal["costly", "hidden"] = "costly"
+    episodes: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 16_000)
+    sparsities: tuple[int, ...] = (2,)
+    dimension: int = 20_000
+    exponent: float = 2 / 3
+    seeds: int = 10
+    run_dir: str = "runs/regret"
+
+
+def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
+    """Regrets of N episodes, one a seed, for each signal, or with the door known and unknown."""
+    middle, d = np.exp(np.mean(np.log(settings.episodes))), settings.dimension
+    first = round((s * middle) ** (2 / 3) * (n / middle) ** settings.exponent)
+    learner = vx.learners.LassoFQI(exploration_episodes=first)
+
+    def costly(key, signal):
+        model = costly_exploration(dimension=d, sparsity=s, signal=signal)
+        return vx.learners.explore_then_commit(learner, model, key, n).regret
+
+    def hidden(key, known):
+        model = hidden_laboratory(dimension=d, door=jax.random.randint(key, (), 0, d - 2), known=known)
+        return vx.learners.explore_then_commit(learner, model, key, n).regret
+
+    if settings.model == "costly":
+        run, cases = jax.jit(costly), {f"{x:.4f}": jax.numpy.float32(x) for x in 2 ** (-np.arange(9) / 4) / (2 * s)}
+    else:
+        run, cases = jax.jit(hidden, static_argnums=1), {"known": True, "unknown": False}
+    keys = [jax.random.key(i) for i in range(settings.seeds)]
+    return {name: [round(float(run(key, case)), 1) for key in keys] for name, case in cases.items()}
+
+
+def main(settings: Settings) -> None:
+    folder, found = Path(settings.run_dir), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in settings.episodes:
+        for s in settings.sparsities:
+            found.append({"N": n, "s": s, "regrets": regrets(settings, n, s)})
+            print(n, s, {name: round(np.mean(x)) for name, x in found[-1]["regrets"].items()}, flush=True)
+            text = json.dumps({"settings": dataclasses.asdict(settings), "points": found})
+            (folder / "regret.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))
