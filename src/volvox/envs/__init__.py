@@ -2,8 +2,8 @@
 
 `atari`, `mujoco`, `envpool_task`, `cartpole` and `hard_maze` make recipes (`volvox.types.Env`) by name;
 `from_functions` makes one from three pure functions. `probe` holds small environments with known answers, for tests;
-`linear_mdps` has small models whose values can be computed. `human_normalized` compares a score on Atari with random play
-and with a human. The module `groups` has what the author of another kind of environment group needs.
+`linear_mdps` has small models whose values can be computed. `human_normalized` compares a score on Atari with random
+play and with a human. The module `groups` has what the author of another kind of environment group needs.
 """
 
 from volvox.envs import groups, linear_mdps, maze, probe
