@@ -1,0 +1,143 @@
+"""Runs what is wanted (`wanted.csv`) one after the other, at low priority, and keeps the small results.
+
+    python experiments/study.py --root runs/study
+    python experiments/study.py --root runs/study --only Frostbite "low-rank"
+
+Each run has a directory `<root>/<method>/<task>-<budget>/seed-<seeds>`. A run is complete, and skipped, when there is a
+`run.json` in its results. Ctrl-C or SIGTERM saves the run in progress and stops; the same command goes on with it.
+Afterwards run `results_table.py`, and commit `results/` and README.md.
+"""
+
+import dataclasses
+import datetime
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tyro
+from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
+
+from volvox.checkpoint import write_file
+from volvox.report import read_metrics
+from volvox.tuning import processor
+
+MAX_BYTES, MAX_ROWS = 1_000_000, 500
+"""Of what is kept of a run: larger JSON files are left out, and rows of metrics thinned."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A study.
+
+    Attributes:
+      root: Where the run directories are.
+      results: Where the small results go.
+      wanted: The list of runs.
+      only: Words that a line of the list must contain, all of them; default: every line is run.
+    """
+
+    root: Path = Path("runs/study")
+    results: Path = RESULTS
+    wanted: Path = WANTED
+    only: tuple[str, ...] = ()
+
+
+class Child:
+    """The run in progress, which SIGINT and SIGTERM ask to save and stop.
+
+    Attributes:
+      signal: The first signal that asked to stop, or 0.
+    """
+
+    def __init__(self):
+        self.signal = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+
+    def run(self, command: list[str]) -> int:
+        """Runs a command and returns its exit code."""
+        # In a session of its own, so that Ctrl-C reaches it once and through this process.
+        self._process = subprocess.Popen(command, start_new_session=True)
+        if self.signal:  # it came while the process was being started
+            self._process.terminate()
+        code = self._process.wait()
+        self._process = None
+        return code
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.signal = self.signal or number
+        if self._process is not None:
+            self._process.terminate()
+
+
+def place(line: dict[str, str]) -> Path:
+    """Returns where a run is, below the root and below the results."""
+    method, task = (re.sub(r"[^a-z0-9.]+", "-", line[name].lower()).strip("-") for name in ("method", "task"))
+    size = re.sub(r"[^a-z0-9.]+", "-", line["budget"].lower())
+    return Path(method, f"{task}-{size}", f"seed-{line['seeds']}")
+
+
+def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
+    """Copies the small results of a finished run; `run.json`, which says that it is complete, comes last."""
+    seeds_of({"folder": run_dir}, description["score"])  # the score must be there
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in run_dir.glob("*.json"):
+        if path.stat().st_size <= MAX_BYTES:
+            write_file(folder / path.name, path.read_bytes())
+    if rows := read_metrics(run_dir / "metrics.jsonl"):
+        every = -(-len(rows) // MAX_ROWS)
+        text = "".join(json.dumps(row) + "\n" for row in rows[::-every][::-1])  # the last row included
+        write_file(folder / "metrics.jsonl", text)
+    write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
+
+
+def spent(run_dir: Path, seconds: float) -> float:
+    """Adds to the seconds that a run has taken, over all calls, and returns them."""
+    path = run_dir / "seconds"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    total = seconds + (float(path.read_text()) if path.exists() else 0.0)
+    write_file(path, f"{total:.1f}")
+    return total
+
+
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    os.nice(19)
+    child, failed = Child(), []
+    commit = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude", "*"]
+    described = {
+        "hardware": f"{len(os.sched_getaffinity(0))} CPUs, {processor()}",
+        "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
+    }
+    for line in wanted(settings.wanted):
+        run_dir, folder = settings.root / place(line), settings.results / place(line)
+        if not all(word in str(line) for word in settings.only) or (folder / "run.json").exists():
+            continue
+        print(f"study: {run_dir}: {line['command']}", flush=True)
+        script, *flags = shlex.split(line["command"])
+        began = time.monotonic()
+        code = child.run([sys.executable, str(HERE / script), *flags, "--run-dir", str(run_dir)])
+        seconds = spent(run_dir, time.monotonic() - began)
+        if child.signal:
+            print("study: stopped; the same command goes on", flush=True)
+            return 128 + child.signal
+        if code:
+            failed.append(f"{run_dir}: exit code {code}")
+            continue
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        keep(run_dir, folder, {**line, **described, "seconds": seconds, "date": today})
+    for failure in failed:
+        print(f"study: failed: {failure}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

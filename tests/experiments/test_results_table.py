@@ -1,0 +1,104 @@
+"""The table of all runs: what it says of made-up results, and that the committed page is what the script prints."""
+
+import json
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def module(load):
+    return load("results_table")
+
+
+def test_the_committed_page_is_what_the_script_prints(module):
+    assert module.README.read_text() == module.page(), "run experiments/results_table.py"
+
+
+def test_interquartile_mean_of_one_task(module):
+    scores = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 1000.0]
+    mean, (low, high) = module.interquartile_mean(scores)
+    assert mean == 35.0  # of 20, 30, 40 and 50
+    draws = np.sort(np.random.default_rng(1).choice(scores, (20_000, 8)))[:, 2:6].mean(axis=1)
+    np.testing.assert_allclose([low, high], np.percentile(draws, [2.5, 97.5]), atol=5)
+
+
+def test_seeds_are_resampled_within_their_task(module):
+    """Tasks on different scales, whose seeds agree: resampling all scores together would give a wide interval."""
+    assert module.interquartile_mean([1.0] * 3, [100.0] * 3) == (50.5, (50.5, 50.5))
+
+
+def test_one_seed_has_no_interval(module):
+    assert module.interquartile_mean([1.0], [3.0]) == (2.0, None)
+    assert module.scored([[12.0]]) == "12 (one seed: no interval)"
+    assert module.scored([[]]) == "diverged"
+
+
+def cells(page, section):
+    lines = page.split(f"## {section}")[1].split("##")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def test_the_table_of_made_up_results(module, tmp_path):
+    """Two seeds of a game and one of another, a run of several seeds that lost one, and a run that is missing."""
+    about = {"budget": "9 frames", "hardware": "a CPU", "commit": "abc", "date": "2026-11-22", "seconds": 60}
+    atari = {"score": "score.json:elite:mean"}
+    for task, seed, mean in (("A-v5", 0, 1.0), ("A-v5", 1, 3.0), ("B-v5", 0, 2_000.0)):
+        folder = tmp_path / "results" / task / str(seed)
+        folder.mkdir(parents=True)
+        score = {"elite": {"mean": mean, "protocol": "sticky", "human_normalized": mean / 10}}
+        (folder / "score.json").write_text(json.dumps(score))
+        run = {
+            "method": "GA",
+            "task": task,
+            "seeds": str(seed),
+            "command": f"ga.py --task {task} --seed {seed} --resume",
+        }
+        (folder / "run.json").write_text(json.dumps({**about, **atari, **run}))
+    folder = tmp_path / "results" / "other"
+    folder.mkdir()
+    (folder / "all.json").write_text(json.dumps({"returns": {"1": [5.0, None, 5.0]}}))
+    lag = {"method": "Lag", "task": "C", "seeds": "0-2", "protocol": "training", "command": "lag.py", "seconds": None}
+    (folder / "run.json").write_text(json.dumps([{**about, **lag, "score": "all.json:returns:1"}]))
+    wanted, published = tmp_path / "wanted.csv", tmp_path / "published.csv"
+    lines = ["method,task,seeds,budget,protocol,score,command", "Lag,C,0-2,9 frames,training,all.json:returns:1,lag.py"]
+    wanted.write_text("\n".join([*lines, "GA,B-v5,1,9 frames,,score.json:elite:mean,ga.py --task B-v5 --seed 1"]))
+    published.write_text('method,task,value,protocol,source\nGA,B,7,"human starts, once",a paper\n')
+
+    page = module.page(tmp_path / "results", wanted, published)
+    head, _, first, second, third, last = cells(page, "What was run")
+    assert head == list(module.COLUMNS)
+    command = "`ga.py --task A-v5`"
+    end = ["a CPU", "abc", "2026-11-22"]
+    assert first == ["GA", "A-v5", "sticky", "9 frames", "2", "2 [1, 3]", "", "2 min", command, *end]
+    assert second[4:8] == ["1", "2 000 (one seed: no interval)", "7 (human starts, once; a paper)", "1 min"]
+    assert third == ["Lag", "C", "training", "9 frames", "2", "5 [5, 5]", "", "not noted", "`lag.py`", *end]
+    assert last[:6] == ["GA", "2 games, human-normalised", "sticky", "9 frames", "3", "66.8 (one seed: no interval)"]
+    *_, missing = cells(page, "Not run")
+    assert missing == ["GA", "B-v5", "1", "9 frames", "`ga.py --task B-v5 --seed 1`"]
+
+
+def test_the_list_of_runs_wanted(module, load):
+    """Each line is a run of its own, of a script that there is, with flags that its preset knows."""
+    study, lines = load("study"), module.wanted()
+    assert len({study.place(line) for line in lines}) == len(lines)
+    for line in lines:
+        assert set(line) == {"method", "task", "seeds", "budget", "protocol", "score", "command"}
+        assert None not in line.values()
+        assert (module.HERE / line["command"].split()[0]).exists()
+    games = (
+        "Amidar Assault Asterix Asteroids Atlantis Enduro Frostbite Gravitar Kangaroo Seaquest Skiing Venture Zaxxon"
+    )
+    for method in ("GA (low-rank noise)", "random search", "A3C"):
+        found = [line for line in lines if line["method"] == method and line["budget"] == "2.5 million frames"]
+        assert [line["task"] for line in found if line["seeds"] == "0"] == [f"{game}-v5" for game in games.split()]
+
+
+def test_the_commands_wanted_are_flags_of_their_scripts(module, load, read):
+    for script in ("atari_ga", "atari_a3c"):
+        flags = {line["command"] for line in module.wanted() if line["command"].startswith(script)}
+        for command in sorted(flags)[:3] + sorted(flags)[-3:]:
+            settings = read(load(script), command.split()[1:])
+            frames = getattr(settings, "frames", None) or settings.population.frames
+            assert frames in (2_500_000, 8_000_000)
+            assert script == "atari_a3c" or settings.run.minutes is None

@@ -1,0 +1,77 @@
+"""A study runs what is listed, keeps what is small, skips what is complete, and stops and goes on when asked."""
+
+import json
+import signal
+import time
+
+import pytest
+
+RUN = """
+import json, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+tries = folder / "tries"
+tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+if "--wait" in sys.argv and len(tries.read_text()) == 1:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    (folder / "ready").write_text("")
+    time.sleep(60)
+if "--fail" in sys.argv:
+    sys.exit(2)
+(folder / "score.json").write_text(json.dumps({"elite": {"mean": 1.5}}))
+(folder / "large.json").write_text(" " * 1_000_001)
+(folder / "metrics.jsonl").write_text("".join(json.dumps({"generation": i + 1}) + chr(10) for i in range(1_100)))
+"""
+
+
+@pytest.fixture
+def study(script, tmp_path):
+    """A study of made-up commands, by their flags."""
+    (tmp_path / "run.py").write_text(RUN)
+
+    def of(*flags):
+        lines = [
+            f"GA (a: b),T-v5,{i},9 frames,,score.json:elite:mean,{tmp_path}/run.py {f}" for i, f in enumerate(flags)
+        ]
+        wanted = tmp_path / "wanted.csv"
+        wanted.write_text("\n".join(["method,task,seeds,budget,protocol,score,command", *lines]) + "\n")
+        places = ("--root", tmp_path / "runs", "--results", tmp_path / "results", "--wanted", wanted)
+        return script("study.py", [str(word) for word in places])
+
+    return of
+
+
+def test_results_are_kept_once_and_failures_named(study, tmp_path):
+    code, out, err = study("--fail", "").run()
+    assert code == 1
+    assert out.count("study: ") == 2
+    assert err.strip().endswith("seed-0: exit code 2")
+    kept = tmp_path / "results" / "ga-a-b" / "t-v5-9-frames" / "seed-1"
+    assert sorted(path.name for path in kept.iterdir()) == ["metrics.jsonl", "run.json", "score.json"]
+    run = json.loads((kept / "run.json").read_text())
+    assert run["method"] == "GA (a: b)"
+    assert run["seconds"] > 0
+    assert {"hardware", "commit", "date", "command", "score"} <= set(run)
+    generations = [json.loads(line)["generation"] for line in (kept / "metrics.jsonl").read_text().splitlines()]
+    assert generations == list(range(2, 1_101, 3))  # thinned to 500 rows at most, the last one kept
+    code, out, _ = study("", "").run()
+    assert code == 0
+    assert out.count("study: ") == 1  # only what had failed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_study_and_it_goes_on_later(study, tmp_path, number):
+    process = study("--wait", "").start()
+    run_dir = tmp_path / "runs" / "ga-a-b" / "t-v5-9-frames" / "seed-0"
+    while not (run_dir / "ready").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "the same command goes on" in out
+    assert not (tmp_path / "results").exists()  # nor was the next run begun
+    code, out, _ = study("--wait", "").run()
+    assert code == 0
+    assert (run_dir / "tries").read_text() == ".."
+    assert len(list((tmp_path / "results").rglob("run.json"))) == 2
