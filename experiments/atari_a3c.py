@@ -42,7 +42,8 @@ PRESETS = {
 
 def make_network(settings: Settings, num_actions: int) -> Any:
     """The flax module of a name."""
-    if size := {"ga3c": "small", "ga3c-large": "large"}.get(settings.network):
+    if settings.network in ("ga3c", "ga3c-large"):
+        size = "large" if settings.network == "ga3c-large" else "small"
         return vx.networks.GA3C(num_actions, size=size, first_stride=settings.first_stride)
     torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
     kind = vx.networks.RecurrentActorCritic if settings.network == "lstm" else vx.networks.ActorCritic

@@ -139,7 +139,8 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
 def minutes(seconds: Iterable[float | None]) -> str:
     """Writes the time of all runs together."""
     spent = list(seconds)
-    return "not noted" if None in spent else f"{sum(spent) / 60:.0f} min"
+    known = [each for each in spent if each is not None]
+    return f"{sum(known) / 60:.0f} min" if len(known) == len(spent) else "not noted"
 
 
 def protocol_of(run: dict[str, Any]) -> str:

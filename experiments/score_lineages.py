@@ -8,6 +8,7 @@ Writes `experiments/results/lineages/scores.json`; lineages that are there alrea
 import dataclasses
 import datetime
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import tyro
 from launch import score_values
 
 import volvox as vx
-from volvox import _system
+from volvox._settings import versions
+from volvox.tuning import processor
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -62,8 +64,8 @@ def main() -> int:
             "command": f"python experiments/score_lineages.py --runs {run} --episodes {settings.episodes}",
             "seed": settings.seed,
             "date": datetime.date.today().isoformat(),
-            "hardware": f"{_system.num_cpus()} cores of {_system.processor()}",
-            "versions": _system.versions(),
+            "hardware": f"{len(os.sched_getaffinity(0))} cores of {processor()}",
+            "versions": versions(),
         }
         saved = json.loads(path.read_text()) if path.exists() else {}
         saved[run] = how | {name: score_values(score) for name, score in scores.items()}

@@ -93,8 +93,9 @@ def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
         chex.assert_shape(row, rows.shape[1:])
         return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), place, 0)
 
-    rows = jax.tree.map(put, (replay.timestep, replay.action), (timestep._replace(extras={}), action))
-    return Replay(*rows, replay.rows + 1)
+    given = (timestep._replace(extras={}), action)
+    timesteps, actions = jax.tree.map(put, (replay.timestep, replay.action), given)
+    return Replay(timesteps, actions, replay.rows + 1)
 
 
 def num_starts(replay: Replay, n_step: int) -> Array:

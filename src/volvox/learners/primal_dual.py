@@ -33,9 +33,8 @@ import optax
 from flax import linen as nn
 
 from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
-from volvox.data import episode_statistics, metrics
-from volvox.data.episode_statistics import EpisodeStatistics, RunningEpisodes
-from volvox.data.metrics import Metrics
+from volvox.data import metrics
+from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.learner import Progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
@@ -133,7 +132,7 @@ class Acting(NamedTuple):
 
     draws: Array
     timesteps: Array
-    episodes: EpisodeStatistics
+    episodes: Episodes
     collectors: tuple[Collector, ...]
 
 
@@ -209,7 +208,7 @@ class _PrimalDual:
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` samples actions from the policy, and keeps the transition that this timestep completes."""
         me = acting.collectors[g]
-        episodes, running = episode_statistics.update(acting.episodes, me.running, timestep)
+        episodes, running = metrics.update_episodes(acting.episodes, me.running, timestep)
         transition = Transition(
             observation=me.transition.next_observation,
             action=me.action,
@@ -241,7 +240,7 @@ class _PrimalDual:
         learning = Learning(params, self.optimizer.init(params), zero, metrics={})
         shapes = jax.eval_shape(lambda: self.update(learning, self.collector(1).transition))
         learning = learning._replace(metrics=metrics.zeros(shapes.metrics))
-        return Acting(zero, zero, episode_statistics.init(), ()), learning
+        return Acting(zero, zero, metrics.init_episodes(), ()), learning
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
         return acting._replace(collectors=tuple(self.collector(group.num_envs) for group in groups))
@@ -252,7 +251,7 @@ class _PrimalDual:
         discrete = spec.num_actions is not None
         action = jnp.zeros((b, *(spec.action_shape or ())), jnp.int32 if discrete else jnp.float32)
         transition = Transition(observation, action, zeros, zeros, observation, jnp.zeros(b, bool))
-        return Collector(transition, action, episode_statistics.init_running(b))
+        return Collector(transition, action, metrics.init_running(b))
 
     def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
         total, before, now = self.settings.timesteps_per_iteration, int(begun.timesteps), int(acting.timesteps)
@@ -265,7 +264,10 @@ class _PrimalDual:
 
     def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
         counts = {"timesteps": int(acting.timesteps), "episodes": int(acting.episodes.total)}
-        return counts | episode_statistics.scores(jax.device_get(acting.episodes))
+        return counts | metrics.scores(jax.device_get(acting.episodes))
 
-    def variables(self, acting: Acting, learning: Learning) -> ArrayTree:
-        return learning.params
+    def candidates(self, learning: Learning) -> list[ArrayTree]:
+        return [learning.params]
+
+    def training_scores(self, acting: Acting) -> list[float]:
+        return [0.0]
