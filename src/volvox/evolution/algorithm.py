@@ -126,7 +126,7 @@ def evolve(
     if behavior is not None and strategy.behavior.size:
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
-    behaviors.check(recorded, env.spec)
+    behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
     capacity = max(phase.num_members * phase.num_episodes for phase in strategy.phases)
     pools = _Pools(genotype, noise, env, recorded, capacity, chunk_seconds)
     num_bases = None if state.survivors is None else state.survivors.seed.shape[0]
