@@ -143,6 +143,7 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
             checkpoint_every=flags.checkpoint_every,
             log=flags.log,
             stop_after=None if flags.minutes is None else 60 * flags.minutes,
+            frames=settings.population.frames if hasattr(settings, "population") else None,
         )
     except (ValueError, FileExistsError, BlockingIOError, vx.DamagedCheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)

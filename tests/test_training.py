@@ -576,3 +576,13 @@ def test_kills_at_random_moments(tmp_path):
     run = quietly(hill(), steps=steps, run_dir=run_dir, resume=True)
     assert numbers(run_dir) == list(range(1, steps + 1))
     assert_same_run(run, quietly(hill(), steps=steps))
+
+
+def test_a_budget_of_frames_ends_a_run_also_when_it_is_resumed(tmp_path):
+    done = [
+        len(train(hill(), steps=50, frames=frames, run_dir=tmp_path / "run", resume=resume, progress=False).metrics)
+        for frames, resume in ((100, False), (100, True), (121, True))
+    ]
+    assert done == [3, 3, 4]  # 40 frames a step
+    with pytest.raises(ValueError, match="frames must be an integer of at least 1, got 0"):
+        train(hill(), steps=1, frames=0)

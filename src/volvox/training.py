@@ -48,6 +48,7 @@ def train(
     tensorboard: bool = True,
     log: bool = False,
     stop_after: float | None = None,
+    frames: int | None = None,
 ) -> Run:
     """Runs an algorithm, and what it did up to now, to a number of steps.
 
@@ -72,6 +73,7 @@ def train(
       log: also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.cloud` and
         `descent`; with evolution, some 20 bytes a member, and its behaviour.
       stop_after: seconds of this call after which no further step begins; None never stops early.
+      frames: no further step begins when the metric `frames` has reached this number; None never stops early.
 
     Returns:
       The run. Rows hold the algorithm's metrics, the step by its name (`algorithm.step_name`, counted from 1),
@@ -91,6 +93,8 @@ def train(
     _checks.integer("keep_checkpoints", keep_checkpoints, low=1)
     if stop_after is not None:
         _checks.number("stop_after", stop_after, above=0)
+    if frames is not None:
+        _checks.integer("frames", frames, low=1)
     if (resume or log) and run_dir is None:
         raise ValueError(f"{'resume' if resume else 'log'}=True needs a run_dir")
     if log and algorithm.log is None:
@@ -117,6 +121,9 @@ def train(
         began = time.monotonic()
         seconds_before = record.rows[-1]["seconds"] if record.rows else 0.0
         while record.done < steps and not monitor.signal:
+            if frames is not None and record.rows and record.rows[-1]["frames"] >= frames:
+                display.note(f"stopped after {name} {record.done}/{steps}: {frames:,} frames are played")
+                break
             step_began = time.monotonic()
             try:
                 state, figures = algorithm.step(state, monitor=monitor)
