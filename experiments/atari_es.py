@@ -30,8 +30,8 @@ PRESETS = {
         Settings(strategy=vx.ES.desktop()),
     ),
     "paper": (
-        "Salimans et al. 2017 as Such et al. ran it: 5 000 members.",
-        published(Settings(strategy=vx.ES.paper())),
+        "Salimans et al. 2017 as Such et al. ran it: 5 000 members, 1 billion frames.",
+        published(Settings(strategy=vx.ES.paper()), frames=1_000_000_000),
     ),
 }
 

@@ -42,8 +42,15 @@ PRESETS = {
         Settings(strategy=vx.GA.random_search(population_size=128, num_elite_candidates=4, num_validation_episodes=8)),
     ),
     "paper": (
-        "Population and episodes of Such et al. 2017, the large network, 1 500 generations; weeks on a desktop's CPU.",
-        published(Settings(strategy=vx.GA.paper(), population=Population(generations=1_500))),
+        "The genetic algorithm of Such et al. 2017: 6 billion frames; weeks on a desktop's CPU.",
+        published(Settings(strategy=vx.GA.paper()), frames=6_000_000_000),
+    ),
+    "random-search-paper": (
+        "Random search of Such et al. 2017: the small network, 6 billion frames.",
+        published(
+            Settings(strategy=vx.GA.random_search(num_test_episodes=200), population=Population(network="small")),
+            frames=6_000_000_000,
+        ),
     ),
 }
 

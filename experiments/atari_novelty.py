@@ -32,20 +32,26 @@ class Settings:
 
 
 RAM = vx.loop.Trajectory("ram", 128, every=50, length=12)
+"""Of episodes of 600 timesteps."""
+WHOLE = {"behavior": replace(RAM, length=100), "archive_size": 5_000}
+"""Of episodes of 5 000 timesteps, as published; the archive takes 256 MB."""
 PRESETS = {}
 for name, about, novelty in (
     ("ns-es", "Novelty alone", vx.Novelty.ns_es(behavior=RAM)),
     ("nsr-es", "Novelty and returns, evenly", vx.Novelty.nsr_es(behavior=RAM)),
     ("nsra-es", "Returns, and more novelty where they stagnate", vx.Novelty.nsra_es(behavior=RAM)),
 ):
-    desktop, paper = (replace(es, num_bases=3, objective=novelty) for es in (vx.ES.desktop(), vx.ES.paper()))
+    desktop = replace(vx.ES.desktop(), num_bases=3, objective=novelty)
+    paper = replace(vx.ES.paper(), num_bases=3, objective=replace(novelty, **WHOLE))
     PRESETS[name] = (f"{about}; an hour on two cores.", Settings(strategy=desktop))
-    PRESETS[f"{name}-paper"] = (f"{about}; the published population.", published(Settings(strategy=paper)))
+    settings = published(Settings(strategy=paper), frames=1_000_000_000)
+    PRESETS[f"{name}-paper"] = (f"{about}; the published population and episodes.", settings)
 desktop = replace(vx.GA.desktop(), objective=vx.Novelty(behavior=RAM, num_archived=2))
-paper = replace(vx.GA.paper(), population_size=5_000, objective=vx.Novelty(behavior=RAM, num_archived=50))
+paper = replace(vx.GA.paper(), population_size=5_000, objective=vx.Novelty(**WHOLE, num_archived=50))
 about, large = "A genetic algorithm whose parents are the most novel", Population(network="large")
 PRESETS["ga"] = (f"{about}; an hour on two cores.", Settings(strategy=desktop, population=large))
-PRESETS["ga-paper"] = (f"{about}; the population of ES.", published(Settings(strategy=paper, population=large)))
+settings = published(Settings(strategy=paper, population=large), frames=6_000_000_000)
+PRESETS["ga-paper"] = (f"{about}; the population of ES.", settings)
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:

@@ -43,6 +43,11 @@ class Settings:
     learned: str = "elite"
 
 
+def training_frames(row: dict[str, float]) -> float:
+    """Emulator frames of training; until 22 November 2026, `frames` were these."""
+    return row.get("training_frames", row["frames"])
+
+
 def difference(a: list[float], b: list[float]) -> dict[str, object]:
     """Mean of `a` minus mean of `b`, with a 95% bootstrap interval."""
     random = np.random.default_rng(0)
@@ -72,12 +77,12 @@ def main() -> int:
         for i, (name, score) in enumerate(others.items())
     }
     for name, table in zip(settings.names, rows, strict=True):
-        result[name] |= {"training_frames": table[-1]["frames"], "seconds": table[-1]["seconds"]}
+        result[name] |= {"training_frames": training_frames(table[-1]), "seconds": table[-1]["seconds"]}
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name, table, color in zip(settings.names, rows, ("#0072B2", "#D55E00", "#009E73", "#56B4E9"), strict=False):
-        frames = [row["frames"] / 1e6 for row in table]
+        frames = [training_frames(row) / 1e6 for row in table]
         axes.plot(frames, [row[settings.key] for row in table], color=color, label=name)
         axes.plot(frames, [row["training_mean"] for row in table], "--", color=color, label=f"{name}, population mean")
     axes.axhline(others["random play"]["mean"], color="0.6", linewidth=1, label="random play")

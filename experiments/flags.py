@@ -131,7 +131,8 @@ class Population:
       max_episode_steps: Cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
       test_max_episode_steps: Cutoff of test episodes in timesteps.
       generations: Generations in all, those before a resume included.
-      frames: Begin no further generation after so many emulator frames, those before a resume included.
+      frames: Begin no further generation after so many emulator frames of training and validation, which is what
+        publications count; those before a resume are included.
     """
 
     network: Literal["large", "small", "vbn"] = "large"
@@ -175,12 +176,13 @@ class Population:
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
 
 
-def published(settings: Any) -> Any:
-    """The same settings of a script with the environments and episodes of published runs, and no limit of time."""
-    episodes = {"max_episode_steps": "5000", "test_max_episode_steps": 100_000}
+def published(settings: Any, *, frames: int) -> Any:
+    """The same settings of a script as in published runs: preprocessing, cutoffs, and emulator frames as the budget."""
+    episodes = {"max_episode_steps": "5000", "test_max_episode_steps": 100_000, "noise": "published"}
+    budget = {"frames": frames, "generations": 1_000_000}
     return dataclasses.replace(
         settings,
-        env=dataclasses.replace(settings.env, num_envs=128),
-        population=dataclasses.replace(settings.population, **episodes),
+        env=dataclasses.replace(settings.env, num_envs=128, preprocessing="uber"),
+        population=dataclasses.replace(settings.population, **episodes, **budget),
         run=dataclasses.replace(settings.run, minutes=None),
     )

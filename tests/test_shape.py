@@ -51,7 +51,7 @@ def lines_of_code(path: Path) -> int:
 def test_there_is_little_code():
     # A commit that adds a feature may raise these numbers; nothing else may.
     assert len(FILES) <= 80
-    assert sum(map(lines_of_code, FILES)) <= 7_860
+    assert sum(map(lines_of_code, FILES)) <= 7_875
 
 
 def inner(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -422,6 +422,8 @@ def test_max_frames_ends_the_run_and_its_resume(tmp_path):
     again = quietly(hill(), steps=10, run_dir=tmp_path / "a", resume=True, max_frames=120)
     assert_same_run(again, run)
     assert len(quietly(hill(), steps=10, run_dir=tmp_path / "a", resume=True, max_frames=121).metrics) == 4
+    with pytest.raises(ValueError, match="max_frames must be an integer of at least 1, got 0"):
+        quietly(hill(), steps=1, max_frames=0)
 
 
 def test_stop_after_ends_cleanly(tmp_path):

@@ -45,8 +45,9 @@ def test_ga_learns_the_probe():
     assert rows[0]["validation_mean"] < -0.25
     assert rows[-1]["validation_mean"] > -0.12
     assert [row["generation"] for row in rows] == list(range(1, 13))
-    # Frames of scored training steps: 48 episodes of 6 steps, one frame each.
-    assert [row["frames"] for row in rows[:2]] == [288, 576]
+    # Scored timesteps of one frame each: 48 episodes of 6 timesteps in training, and 4 times 6 in validation.
+    assert [row["training_frames"] for row in rows[:2]] == [288, 576]
+    assert [row["frames"] for row in rows[:2]] == [288 + 144, 2 * (288 + 144)]
     assert rows[0]["episodes"] == 48 + 4 * 6
     params = algorithm.variables(state)["Dense_0"]["kernel"]
     assert abs(np.asarray(params) - np.eye(2)).max() < 0.5

@@ -191,6 +191,14 @@ def test_a_behavior_that_the_environment_does_not_tell_is_refused():
         evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV)
 
 
+@pytest.mark.parametrize(("cutoff", "most"), [(7, 7), ("adaptive:4,0.1,2,9", 9)])
+def test_a_trajectory_must_cover_the_largest_cutoff(cutoff, most):
+    strategy = novelty_es("ns_es", behavior=loop.Trajectory("elapsed_steps", 1, every=2, length=3))
+    with pytest.raises(ValueError, match=rf"= 6 timesteps, and episodes last up to {most}"):
+        evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, max_episode_steps=cutoff)
+    evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, max_episode_steps=6)
+
+
 def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
     strategy = GA(
         population_size=6,

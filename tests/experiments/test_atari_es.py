@@ -22,7 +22,7 @@ def test_a_run_ends_whole(tmp_path, es, rows):
     assert code == 0, err
     table = rows(run_dir)
     assert [row["generation"] for row in table] == [1, 2]
-    assert [row["frames"] for row in table] == [4 * 10 * 4, 8 * 10 * 4]
+    assert [row["frames"] for row in table] == [(4 + 2) * 10 * 4, (8 + 6) * 10 * 4]  # with validation
     assert all(row["gradient_norm"] >= 0 for row in table)
     assert not (run_dir / "elite.json").exists()  # nobody descends from single members
 

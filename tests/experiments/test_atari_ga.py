@@ -37,6 +37,19 @@ def test_documented_commands_are_understood(flags, module, read):
             assert value == flags[flags.index(flag) + 1]
 
 
+@pytest.mark.parametrize(
+    ("preset", "network", "parents"), [("paper", "large", 20), ("random-search-paper", "small", 0)]
+)
+def test_paper_presets_are_the_published_protocol(module, read, preset, network, parents):
+    settings = read(module, [preset])
+    strategy, population = settings.strategy, settings.population
+    assert (strategy.population_size, strategy.num_parents, strategy.mutation_std) == (1_000, parents, 0.002)
+    assert (strategy.num_elite_candidates, strategy.num_validation_episodes) == (10, 30)
+    assert (strategy.num_test_episodes, population.test_max_episode_steps) == (200, 100_000)
+    assert (population.network, population.noise, population.max_episode_steps) == (network, "published", "5000")
+    assert (settings.env.preprocessing, population.frames, settings.run.minutes) == ("uber", 6_000_000_000, None)
+
+
 @pytest.fixture(scope="module")
 def ga(script):
     return script("atari_ga.py", TINY)
@@ -77,7 +90,7 @@ def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wai
         values = [row[name] for row in table]
         assert values == sorted(values)
         assert len(set(values)) == len(values)
-    assert table[0]["frames"] == 8 * 15 * 4
+    assert table[0]["frames"] == (8 + 2) * 15 * 4  # with validation
     assert table[0]["episodes"] == 8 + 2
     present = set(os.listdir(run_dir))
     assert {"config.json", "metrics.jsonl", "checkpoints", "elite.json", "learning_curve.png", "score.json"} <= present

@@ -49,9 +49,18 @@ def test_each_strategy_and_behaviour_is_what_it_says(load, read, preset, strateg
     assert config["objective"]["behavior"] == {"type": "volvox.loop:Last", "extra": "ram", "size": 128}
 
 
+@pytest.mark.parametrize("preset", ["ns-es", "nsr-es", "nsra-es", "ga"])
+def test_paper_presets_see_the_whole_episode(load, read, preset):
+    settings = read(load("atari_novelty"), [f"{preset}-paper"])
+    behavior = settings.strategy.objective.behavior
+    assert behavior.every * behavior.length == int(settings.population.max_episode_steps) == 5_000
+    assert settings.env.preprocessing == "uber"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("nsr-es", "--max-episode-steps", "5000"), "= 15 timesteps, and episodes last up to 5000: take length=1000"),
         (("nsr-es", "--archive-size", "2"), "archive_size=2 is smaller than num_neighbors=3"),
         (("ga", *GA, "--num-neighbors", "6"), "num_neighbors=6"),
         (("nsr-es", "--every", "0"), "every must be an integer of at least 1, got 0"),

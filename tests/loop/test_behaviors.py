@@ -107,6 +107,13 @@ def test_records_and_vectors_of_other_shapes_are_refused():
 
 def test_an_environment_without_the_extra_is_refused():
     spec = probe.countdown().spec
-    behaviors.check(Last("elapsed_steps", 1), spec)
+    behaviors.check(Last("elapsed_steps", 1), spec, 100)
     with pytest.raises(ValueError, match=r"reads 'ram', but probe-countdown gives only \['elapsed_steps'\]"):
-        behaviors.check(Trajectory("ram", 128, every=1, length=3), spec)
+        behaviors.check(Trajectory("ram", 128, every=1, length=3), spec, 3)
+
+
+def test_a_trajectory_that_does_not_cover_the_episode_is_refused():
+    spec = probe.countdown().spec
+    behaviors.check(Trajectory("elapsed_steps", 1, every=50, length=12), spec, 600)
+    with pytest.raises(ValueError, match=r"covers every \* length = 600 timesteps.*up to 5000: take length=100"):
+        behaviors.check(Trajectory("elapsed_steps", 1, every=50, length=12), spec, 5_000)

@@ -220,30 +220,70 @@ def test_bad_ranks_and_parameters_are_refused():
         population.LowRank(full="matrix")
     code = encoded(1)
     played = Evaluator(NET, ENV.make, SlotMemory(NET, code, 2, 4), capacity=4)
-    with pytest.raises(ValueError, match="first ancestors are bases"):
+    with pytest.raises(ValueError, match="first ancestors have full noise"):
         played.evaluate(members_of(code, 4, 0.1)._replace(initial=jnp.ones(4, bool)), 1, code)
     played.close()
 
 
-def test_the_lineage_begins_with_the_bases_before_the_first_generation():
-    def make():
-        strategy = evolution.GA(
-            population_size=24, num_parents=4, mutation_std=0.1, num_elite_candidates=3, num_validation_episodes=4
-        )
-        noise = population.LowRank(rank=1, source=population.Table(size=20_000), full=("matrix",))
-        return evolution.evolve(strategy, Network(), ENV, noise=noise)
+def low_rank_ga(noise):
+    strategy = evolution.GA(
+        population_size=24, num_parents=4, mutation_std=0.1, num_elite_candidates=3, num_validation_episodes=4,
+        num_test_episodes=2,
+    )  # fmt: skip
+    return evolution.evolve(strategy, Network(), ENV, noise=noise)
 
-    algorithm = make()
-    state = algorithm.init(jax.random.key(0))
-    scores = []
-    for _ in range(6):
+
+def nearest(members):
+    """Mean distance of each network to the nearest other."""
+    flat = np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(members)], axis=1)
+    distances = np.linalg.norm(flat[:, None] - flat[None], axis=-1)
+    return (distances + 1e9 * np.eye(len(flat))).min(1).mean()
+
+
+def test_the_first_generation_has_full_noise_and_the_next_low_rank():
+    """The members of the first generation are those of full noise, as far apart, and play as they do."""
+    table, first, distances = population.Table(size=20_000), [], []
+    noises = (table, population.LowRank(rank=1, source=table, full=("matrix",)))
+    for noise in noises:
+        algorithm = low_rank_ga(noise)
+        state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
+        log, code = algorithm.log(state), population.encoding(NET, noise)
+        members = Member(log["parent"], log["seed"], log["scale"], log["initial"])
+        first.append((log["seed"], log["fitness"], metrics["validation_mean"], metrics["test_score"]))
+        distances.append(nearest(population.decode_many(code, code.zeros(5), members)))
+        assert log["initial"].all()
+        bases = state.strategy.bases
         state, metrics = algorithm.step(state)
-        scores.append(metrics["validation_mean"])
-    assert scores[-1] > scores[0]
-    assert len(state.lineage.seed) == 7
-    restored = make().restore(algorithm.save(state))
-    jax.tree.map(np.testing.assert_array_equal, restored.strategy, state.strategy)
+        log = algorithm.log(state)
+        assert not log["initial"].any()
+        noise_of = jax.vmap(lambda seed, code=code: mutation_noise(code, seed))
+        changes = noise_of(log["seed"])["Dense_0"]["kernel"]
+        assert isinstance(changes, tuple) is (code.rank is not None)
+        assert jax.tree.leaves(bases)[0].shape[0] == 5
+    (seeds, *scores), (same_seeds, *same_scores) = first
+    np.testing.assert_array_equal(seeds, same_seeds)
+    for a, b in zip(scores, same_scores, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert distances[0] == distances[1] > 1
+
+
+def test_lineages_with_low_rank_noise_rebuild_and_runs_resume_from_any_generation():
+    noise = population.LowRank(rank=1, source=population.Table(size=20_000), full=("matrix",))
+    algorithm = low_rank_ga(noise)
+    states, rows = [algorithm.init(jax.random.key(0))], []
+    for _ in range(4):
+        state, metrics = algorithm.step(states[-1])
+        states.append(state)
+        rows.append(metrics)
+    assert len(state.lineage.seed) == 4
+    code = population.encoding(NET, noise)
     for base in range(5):
         genome = lineage.genome(state.lineage, base)
-        assert genome.initial_seed in np.asarray(state.lineage.seed[0])
-        assert len(genome.mutations) <= 6
+        assert len(genome.mutations) <= 3
+        rebuilt, played = population.rebuild(code, genome), jax.tree.map(lambda x, i=base: x[i], state.strategy.bases)
+        jax.tree.map(np.testing.assert_array_equal, rebuilt, played)
+    for begun in (0, 1):  # before the first generation, and where low rank begins
+        other = low_rank_ga(noise)
+        resumed, metrics = other.step(other.restore(algorithm.save(states[begun])))
+        jax.tree.map(np.testing.assert_array_equal, resumed.strategy, states[begun + 1].strategy)
+        assert metrics["training_mean"] == rows[begun]["training_mean"]

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,12 +34,14 @@ class Counts(NamedTuple):
     """Cumulative counts of a run.
 
     Attributes:
-      frames: Emulator frames of scored training timesteps: what publications count.
-      total_frames: Emulator frames of all timesteps: idle slots, resets, validation and test included.
+      frames: Emulator frames of scored timesteps in training and validation, which is what publications count.
+      training_frames: Those of training alone.
+      total_frames: Emulator frames of all timesteps: idle slots, resets and test included.
       episodes: Episodes played to their end, in all phases.
     """
 
     frames: int = 0
+    training_frames: int = 0
     total_frames: int = 0
     episodes: int = 0
 
@@ -102,7 +104,7 @@ def evolve(
       `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the offspring, `validation_mean` of
       the generation's elite with its standard error; `elite_score`, the mean over the `elite_episodes` of validation
       that it has played at this cutoff since `elite_selecting_score` made it the elite (`EliteScore`; null while there
-      are none); `test_*` if asked for, cumulative `frames`, `total_frames` and `episodes`, `frames_per_second`,
+      are none); `test_*` if asked for, cumulative `Counts`, `frames_per_second`,
       `occupancy` and `makespan_over_bound` of training, seconds of each phase, and the cutoff; in the second generation
       and every tenth from there `share_emulators`, `share_inference`, `share_decoding` and `speed_over_turns`, of a few
       beats played with a stopwatch (`Times.shares`). Its `log` gives, of each member of the last generation, `parent`
@@ -112,7 +114,8 @@ def evolve(
 
     Raises:
       ValueError: a cutoff that is not positive, a network that does not fit the environment's actions, noise that does
-        not fit the network or the strategy, or a behaviour that the environment does not tell.
+        not fit the network or the strategy, or a behaviour that the environment does not tell or that does
+        not cover an episode.
     """
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
@@ -124,7 +127,7 @@ def evolve(
     if behavior is not None and strategy.behavior.size:
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
-    behaviors.check(recorded, env.spec)
+    behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
     capacity = max(phase.num_members * phase.num_episodes for phase in strategy.phases)
     pools = _Pools(genotype, noise, env, recorded, capacity, chunk_seconds)
     num_bases = None if state.survivors is None else state.survivors.seed.shape[0]
@@ -152,6 +155,20 @@ def evolve(
     )
 
 
+class _Place(NamedTuple):
+    """What an evaluator's pools and slots are made for.
+
+    Attributes:
+      test: Whether it plays test episodes.
+      max_episode_steps: The cutoff, timesteps.
+      formed: Whether its slots hold formed kernels (`Encoding.formed`).
+    """
+
+    test: bool
+    max_episode_steps: int
+    formed: bool
+
+
 @dataclasses.dataclass
 class _Pools:
     """Pools, slots and the noise table: made on first use, and never part of the state.
@@ -159,7 +176,7 @@ class _Pools:
     Attributes:
       capacity: The largest number of episodes of a phase.
       memory: The parameters of the slots.
-      evaluators: What plays, by place: training or test, and the cutoff in timesteps.
+      evaluators: What plays, by place.
     """
 
     genotype: Genotype
@@ -169,38 +186,39 @@ class _Pools:
     capacity: int
     chunk_seconds: float
     memory: SlotMemory | None = None
-    evaluators: dict[tuple[str, int], Evaluator] = dataclasses.field(default_factory=dict)
+    evaluators: dict[_Place, Evaluator] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def encoding(self) -> Encoding:
         return encoding(self.genotype, self.noise)
 
-    def evaluator(self, place: tuple[str, int], seed: int) -> Evaluator:
-        """What plays a phase; it takes the place of that with another cutoff."""
+    def evaluator(self, place: _Place, code: Encoding, seed: int) -> Evaluator:
+        """What plays a phase; it takes the place of that with another cutoff, or with slots of another kind."""
         if place not in self.evaluators:
-            (pool, cutoff), test = place, place[0] == "test"
-            self._close(pool)
+            # Slots of both kinds at once would take the memory of both.
+            self._close(lambda other: other.formed != place.formed or other.test == place.test)
             if self.memory is None:
                 size = self.env.num_envs // self.env.num_groups
-                self.memory = SlotMemory(self.genotype, self.encoding, self.env.num_groups, size)
+                self.memory = SlotMemory(self.genotype, code, self.env.num_groups, size)
             self.evaluators[place] = Evaluator(
                 self.genotype,
-                lambda _: self.env.make(seed, max_episode_steps=cutoff, host=test),
+                lambda _: self.env.make(seed, max_episode_steps=place.max_episode_steps, host=place.test),
                 self.memory,
                 capacity=self.capacity,
-                behavior=None if test else self.behavior,
+                behavior=None if place.test else self.behavior,
                 chunk_seconds=self.chunk_seconds,
             )
         return self.evaluators[place]
 
     def close(self) -> None:
         """Frees pools and slots, and keeps the table; all are made anew when they are needed again."""
-        self._close("training", "test")
-        self.memory = None
+        self._close(lambda place: True)
 
-    def _close(self, *pools: str) -> None:
-        for place in [place for place in self.evaluators if place[0] in pools]:
+    def _close(self, which: Callable[[_Place], bool]) -> None:
+        for place in filter(which, list(self.evaluators)):
             self.evaluators.pop(place).close()
+        if not self.evaluators:
+            self.memory = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,8 +242,6 @@ class _Evolution:
         inner, log = self.strategy.init(key, self.pools.encoding), None
         if self.num_bases is not None:
             log = lineages.zeros(0, self.num_bases)
-            if self.pools.encoding.rank is not None:  # bases before the first generation
-                log = lineages.extend(log, inner.survivors)
         return EvolveState(key, 0, inner, log, self.cutoff.start)
 
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
@@ -271,8 +287,10 @@ class _Evolution:
     ) -> tuple[Evaluation, RolloutStatistics]:
         """Plays the population of a phase."""
         phase = self.phases[i]
-        test = phase.role == "test"
-        place = ("test", self.test_cutoff) if test else ("training", state.max_episode_steps)
+        test, code = phase.role == "test", self.pools.encoding
+        if code.rank is not None and bool(population.initial.any()):
+            code = dataclasses.replace(code, formed=True)
+        place = _Place(test, self.test_cutoff if test else state.max_episode_steps, code.formed)
         compiles = place not in self.pools.evaluators
 
         def watch(progress: dict[str, Any]) -> bool | None:
@@ -286,10 +304,10 @@ class _Evolution:
         # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
         pool_seed = seed_of(state.key, state.generation, len(self.phases) + test)
         try:
-            return self.pools.evaluator(place, pool_seed).evaluate(
+            return self.pools.evaluator(place, code, pool_seed).evaluate(
                 population,
                 phase.num_episodes,
-                self.pools.encoding,
+                code,
                 seed=seed_of(state.key, state.generation, i),
                 # At once where all is compiled, for later.
                 timed=compiles or (phase.role == "training" and state.generation % _TIMED_EVERY == 1),
@@ -303,8 +321,10 @@ class _Evolution:
 
     def _counted(self, counts: Counts, statistics: RolloutStatistics, role: Role) -> Counts:
         frame_skip = self.env.spec.frame_skip
+        scored = statistics.timesteps * frame_skip
         return Counts(
-            counts.frames + (statistics.timesteps * frame_skip if role == "training" else 0),
+            counts.frames + (scored if role != "test" else 0),
+            counts.training_frames + (scored if role == "training" else 0),
             counts.total_frames + statistics.stepped * frame_skip,
             counts.episodes + statistics.episodes,
         )
@@ -330,7 +350,7 @@ class _Evolution:
             return self.init(fields["key"])
         inner, log = jax.eval_shape(self.strategy.init, fields["key"], code), None
         if self.num_bases is not None:
-            log = lineages.zeros(generation + (code.rank is not None), self.num_bases)
+            log = lineages.zeros(generation, self.num_bases)
         like = EvolveState(fields["key"], generation, inner, log, self.cutoff.start)
         state = restored(saved, self.save(like), what="run of evolution")
         if state.lineage is None:

@@ -158,23 +158,15 @@ class GA:
         return self.num_parents
 
     def init(self, key: Array, encoding: Encoding) -> GAState:
-        """Makes the state before the first generation; raises ValueError for random search with low-rank noise.
-
-        Members of the first generation are first ancestors. With low-rank noise the bases are, and members share them
-        from the first generation on.
-        """
+        """Makes the state before the first generation; raises ValueError for random search with low-rank noise."""
         t, c = self.num_parents, self.num_elite_candidates
         if encoding.rank is not None and not t:
             raise ValueError(
                 "num_parents=0: random search knows first ancestors only, which share no base: low-rank noise has no "
                 "use for it."
             )
-        bases, survivors = encoding.zeros(t + 1), first_ancestors(jnp.zeros(t + 1, jnp.int32))
-        if encoding.rank is not None:
-            survivors = survivors._replace(seed=draw_seeds(encoding, key, (t + 1,)))
-            bases = decode_many(encoding, bases, survivors)
         return GAState(
-            bases=bases,
+            bases=encoding.zeros(t + 1),
             expected_length=jnp.zeros(t + 1),
             generation=jnp.int32(0),
             score=no_score(),
@@ -182,15 +174,14 @@ class GA:
             candidate_lengths=jnp.zeros(c),
             parents=first_ancestors(jnp.zeros(t, jnp.int32)),
             parent_lengths=jnp.zeros(t),
-            survivors=survivors,
+            survivors=first_ancestors(jnp.zeros(t + 1, jnp.int32)),
             objective=self.objective.init(0),
         )
 
     def ask_offspring(self, key: Array, state: GAState, encoding: Encoding) -> Population:
-        """Training: N mutated copies of parents that are drawn uniformly; at first, or without parents, N ancestors."""
+        """Training: N mutated copies of parents drawn uniformly; first ancestors at first, and where are no parents."""
         n, (key_parent, key_seed) = self.population_size, jax.random.split(key)
-        initial = (state.generation == 0) & (encoding.rank is None) if self.num_parents else True
-        initial = jnp.full(n, initial)
+        initial = jnp.full(n, (state.generation == 0) | (self.num_parents == 0))
         parent = jax.random.randint(key_parent, (n,), 0, max(self.num_parents, 1), jnp.int32)
         std = schedule("mutation_std", self.mutation_std)(state.generation)
         return Population(

@@ -118,7 +118,8 @@ class Trajectory:
 
     Samples after the end repeat the last value, so the distance of two trajectories is that of their common part and of
     the longer one's rest to the shorter one's last value, and then of the two last values, up to `length` samples.
-    (Conti et al. 2018, arXiv 1712.06560, stop where the longer one ends.) What comes after `length` samples is dropped.
+    (Conti et al. 2018, arXiv 1712.06560, stop where the longer one ends.) What comes after `length` samples is dropped,
+    so `evolve` refuses a trajectory that does not cover the cutoff of its episodes.
 
     Attributes:
       extra: Its name, for example `"ram"`.
@@ -162,12 +163,25 @@ class Trajectory:
         return record[1].reshape(-1)
 
 
-def check(behavior: Behavior, spec: EnvSpec) -> None:
-    """Raises ValueError where a behaviour reads an extra that the environment does not give."""
+def check(behavior: Behavior, spec: EnvSpec, max_episode_steps: int) -> None:
+    """Raises ValueError where a behaviour reads what the environment does not give, or ends before episodes do.
+
+    Args:
+      behavior: what is recorded.
+      spec: of the environment.
+      max_episode_steps: the largest cutoff of episodes, timesteps. A `Trajectory` must cover it: of two episodes that
+        part later, it would record the same.
+    """
     missing = [name for name in behavior.extras if name not in spec.extras]
     if missing:
         raise ValueError(
             f"the behaviour {describe(behavior)} reads {missing[0]!r}, but {spec.name} gives only {list(spec.extras)}."
+        )
+    if isinstance(behavior, Trajectory) and behavior.every * behavior.length < max_episode_steps:
+        raise ValueError(
+            f"the behaviour {describe(behavior)} covers every * length = {behavior.every * behavior.length} timesteps, "
+            f"and episodes last up to {max_episode_steps}: take length={-(-max_episode_steps // behavior.every)}, or a "
+            "larger every."
         )
 
 

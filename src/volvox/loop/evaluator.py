@@ -144,7 +144,7 @@ class Evaluator:
         Raises:
           Interrupted: the monitor returned True; the evaluator can be used again.
           ValueError: no episodes or more than `capacity` are asked for, a member asks for more than `num_episodes`, or
-            low-rank noise is to decode first ancestors.
+            low-rank noise is to play first ancestors without formed kernels (`Encoding.formed`).
           RuntimeError: the evaluator was closed, by `close` or because a rollout failed.
         """
         self._check(population, num_episodes, encoding)
@@ -180,8 +180,11 @@ class Evaluator:
             raise ValueError(f"{total} episodes asked for; this evaluator holds 1 to {self._capacity}.")
         if most > num_episodes:
             raise ValueError(f"a member asks for {most} episodes, but num_episodes={num_episodes}.")
-        if encoding.rank is not None and bool(population.initial.any()):
-            raise ValueError("with low-rank noise first ancestors are bases (decode them), never members.")
+        if encoding.rank is not None and not encoding.formed and bool(population.initial.any()):
+            raise ValueError(
+                "first ancestors have full noise, and these slots hold noise of low rank: take "
+                "encoding.replace(formed=True) for the slots and for this call."
+            )
 
     def _restart(self, seed: int | None) -> None:
         if not self._opened:

@@ -60,6 +60,8 @@ class Encoding:
       zero: The runtime zero of `volvox.ops.order`, int32 scalar.
       noise: Where noise comes from.
       rank: Rank of the noise that mutations add to kernels; None if it is as free as any.
+      formed: Whether slots hold formed kernels although the rank is low, because they play first ancestors, whose noise
+        is full.
       from_noise: `Genotype.from_noise`.
       shapes: Shape of every parameter.
       treedef: The structure of the parameters.
@@ -74,6 +76,7 @@ class Encoding:
     shapes: tuple[tuple[int, ...], ...] = flax.struct.field(pytree_node=False)
     treedef: Any = flax.struct.field(pytree_node=False)
     factored: tuple[bool, ...] = flax.struct.field(pytree_node=False)
+    formed: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def like(self) -> ArrayTree:
@@ -265,7 +268,7 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
 def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """The parameters of one member as its network takes them: as `decode` computes them, or kernels as `LowRank`.
 
-    With low-rank noise no kernel is formed, and `member.initial` is ignored: first ancestors are bases there.
+    With low-rank noise no kernel is formed unless `encoding.formed`, and `member.initial` is ignored.
 
     Args:
       encoding: of the network.
@@ -275,7 +278,7 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
     Returns:
       Parameters; the bases are part of every `LowRank` in them.
     """
-    if encoding.rank is None:
+    if encoding.rank is None or encoding.formed:
         return decode(encoding, bases, member)
     leaves, noise = jax.tree.leaves(bases), mutation_noise(encoding, member.seed)
 
