@@ -1,7 +1,6 @@
 """Learns to play an Atari game by actor-critic (GA3C, Babaeizadeh et al. 2017, arXiv 1611.06256).
 
-The first word is a preset; flags change single settings of it:
-    python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong
+The first word is a preset; flags change single settings of it, and --resume goes on:
     python experiments/atari_a3c.py modern --game Pong --run-dir runs/pong --resume --frames 40_000_000
 """
 
@@ -42,7 +41,7 @@ PRESETS = {
 
 def make_network(settings: Settings, num_actions: int) -> Any:
     """The flax module of a name."""
-    if settings.network in ("ga3c", "ga3c-large"):
+    if settings.network.startswith("ga3c"):
         size = "large" if settings.network == "ga3c-large" else "small"
         return vx.networks.GA3C(num_actions, size=size, first_stride=settings.first_stride)
     torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
