@@ -46,7 +46,7 @@ class Run:
         run = vx.train(algorithm, steps=10, run_dir="runs/a")
         run.plot()
         run.watch()
-        print(vx.play(env, algorithm.policy, run.variables()).mean)
+        print(vx.play(env, algorithm.policy, run.variables()))
 
     Attributes:
       algorithm: As given.
