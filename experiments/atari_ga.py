@@ -24,33 +24,27 @@ class Settings:
     run: Run = Run(run_dir="runs/atari_ga", minutes=60)
 
 
+QUICK = Settings(
+    strategy=vx.GA.quick(),
+    population=Population(network="small", max_episode_steps="700", generations=1_000),
+    run=Run(run_dir="runs/atari_ga", minutes=5),
+)
+RANDOM = vx.GA.random_search(population_size=128, num_elite_candidates=4, num_validation_episodes=8)
+RANDOM_PAPER = Settings(strategy=vx.GA.random_search(num_test_episodes=200), population=Population(network="small"))
 PRESETS = {
-    "quick": (
-        "What two cores can show in five minutes: the small network, a small population, short episodes.",
-        Settings(
-            strategy=vx.GA.quick(),
-            population=Population(network="small", max_episode_steps="700", generations=1_000),
-            run=Run(run_dir="runs/atari_ga", minutes=5),
-        ),
-    ),
+    "quick": ("Five minutes of two cores: the small network, a small population, short episodes.", QUICK),
     "desktop": (
         "What two cores can do in an hour: fewer members than published, larger mutations, shorter episodes.",
         Settings(strategy=vx.GA.desktop()),
     ),
-    "random-search": (
-        "As desktop, but every member is a fresh initialisation.",
-        Settings(strategy=vx.GA.random_search(population_size=128, num_elite_candidates=4, num_validation_episodes=8)),
-    ),
+    "random-search": ("As desktop, but every member is a fresh initialisation.", Settings(strategy=RANDOM)),
     "paper": (
         "The genetic algorithm of Such et al. 2017: 6 billion frames; weeks on a desktop's CPU.",
         published(Settings(strategy=vx.GA.paper()), frames=6_000_000_000),
     ),
     "random-search-paper": (
         "Random search of Such et al. 2017: the small network, 6 billion frames.",
-        published(
-            Settings(strategy=vx.GA.random_search(num_test_episodes=200), population=Population(network="small")),
-            frames=6_000_000_000,
-        ),
+        published(RANDOM_PAPER, frames=6_000_000_000),
     ),
 }
 

@@ -1,9 +1,7 @@
 """Novelty search on an Atari game (Conti et al. 2018, arXiv 1712.06560): parents play unlike the others.
 
-Episodes are compared by the emulator's 128 bytes of memory; `volvox.report.cloud` draws a run with `--log`.
-The first word is a preset; flags change single settings of it:
+Episodes are compared by the emulator's memory. The first word is a preset; flags change single settings of it:
     python experiments/atari_novelty.py nsr-es --game Frostbite --run-dir runs/frostbite_novelty
-    python experiments/atari_novelty.py ga --game Frostbite --behavior final_ram --run-dir runs/frostbite_ns
 """
 
 import sys
@@ -31,10 +29,8 @@ class Settings:
     run: Run = Run(run_dir="runs/atari_novelty", minutes=60)
 
 
-RAM = vx.loop.Trajectory("ram", 128, every=50, length=12)
-"""Of episodes of 600 timesteps."""
-WHOLE = {"behavior": replace(RAM, length=100), "archive_size": 5_000}
-"""Of episodes of 5 000 timesteps, as published; the archive takes 256 MB."""
+RAM = vx.loop.Trajectory("ram", 128, every=50, length=12)  # of episodes of 600 timesteps
+WHOLE = {"behavior": replace(RAM, length=100), "archive_size": 5_000}  # of 5 000 timesteps, as published; 256 MB
 PRESETS = {}
 for name, about, novelty in (
     ("ns-es", "Novelty alone", vx.Novelty.ns_es(behavior=RAM)),
@@ -42,16 +38,14 @@ for name, about, novelty in (
     ("nsra-es", "Returns, and more novelty where they stagnate", vx.Novelty.nsra_es(behavior=RAM)),
 ):
     desktop = replace(vx.ES.desktop(), num_bases=3, objective=novelty)
-    paper = replace(vx.ES.paper(), num_bases=3, objective=replace(novelty, **WHOLE))
     PRESETS[name] = (f"{about}; an hour on two cores.", Settings(strategy=desktop))
-    settings = published(Settings(strategy=paper), frames=1_000_000_000)
-    PRESETS[f"{name}-paper"] = (f"{about}; the published population and episodes.", settings)
+    paper = Settings(strategy=replace(vx.ES.paper(), num_bases=3, objective=replace(novelty, **WHOLE)))
+    PRESETS[f"{name}-paper"] = (f"{about}; as published.", published(paper, frames=1_000_000_000))
+GA, LARGE = "A genetic algorithm whose parents are the most novel", Population(network="large")
 desktop = replace(vx.GA.desktop(), objective=vx.Novelty(behavior=RAM, num_archived=2))
+PRESETS["ga"] = (f"{GA}; an hour on two cores.", Settings(strategy=desktop, population=LARGE))
 paper = replace(vx.GA.paper(), population_size=5_000, objective=vx.Novelty(**WHOLE, num_archived=50))
-about, large = "A genetic algorithm whose parents are the most novel", Population(network="large")
-PRESETS["ga"] = (f"{about}; an hour on two cores.", Settings(strategy=desktop, population=large))
-settings = published(Settings(strategy=paper, population=large), frames=6_000_000_000)
-PRESETS["ga-paper"] = (f"{about}; the population of ES.", settings)
+PRESETS["ga-paper"] = (f"{GA}.", published(Settings(strategy=paper, population=LARGE), frames=6_000_000_000))
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:

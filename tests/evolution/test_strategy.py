@@ -199,7 +199,7 @@ def test_strategies_solve_the_probe(noise, tmp_path):
     )
     algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=()), env, noise=noise)
     state = algorithm.init(jax.random.key(0))
-    for _ in range(25):
+    for _ in range(40):
         state, metrics = algorithm.step(state)
     assert metrics["validation_mean"] > -0.05
     assert algorithm.genome is None
@@ -207,8 +207,8 @@ def test_strategies_solve_the_probe(noise, tmp_path):
     assert abs(np.asarray(params) - np.eye(2)).max() < 0.3
 
     # Resumed from what is saved, the next generation is the same to the bit.
-    checkpoint.save(tmp_path, 25, algorithm.save(state))
-    restored = algorithm.restore(checkpoint.restore(tmp_path, 25))
+    checkpoint.save(tmp_path, 40, algorithm.save(state))
+    restored = algorithm.restore(checkpoint.restore(tmp_path, 40))
     chex.assert_trees_all_equal(restored.strategy, state.strategy)
     _, expected = algorithm.step(state)
     _, again = algorithm.step(restored)
