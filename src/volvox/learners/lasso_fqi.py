@@ -74,8 +74,8 @@ def fitted_q_iteration(settings: LassoFQI, mdp: LinearMDP, episodes: Episodes) -
     noise of the transitions that are fitted to them; their values are clipped to [0, H]. As rewards and transitions are
     the same in each step, all H timesteps of a fold's episodes are used.
     """
-    horizon, states = mdp.horizon, jnp.arange(mdp.initial.size)
-    folds = jax.tree.map(lambda x: x.reshape(horizon, -1, *x.shape[2:]), episodes)
+    states = jnp.arange(mdp.initial.size)
+    folds = jax.tree.map(lambda x: x.reshape(mdp.horizon, -1, *x.shape[2:]), episodes)
     _, n, d = folds.feature.shape
     penalty = settings.penalty * jnp.sqrt(jnp.log(2 * d) / n)
 
@@ -84,7 +84,7 @@ def fitted_q_iteration(settings: LassoFQI, mdp: LinearMDP, episodes: Episodes) -
         solver = {"tolerance": settings.tolerance, "max_passes": settings.max_passes}
         weights = lasso(fold.feature, targets, penalty, **solver).weights
         best = jax.vmap(lambda state: mdp.feature(state, mdp.greedy(weights, state)) @ weights)(states)
-        return jnp.clip(best, 0.0, horizon), weights
+        return jnp.clip(best, 0.0, mdp.horizon), weights
 
     return jax.lax.scan(backwards, jnp.zeros(states.size), folds, reverse=True)[1]
 

@@ -84,8 +84,8 @@ def lasso(
         weights, residual, correlation, _, passes = state
         moving = (weights != 0) | (jnp.abs(correlation) > penalty)
         (places,) = jnp.nonzero(moving, size=moving.size)
-        moved = jax.lax.fori_loop(0, moving.sum(), lambda i, x: move(places[i], *x), (weights, residual))
-        return state_of(*moved, passes + 1)
+        weights, residual = jax.lax.fori_loop(0, moving.sum(), lambda i, x: move(places[i], *x), (weights, residual))
+        return state_of(weights, residual, passes + 1)
 
     start, targets = jnp.zeros(columns.shape[0], columns.dtype), jnp.asarray(targets)
     weights, _, _, gap, passes = jax.lax.while_loop(unfinished, one_pass, state_of(start, targets, jnp.int32(0)))
