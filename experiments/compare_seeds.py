@@ -32,17 +32,12 @@ def interval(values: np.ndarray) -> list[float]:
 
 
 def compare(run_dir: str) -> None:
-    """Compares what is in a directory.
-
-    Args:
-      run_dir: the directory.
-    """
-    folder, best = Path(run_dir), {}
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*_rate_*.json"))]
-    table = {}
+    """Compares what is in a directory."""
+    folder, best, table = Path(run_dir), {}, {}
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for one in found:
+    for path in sorted(folder.glob("*_rate_*.json")):
+        one = json.loads(path.read_text())
         curves, learner = np.array(one["curves"]), one["name"].rsplit(", rate", 1)[0]
         table[one["name"]] = {"mean over training": interval(curves.mean(axis=1)), "end": interval(curves[:, -1])}
         if learner not in best or curves.mean() > best[learner][0].mean():
@@ -52,7 +47,7 @@ def compare(run_dir: str) -> None:
         x, (mean, low, high) = every * np.arange(1, curves.shape[1] + 1), np.array([*map(interval, curves.T)]).T
         axes.plot(x, mean, label=one["name"])
         axes.fill_between(x, low, high, alpha=0.15, linewidth=0)
-    axes.set(xlabel="timesteps", ylabel=f"return, latest 100 episodes: mean of {len(curves)} seeds, 95% interval")
+    axes.set(xlabel="timesteps", ylabel="return, latest 100 episodes: mean of seeds, 95% interval")
     axes.legend(frameon=False)
     figure.savefig(folder / "comparison.png", dpi=100)
     (folder / "comparison.json").write_text(json.dumps(table, indent=1) + "\n")
