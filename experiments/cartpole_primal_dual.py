@@ -1,9 +1,8 @@
 """Primal-dual π learning and the one-step actor-critic on CartPole-v1 (Cho & Wang 2017, arXiv 1712.02467).
 
-The first word is a preset. Each call trains one learner with several seeds at each learning rate:
-    python experiments/cartpole_primal_dual.py primal-dual --penalty 10 --name "primal-dual, c = 10"
-    python experiments/cartpole_primal_dual.py actor-critic --name "actor-critic"
-    python experiments/compare_seeds.py --run-dir runs/cartpole
+python experiments/cartpole_primal_dual.py primal-dual --penalty 10 --name "primal-dual c 10"
+python experiments/cartpole_primal_dual.py actor-critic --name actor-critic
+python experiments/compare_seeds.py --run-dir runs/cartpole
 """
 
 import dataclasses
@@ -37,12 +36,10 @@ class Settings:
     run_dir: str = "runs/cartpole"
 
 
-def preset(name: str, **options) -> Settings:
-    return Settings(learner=vx.learners.PrimalDual(timesteps_per_iteration=2_000, **options), name=name)
-
-
-PRESETS = {"primal-dual": ("The relaxed Lagrangian.", preset("primal-dual"))}
-PRESETS["actor-critic"] = ("One-step targets.", preset("actor-critic", critic="td"))
+DUAL = vx.learners.PrimalDual(timesteps_per_iteration=2_000)
+TD = dataclasses.replace(DUAL, critic="td")
+PRESETS = {"primal-dual": ("The relaxed Lagrangian.", Settings(learner=DUAL, name="primal-dual"))}
+PRESETS["actor-critic"] = ("One-step targets.", Settings(learner=TD, name="actor-critic"))
 
 
 def curve(settings: Settings, rate: float, seed: int) -> list[float]:
@@ -51,7 +48,6 @@ def curve(settings: Settings, rate: float, seed: int) -> list[float]:
     env = vx.envs.cartpole(num_envs=settings.num_envs)
     algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), env)
     run = vx.train(algorithm, seed=seed, steps=settings.iterations, progress=False)
-    algorithm.close()
     return [round(row["training_mean"], 1) for row in run.metrics]
 
 

@@ -32,30 +32,25 @@ def interval(values: np.ndarray) -> list[float]:
 
 
 def compare(run_dir: str) -> None:
-    """Compares what is in a directory.
-
-    Args:
-      run_dir: The directory.
-    """
-    folder, best = Path(run_dir), {}
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*_rate_*.json"))]
+    """Compares what is in a directory; raises FileNotFoundError where there are no results."""
+    folder, best, table = Path(run_dir), {}, {}
+    found = sorted(folder.glob("*_rate_*.json"))
     if not found:
         raise FileNotFoundError(f"{folder} holds no results (*_rate_*.json)")
-    table = {}
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for one in found:
+    for path in found:
+        one = json.loads(path.read_text())
         curves, learner = np.array(one["curves"]), one["name"].rsplit(", rate", 1)[0]
         table[one["name"]] = {"mean over training": interval(curves.mean(axis=1)), "end": interval(curves[:, -1])}
         if learner not in best or curves.mean() > best[learner][0].mean():
             best[learner] = (curves, one)
-    num_seeds = len(found[0]["curves"])
     for curves, one in best.values():
         every = one["settings"]["learner"]["timesteps_per_iteration"]
         x, (mean, low, high) = every * np.arange(1, curves.shape[1] + 1), np.array([*map(interval, curves.T)]).T
         axes.plot(x, mean, label=one["name"])
         axes.fill_between(x, low, high, alpha=0.15, linewidth=0)
-    axes.set(xlabel="timesteps", ylabel=f"return, latest 100 episodes: mean of {num_seeds} seeds, 95% interval")
+    axes.set(xlabel="timesteps", ylabel="return, latest 100 episodes: mean of seeds, 95% interval")
     axes.legend(frameon=False)
     figure.savefig(folder / "comparison.png", dpi=100)
     (folder / "comparison.json").write_text(json.dumps(table, indent=1) + "\n")
