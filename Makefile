@@ -4,14 +4,20 @@ BIN := $(VENV)/bin
 RUN_DIR ?= runs/quick
 TRAIN ?= quick
 
-.PHONY: help setup train test lint bench clean
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# Directories and files whose tests take seconds together.
+QUICK := tests/data tests/report $(filter-out tests/test_tuning.py,$(wildcard tests/test_*.py))
+
+.PHONY: help setup train check test test-all lint bench clean
 
 help:
-	@echo "make train   install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
-	@echo "make test    install, then run the tests"
-	@echo "make lint    install, then check style and types"
-	@echo "make bench   install, then run the benchmarks"
-	@echo "make setup   install into $(VENV)"
+	@echo "make train     install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
+	@echo "make check     install, then check style and types, and run the quick tests: before each commit"
+	@echo "make test      install, then run all tests but the slow ones: before a branch is merged"
+	@echo "make test-all  install, then run every test, whole runs of scripts and notebooks included: what CI runs"
+	@echo "make lint      install, then check style and types"
+	@echo "make bench     install, then run the benchmarks"
+	@echo "make setup     install into $(VENV)"
 
 setup: $(VENV)/.installed
 
@@ -25,12 +31,19 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# Goes on with the run in RUN_DIR if there is one.
+# Goes on with the run in RUN_DIR if there is one. Exit code 130 is a Ctrl-C after which the run was saved, and no
+# failure. The trap makes the shell wait for that, where it would end at once.
 train: $(VENV)/.installed
-	$(BIN)/python experiments/atari_ga.py $(TRAIN) --run-dir $(RUN_DIR) --resume
+	@trap : INT; $(BIN)/python experiments/atari_ga.py $(TRAIN) --run-dir $(RUN_DIR) --resume || [ $$? -eq 130 ]
+
+check: lint
+	$(PYTEST) -m "not slow" $(QUICK)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.installed-dev
+	$(PYTEST)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -48,6 +61,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/circulant.py
 	$(BIN)/python benchmarks/maze.py
 	$(BIN)/python benchmarks/timeline.py
+	$(BIN)/python benchmarks/first_row.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

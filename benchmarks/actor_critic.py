@@ -83,10 +83,11 @@ def inference_steps_per_s(policy: vx.Policy, env: vx.Env, seconds: float) -> flo
     def play(params, seen):
         def body(i, action):
             # The observation depends on the last action, as it does in the loop.
-            output, _ = policy.apply(params, seen + action[0].astype(seen.dtype), ())
+            output, _ = policy.apply(params, seen + action.ravel()[0].astype(seen.dtype), ())
             return policy.sample(jax.random.fold_in(jax.random.key(0), i), output)
 
-        return jax.lax.fori_loop(0, 20, body, jnp.zeros(b, jnp.int32))
+        action = jnp.int32 if env.spec.num_actions is not None else jnp.float32
+        return jax.lax.fori_loop(0, 20, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
 
     return 20 * b * repeatedly(lambda: play(params, seen), seconds)
 

@@ -48,7 +48,7 @@ def main() -> None:
         began, before = time.perf_counter(), state.counts.frames
         state, metrics = algorithm.step(state)
         rates.append((state.counts.frames - before) / (time.perf_counter() - began))
-        training.append(metrics["training_steps_per_second"])
+        training.append(metrics["training_timesteps_per_second"])
     algorithm.close()
     figures = {
         "generation_steps_per_s": statistics.median(rates),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox.loop import LoopState, Stages, traced
-from volvox.tuning import processor
+from volvox.provenance import processor
 from volvox.types import EnvGroup
 
 

@@ -57,7 +57,7 @@ class Setting:
         assert self.env.spec.num_actions is not None  # Atari's actions are discrete
         self.module = vx.networks.DeepGA(self.env.spec.num_actions, size=options.network)
         self.net = vx.networks.genotype(self.module, self.env.spec)
-        self.strategy = vx.GA(population_size=population, num_parents=20, mutation_std=0.002)
+        self.strategy = dataclasses.replace(vx.GA.paper(), population_size=population, num_test_episodes=0)
         noise = vx.population.LowRank() if options.noise == "low-rank" else vx.population.Table()
         self.code = vx.population.encoding(self.net, noise)
         self.memory = SlotMemory(self.net, self.code, options.groups, options.num_envs // options.groups)
@@ -108,15 +108,15 @@ def generation(setting: Setting, played, state, key):
     keys = jax.random.split(key)
     began = time.perf_counter()
     training, validation = setting.phases[:2]
-    offspring = training.ask(keys[0], state, setting.code)
+    offspring, state = training.ask(keys[0], state, setting.code)
     evaluation, figures = played.evaluate(offspring, 1, setting.code, seed=0)
-    state, _ = training.tell(state, offspring, evaluation, setting.code)
+    state, _ = training.tell(keys[0], state, offspring, evaluation, setting.code)
     # The second phase's ask and tell belong to a generation too; its episodes are another measurement.
-    candidates = validation.ask(keys[1], state, setting.code)
+    candidates, state = validation.ask(keys[1], state, setting.code)
     shape = (validation.num_members, validation.num_episodes)
     scores = jax.random.normal(keys[1], shape)
     result = vx.Evaluation(scores, jnp.full(shape, 400), jnp.ones(shape, bool), jnp.zeros((*shape, 0)))
-    state, _ = jax.block_until_ready(validation.tell(state, candidates, result, setting.code))
+    state, _ = jax.block_until_ready(validation.tell(keys[1], state, candidates, result, setting.code))
     return state, figures, time.perf_counter() - began, offspring
 
 

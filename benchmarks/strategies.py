@@ -79,12 +79,12 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     def generation(state, returns):
         if state is None:
             state = strategy.init(jax.random.key(0), code)
-        state, _ = validation.tell(
-            state, validation.ask(jax.random.key(0), state, code), evaluation(jnp.zeros(1)), code
-        )
-        population = training.ask(jax.random.key(1), state, code)
+        key = jax.random.key(0)
+        candidates, state = validation.ask(key, state, code)
+        state, _ = validation.tell(key, state, candidates, evaluation(jnp.zeros(1)), code)
+        population, state = training.ask(jax.random.key(1), state, code)
         made = decode_each(code, population)
-        state, _ = training.tell(state, population, evaluation(returns), code)
+        state, _ = training.tell(key, state, population, evaluation(returns), code)
         return jax.block_until_ready((state, made))[0]
 
     return generation

@@ -78,7 +78,7 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     played.loop.open(0)
     emulators = threads_of_this_process() - before
     state = setting.strategy.init(jax.random.key(0), setting.code)
-    asked = setting.phases[0].ask(jax.random.key(0), state, setting.code)
+    asked, _ = setting.phases[0].ask(jax.random.key(0), state, setting.code)
     member = Member(*(jnp.resize(x, (n,)) for x in asked[1:5]))
     population = Population(asked.bases, *member, jnp.ones(n, jnp.int32), jnp.zeros(n))
     began, ended = [], []

@@ -8,7 +8,7 @@ import dataclasses
 import sys
 from typing import Any, Literal
 
-from flags import Atari, Evaluation, Run, iterations
+from flags import Atari, Evaluation, Run
 from launch import launch
 
 import volvox as vx
@@ -21,16 +21,14 @@ class Settings:
     Attributes:
       network: ga3c and ga3c-large as published; the others with a modern initialisation, lstm with 256 cells.
       first_stride: Stride of the first convolution, for ga3c and ga3c-large: 4, 3, 2 or 1.
-      frames: Emulator frames in all (about), those before a resume included.
     """
 
     learner: vx.A3C
     env: Atari = Atari(game="Pong")
     network: Literal["small", "nature", "lstm", "ga3c", "ga3c-large"] = "small"
     first_stride: int = 4
-    frames: int = 20_000_000
     evaluation: Evaluation = Evaluation()
-    run: Run = Run(run_dir="runs/atari_a3c", checkpoint_every=4)
+    run: Run = Run(run_dir="runs/atari_a3c", frames=20_000_000, checkpoint_every=4)
 
 
 PRESETS = {
@@ -49,11 +47,11 @@ def make_network(settings: Settings, num_actions: int) -> Any:
     return kind(num_actions, torso)
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
-    """The algorithm, and its iterations in about the frames asked for; every bad setting is refused here."""
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
+    """The algorithm, which frames end; every bad setting is refused here."""
     env = settings.env.make()
-    network, learner = make_network(settings, env.spec.num_actions or 0), settings.learner
-    return vx.learn(learner, network, env, **vars(settings.evaluation)), iterations(learner, env, settings.frames)
+    network = make_network(settings, env.spec.num_actions or 0)
+    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Settings:
 PRESETS = {
     "desktop": (
         "What two cores can do in an hour: fewer members than published, shorter episodes.",
-        Settings(strategy=vx.ES.desktop()),
+        Settings(strategy=vx.ES()),
     ),
     "paper": (
         "Salimans et al. 2017 as Such et al. ran it: 5 000 members, 1 billion frames.",
@@ -36,7 +36,7 @@ PRESETS = {
 }
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
     """The algorithm, and its generations; every bad setting is refused here."""
     return settings.population.evolve(settings.strategy, settings.env.make())
 

@@ -26,30 +26,30 @@ class Settings:
 
 QUICK = Settings(
     strategy=vx.GA.quick(),
-    population=Population(network="small", max_episode_steps="700", generations=1_000),
+    env=Atari(num_envs=16),
+    population=Population(network="small", max_episode_steps="500", generations=None),
     run=Run(run_dir="runs/atari_ga", minutes=5),
 )
-RANDOM = vx.GA.random_search(population_size=128, num_elite_candidates=4, num_validation_episodes=8)
-RANDOM_PAPER = Settings(strategy=vx.GA.random_search(num_test_episodes=200), population=Population(network="small"))
+RANDOM_PAPER = dataclasses.replace(vx.GA.paper(), num_parents=0, mutation_std=vx.GA().mutation_std)  # without effect
 PRESETS = {
     "quick": ("Five minutes of two cores: the small network, a small population, short episodes.", QUICK),
     "desktop": (
         "What two cores can do in an hour: fewer members than published, larger mutations, shorter episodes.",
-        Settings(strategy=vx.GA.desktop()),
+        Settings(strategy=vx.GA()),
     ),
-    "random-search": ("As desktop, but every member is a fresh initialisation.", Settings(strategy=RANDOM)),
+    "random-search": ("As desktop, but every member is new.", Settings(strategy=vx.GA.random_search())),
     "paper": (
         "The genetic algorithm of Such et al. 2017: 6 billion frames; weeks on a desktop's CPU.",
         published(Settings(strategy=vx.GA.paper()), frames=6_000_000_000),
     ),
     "random-search-paper": (
         "Random search of Such et al. 2017: the small network, 6 billion frames.",
-        published(RANDOM_PAPER, frames=6_000_000_000),
+        published(Settings(strategy=RANDOM_PAPER, population=Population(network="small")), frames=6_000_000_000),
     ),
 }
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
     """The algorithm, and its generations; every bad setting is refused here."""
     return settings.population.evolve(settings.strategy, settings.env.make())
 

@@ -37,18 +37,18 @@ for name, about, novelty in (
     ("nsr-es", "Novelty and returns, evenly", vx.Novelty.nsr_es(behavior=RAM)),
     ("nsra-es", "Returns, and more novelty where they stagnate", vx.Novelty.nsra_es(behavior=RAM)),
 ):
-    desktop = replace(vx.ES.desktop(), num_bases=3, objective=novelty)
+    desktop = replace(vx.ES(), num_bases=3, objective=novelty)
     PRESETS[name] = (f"{about}; an hour on two cores.", Settings(strategy=desktop))
     paper = Settings(strategy=replace(vx.ES.paper(), num_bases=3, objective=replace(novelty, **WHOLE)))
     PRESETS[f"{name}-paper"] = (f"{about}; as published.", published(paper, frames=1_000_000_000))
 GA, LARGE = "A genetic algorithm whose parents are the most novel", Population(network="large")
-desktop = replace(vx.GA.desktop(), objective=vx.Novelty(behavior=RAM, num_archived=2))
+desktop = replace(vx.GA(), objective=vx.Novelty(behavior=RAM, num_archived=2))
 PRESETS["ga"] = (f"{GA}; an hour on two cores.", Settings(strategy=desktop, population=LARGE))
 paper = replace(vx.GA.paper(), population_size=5_000, objective=vx.Novelty(**WHOLE, num_archived=50))
 PRESETS["ga-paper"] = (f"{GA}.", published(Settings(strategy=paper, population=LARGE), frames=6_000_000_000))
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
     """The algorithm, and its generations; every bad setting is refused here."""
     strategy = settings.strategy
     if settings.behavior == "final_ram" and isinstance(strategy.objective, vx.Novelty):

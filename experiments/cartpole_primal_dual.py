@@ -9,9 +9,10 @@ import dataclasses
 import sys
 
 from compare_seeds import write
-from launch import read
+from launch import exit_code, read
 
 import volvox as vx
+from volvox.training import run_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,12 +20,12 @@ class Settings:
     """One learner on CartPole, with several seeds at each learning rate.
 
     Attributes:
-      name: what to call the learner.
-      rates: learning rates of Adam, each in place of --learning-rate.
-      seeds: runs at each rate.
-      iterations: of each run.
-      num_envs: environments whose transitions share an update.
-      run_dir: where the results of all calls go.
+      name: What to call the learner.
+      rates: Learning rates of Adam, each in place of --learning-rate.
+      seeds: Runs at each rate.
+      iterations: Iterations of each run.
+      num_envs: Environments whose transitions share an update.
+      run_dir: Where the results of all calls go.
     """
 
     learner: vx.learners.PrimalDual
@@ -36,8 +37,7 @@ class Settings:
     run_dir: str = "runs/cartpole"
 
 
-DUAL = vx.learners.PrimalDual(timesteps_per_iteration=2_000)
-TD = dataclasses.replace(DUAL, critic="td")
+DUAL, TD = (vx.learners.PrimalDual(critic=critic, timesteps_per_iteration=2_000) for critic in ("lagrangian", "td"))
 PRESETS = {"primal-dual": ("The relaxed Lagrangian.", Settings(learner=DUAL, name="primal-dual"))}
 PRESETS["actor-critic"] = ("One-step targets.", Settings(learner=TD, name="actor-critic"))
 
@@ -45,18 +45,19 @@ PRESETS["actor-critic"] = ("One-step targets.", Settings(learner=TD, name="actor
 def curve(settings: Settings, rate: float, seed: int) -> list[float]:
     """Mean return of the latest episodes, at most 100, after each iteration."""
     learner = dataclasses.replace(settings.learner, learning_rate=rate)
-    env = vx.envs.cartpole(num_envs=settings.num_envs)
-    algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), env)
+    algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), vx.envs.cartpole(num_envs=settings.num_envs))
     run = vx.train(algorithm, seed=seed, steps=settings.iterations, progress=False)
     return [round(row["training_mean"], 1) for row in run.metrics]
 
 
+def main() -> int:
+    given = read(PRESETS, __doc__)
+    run_path(given.run_dir)
+    for rate in given.rates:
+        curves = [curve(given, rate, seed) for seed in range(given.seeds)]
+        write(given.run_dir, f"{given.name}, rate {rate:g}", vx.describe(given) | {"rates": rate}, curves)
+    return 0
+
+
 if __name__ == "__main__":
-    try:
-        given = read(PRESETS, __doc__)
-        for rate in given.rates:
-            curves = [curve(given, rate, seed) for seed in range(given.seeds)]
-            write(given.run_dir, f"{given.name}, rate {rate:g}", vx.describe(given) | {"rates": rate}, curves)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(exit_code(main))

@@ -1,103 +1,73 @@
-"""Compares single runs on one game: best scores against frames, and the difference of their final scores.
+"""Compares methods by several runs of each, and writes table and picture: `volvox compare` with files.
 
-    python experiments/compare_runs.py --runs runs/ga runs/random_search \
-        --names "genetic algorithm, seed 0" "random search, seed 0" --out experiments/results/atari_ga/frostbite
+    python experiments/compare_runs.py --runs ga=runs/ga random_search=runs/random_search --out runs/comparison
 
-Each run must hold `metrics.jsonl` and `score.json` (`--score-episodes`). Writes `comparison.png` and `comparison.json`.
-One run of each algorithm says nothing about the algorithms; several seeds of each would be needed for that.
+A word is a run directory, or a directory of seeds (`seed-0`, `seed-1`, ...), with the name of its method before it.
+Writes `comparison.json`, `comparison.md` and `comparison.png`. Where every run has a `score.json` (`--score-episodes`),
+the scores of the final policies are compared in the same way.
 """
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import tyro
-from matplotlib.figure import Figure
+from launch import exit_code
 
-ABOUT = (
-    "Each name is one run with one seed. An interval is a 95% bootstrap interval over the episodes of that run's one "
-    "network: it says how much other episodes of the same networks would change the figure, and nothing about other "
-    "runs of the same algorithms. Without sticky actions, the episodes of a deterministic policy on Atari are drawn "
-    "from at most 30 no-op starts. training_frames are emulator frames without those of validation."
-)
+import volvox as vx
+from volvox.report import interquartile_mean, probability_of_improvement
+from volvox.report.runs import methods_of, run_dirs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Compares single runs; the first is compared with each of the others, and with random play.
+    """Methods compared by their runs.
 
     Attributes:
-      runs: Run directories.
-      names: What to call each run.
+      runs: Directories with the names of their methods, such as ga=runs/ga; a name may be there several times.
       out: Directory of what is written.
-      key: The metric that is drawn; older runs have `best_score`.
+      metric: The metric that is compared; default: the most telling one that all runs have.
+      x: What counts the expense: frames, seconds, step, or another metric; older runs have training_frames, too.
       learned: What score.json calls the result of a run.
     """
 
-    runs: list[str]
-    names: list[str]
-    out: str
-    key: str = "validation_mean"
+    runs: tuple[str, ...]
+    out: Path
+    metric: str | None = None
+    x: str = "frames"
     learned: str = "elite"
 
 
-def training_frames(row: dict[str, float]) -> float:
-    """Emulator frames of training; until 22 November 2026, `frames` were these."""
-    return row.get("training_frames", row["frames"])
-
-
-def difference(a: list[float], b: list[float]) -> dict[str, object]:
-    """Mean of `a` minus mean of `b`, with a 95% bootstrap interval."""
-    random = np.random.default_rng(0)
-    means = [random.choice(np.asarray(x), (10_000, len(x))).mean(axis=1) for x in (a, b)]
-    low, high = np.percentile(means[0] - means[1], [2.5, 97.5])
-    return {"difference": float(np.mean(a) - np.mean(b)), "interval_95": [float(low), float(high)]}
+def final_scores(methods: dict[str, list[Path]], learned: str) -> dict[str, Any]:
+    """Interquartile means of the scores in score.json, and probabilities of improvement; {} where a run has none."""
+    paths = {name: [place / "score.json" for run in runs for place in run_dirs(run)] for name, runs in methods.items()}
+    if not all(path.exists() for own in paths.values() for path in own):
+        return {}
+    scores = {name: [json.loads(path.read_text())[learned]["mean"] for path in own] for name, own in paths.items()}
+    means = {name: interquartile_mean(own)._asdict() for name, own in scores.items()}
+    pairs = itertools.combinations(scores, 2)
+    chances = {f"{a} over {b}": probability_of_improvement([scores[a]], [scores[b]])._asdict() for a, b in pairs}
+    return {"score": learned, "scores": scores, "interquartile_mean": means, "probability_of_improvement": chances}
 
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    if len(settings.runs) != len(settings.names) or not settings.runs:
-        print(f"error: {len(settings.runs)} runs and {len(settings.names)} names: give one each", file=sys.stderr)
-        return 2
-    directories = [Path(run) for run in settings.runs]
-    rows = [[json.loads(line) for line in (d / "metrics.jsonl").read_text().splitlines()] for d in directories]
-    scores = [json.loads((d / "score.json").read_text()) for d in directories]
-    first = scores[0][settings.learned]["returns"]
-    others = {name: score[settings.learned] for name, score in zip(settings.names, scores, strict=True)}
-    others["random play"] = scores[0]["random"]
-    result = {
-        name: {
-            "mean": score["mean"],
-            "interval_95": score["interval_95"],
-            "episodes": len(score["returns"]),
-            **({f"{settings.names[0]}, minus this": difference(first, score["returns"])} if i else {}),
-        }
-        for i, (name, score) in enumerate(others.items())
-    }
-    for name, table in zip(settings.names, rows, strict=True):
-        result[name] |= {"training_frames": training_frames(table[-1]), "seconds": table[-1]["seconds"]}
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, table, color in zip(settings.names, rows, ("#0072B2", "#D55E00", "#009E73", "#56B4E9"), strict=False):
-        frames = [training_frames(row) / 1e6 for row in table]
-        axes.plot(frames, [row[settings.key] for row in table], color=color, label=name)
-        axes.plot(frames, [row["training_mean"] for row in table], "--", color=color, label=f"{name}, population mean")
-    axes.axhline(others["random play"]["mean"], color="0.6", linewidth=1, label="random play")
-    axes.set_xlabel("emulator frames of training (million)")
-    axes.set_ylabel(settings.key.replace("_", " "))
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
-    axes.spines[["top", "right"]].set_visible(False)
-    out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / "comparison.png", dpi=120)
-    text = json.dumps({"about": ABOUT, "runs": result}, indent=1)
-    (out / "comparison.json").write_text(text + "\n")
-    print(text)
+    methods = methods_of(settings.runs)
+    comparison = vx.compare(methods, metric=settings.metric, x=settings.x)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    comparison.plot(settings.out / "comparison.png")
+    (settings.out / "comparison.md").write_text(comparison.markdown())
+    about = {name: getattr(comparison, name) for name in ("metric", "x", "budget", "tasks", "rows", "pairs", "notes")}
+    final = final_scores(methods, settings.learned) if len(comparison.tasks) == 1 else {}
+    (settings.out / "comparison.json").write_text(json.dumps({**about, "final": final}, indent=1) + "\n")
+    print(comparison)
+    if final:
+        print(f"\n{settings.learned}, by score.json: {json.dumps(final['interquartile_mean'])}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -1,11 +1,19 @@
 """Flags that several scripts share, each written once; tyro reads their documentation from the docstrings."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import volvox as vx
+from volvox.training import run_path
 
 Noise = Literal["table", "published", "generator", "low-rank"]
+
+
+def check_seeds(seeds: int | None) -> None:
+    """Raises ValueError if a series has no seeds."""
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"--seeds {seeds}: give the number of seeds, or leave it out for one run of --seed.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,8 +23,13 @@ class Run:
     Attributes:
       run_dir: Where config, metrics, checkpoints, pictures and video go.
       seed: Fixes all random numbers but the emulators' history.
-      resume: Go on with the run in --run-dir.
-      minutes: Begin no further generation or iteration after so many minutes.
+      seeds: So many runs in turn, of this seed, the next one and so on, in --run-dir/seed-0, --run-dir/seed-1, ...; all
+        other flags, --minutes and --frames too, are those of each. Ctrl-C saves the run in progress and ends the
+        series. None: one run, in --run-dir itself.
+      resume: Go on with the run or the series in --run-dir.
+      minutes: Begin no further generation or iteration after so many minutes, those before a resume included.
+      frames: Begin no further generation or iteration after so many emulator or simulator frames, those before a resume
+        included. Of populations they are those of training and validation, which is what publications count.
       checkpoint_every: Rows of metrics between checkpoints.
       log: Keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
       video: Film the result, where observations are images.
@@ -28,8 +41,10 @@ class Run:
 
     run_dir: str
     seed: int = 0
+    seeds: int | None = None
     resume: bool = False
     minutes: float | None = None
+    frames: int | None = None
     checkpoint_every: int = 1
     log: bool = False
     video: bool = True
@@ -38,10 +53,14 @@ class Run:
 
     def __post_init__(self):
         """Checks the flags."""
+        run_path(self.run_dir)
+        check_seeds(self.seeds)
         if self.score_episodes < 0:
             raise ValueError(f"score_episodes={self.score_episodes}: give their number, or 0 for none.")
-        if self.minutes is not None and not self.minutes > 0:
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise ValueError(f"minutes={self.minutes}: give a positive number of minutes, or leave it out.")
+        if self.frames is not None and self.frames < 1:
+            raise ValueError(f"--frames {self.frames}: give a positive number of frames in all.")
         if self.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every={self.checkpoint_every}: give a positive number of rows.")
 
@@ -105,18 +124,6 @@ class Evaluation:
     num_evaluation_episodes: int = 10
 
 
-def iterations(learner: vx.A3C, env: vx.Env, frames: int) -> int:
-    """Iterations of an actor-critic in about so many frames.
-
-    Raises:
-      ValueError: No frames are asked for.
-    """
-    if frames < 1:
-        raise ValueError(f"frames={frames}: give the number of emulator frames in all.")
-    beats = (learner.segment_length + (learner.lag == 0)) * learner.rounds_per_update
-    return -(-frames // (env.num_envs * beats * env.spec.frame_skip * learner.updates_per_iteration))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Population:
     """How a population on Atari is made and played, whatever the strategy.
@@ -130,9 +137,10 @@ class Population:
       rank: Rank of low-rank noise.
       max_episode_steps: Cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
       test_max_episode_steps: Cutoff of test episodes in timesteps.
-      generations: Generations in all, those before a resume included.
-      frames: Begin no further generation after so many emulator frames of training and validation, which is what
-        publications count; those before a resume are included.
+      generations: Generations in all, those before a resume included. None: only --minutes or --frames ends the run.
+      workers: Where members are played. 1: in this process; nodes: on actors of Ray, one on each machine of a cluster;
+        gpus: one for each GPU; or a number of actors.
+      ray_address: Of the cluster, host:port; by default that of RAY_ADDRESS, or the one that runs on this machine.
     """
 
     network: Literal["large", "small", "vbn"] = "large"
@@ -140,10 +148,18 @@ class Population:
     rank: int = 1
     max_episode_steps: str = "600"
     test_max_episode_steps: int = 27_000
-    generations: int = 200
-    frames: int | None = None
+    generations: int | None = 200
+    workers: str = "1"
+    ray_address: str | None = None
 
-    def evolve(self, strategy: Any, env: vx.Env) -> tuple[vx.Algorithm, int]:
+    def __post_init__(self):
+        """Checks the flags."""
+        if self.ray_address is not None and self.workers == "1":
+            raise ValueError(f"--ray-address {self.ray_address} is for actors: give --workers nodes as well.")
+        if self.generations is not None and self.generations < 1:
+            raise ValueError(f"--generations {self.generations}: give a positive number of generations in all.")
+
+    def evolve(self, strategy: Any, env: vx.Env) -> tuple[vx.Algorithm, int | None]:
         """The algorithm, and its generations."""
         vx.evolution.parse_cutoff(self.max_episode_steps)  # refused before the reference batch is played
         noise = self._noise()
@@ -154,8 +170,15 @@ class Population:
             noise=noise,
             max_episode_steps=self.max_episode_steps,
             test_max_episode_steps=self.test_max_episode_steps,
+            workers=self._workers(),
         )
         return algorithm, self.generations
+
+    def _workers(self) -> Any:
+        if self.workers == "1":
+            return None
+        count: Any = int(self.workers) if self.workers.isdecimal() else self.workers
+        return vx.distributed.ray(num_actors=count, address=self.ray_address)
 
     def _noise(self) -> Any:
         if self.noise != "low-rank" and self.rank != 1:
@@ -176,13 +199,22 @@ class Population:
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
 
 
+def annealed(learner: vx.PPO, timesteps: int) -> None:
+    """Checks that the learning rate does not reach 0 before the run's `timesteps` are over."""
+    over = learner.anneal_timesteps
+    if over is not None and timesteps > over:
+        raise ValueError(
+            f"anneal_timesteps={over}: the learning rate is 0 after them, and the run has {timesteps} timesteps; give "
+            f"--anneal-timesteps {timesteps}, or None."
+        )
+
+
 def published(settings: Any, *, frames: int) -> Any:
     """The same settings of a script as in published runs: preprocessing, cutoffs, and emulator frames as the budget."""
     episodes = {"max_episode_steps": "5000", "test_max_episode_steps": 100_000, "noise": "published"}
-    budget = {"frames": frames, "generations": 1_000_000}
     return dataclasses.replace(
         settings,
         env=dataclasses.replace(settings.env, num_envs=128, preprocessing="uber"),
-        population=dataclasses.replace(settings.population, **episodes, **budget),
-        run=dataclasses.replace(settings.run, minutes=None),
+        population=dataclasses.replace(settings.population, **episodes, generations=None),
+        run=dataclasses.replace(settings.run, minutes=None, frames=frames),
     )

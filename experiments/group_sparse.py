@@ -13,19 +13,22 @@ and left out. N:M leaves a first layer dense if m does not divide its inputs, as
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import tyro
+from flags import check_seeds
 from flax import linen as nn
+from launch import exit_code, in_turn
 from matplotlib.figure import Figure
 from scipy import stats
 
 import volvox as vx
 from volvox._checks import integer
 from volvox.sparsity import Cubic, Dynamic, GroupSparse, KeepNOfM, Magnitude
-from volvox.training import check_unused
+from volvox.training import check_unused, run_path
 
 Flag = tyro.conf.arg
 Way = Literal[
@@ -45,7 +48,7 @@ _ENDS = {"iterative-fast": 0.4, "iterative-medium": 0.7, "iterative-slow": 1.0}
 _SCORE, _INDEX, _CURVES, _SETTINGS = "score.json", "group_sparse.json", "curves.json", "settings.json"
 _EQUAL = 0.95
 """Share of the dense return that counts as kept."""
-_FREE = ("type", "ways", "evaluate_every", "run_dir", "resume")
+_FREE = ("type", "ways", "evaluate_every", "run_dir", "resume", "seeds")
 """Settings in which calls for one directory may differ; evaluation does not change what is learned."""
 
 
@@ -62,6 +65,7 @@ class Settings:
     episodes: Annotated[int, Flag(help="fresh episodes each policy plays at the end, without noise")] = 10
     evaluate_every: Annotated[int | None, Flag(help="timesteps between evaluations of the learners; None: none")] = None
     seed: Annotated[int, Flag(help="fixes all random numbers but the simulators'")] = 0
+    seeds: Annotated[int | None, Flag(help="so many seeds in turn, from --seed on, in --run-dir/seed-0, ...")] = None
     run_dir: Annotated[str, Flag(help="where runs and results go")] = "runs/sparse"
     resume: Annotated[bool, Flag(help="go on with the runs in --run-dir")] = False
     gst: GroupSparse = GroupSparse(final_sparsity=0.875)
@@ -94,8 +98,10 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
     # All of the replay is in each checkpoint, so that it is no larger than it can become.
     replay_size = min(td3.replay_size, settings.timesteps)
     td3 = dataclasses.replace(td3, optimizer=optimizer, replay_size=replay_size)
-    evaluation = {"evaluate_every": settings.evaluate_every, "num_evaluation_episodes": settings.episodes}
-    return vx.learn(td3, networks, env, **evaluation)
+    if settings.evaluate_every is None:
+        return vx.learn(td3, networks, env)
+    every, episodes = settings.evaluate_every, settings.episodes
+    return vx.learn(td3, networks, env, evaluate_every=every, num_evaluation_episodes=episodes)
 
 
 def group_sparse(gst: GroupSparse, way: str) -> GroupSparse:
@@ -108,7 +114,8 @@ def group_sparse(gst: GroupSparse, way: str) -> GroupSparse:
     if way == "gst-pruning-only":
         # Without grouping there is further to go, in as many changes.
         further = gst.final_sparsity / max(gst.final_sparsity - 1 + 1 / gst.block, 1e-6)
-        return dataclasses.replace(gst, block=1, increment=min(gst.increment * further, 1.0))
+        increment = gst.increment if gst.end is not None else min(gst.increment * further, 1.0)
+        return dataclasses.replace(gst, block=1, increment=increment)
     return gst
 
 
@@ -298,29 +305,32 @@ def settings_of(args: list[str] | None = None) -> Settings:
 
 
 def main() -> int:
-    failed = []
-    try:
-        settings = settings_of()
-        folder = Path(settings.run_dir)
-        for way in settings.ways:  # every bad setting is refused before long work
-            try:
-                make_algorithm(settings, way).close()
-            except ValueError as error:
-                raise ValueError(f"{way}: {error}") from error
-            if not settings.resume:
-                check_unused(folder / way)
-        check_settings(settings)
-        for way in settings.ways:
-            try:
-                print(f"{way}:", file=sys.stderr, flush=True)
-                if code := train(settings, way):
-                    return code
-            except FloatingPointError as error:
-                print(f"error: {way}: {error}", file=sys.stderr)
-                failed.append(way)
-    except (ValueError, FileExistsError, BlockingIOError, vx.DamagedCheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    settings = settings_of()
+    check_seeds(settings.seeds)
+    one = partial(run_ways, settings)
+    return in_turn(one, settings.run_dir, seed=settings.seed, seeds=settings.seeds, resume=settings.resume)
+
+
+def run_ways(settings: Settings, seed: int, run_dir: str) -> int:
+    """All ways of one seed, and their comparison; returns the exit code."""
+    failed, settings = [], dataclasses.replace(settings, seed=seed, run_dir=run_dir)
+    folder = run_path(settings.run_dir)
+    for way in settings.ways:  # every bad setting is refused before long work
+        try:
+            make_algorithm(settings, way).close()
+        except ValueError as error:
+            raise ValueError(f"{way}: {error}") from error
+        if not settings.resume:
+            check_unused(folder / way)
+    check_settings(settings)
+    for way in settings.ways:
+        try:
+            print(f"{way}:", file=sys.stderr, flush=True)
+            if code := train(settings, way):
+                return code
+        except FloatingPointError as error:
+            print(f"error: {way}: {error}", file=sys.stderr)
+            failed.append(way)
     found, over_training = results(settings), curves(settings)
     gain = at_equal_return(found)
     written = {"settings": shared(settings), "ways": found, "at_equal_return": gain}
@@ -336,4 +346,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -9,14 +9,15 @@ Writes `lag.json` and `lag.png`: the mean return of the last 100 training episod
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import tyro
+from launch import exit_code
 from matplotlib.figure import Figure
 
 import volvox as vx
+from volvox.training import run_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,18 +51,18 @@ def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
     """The actor-critic of one lag; its one iteration is the whole run. Raises ValueError for bad settings."""
     env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=2)
     (components,) = env.spec.action_shape or (0,)
-    beats = settings.segment_length + (lag == 0)
-    frames_per_beat = env.spec.frame_skip * settings.num_envs
-    if settings.frames < 2 * frames_per_beat * max(env.spec.max_episode_steps, beats * lag):
-        raise ValueError(f"frames={settings.frames}: episodes must end, and updates be more than the lag; give more.")
     learner = dataclasses.replace(
         vx.A3C.mujoco(),
         lag=lag,
         vtrace=vtrace,
         segment_length=settings.segment_length,
         learning_rate=settings.learning_rate,
-        updates_per_iteration=settings.frames // (frames_per_beat * beats),
     )
+    frames_per_update = learner.frames_per_update(env)
+    episode = env.spec.max_episode_steps * env.num_envs * env.spec.frame_skip
+    if settings.frames < 2 * max(episode, frames_per_update * lag):
+        raise ValueError(f"frames={settings.frames}: episodes must end, and updates be more than the lag; give more.")
+    learner = dataclasses.replace(learner, updates_per_iteration=settings.frames // frames_per_update)
     return vx.learn(learner, vx.networks.GaussianMLP(components), env)
 
 
@@ -101,13 +102,9 @@ def draw(settings: Settings, results: dict[str, dict[str, list[float | None]]]) 
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    try:
-        for lag in settings.lags:
-            make_algorithm(settings, lag, False)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    folder = Path(settings.run_dir)
+    for lag in settings.lags:
+        make_algorithm(settings, lag, False)
+    folder = run_path(settings.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, list[float | None]]] = {way: {} for way in settings.ways}
     for lag in settings.lags:
@@ -127,4 +124,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -1,6 +1,7 @@
 """What the scripts share: reading flags, training in a run directory, tuning, and scoring the result."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -18,12 +19,14 @@ import tyro
 from flags import Run
 
 import volvox as vx
+from volvox._checks import nearest
 from volvox.data.segments import micro_batch_size
-from volvox.training import check_unused
+from volvox.report.rows import numbers, read_until_damage
+from volvox.training import check_unused, read_config, run_path
 
-Make = Callable[[Any], tuple[vx.Algorithm, int]]
-"""Settings -> (algorithm, its generations or iterations in all); raises ValueError for bad settings. A function at the
-top level of its script, so that it can travel to other processes."""
+Make = Callable[[Any], tuple[vx.Algorithm, int | None]]
+"""Settings -> (algorithm, its generations or iterations in all, where they end the run); raises ValueError for bad
+settings. A function at the top level of its script, so that it can travel to other processes."""
 _UNIONS = (typing.Union, types.UnionType)
 _FUNCTIONS = (collections.abc.Callable, optax.GradientTransformation)
 REGISTRY = tyro.constructors.ConstructorRegistry()
@@ -104,8 +107,13 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
 
     Raises:
       ValueError: Settings do not fit together.
-      SystemExit: There is no such flag or preset, or its value is of another kind; which, is printed.
+      SystemExit: There is no such flag or preset, or its value is of another kind; which one is printed.
     """
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or (words[0] not in presets and not words[0].startswith(("-h", "--help", "--tyro"))):
+        wrong = f"{words[0]!r} is no preset{nearest(words[0], presets)}" if words else "a preset is missing"
+        print(f"error: {wrong}; the first word is one of {', '.join(presets)}, flags follow", file=sys.stderr)
+        raise SystemExit(2)
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     try:
         return tyro.extras.overridable_config_cli(
@@ -115,8 +123,43 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
         raise ValueError(*error.args) from error
 
 
+def exit_code(main: Callable[[], int]) -> int:
+    """Runs the main function of a script, and makes one line of what stops it.
+
+    Args:
+      main: () -> exit code.
+
+    Returns:
+      The exit code: 2 for settings that do not fit, or a run directory that does not; 1 where the machine or the
+      environment failed on the way; 130 after a second Ctrl-C.
+
+    Raises:
+      ValueError: One from inside a step, whose traceback is needed to mend it.
+    """
+    try:
+        return main()
+    except (ValueError, ImportError, FileExistsError, BlockingIOError, vx.DamagedCheckpointError) as error:
+        if getattr(error, "__notes__", ()):  # from inside a step, and no fault of the settings
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except TimeoutError as error:  # environments that never answer also keep the process from ending
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    except (OSError, MemoryError, FloatingPointError) as error:
+        print(_told(error), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped at once; --resume goes on after what was saved last", file=sys.stderr)
+        return 130
+
+
+def _told(error: BaseException) -> str:
+    return " ".join([f"error: {error}", *getattr(error, "__notes__", [])])
+
+
 def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, *, sampled: bool = False) -> int:
-    """Reads flags, trains, scores and films; returns what the script should exit with: 2 for bad settings.
+    """Reads flags, trains, scores and films; returns what the script should exit with: see `exit_code`.
 
     Args:
       make: See `Make`.
@@ -124,47 +167,123 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
       about: What `--help` begins with.
       sampled: Score drawn actions too, not only the likeliest.
     """
+    return exit_code(lambda: _launch(make, read(presets, about), sampled))
+
+
+def _launch(make: Make, settings: Any, sampled: bool) -> int:
+    flags: Run = settings.run
+    one = partial(_train, make, settings, sampled)
+    code = in_turn(one, flags.run_dir, seed=flags.seed, seeds=flags.seeds, resume=flags.resume)
+    if flags.seeds is not None and not code:
+        with contextlib.suppress(ValueError):  # there may be no scores, where no episode has ended
+            print(vx.compare({Path(flags.run_dir).name: flags.run_dir}))
+    return code
+
+
+def in_turn(one: Callable[[int, str], int], run_dir: str, *, seed: int, seeds: int | None, resume: bool) -> int:
+    """Runs several seeds one after the other, each in a directory of its own: `seed-0`, `seed-1` and so on.
+
+    A seed that is interrupted ends the series, and with `resume` it goes on there. A seed whose numbers are no longer
+    finite is named, and the others go on.
+
+    Args:
+      one: (seed, its run directory) -> exit code.
+      run_dir: Directory of the series.
+      seed: The first seed.
+      seeds: How many; None: one run in `run_dir` itself.
+      resume: Seeds may have begun, or be complete.
+
+    Returns:
+      The exit code of the seed that was interrupted; 1 if one had numbers that were no longer finite; otherwise 0.
+
+    Raises:
+      FileExistsError: A seed has a run already, without `resume`.
+      ValueError: The directory holds a single run where a series is asked for, or a series where one run is.
+    """
+    folder = run_path(run_dir)
+    if seeds is None:
+        if found := [path.parent.name for path in sorted(folder.glob("seed-*/config.json"))]:
+            raise ValueError(
+                f"{run_dir} holds a series of seeds ({', '.join(found)}): give --seeds, or another --run-dir."
+            )
+        return one(seed, run_dir)
+    if (folder / "config.json").exists():
+        raise ValueError(f"{run_dir} holds a single run: leave --seeds out, or give another --run-dir.")
+    places = {seed + i: folder / f"seed-{seed + i}" for i in range(seeds)}
+    if not resume:  # before the first of them begins
+        for place in places.values():
+            for run in (place, *(config.parent for config in place.glob("*/config.json"))):
+                check_unused(run)
+    failed = 0
+    for done, (number, place) in enumerate(places.items(), start=1):
+        print(f"seed {number}, {done} of {seeds}: {place}", file=sys.stderr, flush=True)
+        try:
+            code = one(number, str(place))
+        except FloatingPointError as error:
+            print(_told(error), file=sys.stderr, flush=True)
+            failed = 1
+            continue
+        if code:
+            print(f"the series stops in {place}; with --resume it goes on there", file=sys.stderr)
+            return code
+    return failed
+
+
+def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) -> int:
+    """One run of one seed, its score and its video; returns the exit code."""
+    flags: Run = dataclasses.replace(settings.run, seed=seed, run_dir=run_dir)
+    settings = dataclasses.replace(settings, run=flags)
+    if not flags.resume:
+        check_unused(run_dir)  # making the algorithm may take a while
+    tuned = _tuned(make, settings)
+    algorithm, steps = make(changed(settings, tuned))
+    before, _ = read_until_damage(Path(run_dir) / "metrics.jsonl")
+    seconds = None if flags.minutes is None else 60 * flags.minutes - spent(before)
+    if seconds is not None and seconds <= 0:
+        print(f"{run_dir}: its {flags.minutes:g} minutes are over; it goes on with more --minutes", file=sys.stderr)
+        seconds, steps = None, min(len(before), len(before) if steps is None else steps)
     try:
-        settings = read(presets, about)
-        flags: Run = settings.run
-        if not flags.resume:
-            check_unused(flags.run_dir)  # making the algorithm may take a while
-        tuned = _tuned(make, settings)
-        algorithm, steps = make(changed(settings, tuned))
-        if tuned:
-            about_tuning = {"tuned": tuned, "given": _values(settings, tuned)}
-            algorithm = algorithm._replace(config={**algorithm.config, **about_tuning})
         run = vx.train(
             algorithm,
-            seed=flags.seed,
+            seed=seed,
             steps=steps,
-            run_dir=flags.run_dir,
+            run_dir=run_dir,
             resume=flags.resume,
             checkpoint_every=flags.checkpoint_every,
             log=flags.log,
-            stop_after=None if flags.minutes is None else 60 * flags.minutes,
-            max_frames=settings.population.frames if hasattr(settings, "population") else None,
+            stop_after=seconds,
+            max_frames=flags.frames,
+            about={"tuned": tuned, "given": _values(settings, tuned)} if tuned else None,
         )
-    except (ValueError, FileExistsError, BlockingIOError, vx.DamagedCheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except FloatingPointError as error:
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
-        return 1
+    except FloatingPointError:
+        algorithm.close()  # another seed may follow
+        raise
     if not run.interrupted and run.metrics:
         algorithm.close()
-        if flags.score_episodes:
+        if flags.score_episodes and _scored(flags) != _scored_of(flags, run):
             score(flags, run, sampled=sampled)
-        if flags.video and len(algorithm.env.spec.observation_shape) == 3:
+        images = len(algorithm.env.spec.observation_shape) == 3
+        if (
+            flags.video
+            and images
+            and not (len(run.metrics) == len(before) and (Path(run_dir) / "episode.mp4").exists())
+        ):
             run.watch()
     return run.exit_code
+
+
+def spent(rows: list[dict[str, Any]]) -> float:
+    """The seconds that a run has taken, by its rows."""
+    return numbers(rows[-1]).get("seconds", 0.0) if rows else 0.0
 
 
 def _tuned(make: Make, settings: Any) -> dict[str, Any]:
     """What tuning changes: as the run in the directory has it, or found now; nothing if it is off."""
     config = Path(settings.run.run_dir) / "config.json"
-    if config.exists():
-        saved = json.loads(config.read_text())["algorithm"]
+    seeds = sorted(config.parent.parent.glob("seed-*/config.json")) if settings.run.seeds is not None else []
+    if begun := next((path for path in (config, *seeds) if path.exists()), None):  # all seeds as the first
+        saved = read_config(begun.parent)
+        saved = saved["algorithm"] if "tuned" in saved["algorithm"] else saved.get("about", {})  # format 2 and before
         given = _values(settings, saved.get("tuned", {}))
         # A flag that is not what it was is not overridden, so that `train` refuses it by name.
         return {
@@ -178,7 +297,7 @@ def _tuned(make: Make, settings: Any) -> dict[str, Any]:
     if any(config.with_name(name).exists() for name in ("metrics.jsonl", "checkpoints")):
         raise ValueError(f"{settings.run.run_dir} holds a run without its config.json; give another --run-dir.")
     tuned = vx.tune(partial(_make_changed, make, settings), choices(settings))
-    print(f"tuned: {tuned.settings}: {tuned.steps_per_second:,.0f} timesteps/s")
+    print(f"tuned: {tuned.settings}: {tuned.timesteps_per_second:,.0f} timesteps/s")
     return tuned.settings
 
 
@@ -190,6 +309,10 @@ def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
         "threads": first(cpus if env.threads is None else env.threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),
     }
     learner = getattr(settings, "learner", None)
+    if isinstance(learner, vx.PPO):
+        share = -(-env.num_envs * learner.segment_length // (max(env.groups, 1) * learner.num_minibatches))
+        divisors = [n for n in (32, 64, 128, 256, share) if n <= share and share % n == 0]
+        found["micro_batch"] = first(learner.micro_batch, dict.fromkeys(divisors))
     if isinstance(learner, vx.A3C):
         group = max(env.num_envs // max(env.groups, 1), 1)
         divisors = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
@@ -241,8 +364,18 @@ def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
     scores["random"] = vx.play_randomly(env, num_episodes=count, seed=seed)
     for name, result in scores.items():
         print(f"{name}: {result}")
-    written = {name: score_values(result) for name, result in scores.items()}
+    written = {name: score_values(result) for name, result in scores.items()} | {"of": _scored_of(flags, run)}
     (Path(flags.run_dir) / "score.json").write_text(json.dumps(written, indent=1) + "\n")
+
+
+def _scored_of(flags: Run, run: vx.Run) -> dict[str, int]:
+    """What a score is of: by it a run that was resumed with nothing left to do is not scored again."""
+    return {"steps": len(run.metrics), "episodes": flags.score_episodes}
+
+
+def _scored(flags: Run) -> Any:
+    path = Path(flags.run_dir) / "score.json"
+    return json.loads(path.read_text()).get("of") if path.exists() else None
 
 
 def score_values(score: vx.Score) -> dict[str, Any]:

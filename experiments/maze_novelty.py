@@ -3,8 +3,9 @@
     python experiments/maze_novelty.py --seeds 10 --run-dir runs/maze
 
 Two genetic algorithms that differ in what makes a parent: the distance to the goal, or novelty of the final position.
-Writes `maze.json` (for each run: whether and when a member ended within 5 of the goal, and the least distance by
-generation), `maze.png`, and pictures of where the populations of the first seed ended.
+Runs are in `novelty/seed-0`, `fitness/seed-0` and so on, as `volvox compare` takes them. Writes `maze.json` (for each
+run: whether and when a member ended within 5 of the goal, and the least distance by generation), `maze.png`, and
+pictures of where the populations of the first seed ended.
 """
 
 import dataclasses
@@ -16,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import tyro
+from launch import exit_code
 from matplotlib.figure import Figure
 
 import volvox as vx
+from volvox.training import run_path
 
 REACHED = 5.0
 """Distance to the goal that counts as reached."""
@@ -77,10 +80,10 @@ def run(settings: Settings, strategy: str, algorithm: vx.Algorithm, seed: int) -
         algorithm,
         seed=seed,
         steps=settings.generations,
-        run_dir=Path(settings.run_dir) / f"{strategy}-{seed}" if seed == 0 else None,
+        run_dir=Path(settings.run_dir) / strategy / f"seed-{seed}",
         checkpoint_every=settings.generations,
         log=seed == 0,
-        tensorboard=False,
+        loggers=(),
         progress=False,
     )
     if result.interrupted:
@@ -119,18 +122,13 @@ def draw(settings: Settings, results: dict[str, list[dict[str, Any]]]) -> Figure
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    folder = Path(settings.run_dir)
+    folder = run_path(settings.run_dir)
     if folder.exists():
-        print(f"error: {folder} exists; give another --run-dir.", file=sys.stderr)
-        return 2
-    try:
-        for name in ("seeds", "generations"):
-            if getattr(settings, name) < 1:
-                raise ValueError(f"{name}={getattr(settings, name)}: at least one is needed.")
-        algorithms = {name: make_algorithm(settings, name) for name in ("novelty", "fitness")}
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise ValueError(f"{folder} exists; give another --run-dir.")
+    for name in ("seeds", "generations"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name}={getattr(settings, name)}: at least one is needed.")
+    algorithms = {name: make_algorithm(settings, name) for name in ("novelty", "fitness")}
     folder.mkdir(parents=True)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in algorithms}
     for seed in range(settings.seeds):
@@ -146,9 +144,9 @@ def main() -> int:
             (folder / "maze.json").write_text(json.dumps(written) + "\n")
     draw(settings, results).savefig(folder / "maze.png", dpi=100)
     for name in results:
-        vx.report.cloud(folder / f"{name}-0", folder / f"{name}.png", background=vx.report.maze_walls, title=name)
+        vx.report.cloud(folder / name / "seed-0", folder / f"{name}.png", background=vx.report.maze_walls, title=name)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

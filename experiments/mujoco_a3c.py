@@ -8,7 +8,7 @@ The first word is a preset; flags change single settings of it:
 import dataclasses
 import sys
 
-from flags import Evaluation, MuJoCo, Run, iterations
+from flags import Evaluation, MuJoCo, Run
 from launch import launch
 
 import volvox as vx
@@ -20,27 +20,24 @@ class Settings:
 
     Attributes:
       hidden: Widths of the hidden layers.
-      frames: Simulator frames in all (about), those before a resume included.
     """
 
     learner: vx.A3C
     env: MuJoCo = MuJoCo()
     hidden: tuple[int, ...] = (64, 64)
-    frames: int = 20_000_000
     evaluation: Evaluation = Evaluation()
-    run: Run = Run(run_dir="runs/mujoco_a3c", checkpoint_every=4)
+    run: Run = Run(run_dir="runs/mujoco_a3c", frames=20_000_000, checkpoint_every=4)
 
 
 PRESETS = {"mujoco": ("Unclipped rewards, no entropy bonus, shorter traces.", Settings(learner=vx.A3C.mujoco()))}
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
-    """The algorithm, and its iterations in about the frames asked for; every bad setting is refused here."""
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
+    """The algorithm, which frames end; every bad setting is refused here."""
     env = settings.env.make()
     (num_components,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(num_components, settings.hidden)
-    algorithm = vx.learn(settings.learner, network, env, **vars(settings.evaluation))
-    return algorithm, iterations(settings.learner, env, settings.frames)
+    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Learns continuous control in MuJoCo by TD3 (Fujimoto et al. 2018, arXiv 1802.09477).
 
 The first word is a preset; flags change single settings of it:
-    python experiments/mujoco_td3.py reference --task HalfCheetah --steps 300_000 --run-dir runs/cheetah_td3
-    python experiments/mujoco_td3.py reference --task HalfCheetah --steps 1_000_000 --run-dir runs/cheetah_td3 --resume
+    python experiments/mujoco_td3.py reference --task HalfCheetah --timesteps 300_000 --run-dir runs/td3
+    python experiments/mujoco_td3.py reference --task HalfCheetah --timesteps 1_000_000 --run-dir runs/td3 --resume
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ class Settings:
     """TD3 on a MuJoCo task.
 
     Attributes:
-      steps: Timesteps of each learner in all, over all its environments.
+      timesteps: Timesteps of each learner in all, over all its environments.
       hidden: Widths of the hidden layers of actor and critics.
       densely_connected: Each hidden layer sees the outputs of all layers before it, and the input.
       representation: Learn on features that learn to predict the next observation.
@@ -28,7 +28,7 @@ class Settings:
 
     learner: vx.TD3 = vx.TD3()
     env: MuJoCo = MuJoCo(num_envs=4)
-    steps: int = 1_000_000
+    timesteps: int = 1_000_000
     hidden: tuple[int, ...] = (256, 256)
     densely_connected: bool = False
     representation: bool = False
@@ -41,9 +41,9 @@ PRESETS = {"reference": ("The settings that reference implementations of TD3 sha
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     """The algorithm, and its iterations; every bad setting is refused here."""
-    if settings.steps <= settings.learner.random_timesteps:
+    if settings.timesteps <= (random := settings.learner.random_timesteps):
         raise ValueError(
-            f"steps={settings.steps}: nothing is learned from random_timesteps={settings.learner.random_timesteps}."
+            f"timesteps={settings.timesteps}: nothing is learned from random_timesteps={random}; give more."
         )
     env = settings.env.make()
     (size,) = env.spec.action_shape or (0,)
@@ -53,7 +53,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
         representation=vx.networks.NextObservationNetwork() if settings.representation else None,
     )
     algorithm = vx.learn(settings.learner, networks, env, **vars(settings.evaluation))
-    return algorithm, -(-settings.steps // settings.learner.timesteps_per_iteration)
+    return algorithm, -(-settings.timesteps // settings.learner.timesteps_per_iteration)
 
 
 if __name__ == "__main__":

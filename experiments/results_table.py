@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.stats
+from volvox.report import interquartile_mean
 
 HERE = Path(__file__).parent
 RESULTS, WANTED, PUBLISHED, README = HERE / "results", HERE / "wanted.csv", HERE / "published.csv", HERE / "README.md"
@@ -28,7 +27,7 @@ This page is made by `python experiments/results_table.py` from the files in `ex
 
 - **Score** is the interquartile mean over seeds (the mean of the middle half; with fewer than four seeds, the mean of
   all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
-  One seed has no interval, because it does not say how much another run would differ.
+  One or two seeds have no interval, because they do not say how much another run would differ.
 - **Human-normalised** scores are 0 for random play and 1 for a human tester.
 - **Wall-clock** is that of all seeds of the row together.
 - **Published** values were reached with other budgets and protocols, which are named.
@@ -72,27 +71,6 @@ def seeds_of(run: dict[str, Any], place: str) -> list[float]:
     return [value for value in (values if isinstance(values, list) else [values]) if value is not None]
 
 
-def interquartile_mean(*tasks: list[float]) -> tuple[float, tuple[float, float] | None]:
-    """Returns the interquartile mean of all scores, and its 95% interval by resampling the seeds within each task.
-
-    Args:
-      *tasks: The scores of the seeds of each task.
-
-    Returns:
-      (mean, (low, high)); None in place of the interval if a task has a single seed.
-    """
-
-    def mean(*tasks: Any, axis: int = -1) -> Any:
-        return scipy.stats.trim_mean(np.concatenate(tasks, axis=axis), 0.25, axis=axis)
-
-    found = float(mean(*tasks))
-    if min(map(len, tasks)) < 2:
-        return found, None
-    options = {"method": "percentile", "n_resamples": 2_000, "vectorized": True, "rng": 0}
-    low, high = scipy.stats.bootstrap(tasks, mean, **options).confidence_interval
-    return found, (float(low), float(high))
-
-
 def number(value: float) -> str:
     """Writes a score: `6 936`, `20.1` or `0.025`."""
     return f"{value:,.0f}".replace(",", " ") if abs(value) >= 1_000 else f"{value:.4g}"
@@ -103,10 +81,11 @@ def scored(tasks: Iterable[list[float]]) -> str:
     tasks = [task for task in tasks if task]
     if not tasks:
         return "diverged"
-    mean, interval = interquartile_mean(*tasks)
-    if interval is None:
-        return f"{number(mean)} (one seed: no interval)"
-    return f"{number(mean)} [{number(interval[0])}, {number(interval[1])}]"
+    found = interquartile_mean(*tasks)
+    if found.low is None:
+        few = min(map(len, tasks))
+        return f"{number(found.value)} ({'one seed' if few == 1 else f'{few} seeds'}: no interval)"
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
 
 
 def listed(values: Iterable[Any]) -> str:

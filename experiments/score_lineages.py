@@ -11,14 +11,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import tyro
 from launch import score_values
 
 import volvox as vx
-from volvox._settings import versions
-from volvox.tuning import processor
+from volvox.provenance import processor, versions
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,27 +36,14 @@ class Settings:
     seed: int = 1_000_003
 
 
-def load(run: str, **options: Any) -> tuple[vx.Env, vx.Policy, Any]:
-    """Rebuilds a lineage: the game it was evolved on, its policy, and its variables."""
-    config = json.loads((RESULTS / run / "config.json").read_text())["algorithm"]
-    env = vx.envs.atari(config["env"]["task"], **options)
-    module = vx.networks.DeepGA(env.spec.num_actions or 0, size=config["network"]["size"])
-    genotype = vx.networks.genotype(module, env.spec)
-    low_rank = "rank" in config["noise"]
-    noise = vx.population.LowRank(rank=config["noise"]["rank"]) if low_rank else vx.population.Table()
-    genome = vx.population.load(RESULTS / run / "elite.json")
-    params = vx.population.rebuild(vx.population.encoding(genotype, noise), genome)
-    return env, genotype.policy, genotype.prepare(params)
-
-
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     path = RESULTS / "lineages" / "scores.json"
     runs = settings.runs or sorted(str(lineage.parent.relative_to(RESULTS)) for lineage in RESULTS.rglob("elite.json"))
     for run in runs:
-        made = load(run)
-        sticky = vx.play(*made, protocol="sticky", num_episodes=settings.episodes, seed=settings.seed)
-        scores = {"exact": vx.play(*made, protocol="exact"), "sticky": sticky}
+        loaded = vx.load(RESULTS / run)
+        sticky = loaded.evaluate(settings.episodes, protocol="sticky", seed=settings.seed)
+        scores = {"exact": loaded.evaluate(protocol="exact"), "sticky": sticky}
         print(*(f"{run}: {score}" for score in scores.values()), sep="\n", flush=True)
         how = {
             "command": f"python experiments/score_lineages.py --runs {run} --episodes {settings.episodes}",

@@ -10,15 +10,17 @@ action has to be found first, with and without a policy that knows it. Writes `r
 
 import dataclasses
 import json
-from pathlib import Path
+import sys
 from typing import Literal
 
 import jax
 import numpy as np
 import tyro
+from launch import exit_code
 
 import volvox as vx
 from volvox.envs.linear_mdps import costly_exploration, hidden_laboratory
+from volvox.training import run_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
         return vx.learners.explore_then_commit(learner, model, key, n).regret
 
     def hidden(key, known):
-        model = hidden_laboratory(dimension=d, door=jax.random.randint(key, (), 0, d - 2), known=known)
+        model = hidden_laboratory(dimension=d, door=jax.random.randint(key, (), 0, d - 2), door_known=known)
         return vx.learners.explore_then_commit(learner, model, key, n).regret
 
     if settings.model == "costly":
@@ -66,8 +68,9 @@ def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
     return {name: [round(float(run(key, case)), 1) for key in keys] for name, case in cases.items()}
 
 
-def main(settings: Settings) -> None:
-    folder, found = Path(settings.run_dir), []
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    folder, found = run_path(settings.run_dir), []
     folder.mkdir(parents=True, exist_ok=True)
     for n in settings.episodes:
         for s in settings.sparsities:
@@ -75,7 +78,8 @@ def main(settings: Settings) -> None:
             print(n, s, {name: round(np.mean(x)) for name, x in found[-1]["regrets"].items()}, flush=True)
             text = json.dumps({"settings": dataclasses.asdict(settings), "points": found})
             (folder / "regret.json").write_text(text + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(exit_code(main))

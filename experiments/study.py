@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from launch import exit_code
 from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
 
 from volvox.checkpoint import write_file
+from volvox.provenance import processor
 from volvox.report import read_metrics
-from volvox.tuning import processor
 
 MAX_BYTES, MAX_ROWS = 1_000_000, 500
 """Of what is kept of a run: larger JSON files are left out, and rows of metrics thinned."""
@@ -140,4 +141,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -1,31 +1,43 @@
-"""One cache of compiled programs for all tests of a run, their worker processes and the scripts they start.
+"""How the tests compile: quickly, and what was compiled before not again.
 
-Half of the suite's time is compilation, and many tests compile the same programs. The cache begins empty and goes with
-the run: no test sees what an earlier run compiled.
+Most of the suite's time is compilation. Tests therefore compile without most of XLA's optimisation, except those marked
+`optimized`, which compare bits, read compiled programs, or compute for long. All share a cache of compiled programs in
+the user's cache folder, which stays from run to run; a program's optimisation and JAX's version are parts of its name.
 """
 
 import os
-import shutil
-import tempfile
+from pathlib import Path
 
 import pytest
 
-_DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
-_EVERYTHING = {
+_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+_QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if _DIRECTORY not in os.environ:  # workers find that of the process that started them
-        config.stash[_MADE] = directory = tempfile.mkdtemp(prefix="volvox-tests-")
-        os.environ |= {_DIRECTORY: directory, **_EVERYTHING}
+    # Before JAX is imported; workers, and the scripts that tests start, find what is set here.
+    os.environ.setdefault(_QUICK, "0" if os.environ.get("VOLVOX_EXACT") == "1" else "1")
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    folder = home / "volvox" / "tests" / "programs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ |= {"JAX_COMPILATION_CACHE_DIR": str(folder), **_CACHE}
+    from volvox._programs import tidy
+
+    tidy(folder.parent)
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if _MADE in config.stash:
-        shutil.rmtree(config.stash[_MADE], ignore_errors=True)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Compiles a test, its fixtures and its processes as its mark says."""
+    import jax
 
-
-_MADE = pytest.StashKey[str]()
+    quick = item.get_closest_marker("optimized") is None and os.environ.get("VOLVOX_EXACT") != "1"
+    os.environ[_QUICK] = str(int(quick))
+    if jax.config.read("jax_disable_most_optimizations") != quick:
+        jax.config.update("jax_disable_most_optimizations", quick)
+        jax.clear_caches()  # functions that the tests before compiled otherwise

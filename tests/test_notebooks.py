@@ -11,6 +11,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_notebook_runs(path, tmp_path):
     cells = json.loads(path.read_text())["cells"]
     assert not any(cell.get("outputs") for cell in cells), "clear the outputs before committing"

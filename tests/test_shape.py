@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import pydoc
 import re
 import tokenize
 import types
@@ -50,8 +51,8 @@ def lines_of_code(path: Path) -> int:
 
 def test_there_is_little_code():
     # A commit that adds a feature may raise these numbers; nothing else may.
-    assert len(FILES) <= 80
-    assert sum(map(lines_of_code, FILES)) <= 7_875
+    assert len(FILES) <= 126
+    assert sum(map(lines_of_code, FILES)) <= 13_850
 
 
 def inner(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -129,20 +130,40 @@ def test_no_name_shadows_its_module(name):
 
 
 def test_few_names_are_flat():
-    assert len(volvox.__all__) <= 40
+    assert len(volvox.__all__) <= 46
+
+
+def public_records() -> dict[str, type]:
+    """All public classes with fields, by where they are found: of packages, and of the modules that are public."""
+    found: dict[str, type] = {}
+    modules = [importlib.import_module(name) for name in PACKAGES]
+    modules += [x for m in modules for x in (getattr(m, name) for name in m.__all__) if inspect.ismodule(x)]
+    for module in modules:
+        for name in getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]):
+            value = getattr(module, name)
+            if inspect.isclass(value) and value.__module__.startswith("volvox"):
+                found |= {f"{module.__name__}.{name}": value}
+    return {
+        name: value for name, value in found.items() if hasattr(value, "_fields") or dataclasses.is_dataclass(value)
+    }
 
 
 def test_help_shows_what_is_said_of_fields():
-    assert "Alias for field number" not in inspect.getdoc(volvox.TimeStep.reward)
-    for name in volvox.__all__:
-        value = getattr(volvox, name)
-        if inspect.isclass(value) and issubclass(value, tuple):
-            for field in value._fields:
-                assert "Alias for field number" not in getattr(value, field).__doc__, f"{name}.{field}"
+    records = public_records()
+    assert len(records) > 60
+    assert {"volvox.TimeStep", "volvox.loggers.LoggedRun", "volvox.learners.td3.Variables"} & set(records)
+    for name, record in records.items():
+        shown, words = pydoc.plain(pydoc.render_doc(record)), documented(inspect.getdoc(record) or "")
+        assert "Alias for field number" not in shown, name
+        if issubclass(record, tuple):
+            assert all(getattr(record, field).__doc__.endswith(".") for field in record._fields), name
+        else:  # the class's own documentation has them
+            own = [field.name for field in dataclasses.fields(record) if field.name not in ("parent", "name")]
+            assert not {field for field in own if not field.startswith("_")} - set(words), name
 
 
 def test_settings_are_frozen_and_by_keyword():
-    for name in ("A3C", "ES", "GA", "Novelty", "Returns", "TD3"):
+    for name in ("A3C", "ES", "GA", "Novelty", "PPO", "Returns", "TD3"):
         settings = getattr(volvox, name)
         assert dataclasses.is_dataclass(settings)
         assert settings.__dataclass_params__.frozen

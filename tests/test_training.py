@@ -16,13 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import checkpoint
+from volvox import _monitor, checkpoint
 from volvox.report import rows
 from volvox.training import train
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
 
 SPEC = EnvSpec("hill", (1,), np.float32, 2, None, None, None, 10, 1)
 ENV = Env(SPEC, 1, 1, lambda seed, **_: (), {})
+
+
+POLICY = Policy(
+    init=lambda key: jnp.zeros(4),
+    initial_state=lambda batch_size: (),
+    apply=lambda x, observation, state: (observation * x[0], state),
+    sample=lambda key, output: output,
+    mode=lambda output: output,
+    config={},
+)
 
 
 class Hill(NamedTuple):
@@ -59,7 +69,7 @@ def hill(*, size=4, chunk_seconds=0.0, chunks=1, interrupt=None, calls=None, ext
         init=init,
         step=step,
         variables=lambda state: state.x,
-        policy=Policy(*[lambda *_: None] * 5, config={}),
+        policy=POLICY,
         env=ENV,
         config={"algorithm": "hill", "size": size},
         close=lambda: None,
@@ -78,7 +88,7 @@ def with_save(algorithm):
 
 
 def quietly(algorithm, **kwargs):
-    return train(algorithm, **{"progress": False, "tensorboard": False, **kwargs})
+    return train(algorithm, **{"progress": False, "loggers": (), **kwargs})
 
 
 def lasting(rows):
@@ -105,6 +115,7 @@ def test_a_run_and_its_directory(tmp_path):
     assert sorted(p.name for p in run_dir.iterdir() if not p.name.startswith(".")) == [
         "checkpoints",
         "config.json",
+        "fingerprint.json",
         "learning_curve.png",
         "metrics.jsonl",
         "tensorboard",
@@ -114,7 +125,7 @@ def test_a_run_and_its_directory(tmp_path):
     config = json.loads((run_dir / "config.json").read_text())
     assert config["algorithm"] == {"algorithm": "hill", "size": 4}
     assert config["key"] == {"impl": "threefry2x32", "data": [0, 0]}
-    assert config["versions"].keys() == {"volvox", "jax", "envpool"}
+    assert config["versions"].keys() == {"python", "volvox", "jax", "envpool", "optax"}
     assert config["versions"]["jax"] == jax.__version__
     seconds = [row["seconds"] for row in run.metrics]
     assert seconds == sorted(seconds)
@@ -250,7 +261,7 @@ def test_any_part_of_a_run_counts_as_one(tmp_path, left):
     with pytest.raises(FileExistsError, match=left):
         quietly(hill(), steps=1, run_dir=tmp_path / "b")
     if left != "config.json":
-        with pytest.raises(ValueError, match=r"no config\.json"):
+        with pytest.raises(ValueError, match=r"holds no run: there is no .*config\.json"):
             quietly(hill(), steps=1, run_dir=tmp_path / "b", resume=True)
 
 
@@ -268,9 +279,8 @@ def test_other_settings_are_refused_naming_each(tmp_path):
     assert str(error.value).splitlines()[1:] == [
         "  algorithm.size: saved 4, now 5",
         '  algorithm.env.game: saved "a", now "b"',
-        "  algorithm.old: saved null, now nothing",
         "  key.data: saved [0, 0], now [0, 9]",
-        "  algorithm.new: saved nothing, now true",
+        "  algorithm.new: saved null, now true",  # a setting that is not there is None
     ]
     assert calls == []
     # the budget and the versions may differ
@@ -280,9 +290,9 @@ def test_other_settings_are_refused_naming_each(tmp_path):
 
 
 def test_settings_that_are_no_json_are_refused():
-    with pytest.raises(TypeError, match=r"algorithm\.config must hold JSON values only.*numpy\.float32"):
+    with pytest.raises(TypeError, match=r"algorithm\.config and about must hold JSON values only.*numpy\.float32"):
         quietly(hill()._replace(config={"a": np.float32(1)}), steps=1)
-    with pytest.raises(TypeError, match=r"algorithm\.config must hold JSON values only"):
+    with pytest.raises(TypeError, match=r"algorithm\.config and about must hold JSON values only"):
         quietly(hill()._replace(config={"a": float("nan")}), steps=1)
 
 
@@ -367,13 +377,23 @@ def test_a_row_is_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
     assert seen == [(0, []), (1, [1]), (2, [1, 2])]
 
 
-@pytest.mark.parametrize("kept", [[], [1, 3], [2, 3], [1, 2]])
+@pytest.mark.parametrize("kept", [[], [2, 3]])
 def test_rows_removed_by_hand_are_noticed(tmp_path, kept):
     run_dir = tmp_path / "a"
     run = quietly(hill(), steps=3, run_dir=run_dir)
     rows.rewrite(run_dir / "metrics.jsonl", [run.metrics[number - 1] for number in kept])
-    with pytest.raises(ValueError, match="does not hold one row for each generation from 1 to 3"):
+    with pytest.raises(checkpoint.DamagedCheckpointError, match="not hold one row for each generation from 1 to 3"):
         quietly(hill(), steps=4, run_dir=run_dir, resume=True)
+
+
+@pytest.mark.parametrize(("kept", "last"), [([1, 3], 1), ([1, 2], 2)])
+def test_where_rows_are_missing_the_checkpoint_before_them_is_taken(tmp_path, kept, last):
+    run_dir = tmp_path / "a"
+    run = quietly(hill(), steps=3, run_dir=run_dir)
+    rows.rewrite(run_dir / "metrics.jsonl", [run.metrics[number - 1] for number in kept])
+    with pytest.warns(UserWarning, match=f"one row for each generation from 1 to .*going back to step {last}"):
+        again = quietly(hill(), steps=4, run_dir=run_dir, resume=True)
+    assert_same_run(again, quietly(hill(), steps=4))
 
 
 def test_checkpoints_removed_by_hand_are_noticed(tmp_path):
@@ -424,6 +444,38 @@ def test_max_frames_ends_the_run_and_its_resume(tmp_path):
     assert len(quietly(hill(), steps=10, run_dir=tmp_path / "a", resume=True, max_frames=121).metrics) == 4
     with pytest.raises(ValueError, match="max_frames must be an integer of at least 1, got 0"):
         quietly(hill(), steps=1, max_frames=0)
+
+
+def test_a_budget_in_frames_needs_no_number_of_steps(tmp_path, capsys):
+    run = train(hill(), run_dir=tmp_path / "a", max_frames=100, loggers=())
+    assert len(run.metrics) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "stopped after generation 3: 120 frames have been played"
+    assert "/" not in said[0].split("  ")[0]
+    assert len(quietly(hill(), run_dir=tmp_path / "a", resume=True, max_frames=160).metrics) == 4
+    assert "stopped after generation 4: 160 frames" in capsys.readouterr().err
+    assert len(quietly(hill(), steps=2, run_dir=tmp_path / "a", resume=True).metrics) == 4  # done already
+    with pytest.raises(ValueError, match="nothing would end this run: give steps, stop_after"):
+        quietly(hill())
+
+
+def test_a_resume_that_asks_for_no_more_steps_says_so(tmp_path, capsys):
+    quietly(hill(), steps=4, run_dir=tmp_path / "a")
+    for steps in (2, 4):
+        assert len(quietly(hill(), steps=steps, run_dir=tmp_path / "a", resume=True).metrics) == 4
+        said = f"nothing to do, because generation 4 is done and steps={steps} asks for no more"
+        assert said in capsys.readouterr().err
+
+
+def test_a_run_says_how_far_it_came(tmp_path):
+    assert repr(quietly(hill(), steps=2)) == "Run('hill', generations=2, interrupted=False)"
+    run = quietly(hill(interrupt=raise_signal_at(2, 0)), steps=5, run_dir=tmp_path / "a")
+    assert repr(run) == f"Run('hill', generations=1, run_dir='{tmp_path}/a', interrupted=True)"
+
+
+def test_a_budget_in_frames_that_nothing_counts_is_refused():
+    with pytest.raises(ValueError, match="max_frames=100: this algorithm has no metric 'frames'"):
+        quietly(hill(extra={"frames": None}), max_frames=100)
 
 
 def test_stop_after_ends_cleanly(tmp_path):
@@ -481,7 +533,14 @@ def test_an_interrupt_in_the_first_step(tmp_path):
     assert_same_run(run, quietly(hill(), steps=2))
 
 
-def test_a_second_signal_stops_at_once(tmp_path):
+def test_a_signal_that_comes_twice_at_once_is_one(tmp_path, capsys):
+    run = quietly(hill(interrupt=raise_signal_at(2, 0, times=2)), steps=5, run_dir=tmp_path / "a")
+    assert (run.interrupted, len(run.metrics)) == (True, 1)
+    assert "stopping; once more stops at once" in capsys.readouterr().err
+
+
+def test_a_second_signal_stops_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(_monitor, "_ONE_PRESS", 0.0)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         quietly(hill(interrupt=raise_signal_at(2, 0, times=2)), steps=5, run_dir=tmp_path / "a")
@@ -496,7 +555,8 @@ def test_an_error_in_a_step_passes_and_leaves_a_resumable_run(tmp_path):
             raise OSError("emulator lost")
 
     with pytest.raises(OSError, match="emulator lost"):
-        quietly(hill(interrupt=fail), steps=5, run_dir=tmp_path / "a")
+        quietly(hill(interrupt=fail), steps=5, run_dir=tmp_path / "a", checkpoint_every=10)
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 2]
     run = quietly(hill(), steps=5, run_dir=tmp_path / "a", resume=True)
     assert_same_run(run, quietly(hill(), steps=5))
 
@@ -510,6 +570,16 @@ def test_numbers_that_are_not_finite_leave_the_last_good_state_and_a_note(tmp_pa
         with pytest.raises(FloatingPointError) as error:
             quietly(hill(interrupt=fail), steps=5, run_dir=run_dir, checkpoint_every=10)
         assert error.value.__notes__ == [f"The last good state is that of generation 2; {said}."]
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 2]
+
+
+def test_without_machines_the_last_state_is_saved(tmp_path):
+    def fail(number, chunk):
+        if number == 3:
+            raise ConnectionError("there has been no actor for 600 seconds")
+
+    with pytest.raises(ConnectionError, match="no actor"):
+        quietly(hill(interrupt=fail), steps=5, run_dir=tmp_path / "a", checkpoint_every=10)
     assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 2]
 
 

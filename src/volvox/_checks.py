@@ -1,11 +1,15 @@
 """Checks shared by all parts: one clear `ValueError` for each mistake, raised before anything is made."""
 
+import contextlib
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable
+import typing
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -13,11 +17,16 @@ Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransform
 """What settings hold: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
 
 
-def integer(name: str, value: object, *, low: int) -> int:
-    """Returns `value` as an int of at least `low`.
+INT32 = 2**31 - 1
+"""The largest int32: what is counted on the device cannot be more."""
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def integer(name: str, value: object, *, low: int, high: int | None = INT32) -> int:
+    """Returns `value` as an int of at least `low` and of at most `high`, where None sets no limit.
 
     Raises:
-        ValueError: `value` is no integer, or it is smaller than `low`; the message names both.
+        ValueError: `value` is no integer, or it is out of that range; the message names both.
     """
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]  # the TypeError is the check
@@ -25,7 +34,38 @@ def integer(name: str, value: object, *, low: int) -> int:
         number = None
     if number is None or isinstance(value, bool) or number < low:
         raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+    if high is not None and number > high:
+        raise ValueError(f"{name} must be an integer of at most {high}, got {value!r}")
     return number
+
+
+def count(name: str, value: object) -> int | None:
+    """Returns `value` as an int of at least 1. None stays None, and a float without a fraction will do, such as 1e6.
+
+    Raises:
+        ValueError: `value` is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    return integer(name, value, low=1, high=None)
+
+
+def typed_key(key: Any) -> jax.Array:
+    """Returns the `jax.random.key` of a seed, of raw key data, or of a key, which is returned as it is.
+
+    Raises:
+        ValueError: A seed beyond 32 bits, of which JAX would drop the higher ones.
+        TypeError: Something else.
+    """
+    if isinstance(key, int | np.integer):
+        if not -(2**31) <= key < 2**31:
+            raise ValueError(f"seed={key}: give an integer from {-(2**31)} to {2**31 - 1}, or a key")
+        return jax.random.key(key)
+    if not hasattr(key, "dtype") or jnp.issubdtype(key.dtype, jnp.floating):
+        raise TypeError(f"give an integer as the seed, or a key of jax.random; got {key!r}")
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def group_size(num_envs: object, num_groups: object) -> int:
@@ -60,7 +100,8 @@ def number(
     Raises:
         ValueError: `value` is no number, or it is out of that range; the message names both.
     """
-    given = float(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else math.nan
+    known: Any = value if isinstance(value, int | float | np.number) and not isinstance(value, bool) else math.nan
+    given = float(known) if abs(known) <= _LARGEST else math.nan
     if math.isfinite(given) and low <= given <= high and given > above:
         return given
     wanted = f"number from {low:g} to {high:g}" if high < math.inf else f"finite number of at least {low:g}"
@@ -69,18 +110,25 @@ def number(
     raise ValueError(f"{name}={value!r}: give a {wanted}.")
 
 
-def integers(settings: object, *names: str, low: int) -> None:
-    """Checks fields of settings with `integer`; those that are None are not looked at."""
+def integers(settings: object, *names: str, low: int, high: int | None = INT32) -> None:
+    """Checks fields of settings with `integer`; None is right where the type of a field says so."""
     for name in names:
-        if (value := getattr(settings, name)) is not None:
-            integer(name, value, low=low)
+        if (value := getattr(settings, name)) is not None or not _optional(settings, name):
+            integer(name, value, low=low, high=high)
 
 
 def numbers(settings: object, *names: str, **limits: float) -> None:
-    """Checks fields of settings with `number`; those that are None or functions are not looked at."""
+    """Checks fields of settings with `number`; not functions, and None only where the type does not have it."""
     for name in names:
-        if (value := getattr(settings, name)) is not None and not callable(value):
+        value = getattr(settings, name)
+        if not callable(value) and (value is not None or not _optional(settings, name)):
             number(name, value, **limits)
+
+
+def _optional(settings: Any, name: str) -> bool:
+    """Whether the type of a field has None in it; what is no dataclass has no types."""
+    fields = {field.name: field.type for field in getattr(settings, "__dataclass_fields__", {}).values()}
+    return name not in fields or type(None) in typing.get_args(fields[name])
 
 
 def gradient_transformation(
@@ -106,3 +154,25 @@ def gradient_transformation(
     if max_gradient_norm is not None:
         made = optax.chain(optax.clip_by_global_norm(max_gradient_norm), made)
     return optax.with_extra_args_support(made)
+
+
+@contextlib.contextmanager
+def one_thread(lock: Any) -> Iterator[None]:
+    """Holds the lock of an algorithm, whose pools and slots only one thread may use at a time.
+
+    Args:
+        lock: A `threading.RLock`, or None, which holds nothing.
+
+    Raises:
+        RuntimeError: Another thread holds it.
+    """
+    if lock is not None and not lock.acquire(blocking=False):
+        raise RuntimeError(
+            "this algorithm is in use in another thread, and its pools of environments cannot be shared: make one "
+            "algorithm for each thread, or wait until the other is done"
+        )
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()

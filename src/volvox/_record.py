@@ -1,29 +1,37 @@
 """The record of a run: its rows of metrics, and the files in its directory."""
 
+import contextlib
+import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
+import shutil
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-from flax.traverse_util import flatten_dict
-from tensorboardX import SummaryWriter
-
 from volvox import checkpoint
-from volvox._settings import versions
+from volvox._config import CONFIG, FINGERPRINT, check_settings, config_of, fingerprint, outputs_of, read_config
+from volvox._manifest import sync
+from volvox._resources import check_disk, check_writable
+from volvox._restoring import CHECKPOINTS, METRICS, Restored, restored, settings_digest
+from volvox.loggers import LoggedRun, opened, tensorboard
+from volvox.population import lineage
 from volvox.report import plots, rows
 from volvox.types import Algorithm, Array, ArrayTree
 
-_CONFIG, _METRICS, _CHECKPOINTS, _ELITE = "config.json", "metrics.jsonl", "checkpoints", "elite.json"
-PLOT, _LOG, _TENSORBOARD = "learning_curve.png", "log", "tensorboard"
+ELITE, LOCK = "elite.json", ".lock"
+PLOT, _LOG = "learning_curve.png", "log"
 _SECONDS_BETWEEN_PLOTS = 60.0
 _PLOTS_SHARE = 0.005
 """Of the time, at most, that goes into plots while the run lasts."""
+_LEFTOVER = re.compile(r"\.(config\.json|metrics\.jsonl|elite\.json|fingerprint\.json)-\d+-\d+")
+"""Files of `checkpoint.write_file` that a kill left behind."""
 
 
 def check_unused(run_dir: str | os.PathLike[str]) -> None:
@@ -31,12 +39,21 @@ def check_unused(run_dir: str | os.PathLike[str]) -> None:
 
     Raises:
       FileExistsError: It holds a run.
+      ValueError: The name is empty, or the directory cannot be written.
     """
-    if holds := _holds(Path(run_dir)):
+    check_writable(run_path(run_dir))
+    if holds := _holds(run_path(run_dir)):
         raise FileExistsError(
             f"{os.fspath(run_dir)} already holds a run ({', '.join(holds)}): pass resume=True (scripts: --resume) to "
             "go on with it, or give another run_dir, or remove the directory"
         )
+
+
+def run_path(run_dir: str | os.PathLike[str]) -> Path:
+    """Returns the path of a run directory; raises ValueError for an empty name, which means the working directory."""
+    if not os.fspath(run_dir).strip():
+        raise ValueError(f"run_dir={os.fspath(run_dir)!r} is empty: name a directory for the run")
+    return Path(run_dir)
 
 
 class Record:
@@ -48,56 +65,117 @@ class Record:
     """
 
     def __init__(self, algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, *, keep: int, log: bool):
-        self.path = None if run_dir is None else Path(run_dir)
+        self.path = None if run_dir is None else run_path(run_dir)
         self.rows: list[rows.Row] = []
         self._algorithm, self._keep, self._log = algorithm, keep, log
-        self._events: SummaryWriter | None = None
+        self._tell: Callable[[int, rows.Row], None] = lambda step, row: None
+        self._lock: Any = None
+        self._config: dict[str, Any] = {}
+        self._settings = ""  # digest of the settings, by which checkpoints know their run
+        self._rows_digest = hashlib.sha256()
         self._saved_step = -1
         self._next_plot = time.monotonic() + _SECONDS_BETWEEN_PLOTS
+        self._outputs: Callable[[ArrayTree], list[float]] | None = None
 
     @property
     def done(self) -> int:
         """Steps completed."""
         return len(self.rows)
 
+    @property
+    def frames(self) -> int:
+        """Emulator frames of these steps."""
+        return int(rows.numbers(self.rows[-1]).get("frames", 0)) if self.rows else 0
+
     def has_frames(self, number: int | None) -> bool:
-        """Whether the run has so many frames; never with None."""
-        return number is not None and bool(self.rows) and self.rows[-1].get("frames", 0) >= number
+        """Whether the run has so many frames; never with None.
 
-    def open(self, stack: ExitStack, key: Array, *, resume: bool, tensorboard: bool) -> tuple[int, ArrayTree] | None:
-        """Makes the directory ready to begin or to go on, and holds it until the stack closes.
+        Raises:
+          ValueError: Its rows do not count frames.
+        """
+        if number is None or not self.rows:
+            return False
+        if "frames" not in rows.numbers(self.rows[-1]):
+            raise ValueError(f"max_frames={number}: this algorithm has no metric 'frames'; give steps or stop_after")
+        return self.frames >= number
 
-        Nothing is changed if no run with these settings may begin or go on there.
+    def open(self, stack: ExitStack, key: Array, *, resume: bool, about: Mapping[str, Any] | None) -> Restored | None:
+        """Holds the directory until the stack closes, and reads the run that is there; nothing of it is changed.
+
+        What a refusal leaves is at most an empty directory with the file that is locked.
 
         Returns:
-          (step, what `algorithm.save` gave) of the newest whole checkpoint; None if the run begins.
+          The run at its newest whole checkpoint; None if the run begins.
         """
-        config = _config(self._algorithm, key)
+        self._config = config_of(self._algorithm, key, about)
         if self.path is None:
             return None
+        there = False
         if resume:
-            _check_settings(self.path, config)
+            check_writable(self.path)
+            if there := bool(_holds(self.path)):
+                saved_config = read_config(self.path)
+                check_settings(self.path, saved_config, self._config)
+                self._config = saved_config
         else:
             check_unused(self.path)
+        self._settings = settings_digest(self._config)
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = stack.enter_context((self.path / ".lock").open("w"))
-        try:  # the system drops the lock when the process ends, however it ends
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(error.errno, f"another process is training in {self.path}") from error
-        like = jax.eval_shape(self._algorithm.init, key) if resume and self._algorithm.restore is None else None
-        saved = checkpoint.restore_latest(self.path / _CHECKPOINTS, like)
-        self.rows = self._rows_until(self.path / _METRICS, None if saved is None else saved[0])
-        if saved is not None:
-            self._saved_step = self.done
-        if not (self.path / _CONFIG).exists():
-            checkpoint.write_file(self.path / _CONFIG, json.dumps(config, indent=2) + "\n")
-        rows.rewrite(self.path / _METRICS, self.rows)
-        rows.drop_log_after(self.path / _LOG, self.done)
-        if tensorboard:
-            events = rows.event_writer(self.path / _TENSORBOARD, first_step=self.done + 1)
-            self._events = stack.enter_context(events)
-        return saved
+        sync(self.path.parent)
+        self._lock = stack.enter_context(_locked(self.path))
+        found = restored(self.path, self._algorithm, self._config, key) if there else None
+        if found is not None:
+            self.rows, self._rows_digest, self._saved_step = found.rows, found.rows_digest, found.step
+        elif there:
+            file, folder = self.path / METRICS, self.path / CHECKPOINTS
+            metrics, damage = rows.read_until_damage(file)
+            if metrics or damage:  # the state before the first step is saved before any row
+                raise ValueError(damage or f"{file} has {len(metrics)} rows, but {folder} no checkpoint")
+        return found
+
+    def begin(self, stack: ExitStack, state: Any, *, loggers: Sequence[Any] | None) -> None:
+        """Writes the first files of a run, or removes what is beyond the step from which it goes on; opens the loggers.
+
+        A run is there once `config.json` is, which follows the first checkpoint: if that does not fit on the disk, or a
+        logger cannot be opened, nothing is there.
+        """
+        if self.path is None:
+            self._open_loggers(stack, loggers or ())
+            return
+        if self._saved_step < 0:
+            first = self._save_checkpoint(state)
+            try:
+                check_disk(self.path, first)
+            except ValueError:
+                shutil.rmtree(first, ignore_errors=True)
+                raise
+        self._open_loggers(stack, (tensorboard(),) if loggers is None else loggers)
+        with self._writing():
+            for name in filter(_LEFTOVER.fullmatch, os.listdir(self.path)):
+                (self.path / name).unlink()
+            if not (self.path / CONFIG).exists():
+                checkpoint.write_file(self.path / CONFIG, json.dumps(self._config, indent=2) + "\n")
+            rows.rewrite(self.path / METRICS, self.rows)
+            rows.drop_log_after(self.path / _LOG, self.done)
+        self.write_elite(state)  # a kill may have come between a checkpoint and its elite
+
+    def _open_loggers(self, stack: ExitStack, loggers: Sequence[Any]) -> None:
+        algorithm, before = self._algorithm, tuple(map(dict, self.rows))
+        run = LoggedRun(self.path, algorithm.env.spec.name, algorithm.step_name, algorithm.config, before)
+        self._tell = opened(loggers, run, stack)
+
+    def tell_loggers(self) -> None:
+        """Gives the last row to the loggers."""
+        self._tell(self.done, self.rows[-1])
+
+    @contextlib.contextmanager
+    def saving(self, state: Any) -> Iterator[None]:
+        """Saves a state where what is done meanwhile, by code that is not ours, raises an error."""
+        try:
+            yield
+        except Exception:
+            self.save(state)
+            raise
 
     def add(self, state: Any, figures: Mapping[str, Any], *, seconds: float, step_seconds: float) -> None:
         """Adds the row of a step that is done, here and on disk."""
@@ -109,89 +187,125 @@ class Record:
             )
         own = {name: number, "seconds": round(seconds, 3), "step_seconds": round(step_seconds, 3)}
         self.rows.append(own | rows.to_json(figures) | own)
-        if self.path is not None:
+        if self.path is None:
+            return
+        self._rows_digest.update(rows.to_line(self.rows[-1]).encode())
+        with self._writing():
             if self._log and self._algorithm.log is not None:
                 rows.write_log(self.path / _LOG, number, self._algorithm.log(state))
-            rows.append_row(self.path / _METRICS, self.rows[-1])
-        if self._events is not None:
-            rows.write_events(self._events, number, self.rows[-1])
+            rows.append_row(self.path / METRICS, self.rows[-1])
 
     def save(self, state: Any) -> None:
         """Writes the checkpoint and the elite of the state after the last row, unless they are there."""
         if self.path is not None and self._saved_step != self.done:
-            tree = state if self._algorithm.save is None else self._algorithm.save(state)
-            checkpoint.save(self.path / _CHECKPOINTS, self.done, tree, keep=self._keep)
+            self._save_checkpoint(state)
             self.write_elite(state)
-            self._saved_step = self.done
+            self._write_fingerprint(state)
+
+    def _save_checkpoint(self, state: Any) -> Path:
+        assert self.path is not None
+        tree = state if self._algorithm.save is None else self._algorithm.save(state)
+        about = {"settings": self._settings, "rows": self._rows_digest.hexdigest()}
+        if (elite := self._elite(state)) is not None:
+            about[lineage.ABOUT] = lineage.digest(elite)
+        with self._writing():
+            folder = checkpoint.save(self.path / CHECKPOINTS, self.done, tree, keep=self._keep, about=about)
+        self._saved_step = self.done
+        return folder
+
+    def _write_fingerprint(self, state: Any) -> None:
+        """Writes what the state's best policy answers to fixed observations, by which a wrong network is noticed."""
+        if self.path is not None and self.done:
+            self._outputs = self._outputs or outputs_of(self._algorithm.policy, self._algorithm.env.spec)
+            text = fingerprint(self.done, self._outputs(self._algorithm.variables(state)))
+            with self._writing():
+                checkpoint.write_file(self.path / FINGERPRINT, text)
 
     def write_elite(self, state: Any) -> None:
         """Writes the lineage of a state's best individual; before the first step there is none."""
         if self.path is None or self._algorithm.genome is None:
             return
-        if self.done:
-            checkpoint.write_file(self.path / _ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
-        else:
-            (self.path / _ELITE).unlink(missing_ok=True)
+        with self._writing():
+            if (elite := self._elite(state)) is not None:
+                checkpoint.write_file(self.path / ELITE, elite)
+            else:
+                (self.path / ELITE).unlink(missing_ok=True)
 
     def plot_now_and_then(self) -> None:
         """Draws the learning curve, about once a minute."""
+        if self.path is not None and time.monotonic() >= self._next_plot:
+            self.plot()
+
+    def plot(self) -> None:
+        """Draws the learning curve, if there is a directory."""
+        if self.path is None:
+            return
         began = time.monotonic()
-        if self.path is not None and began >= self._next_plot:
-            plots.learning_curve(self.rows, self.path / PLOT, title=self._algorithm.env.spec.name)
-            took = time.monotonic() - began
-            self._next_plot = began + max(_SECONDS_BETWEEN_PLOTS, took / _PLOTS_SHARE)
+        with self._writing():
+            name = self._algorithm.env.spec.name
+            plots.learning_curve(self.rows, self.path / PLOT, title=name, **plots.score_lines(name))
+        took = time.monotonic() - began
+        self._next_plot = began + max(_SECONDS_BETWEEN_PLOTS, took / _PLOTS_SHARE)
 
-    def _rows_until(self, file: Path, step: int | None) -> list[rows.Row]:
-        """Reads the rows up to the newest checkpoint, of which there is one for each step."""
-        found, name = rows.read_metrics(file), self._algorithm.step_name
-        if step is None and found:  # the state before the first step is saved before any row
-            raise ValueError(f"{file} has {len(found)} rows, but {file.with_name(_CHECKPOINTS)} no checkpoint")
-        if [row.get(name) for row in found[:step]] != list(range(1, (step or 0) + 1)):
-            raise ValueError(
-                f"{file} does not hold one row for each {name} from 1 to {step}, where the newest checkpoint stands: "
-                "it was changed by hand, or algorithm.step_name is another"
+    def _elite(self, state: Any) -> str | None:
+        """The text of `elite.json`; None where there is no such file."""
+        if self._algorithm.genome is None or not self.done:
+            return None
+        return json.dumps(self._algorithm.genome(state)) + "\n"
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Makes one clear error of what the system may refuse while the run's files are written."""
+        self._check_directory()
+        try:
+            yield
+        except OSError as error:
+            self._check_directory()
+            raised = OSError(
+                f"{self.path} cannot be written: {error.strerror or error}. The run stops here; what was saved before "
+                "is whole, and the run can be resumed from there"
             )
-        return found[:step]
+            raised.errno = error.errno
+            raise raised from error
 
-
-def _config(algorithm: Algorithm, key: Array) -> dict[str, Any]:
-    """What `config.json` says, in the form in which it is read back."""
-    config = {
-        "algorithm": algorithm.config,
-        "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
-        "versions": versions(),
-    }
-    try:
-        return json.loads(json.dumps(config, allow_nan=False, default=dict))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"algorithm.config must hold JSON values only: {error}") from error
+    def _check_directory(self) -> None:
+        """Raises OSError if the directory is no longer that in which this run began."""
+        assert self.path is not None
+        mine = os.fstat(self._lock.fileno())
+        try:
+            there = os.stat(self.path / LOCK)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            raise OSError(
+                f"{self.path} is no longer the directory in which this run began: it, or the file .lock in it, was "
+                "moved, removed or replaced. The run stops and writes nothing more; what was saved is where it was "
+                "moved, and the run can be resumed there"
+            )
 
 
 def _holds(directory: Path) -> list[str]:
     """Returns the names of a run's files that are in a directory."""
-    holds = [name for name in (_CONFIG, _METRICS) if (directory / name).exists()]
-    return holds + ([_CHECKPOINTS] if checkpoint.steps(directory / _CHECKPOINTS) else [])
+    holds = [name for name in (CONFIG, METRICS) if os.path.lexists(directory / name)]
+    # That of no step alone is what a start left that was killed.
+    return holds + ([CHECKPOINTS] if any(checkpoint.steps(directory / CHECKPOINTS)) else [])
 
 
-def _check_settings(directory: Path, config: dict[str, Any]) -> None:
-    """Raises ValueError if the run in a directory, if there is one, has other settings; versions may differ."""
-    if not (holds := _holds(directory)):
-        return
-    if _CONFIG not in holds:
-        raise ValueError(f"{directory} holds {', '.join(holds)} but no {_CONFIG}: it cannot be resumed")
-    saved, given = _flat(json.loads((directory / _CONFIG).read_text())), _flat(config)
-    differences = [
-        f"\n  {name}: saved {saved.get(name, 'nothing')}, now {given.get(name, 'nothing')}"
-        for name in dict.fromkeys([*saved, *given])
-        if saved.get(name) != given.get(name)
-    ]
-    if differences:
-        raise ValueError(
-            f"{directory} was started with other settings; use those, or another run_dir:{''.join(differences)}"
-        )
-
-
-def _flat(config: dict[str, Any]) -> dict[str, str]:
-    """Settings by their places, such as `algorithm.env.game`, as JSON text; versions are left out."""
-    flat = flatten_dict({**config, "versions": None}, keep_empty_nodes=True, sep=".")
-    return {name: json.dumps(value, default=lambda empty: {}) for name, value in flat.items()}
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[Any]:
+    """Holds a run directory's lock; the system drops it when the process ends, however it ends."""
+    path, flags = directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:  # a link is not followed, and a pipe not waited for
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise ValueError(f"{path} is no file: remove it") from error
+    with os.fdopen(descriptor, "r+b", buffering=0) as lock:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{path} is no file: remove it")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, f"another process is training in {directory}") from error
+        yield lock

@@ -3,7 +3,7 @@
 A checkpoint is a folder named by its step, `00000012/`:
 
     tree/            the state, written by orbax: arrays, numbers, and the tree around them
-    manifest.json    SHA-256 of every file above; written last
+    manifest.json    the step, what the caller says of the checkpoint, and SHA-256 of every file above; written last
 
 Orbax knows NamedTuples, None, strings and Python numbers. Added here are a manifest, so that a damaged checkpoint is
 noticed and the one before it taken; leaves that orbax does not take (empty arrays, long integers), or takes with the
@@ -16,38 +16,49 @@ checkpoint or none. Nothing is pickled.
     step, state = checkpoint.restore_latest("runs/a/checkpoints", like=state)
 """
 
-import hashlib
+import contextlib
 import json
+import logging
+import math
 import os
 import shutil
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
+from volvox import _manifest as manifest
 from volvox._checks import integer
+from volvox._manifest import DamagedCheckpointError, is_folder, sync, unwritten
 from volvox.ops.flat import by_path
 
 __all__ = ["DamagedCheckpointError", "restore", "restore_latest", "save", "steps"]
 
 ArrayTree = Any
 
-_TREE, _MANIFEST, _UNFINISHED = "tree", "manifest.json", ".unfinished-"
+_TREE, _UNFINISHED = "tree", ".unfinished-"
 _KEY, _EMPTY, _LONG = "\0key", "\0empty", "\0long"
 """How leaves that orbax does not take are marked: a key is a dict, an empty array or a long integer a string."""
 
 
-class DamagedCheckpointError(Exception):
-    """A checkpoint is not what was written: a file is missing, truncated, changed or superfluous."""
+Check = Callable[[int, Mapping[str, Any]], None]
+"""(step, what `save` was given as `about`) -> None; raises `DamagedCheckpointError` to pass a checkpoint over."""
 
 
-def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep: int | None = None) -> Path:
+def save(
+    directory: str | os.PathLike[str],
+    step: int,
+    tree: ArrayTree,
+    *,
+    keep: int | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes one checkpoint; returns when it is on disk.
 
     Checkpoints of later steps are removed: they belong to a future that was abandoned when an earlier one was
@@ -59,6 +70,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
       tree: A pytree whose dicts have string keys, of strings, bool, int, float, typed PRNG keys, and arrays (numpy or
         jax) of bool, integer, float (bfloat16 too) or complex numbers, of any shape, empty ones included.
       keep: How many of the newest checkpoints stay, at least 1; None keeps all.
+      about: What else the checkpoint says of itself, such as the run it belongs to: JSON values.
 
     Returns:
       The checkpoint's folder.
@@ -66,29 +78,38 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
     Raises:
       TypeError: A leaf of another type, or a dict's key that is no string, named by its place; nothing is written.
       ValueError: A negative step, `keep` below 1, or keys with dots because of which two leaves have one name.
+      OSError: It cannot be written; checkpoints of earlier steps are as they were.
     """
-    integer("step", step, low=0)
+    integer("step", step, low=0, high=None)
     if keep is not None:
-        integer("keep", keep, low=1)
+        integer("keep", keep, low=1, high=None)
     encoded = jax.tree_util.tree_map_with_path(_encoded, tree)
     names = Counter(".".join(place) for place in by_path(tree))
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"a checkpoint joins the keys of a tree by dots, and two leaves are then {twice[0]!r}")
     root = Path(directory).absolute()
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        sync(root.parent)
     _clear(root)
 
     unfinished, final = root / f"{_UNFINISHED}{step:08d}", _folder(root, step)
     unfinished.mkdir()
-    with _checkpointer() as checkpointer:
-        checkpointer.save(unfinished / _TREE, {_TREE: encoded})
-    (unfinished / _MANIFEST).write_text(json.dumps(_fingerprints(unfinished), indent=1))
-    for path in [*unfinished.rglob("*"), unfinished]:
-        _sync(path)
-    if final.exists():  # a folder cannot be renamed onto another: move the old one out of the way first
+    try:
+        with _unlogged(), _checkpointer() as checkpointer:
+            checkpointer.save(unfinished / _TREE, {_TREE: encoded})
+        manifest.write(unfinished, step=step, num_bytes=_num_bytes(encoded), about=about or {})
+        for path in [*unfinished.rglob("*"), unfinished]:
+            sync(path)
+    except Exception as error:  # orbax hides a full disk behind errors of other kinds
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if refused := unwritten(final, error):
+            raise refused from error
+        raise
+    if os.path.lexists(final):  # a folder cannot be renamed onto another: move the old one out of the way first
         _condemn(final)
     unfinished.rename(final)
-    _sync(root)
+    sync(root)
 
     newest = [s for s in steps(root) if s <= step][-keep if keep else 0 :]
     for obsolete in [s for s in steps(root) if s not in newest]:
@@ -98,18 +119,24 @@ def save(directory: str | os.PathLike[str], step: int, tree: ArrayTree, *, keep:
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
-    """Returns the steps of a folder's checkpoints, damaged ones included, ascending; none if there is no folder."""
-    names = [path.name for path in Path(directory).glob("[0-9]*") if path.is_dir()]
-    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+    """Returns the steps of a folder's checkpoints, damaged ones included, ascending; none if there is no folder.
+
+    A checkpoint is a folder with the name that `save` gives it. Links, files and other names are none.
+    """
+    return sorted(int(path.name) for path in Path(directory).glob("[0-9]*") if _is_checkpoint(path))
 
 
-def restore(directory: str | os.PathLike[str], step: int, like: ArrayTree | None = None) -> ArrayTree:
+def restore(
+    directory: str | os.PathLike[str], step: int, like: ArrayTree | None = None, *, check: Check | None = None
+) -> ArrayTree:
     """Reads the checkpoint of one step.
 
     Args:
       directory: Folder of all checkpoints of a run.
       step: One of `steps(directory)`.
       like: The structure that was saved: a tree of arrays, or of shapes as `jax.eval_shape` makes them.
+      check: Looks at what the checkpoint says of itself, before its arrays are read; see `Check`. A checkpoint of an
+        earlier version says nothing: {}.
 
     Returns:
       With `like`, its structure, of device arrays. Without, dicts and lists of numpy arrays, typed keys, strings and
@@ -118,38 +145,62 @@ def restore(directory: str | os.PathLike[str], step: int, like: ArrayTree | None
     Raises:
       FileNotFoundError: There is no checkpoint of this step.
       DamagedCheckpointError: It is not what was written.
+      MemoryError: It takes more memory than this machine has.
       ValueError: It is of another structure than `like`; the message names the first difference.
     """
     folder = _folder(directory, step)
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
-    _verify(folder)
-    with _checkpointer() as checkpointer:
-        read = checkpointer.restore(folder / _TREE)
-    tree = jax.tree.map(_decoded, read[_TREE], is_leaf=lambda node: isinstance(node, dict) and _KEY in node)
+    said = manifest.verified(folder, step)
+    if check is not None:
+        check(step, said["about"])
+    try:
+        _check_size(folder, said["bytes"])
+        with _unlogged(), _checkpointer() as checkpointer:
+            read = checkpointer.restore(folder / _TREE)
+        tree = jax.tree.map(_decoded, read[_TREE], is_leaf=lambda node: isinstance(node, dict) and _KEY in node)
+    except (DamagedCheckpointError, MemoryError):
+        raise
+    except Exception as error:  # its files are those of the manifest, but no tree that `save` writes
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise DamagedCheckpointError(f"checkpoint {folder} is damaged: it cannot be read ({reason})") from error
     return tree if like is None else restored(tree, like, what="state")
 
 
-def restore_latest(directory: str | os.PathLike[str], like: ArrayTree | None = None) -> tuple[int, ArrayTree] | None:
-    """Reads the newest checkpoint that is whole; warns (`UserWarning`) of each damaged one passed over.
+def restore_latest(
+    directory: str | os.PathLike[str], like: ArrayTree | None = None, *, check: Check | None = None
+) -> tuple[int, ArrayTree] | None:
+    """Reads the newest checkpoint that is whole.
+
+    Warns (`UserWarning`) of each damaged one passed over, and of what else is in the folder and is left alone.
 
     Args:
       directory: Folder of all checkpoints of a run.
       like: See `restore`.
+      check: See `restore`.
 
     Returns:
       (step, tree), or None if there is no checkpoint at all.
 
     Raises:
       DamagedCheckpointError: There are checkpoints and every one is damaged.
+      MemoryError: It takes more memory than this machine has.
       ValueError: It is of another structure than `like`; the message names the first difference.
     """
     damages = []
-    for step in reversed(steps(directory)):
+    if foreign := sorted(path.name for path in Path(directory).glob("[!.]*") if not _is_checkpoint(path)):
+        text = f"{os.fspath(directory)} holds what is no checkpoint, and is left alone: {', '.join(foreign)}"
+        warnings.warn(text, UserWarning, stacklevel=2)
+    left = steps(directory)
+    while left:
+        step = left.pop()
         try:
-            tree = restore(directory, step, like)
-        except DamagedCheckpointError as damage:
-            damages.append(str(damage))
+            tree = restore(directory, step, like, check=check)
+        except (DamagedCheckpointError, FileNotFoundError) as damage:
+            if is_folder(_folder(directory, step)):
+                damages.append(str(damage))
+            else:  # a run in progress has removed it, after it wrote a newer one
+                left, damages = steps(directory), []
             continue
         for text in damages:
             warnings.warn(f"{text}; going back to step {step}", UserWarning, stacklevel=2)
@@ -159,6 +210,14 @@ def restore_latest(directory: str | os.PathLike[str], like: ArrayTree | None = N
             f"every checkpoint in {directory} is damaged, nothing can be restored:\n  " + "\n  ".join(damages)
         )
     return None
+
+
+def about_latest(directory: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Returns what the newest checkpoint says of itself; {} where there is none, or none that can be read."""
+    try:
+        return manifest.read(_folder(directory, steps(directory)[-1]))["about"]
+    except (IndexError, DamagedCheckpointError):
+        return {}
 
 
 def is_key(leaf: Any) -> bool:
@@ -200,8 +259,9 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     unfinished = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
     try:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        _sync(unfinished)
+        sync(unfinished)
         os.replace(unfinished, path)
+        sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -210,10 +270,29 @@ def _folder(directory: str | os.PathLike[str], step: int) -> Path:
     return Path(directory).absolute() / f"{step:08d}"
 
 
-def _checkpointer() -> ocp.Checkpointer:
+def _is_checkpoint(path: Path) -> bool:
+    name = path.name
+    return name.isascii() and name.isdigit() and name == f"{int(name):08d}" and is_folder(path)
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp  # half a second
+
     # Not orbax's CheckpointManager: it renames a checkpoint into place before a manifest of all its files could be
     # written, does not wait for the disk, and takes half as long again.
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keeps orbax from printing the traceback of an error that is raised as well."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -244,29 +323,28 @@ def _decoded(leaf: Any) -> Any:
         return int(leaf.removeprefix(_LONG))
     if isinstance(leaf, str) and leaf.startswith(_EMPTY):
         dtype, shape = leaf.removeprefix(_EMPTY).split(maxsplit=1)
+        if 0 not in json.loads(shape):  # it would not be empty
+            raise ValueError(f"{leaf!r} is no empty array")
         return np.zeros(json.loads(shape), jnp.dtype(dtype))
     return leaf
 
 
-def _fingerprints(folder: Path) -> dict[str, str]:
-    """{relative path: SHA-256} of every file in the folder but the manifest itself."""
-    found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST):
-        with path.open("rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+def _num_bytes(tree: ArrayTree) -> int:
+    """Bytes of the arrays of a tree, or of what describes it; numbers are not counted."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if getattr(leaf, "shape", ())]
+    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
 
 
-def _verify(folder: Path) -> None:
-    # Checked by our own sums: orbax may read a damaged file without noticing.
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-    except (FileNotFoundError, ValueError) as error:
-        raise DamagedCheckpointError(f"checkpoint {folder} is damaged: no readable {_MANIFEST}") from error
-    found = _fingerprints(folder)
-    if found != manifest:
-        names = sorted(name for name in {*found, *manifest} if found.get(name) != manifest.get(name))
-        raise DamagedCheckpointError(f"checkpoint {folder} is damaged: missing, changed or unknown: {', '.join(names)}")
+def _check_size(folder: Path, saved: int | None) -> None:
+    """Raises an error, before anything is read, if the arrays take other bytes than were saved, or too many."""
+    import orbax.checkpoint as ocp  # half a second
+
+    handler: Any = ocp.PyTreeCheckpointHandler()  # takes any path
+    needed = _num_bytes(handler.metadata(folder / _TREE).tree)
+    if saved is not None and needed != saved:
+        raise DamagedCheckpointError(f"checkpoint {folder} is damaged: it has {needed} bytes of arrays, of {saved}")
+    if needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise MemoryError(f"checkpoint {folder} takes {needed:,} bytes of memory, and this machine has {there:,}")
 
 
 def _condemn(folder: Path) -> None:
@@ -276,15 +354,10 @@ def _condemn(folder: Path) -> None:
 
 def _clear(root: Path) -> None:
     for leftover in root.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(leftover)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if is_folder(leftover):
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
 
 
 def _describe(leaf: Any) -> str:

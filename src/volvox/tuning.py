@@ -5,12 +5,13 @@ starts afresh.
 """
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import math
 import multiprocessing
 import os
-import platform
+import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import scipy.stats
 
+from volvox._arguments import said
 from volvox._checks import number
-from volvox._settings import versions
 from volvox.checkpoint import write_file
+from volvox.provenance import processor, versions
 from volvox.types import Algorithm, Interrupted
 
 __all__ = ["Tuned", "tune"]
@@ -31,6 +32,7 @@ _PAIRS = 3
 _CONFIDENCE = 0.9
 _PATIENCE = 900.0
 """Seconds for a trial, compilation included."""
+_SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 
 Settings = dict[str, Any]
 
@@ -40,12 +42,12 @@ class Tuned(NamedTuple):
 
     Attributes:
       settings: The fastest: one value for each name in `choices`.
-      steps_per_second: Of those settings, the median of their trials.
-      trials: What was measured, in this order: `settings`, and `steps_per_second` or `error`.
+      timesteps_per_second: Of those settings, the median of their trials.
+      trials: What was measured, in this order: `settings`, and `timesteps_per_second` or `error`.
     """
 
     settings: Settings
-    steps_per_second: float
+    timesteps_per_second: float
     trials: list[dict[str, Any]]
 
 
@@ -62,7 +64,7 @@ def tune(
 
         def make(num_envs, groups):
             env = vx.envs.atari("Pong", num_envs=num_envs, groups=groups)
-            return vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_actions, vx.networks.SmallTorso()), env)
+            return vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
 
         tuned = vx.tune(make, {"groups": [2, 3, 4], "num_envs": [48, 96, 192]})
         algorithm = make(**tuned.settings)
@@ -91,6 +93,8 @@ def tune(
     Raises:
       ValueError: No choices, the first values cannot be run (the message says why), or a damaged result in the cache.
     """
+    if not callable(make):
+        raise TypeError(f"tune takes a function that makes an algorithm of settings; got {said(make)}")
     if not choices or any(len(values) == 0 for values in choices.values()):
         raise ValueError(f"choices={dict(choices)!r}: give at least one value for at least one setting.")
     number("seconds", seconds, above=0, high=_PATIENCE / 3)
@@ -100,7 +104,7 @@ def tune(
     path = None
     if cache is not None and "error" not in described:  # with an error, the first trial fails too, and says why
         described["choices"] = {setting: list(values) for setting, values in choices.items()}
-        described["trials"] = {"seconds": seconds, "min_gain": min_gain}
+        described["trials"] = {"seconds": seconds, "min_gain": min_gain, "fields": Tuned._fields}
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
         path = Path(cache).expanduser() / f"{digest}.json"
         if path.exists():
@@ -115,9 +119,9 @@ def tune(
     def measure(settings: Settings) -> float:
         """Returns timesteps a second; NaN if these settings cannot be run."""
         trials.append({"settings": settings, **_in_a_process(_trial, make, settings, seconds)})
-        rate = trials[-1].get("steps_per_second", math.nan)
+        rate = trials[-1].get("timesteps_per_second", math.nan)
         if progress:
-            print(f"tune: {settings}: {trials[-1].get('error', f'{rate:,.0f} steps/s')}", flush=True)
+            print(f"tune: {settings}: {trials[-1].get('error', f'{rate:,.0f} timesteps/s')}", flush=True)
         return rate
 
     if math.isnan(measure(best)):
@@ -127,7 +131,7 @@ def tune(
             candidate = {**best, setting: value}
             if _is_faster(measure, best, candidate, min_gain):
                 best = candidate
-    rates = [trial["steps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
+    rates = [trial["timesteps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
     tuned = Tuned(best, statistics.median(rates), trials)
     if path is not None:
         write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
@@ -173,7 +177,10 @@ class _Stopwatch:
     def begin_step(self) -> None:
         """Notes that a step of the algorithm begins."""
         if self.spent == 0 and self._step == 10:
-            raise RuntimeError("the algorithm reported no progress in ten steps")
+            raise RuntimeError(
+                "the algorithm reported no timesteps in ten steps: to be tuned, its step must call its monitor with "
+                "`stepped`"
+            )
         self._step, self._phase, self._called = self._step + 1, "", time.perf_counter()
 
     def __call__(self, progress: Mapping[str, Any]) -> bool:
@@ -196,6 +203,8 @@ def _is_faster(measure: Callable[[Settings], float], best: Settings, candidate: 
         gains.append(math.log(rates[id(candidate)] / rates[id(best)]))
         if not gains[0] > 0:  # or NaN: the candidate cannot be run
             return False
+    import scipy.stats  # half a second
+
     noise = float(scipy.stats.t.ppf(_CONFIDENCE, _PAIRS - 1) * scipy.stats.sem(gains))
     return statistics.mean(gains) > max(math.log1p(min_gain), noise)
 
@@ -219,10 +228,19 @@ def _in_a_process(target: Callable[..., dict[str, Any]], *args: Any) -> dict[str
 
 
 def _send(sender: Any, target: Callable[..., dict[str, Any]], args: tuple[Any, ...]) -> None:
+    _end_with_parent()
     try:
         sender.send(target(*args))
     except (ValueError, TypeError, RuntimeError) as error:  # settings that do not fit; anything else ends the process
         sender.send({"error": f"{type(error).__name__}: {error}"})
+
+
+def _end_with_parent() -> None:
+    """Has the system end this process when the one that started it ends, were it by SIGKILL."""
+    parent = multiprocessing.parent_process()
+    ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent.pid:  # it ended before
+        os._exit(1)
 
 
 def _describe(make: Callable[..., Algorithm], settings: Settings) -> dict[str, Any]:
@@ -237,12 +255,4 @@ def _describe(make: Callable[..., Algorithm], settings: Settings) -> dict[str, A
 
 
 def _trial(make: Callable[..., Algorithm], settings: Settings, seconds: float) -> dict[str, Any]:
-    return {"steps_per_second": measure_speed(make(**settings), seconds)}
-
-
-def processor() -> str:
-    """The processor's name."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return {"timesteps_per_second": measure_speed(make(**settings), seconds)}

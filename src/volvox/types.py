@@ -5,6 +5,7 @@ member, `P` bases. Counts are named by what they count: *frames* (emulator frame
 environment), *episodes*.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,23 +22,28 @@ Config = Mapping[str, Any]
 class EnvSpec(NamedTuple):
     """What an environment offers, the same for each of its copies.
 
-    Exactly one of `num_actions` (discrete) and `action_shape` (continuous) is not None.
+    Actions are of one of three kinds: one of `num_actions` (the only field of these that is not None); one choice in
+    each of several components (`num_choices`, and `action_shape` is their number); or continuous within bounds
+    (`action_shape`, `action_low` and `action_high`).
 
     Attributes:
       name: What reports call the environment, such as "Frostbite".
-      observation_shape: Shape of one observation, channels last.
-      observation_dtype: Dtype of observations: a numpy dtype or scalar type.
+      observation_shape: Shape of one observation, channels last. Where an observation is a dict or a tuple of arrays,
+        it is a dict or a tuple of shapes; `observation` has shapes and dtypes together.
+      observation_dtype: Dtype of observations, a numpy dtype or scalar type; of several arrays a dict or a tuple.
       num_actions: Number of discrete actions; actions are then int32 `[B]`.
-      action_shape: Shape of one continuous action; actions are then float32 `[B, *action_shape]`.
+      action_shape: Shape of one action of several components or of a continuous one; actions are then
+        `[B, *action_shape]`, int32 or float32.
       action_low: `float32 [*action_shape]`: smallest allowed values of a continuous action; None if discrete.
       action_high: `float32 [*action_shape]`: largest allowed values of a continuous action; None if discrete.
-      max_episode_steps: Steps after which an episode is truncated.
-      frame_skip: Emulator frames per step.
+      max_episode_steps: Timesteps after which an episode is truncated.
+      frame_skip: Emulator frames of a timestep.
       extras: Names in `TimeStep.extras`.
+      num_choices: Of actions with several discrete components the number of choices of each; None otherwise.
     """
 
     name: str
-    observation_shape: tuple[int, ...]
+    observation_shape: Any
     observation_dtype: Any
     num_actions: int | None
     action_shape: tuple[int, ...] | None
@@ -46,17 +52,44 @@ class EnvSpec(NamedTuple):
     max_episode_steps: int
     frame_skip: int
     extras: tuple[str, ...] = ()
+    num_choices: tuple[int, ...] | None = None
+
+    @property
+    def observation(self) -> Any:
+        """Shape and dtype of one observation: a `jax.ShapeDtypeStruct`, or a dict or a tuple of them."""
+
+        def described(dtype: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype)
+
+        return jax.tree.map(described, self.observation_dtype, self.observation_shape)
+
+    @property
+    def action(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one action."""
+        return jax.ShapeDtypeStruct(self.action_shape or (), np.float32 if self.continuous else np.int32)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are continuous; they are discrete otherwise, of one component or of several."""
+        return self.num_actions is None and self.num_choices is None
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers that a network answers with: one for each discrete action or choice, or for each continuous part."""
+        if self.num_choices is not None:
+            return sum(self.num_choices)
+        return math.prod(self.action_shape or ()) if self.num_actions is None else self.num_actions
 
 
 class TimeStep(NamedTuple):
-    """What `B` environments report after one step.
+    """What `B` environments report after one timestep.
 
     Where `first` holds, the observation begins an episode: the action sent before was discarded, the reward is 0,
-    and nothing of this step may be scored or trained on. It may hold several times in a row; then the last of them
+    and nothing of this timestep may be scored or trained on. It may hold several times in a row; then the last of them
     begins the episode.
 
     Attributes:
-      observation: `[B, *observation_shape]`.
+      observation: `[B, *observation_shape]`, or a dict or a tuple of such arrays.
       reward: `float32 [B]`, unclipped.
       first: `bool [B]`: this observation begins an episode.
       terminated: `bool [B]`: the episode ended by the rules of the environment.
@@ -64,7 +97,7 @@ class TimeStep(NamedTuple):
       extras: What else the environment reports, each `[B, ...]`: `ram`, `lives`, `elapsed_steps`.
     """
 
-    observation: Array
+    observation: Any
     reward: Array
     first: Array
     terminated: Array
@@ -91,6 +124,11 @@ class EnvGroup(NamedTuple):
         cannot.
       close: Frees what the group holds, actions in flight or not. No compiled function that uses the group may be
         called afterwards.
+      resumable: The state, a pytree of arrays, is all there is: another group made in the same way goes on from it, so
+        that it may be saved.
+      rekey: `(state, where bool [B], keys [B]) -> state`. Before a `recv` in which the environments `where` begin an
+        episode: all random numbers of that episode come from its key, whichever environment plays it. None where an
+        environment cannot be seeded while others play, as in envpool.
     """
 
     spec: EnvSpec
@@ -101,6 +139,8 @@ class EnvGroup(NamedTuple):
     send: Callable[[ArrayTree, Array | np.ndarray], ArrayTree]
     restart: Callable[..., ArrayTree]
     close: Callable[[], None]
+    resumable: bool = False
+    rekey: Callable[[ArrayTree, Array, Array], ArrayTree] | None = None
 
 
 class Env(NamedTuple):
@@ -112,7 +152,7 @@ class Env(NamedTuple):
       num_groups: Groups they are divided into, all of one size.
       make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options) -> groups`. `seed`
         (int) fixes every environment's random numbers; `host=True` gives groups that are driven from Python; `options`
-        are those of the kind of environment (`volvox.envs.envpool_task` has some).
+        are those of the kind of environment (`volvox.envs.envpool` has some).
       config: What describes the environment: JSON values.
     """
 
@@ -140,7 +180,7 @@ class Policy(NamedTuple):
 
     init: Callable[[Array], ArrayTree]
     initial_state: Callable[[int], ArrayTree]
-    apply: Callable[[ArrayTree, Array, ArrayTree], tuple[Array, ArrayTree]]
+    apply: Callable[[ArrayTree, Any, ArrayTree], tuple[Array, ArrayTree]]
     sample: Callable[[Array, Array], Array]
     mode: Callable[[Array], Array]
     config: Config
@@ -166,7 +206,8 @@ class Genotype(NamedTuple):
 class Population(NamedTuple):
     """Few bases and many seeds: member i is `bases[parent[i]] + scale[i] * noise(seed[i])`.
 
-    Kilobytes a member: parameters of all members never exist at once.
+    Kilobytes a member: parameters of all members never exist at once. Where networks are small enough that they may,
+    members can be explicit parameters: as many bases as members, and no noise (`volvox.population.explicit`).
 
     Attributes:
       bases: Parameters, leaves `[P, ...]`.
@@ -175,7 +216,7 @@ class Population(NamedTuple):
       scale: `float32 [N]`: signed noise power; 0 plays the base itself.
       initial: `bool [N]`: a member of the first generation: its parameters are its initialiser's scaled noise alone.
       episodes: `int32 [N]`: episodes to play; 0 leaves the member out.
-      priority: `float32 [N]`: higher starts earlier; the expected episode length in steps.
+      priority: `float32 [N]`: higher starts earlier; the expected episode length in timesteps.
     """
 
     bases: ArrayTree
@@ -192,7 +233,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
       returns: `float32 [N, E]`: undiscounted sums of unclipped rewards.
-      lengths: `int32 [N, E]`: steps played.
+      lengths: `int32 [N, E]`: timesteps played.
       valid: `bool [N, E]`: the episode was asked for and played.
       behaviors: `float32 [N, E, D]`: what each episode was like; D is 0 where nothing was recorded.
     """
@@ -207,25 +248,30 @@ class Algorithm(NamedTuple):
     """Something that learns; `volvox.train` runs them all.
 
     Attributes:
-      init: `key -> state`, a pytree of arrays, keys and Python numbers.
+      init: `key -> state`, a pytree of arrays, keys and Python numbers. Those of `volvox.evolve`
+        and `volvox.learn` take an int for the key.
       step: `(state, *, monitor=None) -> (state, metrics)`: one generation, or one iteration of a learner. `monitor`, if
         given, is called about once a second with a dict of progress figures; if it returns True, the step is abandoned
-        by raising `Interrupted`, and the state passed in stays valid.
+        by raising `Interrupted`, and the state passed in stays valid. A learner's episodes go on only from the very
+        state that was returned last; from any other, equal ones included, it begins new episodes.
       variables: `state -> variables` for `policy.apply`: the best so far, or the latest where nothing ranks them.
       policy: What acts with these variables.
       env: The environments.
       config: The settings: JSON values. Written to `config.json`, and compared when a run is resumed.
       close: Frees pools and their threads.
       genome: `state -> lineage` of the same individual, in JSON form; None if the algorithm keeps none.
+      from_genome: `lineage -> variables`, from such a lineage; None if the algorithm keeps none.
       save: `state -> pytree` with all that is needed to go on; None if that is the state itself.
       restore: `pytree -> state`, the inverse of `save`; None if what was saved is the state.
       last_variables: `state -> variables` of the last policy, where `variables` gives the best; None if there is only
         one.
       log: `state -> arrays` that describe the last step in more detail than its metrics; None if there are none.
       step_name: What a step is called, in rows of metrics and in the progress display.
+      lock: A `threading.RLock` that is held while the algorithm runs, so that a second thread is refused; None where
+        threads may share it.
     """
 
-    init: Callable[[Array], Any]
+    init: Callable[[Any], Any]
     step: Callable[..., tuple[Any, dict[str, Any]]]
     variables: Callable[[Any], ArrayTree]
     policy: Policy
@@ -233,11 +279,13 @@ class Algorithm(NamedTuple):
     config: Config
     close: Callable[[], None]
     genome: Callable[[Any], Any] | None = None
+    from_genome: Callable[[Any], ArrayTree] | None = None
     save: Callable[[Any], ArrayTree] | None = None
     restore: Callable[[ArrayTree], Any] | None = None
     last_variables: Callable[[Any], ArrayTree] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     step_name: str = "generation"
+    lock: Any = None
 
 
 class Interrupted(Exception):

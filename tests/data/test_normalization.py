@@ -1,10 +1,22 @@
-"""Running moments of observations against NumPy."""
+"""Running moments of observations and of discounted returns against NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.data.normalization import init, normalize, update
+from volvox.data.normalization import (
+    Moments,
+    init,
+    init_rewards,
+    normalize,
+    normalizing,
+    reward_scale,
+    update,
+    update_rewards,
+)
+from volvox.envs import probe
+from volvox.types import Policy, TimeStep
 
 
 def test_moments_are_those_of_all_observations():
@@ -19,6 +31,30 @@ def test_moments_are_those_of_all_observations():
     np.testing.assert_allclose(normalize(moments, rows[0]), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_each_array_has_its_own_moments():
+    rows = np.random.default_rng(0).normal(3.0, 2.0, (7, 2)).astype(np.float32)
+    tree = {"a": rows[:, 0], "b": (rows, (rows > 3).astype(np.uint8))}
+    moments = update(init({"a": (), "b": ((2,), (2,))}), tree)
+    alone = update(init((2,)), tree["b"][1])
+    np.testing.assert_array_equal(normalize(moments, tree)["b"][1], normalize(alone, tree["b"][1]))
+    np.testing.assert_allclose(moments.mean["a"], rows[:, 0].mean(), rtol=1e-6)
+
+
+def test_the_variance_stays_that_of_the_observations_however_many_there_were():
+    """In float32 a count stands still at 2^24, while the squares of the larger observations still add up."""
+    num = jnp.float32(2**24)
+    moments = Moments(num, jnp.full(1, 0.5), jnp.full(1, 0.75 * num))
+
+    @jax.jit
+    def seen(moments):
+        observed = lambda i, moments: update(moments, jnp.where(i % 4 == 0, 2.0, 0.0)[None, None])  # noqa: E731
+        return jax.lax.fori_loop(0, 400_000, observed, moments)
+
+    moments = seen(moments)
+    assert moments.num == 2**23
+    np.testing.assert_allclose(moments.squares / moments.num, 0.75, rtol=0.01)
+
+
 def test_outliers_are_clipped():
     moments = update(init((1,)), jnp.array([[0.0], [1.0]]))
     np.testing.assert_array_equal(normalize(moments, jnp.array([[1e6], [-1e6]])), [[10.0], [-10.0]])
@@ -27,3 +63,52 @@ def test_outliers_are_clipped():
 def test_observations_of_another_shape_are_refused():
     with pytest.raises(AssertionError, match="shape"):
         update(init((2,)), jnp.zeros((4, 3)))
+
+
+def timestep(reward, first=False, terminated=False, truncated=False):
+    flags = (np.broadcast_to(np.asarray(flag, bool), np.shape(reward)) for flag in (first, terminated, truncated))
+    return TimeStep((), jnp.asarray(reward, jnp.float32), *map(jnp.asarray, flags), {})
+
+
+def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
+    """As Gym's NormalizeReward, timestep by timestep; a reset counts for nothing, a time limit does not end a sum."""
+    rng, discount = np.random.default_rng(0), 0.9
+    rewards = init_rewards(num_groups=2, num_envs=3)
+    assert reward_scale(rewards) == 1
+    sums, every = np.zeros((2, 3)), []
+    for i in range(40):
+        g, reward = i % 2, rng.normal(2.0, 3.0, 3)
+        first, ended = (rng.random((3,)) < 0.2 for _ in range(2))
+        given = timestep(reward, first, terminated=ended & ~first, truncated=~ended & ~first)
+        rewards = update_rewards(rewards, g, given, discount)
+        sums[g] = np.where(first, sums[g], sums[g] * discount + reward)
+        every.extend(sums[g][~first])
+        sums[g] = np.where(ended & ~first, 0, sums[g])
+        np.testing.assert_allclose(rewards.returns[g], sums[g], rtol=1e-4, atol=1e-5)
+        if len(every) > 1:
+            np.testing.assert_allclose(reward_scale(rewards), 1 / np.sqrt(np.var(every) + 1e-8), rtol=1e-3)
+    assert rewards.moments.num == len(every)
+
+
+def test_a_reset_alone_changes_nothing():
+    rewards = init_rewards(1, 2)
+    again = update_rewards(rewards, 0, timestep([5.0, 5.0], first=True), 0.9)
+    jax.tree.map(np.testing.assert_array_equal, again, rewards)
+
+
+def test_a_policy_normalises_by_its_own_variables():
+    spec = probe.target(size=2).spec
+    policy = Policy(
+        init=lambda key: jnp.float32(3),
+        initial_state=lambda batch_size: (),
+        apply=lambda variables, observation, state: (variables * observation, state),
+        sample=lambda key, output: output,
+        mode=lambda output: output,
+        config={},
+    )
+    made = normalizing(policy, spec)
+    variables = made.init(jax.random.key(0))
+    seen = jnp.array([[1.0, 5.0], [3.0, 9.0]])
+    np.testing.assert_array_equal(made.apply(variables, seen, ())[0], 3 * seen)
+    counted = variables._replace(moments=update(variables.moments, seen))
+    np.testing.assert_allclose(made.apply(counted, seen, ())[0], [[-3, -3], [3, 3]], rtol=1e-6)

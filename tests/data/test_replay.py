@@ -103,6 +103,16 @@ def test_steps_end_where_environments_were_started_anew():
             np.testing.assert_array_equal(batch.next_observation[i], seen["observation"][5, env])
 
 
+def test_the_count_of_rows_stays_small():
+    """It would overflow otherwise; places go on as they were."""
+    rows, no = init(3, 1, SPEC), jnp.zeros(1, bool)
+    for i in range(14):
+        rows = add(rows, TimeStep(jnp.full((1, 1), float(i)), jnp.zeros(1), no, no, no, {}), jnp.zeros((1, 1)))
+        assert int(rows.rows) == (i + 1 if i < 3 else 3 + (i + 1) % 3)
+        assert float(rows.timestep.observation[i % 3, 0, 0]) == float(latest(rows)[0, 0]) == i
+        assert int(num_starts(rows, 1)) == min(i, 2)
+
+
 def test_nothing_may_begin_in_an_empty_ring():
     assert num_starts(init(5, B, SPEC), 1) == 0
 

@@ -88,7 +88,7 @@ def check(ring, begin, rows, num_segments, following):
     np.testing.assert_array_equal(got.bootstrap, 1_000 * (begin + T) + bs[0])
     np.testing.assert_array_equal(got.recurrent, np.full((3, 2), float(begin)))
     if following:
-        more = segments.take(ring, slot, jnp.int32(2), 3, T, following=True)
+        more = segments.take(ring, slot, jnp.int32(2), 3, T, with_next=True)
         np.testing.assert_array_equal(more.observation[..., 0], number(np.arange(begin, begin + T + 1)[:, None], bs))
         np.testing.assert_array_equal(more.first[:T], got.first)
         np.testing.assert_array_equal(more.first[T], (begin + T + bs[0] - 1) % 5 == 4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from volvox import envs
-from volvox.envs.envpool_tasks import color_screen, evaluation_options
+from volvox.envs.envpool_tasks import color_screen, evaluation_options, known_scores
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,16 @@ def test_scores_are_normalized_by_random_play_and_a_human(game, random, human):
     assert envs.human_normalized(game, 2 * human - random) == pytest.approx(2)
 
 
+def test_what_is_known_of_scores():
+    assert known_scores("Pong") == {"random": -20.7, "human": 14.6, "least": -21.0}
+    assert known_scores("Frostbite")["least"] == 0
+    assert "least" not in known_scores("PrivateEye")  # rewards below 0, and no bound of their sum is known
+    assert known_scores("HalfCheetah-v5") == {}
+    for game in envs.atari_games():
+        known = known_scores(game)
+        assert not known or known.get("least", -np.inf) <= known["random"]
+
+
 def test_57_games_have_human_scores():
     games = [game for game in envs.atari_games() if envs.human_normalized(game, 0.0) is not None]
     assert len(games) == 57
@@ -117,10 +127,13 @@ def test_a_lost_life_ends_an_episode_where_asked(drive):
 
 
 def test_equal_settings_are_the_same_recipe():
-    assert envs.atari("pong").config == envs.atari("Pong-v5", noop_max=30).config
-    assert envs.atari("pong").config != envs.atari("pong", noop_max=20).config
+    def recipe(env):
+        return {name: value for name, value in env.config.items() if name != "made_by"}
+
+    assert recipe(envs.atari("pong")) == recipe(envs.atari("Pong-v5", noop_max=30))
+    assert recipe(envs.atari("pong")) != recipe(envs.atari("pong", noop_max=20))
     preset = envs.atari("pong", num_envs=8, groups=2)
-    assert preset.config == envs.envpool_task("Pong-v5", num_envs=8, groups=2).config
+    assert recipe(preset) == recipe(envs.envpool("Pong-v5", num_envs=8, groups=2))
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def test_functions_that_do_not_fit_are_told():
         make(lambda state, action, key: (state[None], state, state > 0))
     with pytest.raises(ValueError, match="scalar reward"):
         make(lambda state, action, key: (state, state[None], state > 0))
-    with pytest.raises(ValueError, match="exactly one of num_actions and action_shape"):
+    with pytest.raises(ValueError, match="exactly one of num_actions, num_choices and action_shape"):
         make(keep, action_shape=(1,))
-    with pytest.raises(ValueError, match="exactly one of num_actions and action_shape"):
+    with pytest.raises(ValueError, match="exactly one of num_actions, num_choices and action_shape"):
         make(keep, num_actions=None)
     with pytest.raises(ValueError, match="action_low must be below action_high"):
         make(keep, num_actions=None, action_shape=(1,), action_low=1.0, action_high=1.0)

@@ -7,7 +7,7 @@ import pytest
 
 from volvox import envs
 from volvox.envs import groups
-from volvox.types import TimeStep
+from volvox.types import EnvGroup, TimeStep
 
 PAIR = envs.probe.target(num_envs=3).spec._replace(
     name="pair",
@@ -122,14 +122,14 @@ def test_recipes_say_what_they_are():
 
     def make_group(spec, num_envs, *, index, seed, host):
         made.append((spec.max_episode_steps, num_envs, index, seed, host))
-        return index
+        return EnvGroup(spec, num_envs, not host, lambda: index, *[lambda *_: None] * 4)
 
     env = groups.recipe(
         PAIR, make_group, num_envs=np.int64(6), groups=2, environment="pair", settings={"a": np.ones(2)}
     )
     assert env.config == {"environment": "pair", "settings": {"a": [1.0, 1.0]}, "num_envs": 6, "groups": 2}
-    assert env.make(3) == (0, 1)
-    assert env.make(3, max_episode_steps=9, num_envs=3, num_groups=1, host=True) == (0,)
+    assert [group.init() for group in env.make(3)] == [0, 1]
+    assert len(env.make(3, max_episode_steps=9, num_envs=3, num_groups=1, host=True)) == 1
     assert made == [(8, 3, 0, 3, False), (8, 3, 1, 3, False), (9, 3, 0, 3, True)]
     with pytest.raises(ValueError, match="multiple of groups"):
         groups.recipe(PAIR, make_group, num_envs=6, groups=4)

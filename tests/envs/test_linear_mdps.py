@@ -95,7 +95,7 @@ def test_exploration_is_well_conditioned(mdp):
 
 def test_without_the_door_exploration_opens_it_seldom():
     known = linear_mdps.explore(HIDDEN, jax.random.key(0), 2_000)
-    unknown = linear_mdps.explore(hidden_laboratory(dimension=7, door=3, known=False), jax.random.key(0), 2_000)
+    unknown = linear_mdps.explore(hidden_laboratory(dimension=7, door=3, door_known=False), jax.random.key(0), 2_000)
     assert (known.next_state[:, 0] == 1).all()
     assert (unknown.next_state[:, 0] == 1).mean() == pytest.approx(1 / 5, abs=0.03)
     assert unknown.feature[:, 0, 2:].sum(axis=1).tolist() == [1.0] * 2_000

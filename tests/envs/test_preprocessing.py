@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from volvox import envs
 from volvox.envs.preprocessing import bilinear_frames, opening, resize_bilinear
 
+pytestmark = pytest.mark.optimized
+
 STEPS = 6
 
 
@@ -43,7 +45,7 @@ def test_resizing_is_the_definition(height, width, size):
 @pytest.mark.parametrize(("game", "begins_with"), [("Frostbite", [1, 2]), ("Freeway", [])])
 def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
     actions = np.random.default_rng(0).integers(0, 3, (STEPS, 2)).astype(np.int32)
-    raw = envs.envpool_task(
+    raw = envs.envpool(
         f"{game}-v5",
         num_envs=2,
         stack_num=1,
@@ -103,7 +105,7 @@ def test_mistakes_are_told():
     countdown = envs.probe.countdown(num_envs=2)
     with pytest.raises(ValueError, match="action 7 of the opening is none of"):
         opening(countdown, (1, 7))
-    with pytest.raises(ValueError, match="continuous actions"):
+    with pytest.raises(ValueError, match="no single discrete action"):
         opening(envs.probe.target(num_envs=2), (1,))
     with pytest.raises(ValueError, match="frames are made of uint8"):
         bilinear_frames(countdown, image_size=84, stack=4)

@@ -16,6 +16,7 @@ ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.genotype(networks.MLP(2, hidden=(3,)), ENV.spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 N = 10
+KEY = jax.random.key(9)  # of tell, which has no use for it
 
 
 def es(**changes):
@@ -42,17 +43,17 @@ def current(state):
 def moved(strategy, state, returns, key=0):
     """One generation; (asked pairs, state, metrics)."""
     current_, pairs = strategy.phases[:2]
-    asked = current_.ask(jax.random.key(key), state, CODE)
-    state, _ = current_.tell(state, asked, played([1.0, 0.0], 2), CODE)
-    asked = pairs.ask(jax.random.key(key), state, CODE)
-    state, metrics = pairs.tell(state, asked, played(returns), CODE)
+    asked, state = current_.ask(jax.random.key(key), state, CODE)
+    state, _ = current_.tell(KEY, state, asked, played([1.0, 0.0], 2), CODE)
+    asked, state = pairs.ask(jax.random.key(key), state, CODE)
+    state, metrics = pairs.tell(KEY, state, asked, played(returns), CODE)
     return asked, state, metrics
 
 
 def test_members_are_antithetic_pairs_around_the_current_parameters():
     strategy = es(noise_std=0.5)
     state = strategy.init(jax.random.key(0), CODE)
-    asked = strategy.phases[1].ask(jax.random.key(1), state, CODE)
+    asked, _ = strategy.phases[1].ask(jax.random.key(1), state, CODE)
     np.testing.assert_array_equal(asked.scale, np.tile([0.5, -0.5], N // 2).astype(np.float32))
     np.testing.assert_array_equal(asked.seed[::2], asked.seed[1::2])
     assert len(np.unique(asked.seed)) == N // 2
@@ -121,16 +122,16 @@ def test_the_best_is_kept_behind_the_current():
     kept, scores = [], []
     # The current parameters, and the best beside them: it gives way in the second generation, and not in the others.
     for number, returns in enumerate([(3.0, -np.inf), (2.0, 1.0), (4.0, 4.5), (1.0, 2.5)]):
-        asked = validation.ask(jax.random.key(1), state, CODE)
+        asked, state = validation.ask(jax.random.key(1), state, CODE)
         np.testing.assert_array_equal(asked.scale, 0)
         np.testing.assert_array_equal(asked.parent, [0, 1])
         np.testing.assert_array_equal(asked.episodes, [2, 2 if number else 0])
         before = current(state)
-        state, metrics = validation.tell(state, asked, played(returns, 2), CODE)
+        state, metrics = validation.tell(KEY, state, asked, played(returns, 2), CODE)
         kept.append((before, bool(metrics["elite_is_new"])))
         scores.append([metrics[name] for name in ("validation_mean", "elite_score", "elite_episodes")])
-        asked = pairs.ask(jax.random.key(2), state, CODE)
-        state, _ = pairs.tell(state, asked, played(np.arange(N)), CODE)
+        asked, state = pairs.ask(jax.random.key(2), state, CODE)
+        state, _ = pairs.tell(KEY, state, asked, played(np.arange(N)), CODE)
     assert [new for _, new in kept] == [True, True, False, False]
     assert state.score.selecting == 2.0
     np.testing.assert_array_equal(scores, [[3, np.nan, 0], [2, np.nan, 0], [4.5, 4.5, 2], [2.5, 3.5, 4]])
@@ -143,15 +144,15 @@ def test_the_test_phase_plays_what_was_validated():
     assert [phase.role for phase in strategy.phases] == ["validation", "test", "training"]
     state = strategy.init(jax.random.key(0), CODE)
     for score in (3.0, 1.0):
-        asked = validation.ask(jax.random.key(1), state, CODE)
-        state, _ = validation.tell(state, asked, played([score, 2.0], 2), CODE)
-        asked = test.ask(jax.random.key(2), state, CODE)
+        asked, state = validation.ask(jax.random.key(1), state, CODE)
+        state, _ = validation.tell(KEY, state, asked, played([score, 2.0], 2), CODE)
+        asked, state = test.ask(jax.random.key(2), state, CODE)
         np.testing.assert_array_equal(asked.parent, [0])  # not the best so far, which is base 1
         np.testing.assert_array_equal(asked.episodes, [4])
-        state, metrics = test.tell(state, asked, played([7.0], 4), CODE)
+        state, metrics = test.tell(KEY, state, asked, played([7.0], 4), CODE)
         assert metrics["test_score"] == 7.0
-        asked = training.ask(jax.random.key(3), state, CODE)
-        state, _ = training.tell(state, asked, played(np.arange(N)), CODE)
+        asked, state = training.ask(jax.random.key(3), state, CODE)
+        state, _ = training.tell(KEY, state, asked, played(np.arange(N)), CODE)
 
 
 def test_weighted_noise_is_the_sum_written_out():
@@ -180,12 +181,12 @@ def test_quadratic_in_ten_dimensions():
     @jax.jit
     def generation(state, key):
         for phase in strategy.phases:
-            asked = phase.ask(key, state, code)
+            asked, state = phase.ask(key, state, code)
             points = population.decode_many(code, asked.bases, population.Member(*asked[1:5]))
             returns = -((points["x"] - goal) ** 2).sum(1)[:, None]
             valid = asked.episodes[:, None] > 0
             result = Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))
-            state, _ = phase.tell(state, asked, result, code)
+            state, _ = phase.tell(key, state, asked, result, code)
         return state
 
     state = strategy.init(jax.random.key(0), code)

@@ -12,6 +12,7 @@ from volvox.types import Evaluation
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.genotype(networks.MLP(2, hidden=()), ENV.spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
+KEY = jax.random.key(9)  # of tell, which has no use for it
 SMALL = {"num_elite_candidates": 2, "num_validation_episodes": 3}
 
 
@@ -35,10 +36,14 @@ def generation(strategy, state, scores, validation, key=0):
     """One generation with the given training and validation scores; returns the state and what was asked."""
     asked = []
     for phase, result in zip(strategy.phases, (scores, validation), strict=False):
-        members = phase.ask(jax.random.key(key), state, CODE)
+        members, state = phase.ask(jax.random.key(key), state, CODE)
         asked.append(members)
-        state, metrics = phase.tell(state, members, played(result, phase.num_episodes), CODE)
+        state, metrics = phase.tell(KEY, state, members, played(result, phase.num_episodes), CODE)
     return state, asked, metrics
+
+
+def same_arrays(one, other):
+    return all(x is y for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
 def row(tree, i):
@@ -135,9 +140,9 @@ def test_nan_ranks_last_and_is_counted():
     strategy = ga()
     state = strategy.init(jax.random.key(0), CODE)
     offspring = strategy.phases[0]
-    asked = offspring.ask(jax.random.key(0), state, CODE)
+    asked, state = offspring.ask(jax.random.key(0), state, CODE)
     scores = [np.nan, 1.0, np.nan, 3.0, 2.0, np.nan, -4.0, -9.0]
-    state, metrics = offspring.tell(state, asked, played(scores), CODE)
+    state, metrics = offspring.tell(KEY, state, asked, played(scores), CODE)
     np.testing.assert_array_equal(state.parents.seed, asked.seed[jnp.array([3, 4, 1])])
     assert metrics["num_nan"] == 3
     assert metrics["training_best"] == 3.0
@@ -147,11 +152,11 @@ def test_nan_ranks_last_and_is_counted():
 
 def test_fitness_is_the_mean_over_episodes():
     strategy = ga(num_episodes=2)
-    asked = strategy.phases[0].ask(jax.random.key(0), strategy.init(jax.random.key(0), CODE), CODE)
+    asked, state = strategy.phases[0].ask(jax.random.key(0), strategy.init(jax.random.key(0), CODE), CODE)
     np.testing.assert_array_equal(asked.episodes, 2)
     returns = jnp.array([[0.0, 10.0], *[[4.0, 4.0]] * 7])
     result = Evaluation(returns, jnp.ones((8, 2), jnp.int32), jnp.ones((8, 2), bool), nothing(returns))
-    state, _ = strategy.phases[0].tell(strategy.init(jax.random.key(0), CODE), asked, result, CODE)
+    state, _ = strategy.phases[0].tell(KEY, state, asked, result, CODE)
     assert state.candidates.seed[0] == asked.seed[0]
 
 
@@ -171,13 +176,13 @@ def test_test_phase_plays_the_elite():
     strategy = ga(num_test_episodes=4)
     state = strategy.init(jax.random.key(0), CODE)
     state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
-    asked = strategy.phases[2].ask(jax.random.key(0), state, CODE)
+    asked, state = strategy.phases[2].ask(jax.random.key(0), state, CODE)
     assert strategy.phases[2].role == "test"
     np.testing.assert_array_equal(asked.episodes, [4])
     jax.tree.map(np.testing.assert_array_equal, member(asked, 0), row(state.bases, 3))
     returns = jnp.array([[1.0, 2.0, 3.0, 6.0]])
     _, metrics = strategy.phases[2].tell(
-        state, asked, Evaluation(returns, returns.astype(int), returns > 0, nothing(returns)), CODE
+        KEY, state, asked, Evaluation(returns, returns.astype(int), returns > 0, nothing(returns)), CODE
     )
     assert metrics["test_score"] == 3.0
     assert metrics["test_standard_error"] == pytest.approx(np.std([1, 2, 3, 6], ddof=1) / 2)
@@ -191,17 +196,19 @@ def test_jit_equals_eager_and_compiles_once():
     for g in range(3):
         for phase, (ask, tell), whole in zip(strategy.phases, jitted, compiled, strict=True):
             key = jax.random.key(g)
-            asked = ask(key, state, CODE)
-            jax.tree.map(np.testing.assert_array_equal, asked, phase.ask(key, state, CODE))
+            asked, state = ask(key, state, CODE)
+            jax.tree.map(np.testing.assert_array_equal, (asked, state), phase.ask(key, state, CODE))
             result = played(np.random.default_rng(g).standard_normal(phase.num_members), phase.num_episodes)
-            eager, _ = phase.tell(state, asked, result, CODE)
-            before, state = state, tell(state, asked, result, CODE)[0]
+            eager, _ = phase.tell(KEY, state, asked, result, CODE)
+            before, state = state, tell(KEY, state, asked, result, CODE)[0]
             jax.tree.map(np.testing.assert_array_equal, state, eager)
-            jax.tree.map(np.testing.assert_array_equal, whole.tell(before, asked, result, CODE)[0], eager)
+            jax.tree.map(np.testing.assert_array_equal, whole.tell(KEY, before, asked, result, CODE)[0], eager)
             # Bases that are passed on are the same arrays.
-            assert whole.ask(key, before, CODE).bases is before.bases
-            passed_on = whole.tell(before, asked, result, CODE)[0].bases is before.bases
-            assert passed_on is (phase.role == "training")
+            population, after = whole.ask(key, before, CODE)
+            assert same_arrays(population.bases, before.bases)
+            assert same_arrays(after, before)
+            told, _ = whole.tell(KEY, before, asked, result, CODE)
+            assert same_arrays(told.bases, before.bases) is (phase.role == "training")
     assert [f._cache_size() for pair in jitted for f in pair] == [1] * 4
 
 
@@ -213,6 +220,7 @@ def test_jit_equals_eager_and_compiles_once():
         ({"num_parents": 2.0}, "num_parents must be an integer of at least 0, got 2.0"),
         ({"mutation_std": 0.0}, "mutation_std=0.0"),
         ({"mutation_std": float("nan")}, "mutation_std=nan"),
+        ({"num_parents": 0, "mutation_std": 0.1}, r"mutation_std=0.1 and .* random search \(num_parents=0\)"),
         ({"population_size": 0}, "population_size must be an integer of at least 1, got 0"),
         ({"num_elite_candidates": 9}, "num_elite_candidates=9 exceeds"),
         ({"num_elite_candidates": 1}, "num_elite_candidates must be an integer of at least 2, got 1"),

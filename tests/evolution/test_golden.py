@@ -18,6 +18,8 @@ from volvox import evolution, loop, networks, population
 from volvox.envs import hard_maze, probe
 from volvox.evolution import ES, GA, Novelty
 
+pytestmark = pytest.mark.optimized
+
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXACT = os.environ.get("VOLVOX_EXACT") == "1"
 SCHEDULED = ("ga_target_test_episodes", "es_test_episodes")
@@ -62,7 +64,8 @@ def ga_target_test_episodes():
 
 
 def random_search():
-    return evolve(GA.random_search(population_size=16, num_elite_candidates=3, num_validation_episodes=2), "target")
+    settings = {"population_size": 16, "num_elite_candidates": 3, "num_validation_episodes": 2}
+    return evolve(GA.random_search(**settings), "target")
 
 
 def es_test_episodes():

@@ -18,6 +18,7 @@ from volvox.types import Evaluation
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.Table(size=5_000))
 BEHAVIOR = loop.Last("elapsed_steps", 1)
+KEY = jax.random.key(9)  # of tell, which has no use for it
 SMALL = {"behavior": BEHAVIOR, "num_neighbors": 2, "archive_size": 20}
 KINDS = {"ns_es": Novelty.ns_es, "nsr_es": Novelty.nsr_es, "nsra_es": Novelty.nsra_es}
 
@@ -37,25 +38,26 @@ def first_pairs(strategy, base_behaviors):
     """State after the first validation, and the pairs then asked for."""
     validation, pairs = strategy.phases[:2]
     state = strategy.init(jax.random.key(0), CODE)
-    asked = validation.ask(jax.random.key(0), state, CODE)
+    asked, state = validation.ask(jax.random.key(0), state, CODE)
     np.testing.assert_array_equal(asked.episodes, [1] * len(base_behaviors) + [0])  # the first time all but the best
     behaviors = [*base_behaviors, -5.0]  # what the best did must not count
-    state, _ = validation.tell(state, asked, played(np.zeros(len(behaviors)), behaviors), CODE)
-    return state, pairs.ask(jax.random.key(1), state, CODE)
+    state, _ = validation.tell(KEY, state, asked, played(np.zeros(len(behaviors)), behaviors), CODE)
+    asked, state = pairs.ask(jax.random.key(1), state, CODE)
+    return state, asked
 
 
 def test_the_archive_begins_with_every_member_and_gains_the_moved_one():
     strategy = novelty_es("ns_es", num_bases=3)
     state, asked = first_pairs(strategy, [1.0, 2.0, 3.0])
     np.testing.assert_array_equal(state.objective.archive.behaviors[:3, 0], [1, 2, 3])
-    state, _ = strategy.phases[1].tell(state, asked, played(np.zeros(8), np.arange(8)), CODE)
-    moved = int(state.moved)
+    state, _ = strategy.phases[1].tell(KEY, state, asked, played(np.zeros(8), np.arange(8)), CODE)
+    moved = int(state.updated)
     assert moved == asked.parent[0]
-    again = strategy.phases[0].ask(jax.random.key(2), state, CODE)
+    again, state = strategy.phases[0].ask(jax.random.key(2), state, CODE)
     plays = (np.arange(4) == moved) | (np.arange(4) == 3)
     np.testing.assert_array_equal(again.episodes, plays)
     behaviors = np.where(np.arange(4) == moved, 9.0, -5.0)  # those that did not play must not count, nor the best
-    state, _ = strategy.phases[0].tell(state, again, played(np.zeros(4), behaviors, plays), CODE)
+    state, _ = strategy.phases[0].tell(KEY, state, again, played(np.zeros(4), behaviors, plays), CODE)
     assert state.objective.archive.added == 4
     assert state.objective.archive.behaviors[3, 0] == 9.0
     assert state.objective.behaviors[moved, 0] == 9.0
@@ -65,7 +67,7 @@ def test_novel_members_are_moved_more_often():
     strategy = novelty_es("ns_es", num_bases=3, num_neighbors=3)
     state, _ = first_pairs(strategy, [0.0, 1.0, 10.0])
     # Means of the distances to all three of the archive: 11/3, 10/3, 19/3.
-    ask = jax.jit(jax.vmap(lambda key: strategy.phases[1].ask(key, state, CODE).parent[0]))
+    ask = jax.jit(jax.vmap(lambda key: strategy.phases[1].ask(key, state, CODE)[0].parent[0]))
     counts = np.bincount(np.asarray(ask(jax.random.split(jax.random.key(0), 4_000))), minlength=3)
     np.testing.assert_allclose(counts / 4_000, np.array([11, 10, 19]) / 40, atol=0.03)
 
@@ -75,7 +77,7 @@ def test_what_is_followed(kind, reward_share):
     strategy = novelty_es(kind, es={"optimizer": optax.sgd, "learning_rate": 1.0, "l2_coefficient": 0.0})
     state, asked = first_pairs(strategy, [0.0])
     returns, behaviors = np.random.RandomState(0).randn(2, 8)
-    new, _ = strategy.phases[1].tell(state, asked, played(returns, behaviors), CODE)
+    new, _ = strategy.phases[1].tell(KEY, state, asked, played(returns, behaviors), CODE)
 
     def ranks(values):
         return values.argsort().argsort() / 7 - 0.5
@@ -92,12 +94,44 @@ def test_nsra_lowers_the_weight_of_returns_where_they_stagnate():
     state = strategy.init(jax.random.key(0), CODE)
     weights = []
     for score in (1.0, 0.0, 0.5, 1.0, 0.0, 2.0, 0.0):
-        asked = validation.ask(jax.random.key(0), state, CODE)
-        state, metrics = validation.tell(state, asked, played([score, 0.0], [score, 0.0]), CODE)
+        asked, state = validation.ask(jax.random.key(0), state, CODE)
+        state, metrics = validation.tell(KEY, state, asked, played([score, 0.0], [score, 0.0]), CODE)
         weights.append(float(metrics["reward_weight"]))
-        asked = pairs.ask(jax.random.key(1), state, CODE)
-        state, _ = pairs.tell(state, asked, played(np.zeros(8), np.zeros(8)), CODE)
+        asked, state = pairs.ask(jax.random.key(1), state, CODE)
+        state, _ = pairs.tell(KEY, state, asked, played(np.zeros(8), np.zeros(8)), CODE)
     assert weights == [1.0, 1.0, 0.75, 0.75, 0.5, 0.75, 0.75]
+
+
+def test_a_longer_cutoff_is_no_improvement():
+    """Longer episodes have higher returns; the first ones do not raise the weight of returns."""
+    strategy = novelty_es("nsra_es", num_bases=1, patience=2, reward_weight_step=0.25)
+    validation, weights = strategy.phases[0], []
+    state = strategy.init(jax.random.key(0), CODE)
+    for score in (1.0, 0.0, 0.5, None, 8.0, 7.0, 8.0, 9.0):
+        if score is None:
+            state = strategy.forget_scores(state)
+            assert np.isnan(state.score.mean)
+            continue
+        asked, state = validation.ask(jax.random.key(0), state, CODE)
+        state, metrics = validation.tell(KEY, state, asked, played([score, 0.0], [score, 0.0]), CODE)
+        weights.append(float(metrics["reward_weight"]))
+    assert weights == [1.0, 1.0, 0.75, 0.75, 0.75, 0.5, 0.75]
+
+
+def test_means_leave_out_what_is_not_there():
+    """Neither a behaviour that is not finite, nor a candidate without a return, is a 0."""
+    training, validation = small_ga(Novelty(**SMALL)).phases[:2]
+    strategy = small_ga(Novelty(**SMALL))
+    state = strategy.init(jax.random.key(0), CODE)
+    asked, state = training.ask(jax.random.key(0), state, CODE)
+    behaviors = [0.0, 1.0, 3.0, np.nan, 0.0, 1.0, 3.0, np.inf]
+    state, metrics = training.tell(KEY, state, asked, played(np.arange(8.0), behaviors), CODE)
+    # The nearest two of 0: 0 and 1; of 1: 1 and 0; of 3: 3 and 1.
+    assert float(metrics["novelty_mean"]) == pytest.approx((0.5 + 0.5 + 1) / 3)
+    asked, state = validation.ask(jax.random.key(1), state, CODE)
+    count = len(asked.seed)
+    _, metrics = validation.tell(KEY, state, asked, played([np.nan, *[4.0] * (count - 1)], [0.0] * count), CODE)
+    assert float(metrics["candidates_mean"]) == 4.0
 
 
 def test_the_most_novel_are_parents_and_the_best_is_the_elite():
@@ -111,18 +145,18 @@ def test_the_most_novel_are_parents_and_the_best_is_the_elite():
     )
     state = strategy.init(jax.random.key(0), CODE)
     training, validation = strategy.phases
-    asked = training.ask(jax.random.key(1), state, CODE)
+    asked, state = training.ask(jax.random.key(1), state, CODE)
     behaviors = np.array([0.0, np.nan, 0.2, 5.0, 9.0, 0.3])
-    state, metrics = training.tell(state, asked, played([1, 2, 9, 3, 4, 5], behaviors), CODE)
+    state, metrics = training.tell(KEY, state, asked, played([1, 2, 9, 3, 4, 5], behaviors), CODE)
     # Of the others: the two nearest.
     assert metrics["novelty_best"] == pytest.approx((4.0 + 8.7) / 2)
     assert metrics["parents_mean"] == (4 + 3) / 2
     np.testing.assert_array_equal(state.parents.seed, asked.seed[jnp.array([4, 3])])
     archived = np.sort(behaviors[np.argsort(asked.seed)[:2]])
     np.testing.assert_allclose(np.sort(state.objective.archive.behaviors[:2, 0]), archived)
-    candidates = validation.ask(jax.random.key(2), state, CODE)
+    candidates, state = validation.ask(jax.random.key(2), state, CODE)
     assert candidates.seed[0] == asked.seed[2]
-    state, _ = validation.tell(state, candidates, played([7.0, 1.0], [0.0, 0.0]), CODE)
+    state, _ = validation.tell(KEY, state, candidates, played([7.0, 1.0], [0.0, 0.0]), CODE)
     np.testing.assert_array_equal(state.survivors.seed, asked.seed[jnp.array([4, 3, 2])])
 
 
@@ -137,6 +171,7 @@ def test_the_most_novel_are_parents_and_the_best_is_the_elite():
         ({"reward_weight": 1.5}, "reward_weight=1.5"),
         ({"reward_weight_step": 0.0}, "reward_weight_step=0.0"),
         ({"patience": 0}, "patience"),
+        ({"patience": 40}, "patience=40 needs a share that changes; give reward_weight_step too"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
@@ -169,8 +204,8 @@ def test_a_genetic_algorithm_may_weigh_novelty_against_returns():
     for weight in (0.0, 1.0):
         strategy = small_ga(Novelty(**SMALL, reward_weight=weight))
         state = strategy.init(jax.random.key(0), CODE)
-        asked = strategy.ask_offspring(jax.random.key(1), state, CODE)
-        state, metrics = strategy.tell_offspring(state, asked, played(returns, behaviors), CODE)
+        asked, state = strategy.ask_offspring(jax.random.key(1), state, CODE)
+        state, metrics = strategy.tell_offspring(KEY, state, asked, played(returns, behaviors), CODE)
         assert metrics["reward_weight"] == weight
         first.append(int(np.flatnonzero(asked.seed == state.parents.seed[0])[0]))
     assert first == [7, 0]

@@ -16,6 +16,7 @@ def es(script):
     return script("atari_es.py", TINY)
 
 
+@pytest.mark.slow
 def test_a_run_ends_whole(tmp_path, es, rows):
     run_dir = tmp_path / "run"
     code, _, err = es.run("--run-dir", run_dir, "--generations", 2, "--no-video")

@@ -18,6 +18,7 @@ def novelty(script):
     return script("atari_novelty.py", ["nsr-es", *TINY])
 
 
+@pytest.mark.slow
 def test_a_run_ends_whole(tmp_path, novelty, rows):
     run_dir = tmp_path / "run"
     code, _, err = novelty.run("--run-dir", run_dir, "--generations", 2, "--no-video", "--log")

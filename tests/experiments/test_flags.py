@@ -19,6 +19,8 @@ USED = [
     ("atari_a3c", "modern", vx.A3C),
     ("mujoco_a3c", "mujoco", vx.A3C),
     ("mujoco_td3", "reference", vx.TD3),
+    ("atari_ppo", "cleanrl", vx.PPO),
+    ("mujoco_ppo", "cleanrl", vx.PPO),
 ]
 NESTED = ("objective", "behavior")
 """Fields that hold settings themselves, whose fields are flags."""
@@ -101,7 +103,13 @@ def test_what_the_settings_refuse_is_one_line(script, load, read):
         read(module, [preset, "--checkpoint-every", "0"])
 
 
-@pytest.mark.parametrize("script", ["atari_a3c", "mujoco_a3c", "mujoco_td3"])
+@pytest.mark.parametrize("flag", ["generations", "frames"])
+def test_a_budget_of_nothing_is_refused_by_its_flag(flag, load, read):
+    with pytest.raises(ValueError, match=rf"^--{flag} 0: give a positive number of {flag} in all\.$"):
+        read(load("atari_ga"), ["quick", f"--{flag}", "0"])
+
+
+@pytest.mark.parametrize("script", ["atari_a3c", "atari_ppo", "mujoco_a3c", "mujoco_ppo", "mujoco_td3"])
 def test_learners_are_evaluated_as_flags_say(script, load, read):
     module = load(script)
     given = ["--evaluate-every", "5000", "--num-evaluation-episodes", "3"]
@@ -112,3 +120,14 @@ def test_learners_are_evaluated_as_flags_say(script, load, read):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_has_at_most_sixty_lines(script, load):
     assert len(inspect.getsource(load(script)).splitlines()) <= 60
+
+
+def test_workers_are_settings_of_ray():
+    import flags
+
+    assert flags.Population()._workers() is None
+    workers = flags.Population(workers="3", ray_address="10.0.0.1:6379")._workers()
+    assert (workers.num_actors, workers.address) == (3, "10.0.0.1:6379")
+    assert flags.Population(workers="nodes")._workers().num_actors == "nodes"
+    with pytest.raises(ValueError, match="give --workers nodes as well"):
+        flags.Population(ray_address="10.0.0.1:6379")

@@ -18,6 +18,7 @@ def sparse(script):
     return script("group_sparse.py", TINY)
 
 
+@pytest.mark.slow
 def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
     run_dir = tmp_path / "sparse"
     code, out, err = sparse.run("--run-dir", run_dir, "--ways", "dense")

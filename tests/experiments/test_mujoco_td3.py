@@ -16,15 +16,17 @@ def mujoco(script):
     return script("mujoco_td3.py", TINY)
 
 
+@pytest.mark.slow
 def test_a_run_is_scored(tmp_path, mujoco, rows):
     run_dir = tmp_path / "run"
-    code, _, err = mujoco.run("--run-dir", run_dir, "--steps", 120, "--score-episodes", 3)
+    code, _, err = mujoco.run("--run-dir", run_dir, "--timesteps", 120, "--score-episodes", 3)
     assert code == 0, err
     table = rows(run_dir)
     assert [row["iteration"] for row in table] == [1, 2]
     assert 0 < table[0]["update"] < table[1]["update"]
     scores = json.loads((run_dir / "score.json").read_text())
-    assert set(scores) == {"policy", "random"}
+    assert set(scores) == {"policy", "random", "of"}
+    assert scores.pop("of")  # how far the run was
     assert all(len(score["returns"]) == 3 and score["mean"] > 0 for score in scores.values())
 
 
@@ -40,7 +42,7 @@ def test_wide_networks_are_options(load, read):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", "0"), "steps=0"),
+        (("--timesteps", "0"), "timesteps=0"),
         (("--batch-size", "15"), "batch_size=15 must be a multiple"),
         (("--num-learners", "3"), "num_learners=3 do not share"),
     ],

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 
@@ -15,22 +14,11 @@ def test_the_committed_page_is_what_the_script_prints(module):
     assert module.README.read_text() == module.page(), "run experiments/results_table.py"
 
 
-def test_interquartile_mean_of_one_task(module):
-    scores = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 1000.0]
-    mean, (low, high) = module.interquartile_mean(scores)
-    assert mean == 35.0  # of 20, 30, 40 and 50
-    draws = np.sort(np.random.default_rng(1).choice(scores, (20_000, 8)))[:, 2:6].mean(axis=1)
-    np.testing.assert_allclose([low, high], np.percentile(draws, [2.5, 97.5]), atol=5)
-
-
-def test_seeds_are_resampled_within_their_task(module):
-    """Tasks on different scales, whose seeds agree: resampling all scores together would give a wide interval."""
-    assert module.interquartile_mean([1.0] * 3, [100.0] * 3) == (50.5, (50.5, 50.5))
-
-
-def test_one_seed_has_no_interval(module):
-    assert module.interquartile_mean([1.0], [3.0]) == (2.0, None)
+def test_scores_are_interquartile_means_with_intervals(module):
+    assert module.scored([[1.0, 2.0, 3.0]]) == "2 [1, 3]"
+    assert module.scored([[1.0] * 3, [100.0] * 3]) == "50.5 [50.5, 50.5]"  # seeds are resampled within their task
     assert module.scored([[12.0]]) == "12 (one seed: no interval)"
+    assert module.scored([[12.0, 14.0]]) == "13 (2 seeds: no interval)"
     assert module.scored([[]]) == "diverged"
 
 
@@ -70,9 +58,20 @@ def test_the_table_of_made_up_results(module, tmp_path):
     assert head == list(module.COLUMNS)
     command = "`ga.py --task A-v5`"
     end = ["a CPU", "abc", "2026-11-22"]
-    assert first == ["GA", "A-v5", "sticky", "9 frames", "2", "2 [1, 3]", "", "2 min", command, *end]
+    assert first == ["GA", "A-v5", "sticky", "9 frames", "2", "2 (2 seeds: no interval)", "", "2 min", command, *end]
     assert second[4:8] == ["1", "2 000 (one seed: no interval)", "7 (human starts, once; a paper)", "1 min"]
-    assert third == ["Lag", "C", "training", "9 frames", "2", "5 [5, 5]", "", "not noted", "`lag.py`", *end]
+    assert third == [
+        "Lag",
+        "C",
+        "training",
+        "9 frames",
+        "2",
+        "5 (2 seeds: no interval)",
+        "",
+        "not noted",
+        "`lag.py`",
+        *end,
+    ]
     assert last[:6] == ["GA", "2 games, human-normalised", "sticky", "9 frames", "3", "66.8 (one seed: no interval)"]
     *_, missing = cells(page, "Not run")
     assert missing == ["GA", "B-v5", "1", "9 frames", "`ga.py --task B-v5 --seed 1`"]
@@ -99,6 +98,5 @@ def test_the_commands_wanted_are_flags_of_their_scripts(module, load, read):
         flags = {line["command"] for line in module.wanted() if line["command"].startswith(script)}
         for command in sorted(flags)[:3] + sorted(flags)[-3:]:
             settings = read(load(script), command.split()[1:])
-            frames = getattr(settings, "frames", None) or settings.population.frames
-            assert frames in (2_500_000, 8_000_000)
+            assert settings.run.frames in (2_500_000, 8_000_000, 40_000_000)
             assert script == "atari_a3c" or settings.run.minutes is None

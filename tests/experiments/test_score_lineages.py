@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from volvox.loop import play
+import volvox as vx
+
+pytestmark = pytest.mark.optimized
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 COMMITTED = json.loads((RESULTS / "lineages" / "exact.json").read_text())
@@ -22,10 +24,12 @@ def test_every_lineage_has_a_committed_score():
     assert lineages == set(COMMITTED)
 
 
-def test_the_first_starts_of_the_shortest_lineage_score_as_committed(load):
+def test_the_first_starts_of_the_shortest_lineage_score_as_committed():
     """Of 30 starts the first two: with at most 2 no-ops there are no others."""
     run = "atari_ga/frostbite/random_search"
-    score = play(*load("score_lineages").load(run, noop_max=2), protocol="exact")
+    loaded = vx.load(RESULTS / run)
+    env = vx.envs.atari("Frostbite", noop_max=2)
+    score = vx.play(env, loaded.algorithm.policy, loaded.variables(), protocol="exact")
     committed = list(zip(COMMITTED[run]["returns"], COMMITTED[run]["lengths"], strict=True))
     for episode in zip(score.returns.tolist(), score.lengths.tolist(), strict=True):
         committed.remove(episode)  # raises where there is none
@@ -34,8 +38,8 @@ def test_the_first_starts_of_the_shortest_lineage_score_as_committed(load):
 
 @every_lineage
 @pytest.mark.parametrize("run", sorted(COMMITTED))
-def test_every_start_of_every_lineage_scores_as_committed(run, load):
-    score = play(*load("score_lineages").load(run), protocol="exact")
+def test_every_start_of_every_lineage_scores_as_committed(run):
+    score = vx.load(RESULTS / run).evaluate(protocol="exact")
     assert score.mean == pytest.approx(COMMITTED[run]["mean"], abs=0.005)
     order = np.lexsort((score.returns, score.lengths))
     committed = np.lexsort((COMMITTED[run]["returns"], COMMITTED[run]["lengths"]))

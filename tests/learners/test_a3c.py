@@ -17,7 +17,8 @@ from volvox.data.segments import Segment
 from volvox.envs import probe
 from volvox.envs.functional import from_functions
 from volvox.learners import A3C, learn
-from volvox.learners.a3c import Acting, Collector, Learning
+from volvox.learners.a3c import Learning
+from volvox.learners.collecting import Acting, Collector
 from volvox.loop import play
 from volvox.loop.pipeline import LoopState, Stages, driven
 from volvox.networks import ActorCritic, GaussianMLP, RecurrentActorCritic
@@ -305,7 +306,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"segment_length": 17}, "longer than an episode.*16 timesteps"),
+        ({"segment_length": 17}, "give at most 16, the longest episode"),
         ({"segment_length": 0}, "segment_length"),
         ({"micro_batch": 3}, r"micro_batch=3 does not divide.*\[1, 2, 4\]"),
         ({"micro_batch": 0}, "micro_batch"),
@@ -328,7 +329,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         ({"optimizer": optax.constant_schedule}, "give an optax.GradientTransformation, or a function"),
         ({"optimizer": optax.sgd(0.1)}, "learning_rate=0.01: a ready-made optimizer brings its own"),
         ({"learning_rate": None}, "learning_rate=None: .*adam.* is a function of the learning rate"),
-        ({"learning_rate": optax.constant_schedule(0.1), "anneal_frames": 10}, "learning_rate that is a schedule"),
+        (
+            {"learning_rate": optax.constant_schedule(0.1), "anneal_frames": 10},
+            "anneal_frames=10 needs a learning_rate",
+        ),
+        ({"optimizer": optax.sgd(0.1), "learning_rate": None, "anneal_frames": 10}, "anneal_frames=10 needs"),
         ({"max_gradient_norm": 0.0}, "max_gradient_norm=0"),
         ({"anneal_frames": 0}, "anneal_frames"),
     ],
@@ -552,7 +557,7 @@ def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(reduction):
 
 
 def test_the_learning_rate_is_annealed_to_0():
-    """Over so many frames; a ready-made optimizer keeps its own rate."""
+    """Over so many frames."""
     frames = 10 * B * T  # ten updates
     learner = linear(anneal_frames=frames, optimizer=optax.sgd, learning_rate=1.0, max_gradient_norm=None)
     gradient = {"w": jnp.ones(1)}
@@ -560,9 +565,19 @@ def test_the_learning_rate_is_annealed_to_0():
     for i in range(12):
         changes, state = learner.optimizer.update(gradient, state, gradient)
         np.testing.assert_allclose(changes["w"], -max(1 - i / 10, 0.0), atol=1e-6)
-    ready_made = linear(anneal_frames=frames, optimizer=optax.sgd(1.0), learning_rate=None, max_gradient_norm=None)
+    ready_made = linear(optimizer=optax.sgd(1.0), learning_rate=None, max_gradient_norm=None)
     changes, _ = ready_made.optimizer.update(gradient, ready_made.optimizer.init(gradient), gradient)
     np.testing.assert_array_equal(changes["w"], [-1.0])
+
+
+@pytest.mark.parametrize(("lag", "frames"), [(0, 2 * 6 * 8), (1, 2 * 5 * 8)])
+def test_frames_of_an_update(lag, frames):
+    """Of two rounds of five timesteps of eight environments; without lag, rounds have one more."""
+    settings = A3C(segment_length=5, rounds_per_update=2, lag=lag, vtrace=False)
+    env = probe.corridor(num_envs=8, groups=2)
+    assert settings.frames_per_update(env) == frames
+    skipping = env._replace(spec=env.spec._replace(frame_skip=4))
+    assert settings.frames_per_update(skipping) == 4 * frames
 
 
 def test_the_entropy_coefficient_is_constant_or_a_schedule():

@@ -9,9 +9,11 @@ import pytest
 from flax import linen as nn
 
 from volvox.envs import atari, mujoco
-from volvox.learners import A3C, TD3
+from volvox.learners import A3C, PPO, TD3
 from volvox.loop.pipeline import LoopState, Stages, traced
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
+
+pytestmark = pytest.mark.optimized
 
 B, T, WIDTH, ROWS = 6, 5, 37, 7_919  # numbers that occur in no other shape
 PLAIN = {"vtrace": False, "loss_reduction": "sum", "episodic_life": True, "max_gradient_norm": None}
@@ -75,6 +77,16 @@ def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round
         "gradients",
     ]
     assert "copy of rings" not in round_
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_ppo_updates_while_groups_step_and_copies_no_ring(lag):
+    """An update is a loop over parts in a loop over updates; neither copies what has been collected."""
+    env = atari("Pong", num_envs=2 * B, groups=2)
+    settings = PPO(segment_length=T, num_minibatches=2, micro_batch=3, lag=lag, episodic_life=True)
+    beat, round_, *_ = bodies(scheduled(settings.bind(ActorCritic(6, Torso()), env), env))
+    assert [kind for kind in beat if "parameters" not in kind] == ["recv", "send", *(["gradients"] if lag else [])] * 2
+    assert [kind for kind in round_ if "parameters" not in kind] == ["beats", *([] if lag else ["gradients"])]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one-learner", "two-learners"])

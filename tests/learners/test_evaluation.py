@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from volvox import checkpoint
-from volvox.envs import probe
+from volvox.envs import atari, probe
 from volvox.learners import A3C, TD3, evaluation, learn
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.loop import play
@@ -63,7 +63,7 @@ def steps():
     """(state, row) of three iterations, evaluated in every second, and of the same without evaluation."""
     found = []
     for every in (1_200, None):
-        algorithm = make(evaluate_every=every, num_evaluation_episodes=4)
+        algorithm = make() if every is None else make(evaluate_every=every, num_evaluation_episodes=4)
         state, rows = algorithm.init(jax.random.key(0)), []
         for _ in range(4):
             state, row = algorithm.step(state)
@@ -119,7 +119,7 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
 
 
 def test_a_run_keeps_both_over_a_resume(tmp_path):
-    how = {"seed": 0, "run_dir": tmp_path / "run", "progress": False, "tensorboard": False}
+    how = {"seed": 0, "run_dir": tmp_path / "run", "progress": False, "loggers": ()}
     algorithm = make(evaluate_every=1, num_evaluation_episodes=2)
     run = train(algorithm, steps=1, **how)
     algorithm.close()
@@ -173,10 +173,30 @@ def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
         jax.tree.map(np.testing.assert_array_equal, variables.actor, first)
 
 
-@pytest.mark.parametrize("options", [{"evaluate_every": 0}, {"evaluate_every": 1, "num_evaluation_episodes": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"evaluate_every": 0}, {"evaluate_every": 1, "num_evaluation_episodes": 0}, {"num_evaluation_episodes": 0}],
+)
 def test_bad_settings_are_refused(options):
     with pytest.raises(ValueError, match=f"{list(options)[-1]} must be an integer of at least 1, got 0"):
         make(**options)
+
+
+def test_episodes_without_an_evaluation_are_refused():
+    with pytest.raises(ValueError, match="num_evaluation_episodes=3 needs evaluate_every"):
+        make(num_evaluation_episodes=3)
+
+
+def test_whole_games_are_played_where_a_life_ends_an_episode_of_training():
+    env, calls = atari("Assault", episodic_life=True, noop_max=3, max_episode_steps=250), []
+    policy = learn(A3C(), ActorCritic(7, MLP(8, hidden=())), env).policy
+    recipe = env._replace(make=lambda *args, **options: calls.append(options) or env.make(*args, **options))
+    evaluator = PolicyEvaluator(policy, recipe, num_learners=1, num_episodes=2)
+    variables = policy.init(jax.random.key(0))
+    _, timesteps = evaluator.play([variables], seed=0, monitor=lambda progress: False)
+    evaluator.close()
+    assert calls[0]["episodic_life"] is False
+    assert timesteps == play(env, policy, variables, protocol="exact").lengths.max() * 2 == 500
 
 
 def test_evaluation_is_part_of_the_config():

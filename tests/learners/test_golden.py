@@ -19,6 +19,8 @@ from volvox.envs import probe
 from volvox.learners import A3C, TD3, learn
 from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, is_sparse, masks_of, sparse
 
+pytestmark = pytest.mark.optimized
+
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXACT = os.environ.get("VOLVOX_EXACT") == "1"
 TIMED = ("per_second", "share_", "speed_over_turns")

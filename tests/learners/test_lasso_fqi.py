@@ -51,7 +51,7 @@ def test_without_a_signal_that_is_found_the_loss_is_what_the_entries_are_worth()
 
 
 def test_regret_is_linear_until_somebody_points_out_the_door():
-    known, unknown = (hidden_laboratory(dimension=902, door=700, known=known) for known in (True, False))
+    known, unknown = (hidden_laboratory(dimension=902, door=700, door_known=known) for known in (True, False))
     assert found(known, 600, exploration_episodes=60).commitment_regret == pytest.approx(0, abs=1e-3)
     assert found(unknown, 600, exploration_episodes=60).regret == pytest.approx(600 * 2, rel=0.02)
 

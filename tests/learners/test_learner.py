@@ -67,14 +67,14 @@ class _Counting:
     def begin(self, acting, groups):
         return acting._replace(collectors=tuple(jnp.zeros(group.num_envs) for group in groups))
 
-    def progress(self, begun, acting, updates):
-        beats = (int(acting.timesteps) - int(begun.timesteps)) // self.env.num_envs
-        return Progress(updates, self.settings.updates, "updates", self.settings.updates - beats)
+    def progress(self, start, acting, made):
+        beats = made.timesteps // self.env.num_envs
+        return Progress(made.updates, self.settings.updates, "updates", self.settings.updates - beats)
 
     def watched(self, learning):
         return {"total": learning.total}
 
-    def row(self, acting, learning):
+    def row(self, acting, learning, timesteps):
         return {"episodes": 0}
 
     def candidates(self, learning):
@@ -164,3 +164,12 @@ def test_numbers_that_are_not_finite_are_named(env):
 def test_a_chunk_without_length_is_refused(env):
     with pytest.raises(ValueError, match="chunk_seconds=0"):
         learn(Counting(), None, env, chunk_seconds=0.0)
+
+
+def test_settings_that_are_no_frozen_dataclass_are_refused():
+    class Plain:
+        def bind(self, network, env):
+            raise AssertionError("it is not asked")
+
+    with pytest.raises(TypeError, match="Plain is no frozen dataclass"):
+        learn(Plain(), None, probe.countdown(low=2, high=5, num_envs=2))

@@ -113,6 +113,17 @@ def test_each_transition_is_learned_once():
     assert state.learning.update == row["update"] == row["timesteps"] == 500
 
 
+def test_a_count_of_timesteps_that_overflows_changes_nothing():
+    """An int32 ends at 2**31 - 1: the iteration after it ends where it should."""
+    algorithm = learn(PrimalDual(timesteps_per_iteration=500), CategoricalMLP(2), cartpole(num_envs=4))
+    state, late = algorithm.init(jax.random.key(0)), 2**31 - 10
+    state = state._replace(acting=state.acting._replace(timesteps=jnp.int32(late)), timesteps=late)
+    new, row = algorithm.step(state)
+    algorithm.close()
+    assert int(new.acting.timesteps) < 0
+    assert 2_147_484_000 <= row["timesteps"] == new.timesteps < 2_147_484_004
+
+
 def test_an_observation_that_begins_an_episode_is_no_transition():
     learner = PrimalDual().bind(CategoricalMLP(2), cartpole(num_envs=3))
     acting, learning = learner.init(jax.random.key(0))

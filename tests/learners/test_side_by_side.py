@@ -1,6 +1,7 @@
 """Learners side by side: settings of each, scores, and what is stored."""
 
 import dataclasses
+from fractions import Fraction
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +14,10 @@ from volvox.learners import side_by_side
 
 @dataclasses.dataclass
 class Settings:
-    rate: object
+    rate: object = 1.0
     num_learners: int = 2
+    updates_per_timestep: float = 1.0
+    random_timesteps: int = 100
 
 
 @pytest.mark.parametrize(("given", "each"), [(0.5, [0.5, 0.5]), ((1, 2.0), [1, 2]), ([1, 2], [1, 2]), (None, [1, 1])])
@@ -33,12 +36,16 @@ def test_other_settings_are_refused(given, message):
         side_by_side.setting(Settings(given), "rate", low=0.0)
 
 
-def test_updates_of_a_beat():
-    assert side_by_side.updates_per_beat(0.5, 2, 8) == 2
-    with pytest.raises(ValueError, match=r"updates_per_timestep=0.3 times 4 .* are 1.2 updates a beat"):
-        side_by_side.updates_per_beat(0.3, 2, 8)
-    with pytest.raises(ValueError, match="num_learners=3 do not share a group of 8"):
-        side_by_side.updates_per_beat(1.0, 3, 8)
+def test_updates_of_a_timestep():
+    assert side_by_side.update_ratio(Settings(updates_per_timestep=0.5), 8) == Fraction(1, 4)
+    assert side_by_side.update_ratio(Settings(updates_per_timestep=20.0), 8) == 10
+    for wrong, message in (
+        ({"updates_per_timestep": 0.3}, r"updates_per_timestep=0.3 times 4 .* are 1.2 updates a beat"),
+        ({"num_learners": 3}, "num_learners=3 do not share a group of 8"),
+        ({"random_timesteps": 2**30}, "random_timesteps=1073741824: .* at most 536870912"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            side_by_side.update_ratio(Settings(**wrong), 8)
 
 
 def test_scores_are_means_and_those_of_each_learner():

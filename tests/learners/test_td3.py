@@ -183,6 +183,20 @@ def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
     algorithm.close()
 
 
+def test_a_count_of_timesteps_that_overflows_changes_nothing():
+    """An int32 ends at 2**31 - 1: after it, iterations are as long as before, and as many updates are made."""
+    algorithm = make(timesteps_per_iteration=100)
+    state, first = algorithm.step(algorithm.init(jax.random.key(0)))
+    algorithm.close()
+    late = 2**31 - 10
+    state = state._replace(acting=state.acting._replace(timesteps=jnp.int32(late)), timesteps=late)
+    new, row = algorithm.step(state)
+    algorithm.close()
+    assert int(new.acting.timesteps) < 0
+    assert 2_147_483_700 <= row["timesteps"] == new.timesteps < 2_147_483_708
+    assert row["update"] - first["update"] == pytest.approx(new.timesteps - late, abs=4)
+
+
 def test_a_learner_that_is_not_there_is_named():
     state = make().init(jax.random.key(0))
     for function in (variables_of, table_of):
@@ -315,7 +329,7 @@ def test_learners_learn_from_their_own_environments():
         for _ in range(5):
             rows = replay.add(rows, seen, jnp.zeros((4, 1)))
         replays.append(rows)
-    acting = acting._replace(timesteps=jnp.int32(40), replays=tuple(replays))
+    acting = acting._replace(credit=jnp.int32(40), replays=tuple(replays))
     object.__setattr__(learner, "update", update)
     _, learning = learner.work(acting, learning, jax.random.key(0), 0)
     jax.effects_barrier()
@@ -362,7 +376,7 @@ def test_an_interrupted_step_leaves_its_state():
 def test_not_finite_is_an_error_of_a_learner():
     algorithm = make(learning_rate=(1e-3, 1e30), num_learners=2)
     state = algorithm.init(jax.random.key(0))
-    with pytest.raises(FloatingPointError, match=r"critics of learner 1; .* Lower the learning rate"):
+    with pytest.raises(FloatingPointError, match=r"critics of learner 1; .* lower the learning rate"):
         algorithm.step(state)
 
 
@@ -398,7 +412,10 @@ def test_the_defaults_are_those_of_reference_implementations():
         ({"discount": 1.5}, "discount=1.5: give a number from 0 to 1"),
         ({"learning_rate": (1e-3, 1e-3)}, "learning_rate has 2 entries for num_learners=1"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a finite number above 0"),
-        ({"learning_rate": optax.constant_schedule(1e-3)}, "give numbers; a rate that changes belongs"),
+        (
+            {"learning_rate": optax.constant_schedule(1e-3)},
+            "give numbers; a schedule belongs in a ready-made",
+        ),
         ({"exploration_noise": -1.0}, "exploration_noise=-1.0: give a finite number of at least 0"),
         ({"random_timesteps": -1}, "random_timesteps must be an integer of at least 0, got -1"),
         ({"optimizer": "adam"}, "optimizer='adam': give an optax.GradientTransformation"),

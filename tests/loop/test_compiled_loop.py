@@ -12,6 +12,8 @@ from volvox.envs import atari
 from volvox.loop import Evaluator, LoopState, SlotMemory, Stages, Trajectory, slots, traced
 from volvox.types import Population
 
+pytestmark = pytest.mark.optimized
+
 ENVS_PER_GROUP = 5  # a number that occurs in no other shape
 
 
@@ -29,11 +31,11 @@ def hlo(request):
     bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
     zeros = jnp.zeros(n, jnp.int32)
     everyone = Population(bases, zeros, zeros, jnp.ones(n), zeros > 0, zeros + 1, jnp.zeros(n))
-    constants = slots.Constants(slots.make_queue(everyone, 1, n), bases, code)
+    constants = slots.Constants(slots.make_queue(everyone, jax.random.key(0), None, 1, n), bases, code)
     held = slots.Memory(memory.groups, jnp.zeros((n, behavior.size)))
     rollout = slots.Rollout(net, behavior)
     carry, held = jax.eval_shape(lambda *of: rollout.begin(*of, 2, ENVS_PER_GROUP), held, constants)
-    envs = played.loop._envs
+    envs = played.loop.envs
     state = LoopState(envs, carry, held)
     text = played.loop.run_chunk.func.lower(state, constants, 1, **played.loop.run_chunk.keywords).compile().as_text()
     played.loop.restart()  # nothing may be in flight when a pool is dropped

@@ -7,6 +7,7 @@ import pytest
 
 from volvox.envs import probe
 from volvox.loop import Loop, Stages, driver, seed_of
+from volvox.loop.driver import typed_key
 
 B = 2
 ENV = probe.countdown(low=2, high=5, num_envs=2 * B, groups=2)
@@ -217,6 +218,25 @@ def test_a_failure_closes_the_pools():
     assert closed == ["init"] * 2 + ["recv"] * 2 + ["send"] * 2 + ["recv"] * 2 + ["restart"] * 2
 
 
+def test_time_in_which_the_process_is_stopped_is_not_waited_for(monkeypatch):
+    """After Ctrl-Z and `fg` an hour later, clocks have gone on, and the emulators have not."""
+    ready = iter([False] * 5 + [True])
+
+    class Done:
+        def is_ready(self):
+            return next(ready)
+
+        def __int__(self):
+            return 3
+
+    hours = iter(range(0, 10**9, 3600))
+    for clock in ("monotonic", "perf_counter", "time"):
+        monkeypatch.setattr(f"time.{clock}", lambda: float(next(hours)))
+    loop = opened(make=make_host_groups)
+    assert loop._waited(Done()) == 3
+    loop.close()
+
+
 def test_an_exception_of_the_caller_leaves_the_pools_open():
     loop = opened()
 
@@ -239,6 +259,12 @@ def test_groups_and_lengths_that_do_not_fit_are_refused():
         opened(make=lambda seed: ())
     with pytest.raises(ValueError, match=r"groups of \[2, 4\] environments"):
         opened(make=lambda seed: (*make_groups(seed)[:1], *ENV.make(seed, num_envs=4, num_groups=1)))
+
+
+def test_a_seed_key_data_and_a_key_are_the_same_key():
+    key = jax.random.key(7)
+    for same in (7, np.int64(7), jax.random.key_data(key), key):
+        assert typed_key(same) == key
 
 
 def test_seeds_depend_on_the_key_and_each_number():

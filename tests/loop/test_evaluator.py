@@ -12,6 +12,8 @@ from volvox.envs import atari, probe
 from volvox.loop import Evaluator, SlotMemory
 from volvox.types import Interrupted, Population
 
+pytestmark = pytest.mark.optimized
+
 
 def encoded(net):
     return population.encoding(net, population.Table(size=5_000))

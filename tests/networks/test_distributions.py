@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from volvox.envs import probe
-from volvox.networks.distributions import Categorical, Gaussian, distribution
+from volvox.networks.distributions import Categorical, Gaussian, MultiCategorical, distribution
 
 LOGITS = np.float32([[0.0, 1.0, -2.0], [3.0, 3.0, 3.0]])
 
@@ -39,7 +39,24 @@ def test_gaussian_density():
     np.testing.assert_allclose(family.entropy(output, 0.0), [np.log(2.0) + np.log(2 * np.pi * np.e)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", [Categorical(3), Gaussian((2, 2))], ids=["categorical", "gaussian"])
+FAMILIES = {"categorical": Categorical(3), "several": MultiCategorical((2, 3)), "gaussian": Gaussian((2, 2))}
+
+
+def test_components_are_independent():
+    output, action = np.float32([[0.3, -0.4, 0.0, 1.0, -2.0]]), jnp.array([[1, 2]])
+    family, parts = MultiCategorical((2, 3)), ((Categorical(2), output[:, :2]), (Categorical(3), output[:, 2:]))
+    for epsilon in (0.0, 0.1):
+        want = sum(one.log_prob(part, action[:, i], epsilon) for i, (one, part) in enumerate(parts))
+        np.testing.assert_allclose(family.log_prob(output, action, epsilon), want, rtol=1e-6)
+        entropy = sum(one.entropy(part, epsilon) for one, part in parts)
+        np.testing.assert_allclose(family.entropy(output, epsilon), entropy, rtol=1e-6)
+    np.testing.assert_array_equal(family.mode(output), [[0, 1]])
+    drawn = family.sample(jax.random.key(0), jnp.zeros((6_000, 5)))
+    counts = np.histogram2d(*np.asarray(drawn).T, bins=(2, 3))[0]
+    np.testing.assert_allclose(counts, 1_000, atol=150)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_samples_have_the_stated_entropy(family):
     """The entropy is the mean of minus the log-probability of samples."""
     output = jnp.linspace(-1, 1, family.size)

@@ -151,7 +151,9 @@ def test_misfitting_output_says_what_to_do(make_spec):
         def __call__(self, x):
             return nn.Dense(4)(x), nn.Dense(1)(x)
 
-    with pytest.raises(ValueError, match=r"Two gives \(.*requires \[B, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"Two gives \(.*requires \[B, 4\], alone: .* trained by volvox.learn and do not"
+    ):
         genotype(Two(), make_spec((3,), num_actions=4))
 
 

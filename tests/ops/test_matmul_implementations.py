@@ -140,6 +140,7 @@ class TestMosaic(Suite):
         np.testing.assert_allclose(jax.jit(jax.vmap(jax.vmap(dense)))(x, w), golden(x, w, None), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 class TestMosaicInterpreted(Suite):
     """The kernels simulated on any machine, as far as this jax has a simulator.
 

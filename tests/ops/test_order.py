@@ -5,6 +5,8 @@ import pytest
 
 from volvox.ops.order import after, rounded
 
+pytestmark = pytest.mark.optimized
+
 
 def test_after_changes_no_value_and_touches_no_large_leaf():
     x = {"count": jnp.int32(7), "token": jnp.arange(8, dtype=jnp.uint8), "large": jnp.ones((3, 4))}

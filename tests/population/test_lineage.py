@@ -11,6 +11,8 @@ from volvox.envs import probe
 from volvox.ops import flat
 from volvox.population import Genome, Member, lineage
 
+pytestmark = pytest.mark.optimized
+
 NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 

@@ -15,6 +15,8 @@ from volvox.population import Genome, Member, lineage
 from volvox.population.decoding import mutation_noise
 from volvox.types import Population
 
+pytestmark = pytest.mark.optimized
+
 SIZE = 5_000
 HIDDEN = 5
 ENV = probe.target(size=3, num_envs=8, groups=2, max_episode_steps=4)

@@ -11,6 +11,8 @@ from volvox.envs import atari
 from volvox.loop import play
 from volvox.ops import flat
 
+pytestmark = pytest.mark.optimized
+
 # Shapes of the weights in the order in which they lie in the noise; a bias follows each.
 LAYERS = {
     "large": [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (11 * 11 * 64, 512), (512, 18)],

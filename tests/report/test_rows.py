@@ -94,23 +94,3 @@ def test_rewriting_is_atomic(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["m"]
     row_files.rewrite(path, [])
     assert row_files.read_metrics(path) == []
-
-
-def test_tensorboard_scalars(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-
-    for first in (1, 3):
-        events = row_files.event_writer(tmp_path, first_step=first)
-        for step in (first, first + 1):
-            row = {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"}
-            row_files.write_events(events, step, row)
-        events.close()
-    found = []
-    for path in sorted(tmp_path.iterdir()):
-        data, at = path.read_bytes(), 0
-        while at < len(data):  # length (8 bytes), its checksum (4), the event, its checksum (4)
-            length = int.from_bytes(data[at : at + 8], "little")
-            event = Event.FromString(data[at + 12 : at + 12 + length])
-            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
-            at += length + 16
-    assert sorted(found) == [("score", step, 10.0 * step) for step in (1, 2, 3, 4)]

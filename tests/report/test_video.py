@@ -75,8 +75,8 @@ def test_the_newest_channel_of_every_step(tmp_path):
     assert [p.name for p in recorded.path.parent.iterdir()] == ["a.mp4"]
 
 
-def test_max_steps(tmp_path):
-    recorded = record_video(squares(), POLICY, jnp.ones(()), tmp_path / "a.mp4", max_steps=4, fps=5)
+def test_max_episode_steps(tmp_path):
+    recorded = record_video(squares(), POLICY, jnp.ones(()), tmp_path / "a.mp4", max_episode_steps=4, fps=5)
     assert recorded.length == 4
     assert len(decode(recorded.path, 48, 80)) == 5
 
@@ -86,7 +86,7 @@ def test_continuous_actions(tmp_path):
         num_actions=None, action_shape=(2,), action_low=-np.ones(2, np.float32), action_high=np.ones(2, np.float32)
     )
     policy = constant([0.5, 7.0], mode=lambda output: output.clip(-1, 1))
-    recorded = record_video(squares(spec), policy, jnp.ones(()), tmp_path / "a.mp4", max_steps=2)
+    recorded = record_video(squares(spec), policy, jnp.ones(()), tmp_path / "a.mp4", max_episode_steps=2)
     assert recorded.episode_return == 3.0  # the mode: 0.5, and 7 clipped to 1; twice
 
 
@@ -96,7 +96,7 @@ def test_continuous_actions(tmp_path):
         ({"observation_shape": (3,)}, {}, r"squares cannot be filmed: a video needs uint8 images .* got uint8 \[3\]"),
         ({"observation_dtype": np.float32}, {}, "got float32"),
         ({}, {"path": "a.gif"}, "ends in .mp4, got a.gif"),
-        ({}, {"max_steps": 0}, "max_steps must be an integer of at least 1"),
+        ({}, {"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
     ],
 )
 def test_what_cannot_be_filmed(changes, arguments, message):
@@ -135,7 +135,7 @@ def _linear(spec):
 def test_an_atari_game_in_colour(tmp_path, settings):
     env = atari("Frostbite", num_envs=4, groups=2, **settings)
     policy, weights = _linear(env.spec)
-    recorded = record_video(env, policy, weights, tmp_path / "a.mp4", seed=3, max_steps=50)
+    recorded = record_video(env, policy, weights, tmp_path / "a.mp4", seed=3, max_episode_steps=50)
     pictures = decode(recorded.path, 630, 480)
     assert recorded.length <= 50
     assert len(pictures) == recorded.length + 1 + len(env.config.get("opening", ()))
@@ -149,5 +149,5 @@ def test_a_camera_that_shows_another_game_is_noticed(tmp_path, monkeypatch):
     other = camera._replace(make=lambda seed, **settings: camera.make(seed + 1, **settings))
     monkeypatch.setattr(video, "color_screen", lambda env: other)
     with pytest.raises(RuntimeError, match="the camera's emulator shows another game"):
-        record_video(env, policy, weights, tmp_path / "a.mp4", max_steps=50)
+        record_video(env, policy, weights, tmp_path / "a.mp4", max_episode_steps=50)
     assert list(tmp_path.iterdir()) == []

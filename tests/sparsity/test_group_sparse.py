@@ -25,6 +25,7 @@ def td3(gst, actor=ACTOR, critic=CRITIC, **settings):
     return vx.learn(settings, networks.ActorAndCritic(gst.network(actor), gst.network(critic)), ENV)
 
 
+@pytest.mark.slow
 def test_the_same_settings_train_both_kinds_of_learners():
     gst = GroupSparse(block=4, final_sparsity=0.9, increment=0.05, every=20)
     algorithm = td3(gst)

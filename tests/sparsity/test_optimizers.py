@@ -391,6 +391,8 @@ def test_group_sparse_training_prunes_blocks_on_top_of_grouping(make):
         ({"final_sparsity": 1.0}, "final_sparsity=1.0: give a share"),
         ({"block": 0}, "block"),
         ({"end": 5, "begin": 9}, "end=5 must come after begin=9"),
+        ({"end": 9, "increment": 0.5}, "increment=0.5 and tolerance=0.1 belong to a sparsity that follows returns"),
+        ({"end": 9, "tolerance": 2.0}, "increment=0.01 and tolerance=2.0 belong to"),
         ({"every": 0}, "every must be"),
         ({"min_side": 0}, "min_side must be"),
     ],

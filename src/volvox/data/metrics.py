@@ -60,6 +60,11 @@ def add(old: Metrics, new: Metrics) -> Metrics:
     return old | {name: _add(old[name], x) if name in old else x for name, x in new.items()}
 
 
+def mean(x: Array, valid: Array) -> Array:
+    """Returns the means `[...]` of what is valid in `[..., N]`; 0 where nothing is."""
+    return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
+
+
 def compute(gathered: Metrics) -> dict[str, float]:
     """Returns the metrics as numbers, averaged over several learners. Means of no values are left out."""
     gathered = jax.device_get(gathered)
@@ -162,9 +167,10 @@ def scores(episodes: Episodes) -> dict[str, float]:
     if not count:
         return {}
     returns, lengths = episodes.returns[:count], episodes.lengths[:count]
-    return {
-        "training_mean": float(returns.mean()),
-        "training_std": float(returns.std()),
-        "training_best": float(returns.max()),
-        "episode_length": float(lengths.mean()),
-    }
+    with np.errstate(invalid="ignore"):  # infinite returns have no deviation
+        return {
+            "training_mean": float(returns.mean()),
+            "training_std": float(returns.std()),
+            "training_best": float(returns.max()),
+            "episode_length": float(lengths.mean()),
+        }

@@ -1,52 +1,159 @@
-"""Running mean and variance of observations, by which they are normalised."""
+"""Normalisation of observations and rewards by running moments, for any learner.
 
-from typing import NamedTuple
+    moments = normalization.init(spec.observation_shape)
+    moments = normalization.update(moments, observation)
+    observation = normalization.normalize(moments, observation)
+
+    rewards = normalization.init_rewards(num_groups, num_envs)
+    rewards = normalization.update_rewards(rewards, g, timestep, discount)
+    reward = timestep.reward * normalization.reward_scale(rewards)
+
+The settings of learners name what is normalised: `normalize_observations` and `normalize_rewards`. A policy made by
+`normalizing` has the moments among its variables, so that what is saved normalises observations by itself.
+
+An observation is an array, or a dict or a tuple of arrays, each of which has its own moments.
+"""
+
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.types import Array
+from volvox.types import Array, ArrayTree, EnvSpec, Policy, TimeStep
 
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
+_LATEST = 2.0**23
+"""Observations after which older ones begin to be forgotten: one more would soon be lost in a float32 count."""
 
 
 class Moments(NamedTuple):
-    """Running moments of observations `[n...]`.
+    """Running moments of numbers `[n...]`, such as observations.
 
     Attributes:
-      num: float32: Observations counted; 0 where they are left as they are.
-      mean: float32 `[n...]`.
-      squares: float32 `[n...]`: Sum of squared differences from the mean.
+      num: float32: Observations counted, at most 2^23; 0 where they are left as they are.
+      mean: float32, leaves `[n...]`.
+      squares: float32, leaves `[n...]`: Sum of squared differences from the mean.
     """
 
     num: Array
-    mean: Array
-    squares: Array
+    mean: ArrayTree
+    squares: ArrayTree
 
 
-def init(shape: tuple[int, ...]) -> Moments:
-    """Returns the moments before any observation."""
-    return Moments(jnp.float32(0), jnp.zeros(shape), jnp.zeros(shape))
+def init(shape: Any) -> Moments:
+    """Returns the moments before any observation, given `EnvSpec.observation_shape`, of one array or of several."""
+
+    def one(shape: Any) -> bool:
+        return isinstance(shape, tuple) and all(isinstance(size, int) for size in shape)
+
+    mean, squares = (jax.tree.map(jnp.zeros, shape, is_leaf=one) for _ in range(2))
+    return Moments(jnp.float32(0), mean, squares)
 
 
-def update(moments: Moments, observation: Array) -> Moments:
+def update(moments: Moments, observation: ArrayTree) -> Moments:
     """Adds observations `[B, n...]` (Chan et al. 1979, Updating formulae for computing sample variances)."""
-    chex.assert_shape(observation, (None, *moments.mean.shape))
-    b = observation.shape[0]
-    mean = observation.mean(axis=0)
-    squares = ((observation - mean) ** 2).sum(axis=0)
+    b = jax.tree.leaves(observation)[0].shape[0]
+    jax.tree.map(lambda old, new: chex.assert_shape(new, (b, *old.shape)), moments.mean, observation)
+    mean = jax.tree.map(lambda x: x.mean(axis=0), observation)
+    squares = jax.tree.map(lambda x, mean: ((x - mean) ** 2).sum(axis=0), observation, mean)
+    return _merged(moments, b, mean, squares)
+
+
+def _merged(moments: Moments, b: int | Array, mean: ArrayTree, squares: ArrayTree) -> Moments:
+    """Returns the moments with `b` further numbers that have a mean and a sum of squared differences from it."""
     count = moments.num + b
-    difference = mean - moments.mean
+    difference = jax.tree.map(jnp.subtract, mean, moments.mean)
+    total = jax.tree.map(
+        lambda old, new, d: old + new + d**2 * (moments.num * b / count), moments.squares, squares, difference
+    )
+    kept = jnp.minimum(1.0, _LATEST / count)
     return Moments(
-        num=count,
-        mean=moments.mean + difference * (b / count),
-        squares=moments.squares + squares + difference**2 * (moments.num * b / count),
+        num=count * kept,
+        mean=jax.tree.map(lambda old, d: old + d * (b / count), moments.mean, difference),
+        squares=jax.tree.map(lambda x: x * kept, total),
     )
 
 
-def normalize(moments: Moments, observation: Array) -> Array:
+def normalize(moments: Moments, observation: ArrayTree) -> ArrayTree:
     """Returns observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged before 2 are counted."""
-    scaled = (observation - moments.mean) * jax.lax.rsqrt(moments.squares / jnp.maximum(moments.num, 1.0) + 1e-8)
-    return jnp.where(moments.num > 1, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)
+
+    def one(mean: Array, inverse: Array, observation: Array) -> Array:
+        scaled = (observation - mean) * inverse
+        return jnp.where(moments.num > 1, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)
+
+    return jax.tree.map(one, moments.mean, _inverse_deviation(moments), observation)
+
+
+def _inverse_deviation(moments: Moments) -> ArrayTree:
+    return jax.tree.map(lambda x: jax.lax.rsqrt(x / jnp.maximum(moments.num, 1.0) + 1e-8), moments.squares)
+
+
+class Rewards(NamedTuple):
+    """What rewards are scaled by: the standard deviation of the discounted sums of rewards so far.
+
+    This is the rule of Gym's `NormalizeReward` with one deviation for all environments. As there, a sum goes on after a
+    time limit. It begins anew after a termination, whose own reward it still includes; Gym drops what was before it.
+
+    Attributes:
+      moments: Moments of the sums.
+      returns: One a group, float32 `[B]`: Sums of each environment's rewards so far, discounted by their age.
+    """
+
+    moments: Moments
+    returns: tuple[Array, ...]
+
+
+def init_rewards(num_groups: int, num_envs: int) -> Rewards:
+    """Returns the scale before any reward, of groups of `num_envs` environments."""
+    return Rewards(init(()), tuple(jnp.zeros(num_envs) for _ in range(num_groups)))
+
+
+def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float) -> Rewards:
+    """Adds the rewards of one timestep of group `g`; those that begin an episode do not count.
+
+    Args:
+      rewards: The scale so far.
+      g: Index of the group.
+      timestep: Fields `[B]`; the observation is not used.
+      discount: Discount γ of a timestep.
+    """
+    live = ~timestep.first
+    returns = jnp.where(live, rewards.returns[g] * discount + timestep.reward, rewards.returns[g])
+    num = live.sum(dtype=jnp.float32)
+    mean = returns.mean(where=live | (num == 0))
+    merged = _merged(rewards.moments, num, mean, ((returns - mean) ** 2).sum(where=live))
+    moments = jax.tree.map(lambda new, old: jnp.where(num > 0, new, old), merged, rewards.moments)
+    left = jnp.where(live & timestep.terminated, 0.0, returns)
+    return Rewards(moments, (*rewards.returns[:g], left, *rewards.returns[g + 1 :]))
+
+
+def reward_scale(rewards: Rewards) -> Array:
+    """Returns what rewards are multiplied by; 1 before 2 are counted."""
+    return jnp.where(rewards.moments.num > 1, _inverse_deviation(rewards.moments), 1.0)
+
+
+class Normalized(NamedTuple):
+    """The variables of a policy that normalises observations.
+
+    Attributes:
+      params: Variables of the policy that sees them normalised.
+      moments: Moments of the observations.
+    """
+
+    params: ArrayTree
+    moments: Moments
+
+
+def normalizing(policy: Policy, spec: EnvSpec) -> Policy:
+    """Returns a policy that normalises observations first; its variables are `Normalized`."""
+
+    def apply(variables: Normalized, observation: ArrayTree, state: ArrayTree) -> tuple[Array, ArrayTree]:
+        seen = normalize(variables.moments, jax.tree.map(lambda x: x.astype(jnp.float32), observation))
+        return policy.apply(variables.params, seen, state)
+
+    def begin(key: Array) -> Normalized:
+        return Normalized(policy.init(key), init(spec.observation_shape))
+
+    return policy._replace(init=begin, apply=apply)

@@ -16,7 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.types import Array, EnvSpec, TimeStep
+from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
 
 
 class Replay(NamedTuple):
@@ -25,7 +25,8 @@ class Replay(NamedTuple):
     Attributes:
       timestep: Leaves `[C, B, ...]`: what was received, without extras.
       action: `[C, B, ...]`: The action at that timestep; it was discarded where the next row is `first`.
-      rows: int32: Rows ever added; row i stands at place `i % C`.
+      rows: int32: Rows added; row i stands at place `i % C`. Once the ring is full, it counts from C to 2 C - 1 again
+        and again, so that it cannot overflow.
     """
 
     timestep: TimeStep
@@ -45,14 +46,14 @@ class Batch(NamedTuple):
       valid: bool `[N]`: False where the action was discarded; such a transition never happened.
     """
 
-    observation: Array
+    observation: ArrayTree
     action: Array
     reward: Array
     discount: Array
-    next_observation: Array
+    next_observation: ArrayTree
     valid: Array
 
-    def map_observations(self, function: Callable[[Array], Array]) -> "Batch":
+    def map_observations(self, function: Callable[[ArrayTree], ArrayTree]) -> "Batch":
         """Returns the batch with what a function makes of its observations."""
         return self._replace(observation=function(self.observation), next_observation=function(self.next_observation))
 
@@ -63,9 +64,8 @@ def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
     def zeros(*shape: int, dtype: Any = jnp.float32) -> Array:
         return jnp.zeros((num_rows, num_envs, *shape), dtype)
 
-    observation = zeros(*spec.observation_shape, dtype=spec.observation_dtype)
+    observation, action = jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), (spec.observation, spec.action))
     flags = (zeros(dtype=bool) for _ in range(3))
-    action = zeros(*(spec.action_shape or ()), dtype=jnp.float32 if spec.action_shape is not None else jnp.int32)
     return Replay(TimeStep(observation, zeros(), *flags, extras={}), action, jnp.int32(0))
 
 
@@ -86,7 +86,8 @@ def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -
 
 def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
     """Adds a row of timesteps and actions `[B, ...]`, in place of the oldest one if the replay is full."""
-    place = replay.rows % replay.action.shape[0]
+    capacity = replay.action.shape[0]
+    place = replay.rows % capacity
 
     def put(rows: Array, row: Array) -> Array:
         # One update slice stays in place inside a compiled loop.
@@ -95,7 +96,8 @@ def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
 
     given = (timestep._replace(extras={}), action)
     timesteps, actions = jax.tree.map(put, (replay.timestep, replay.action), given)
-    return Replay(timesteps, actions, replay.rows + 1)
+    rows = replay.rows + 1
+    return Replay(timesteps, actions, jnp.where(rows == 2 * capacity, capacity, rows))
 
 
 def num_starts(replay: Replay, n_step: int) -> Array:
@@ -151,11 +153,11 @@ def sample(
         bootstraps &= ~(going_on & terminated)
         going_on &= ~(terminated | at(seen.truncated, step))
     return Batch(
-        observation=at(seen.observation, 0),
+        observation=jax.tree.map(lambda field: at(field, 0), seen.observation),
         action=at(replay.action, 0),
         reward=reward,
         discount=jnp.where(bootstraps, weight, 0.0),
-        next_observation=at(seen.observation, steps),
+        next_observation=jax.tree.map(lambda field: at(field, steps), seen.observation),
         valid=~at(seen.first, 1),
     )
 
@@ -201,7 +203,8 @@ def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
     return enough
 
 
-def latest(replay: Replay) -> Array:
+def latest(replay: Replay) -> ArrayTree:
     """Returns the observations `[B, ...]` of the latest row."""
     place = (replay.rows - 1) % replay.action.shape[0]
-    return jax.lax.dynamic_index_in_dim(replay.timestep.observation, place, keepdims=False)
+    take = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
+    return jax.tree.map(take, replay.timestep.observation)

@@ -35,9 +35,10 @@ class Segment(NamedTuple):
       version: int32 `[T]`: Updates made when the policy acted.
       bootstrap: float32 `[B]`: Value of the observation after the last timestep, predicted when that was seen.
       recurrent: The policy's state before the first timestep, leaves `[B, ...]`.
+      value: float32 `[T, B]`: Value of the observation, predicted when the policy acted; () unless it is kept.
     """
 
-    observation: Array
+    observation: ArrayTree
     first: Array
     action: Array
     log_prob: Array
@@ -48,9 +49,12 @@ class Segment(NamedTuple):
     version: Array
     bootstrap: Array
     recurrent: ArrayTree
+    value: ArrayTree = ()
 
 
-def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree) -> Segment:
+def init(
+    num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree, *, with_values: bool = False
+) -> Segment:
     """Returns a ring of zeros, in which nothing is valid.
 
     Args:
@@ -59,6 +63,7 @@ def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent
       num_envs: B.
       spec: The environments.
       recurrent: The policy's state, leaves `[B, ...]`.
+      with_values: Whether predicted values are kept.
 
     Returns:
       `Segment`, leaves `[R, L, B, ...]`, `version` `[R, L]`, `bootstrap` `[R, B]`, `recurrent` `[R, B, ...]`.
@@ -68,11 +73,12 @@ def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent
         return jnp.zeros((num_segments, *shape), dtype)
 
     per_timestep = (length, num_envs)
-    action_dtype = jnp.float32 if spec.action_shape is not None else jnp.int32
+    spaces = (spec.observation, spec.action)
+    observation, action = jax.tree.map(lambda x: zeros(*per_timestep, *x.shape, dtype=x.dtype), spaces)
     return Segment(
-        observation=zeros(*per_timestep, *spec.observation_shape, dtype=spec.observation_dtype),
+        observation=observation,
         first=zeros(*per_timestep, dtype=bool),
-        action=zeros(*per_timestep, *(spec.action_shape or ()), dtype=action_dtype),
+        action=action,
         log_prob=zeros(*per_timestep),
         reward=zeros(*per_timestep),
         terminated=zeros(*per_timestep, dtype=bool),
@@ -81,6 +87,7 @@ def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent
         version=zeros(length, dtype=jnp.int32),
         bootstrap=zeros(num_envs),
         recurrent=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), recurrent),
+        value=zeros(*per_timestep) if with_values else (),
     )
 
 
@@ -118,6 +125,22 @@ def _put(rows: Array, row: Array, *place: Array) -> Array:
     return jax.lax.dynamic_update_slice(rows, row, (*place, *[0] * (rows.ndim - len(place))))
 
 
+def end_with_lives(timestep: TimeStep, lives: Array) -> tuple[TimeStep, Array]:
+    """Makes a termination of the loss of a life.
+
+    Args:
+      timestep: It has the extra `lives`.
+      lives: int32 `[B]`: Lives left at the timestep before.
+
+    Returns:
+      (timestep, lives left, int32 `[B]`).
+    """
+    left = timestep.extras["lives"].astype(jnp.int32)
+    lost = ~timestep.first & (left < lives)
+    ended = {"terminated": timestep.terminated | lost, "truncated": timestep.truncated & ~lost}
+    return timestep._replace(**ended), left
+
+
 def add(
     ring: Segment,
     round_: Array,
@@ -127,6 +150,7 @@ def add(
     log_prob: Array,
     version: Array,
     recurrent: ArrayTree,
+    value: ArrayTree = (),
 ) -> Segment:
     """Adds what the policy saw and did in this beat.
 
@@ -139,6 +163,7 @@ def add(
       log_prob: float32 `[B]`.
       version: Updates made so far, int32 scalar.
       recurrent: The policy's state before it acted, leaves `[B, ...]`; that of the round's first beat is kept.
+      value: float32 `[B]`: Predicted value of the observation, where values are kept; otherwise ().
 
     Returns:
       The ring.
@@ -148,13 +173,17 @@ def add(
     def keep(rows: Array, row: Array) -> Array:
         return _put(rows, jnp.where(beat == 0, row, rows[slot]), slot)
 
+    def put(rows: Array, row: Array) -> Array:
+        return _put(rows, row, slot, beat)
+
     return ring._replace(
-        observation=_put(ring.observation, timestep.observation, slot, beat),
+        observation=jax.tree.map(put, ring.observation, timestep.observation),
         first=_put(ring.first, timestep.first, slot, beat),
         action=_put(ring.action, action, slot, beat),
         log_prob=_put(ring.log_prob, log_prob, slot, beat),
         version=_put(ring.version, version, slot, beat),
         recurrent=jax.tree.map(keep, ring.recurrent, recurrent),
+        value=jax.tree.map(lambda rows, row: _put(rows, row, slot, beat), ring.value, value),
     )
 
 
@@ -174,7 +203,7 @@ def micro_batch_size(given: int | None, num_envs: int, length: int) -> int:
     return given or max((m for m in divisors if m * length <= _MICRO_BATCH_TRANSITIONS), default=1)
 
 
-def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, following: bool = False) -> Segment:
+def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, with_next: bool = False) -> Segment:
     """Takes some environments of one segment.
 
     Args:
@@ -183,17 +212,17 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, f
       start: The first environment, int32 scalar.
       num_envs: Number of environments.
       length: T; the first T timesteps of the segment are taken.
-      following: Whether observations go on with the first one of the next segment in the ring, which must have begun;
+      with_next: Whether observations go on with the first one of the next segment in the ring, which must have begun;
         all T timesteps of a segment must then be taken.
 
     Returns:
-      `Segment`, leaves `[T, num_envs, ...]`; with `following`, `[T + 1, ...]` of `observation` and `first`.
+      `Segment`, leaves `[T, num_envs, ...]`; with `with_next`, `[T + 1, ...]` of `observation` and `first`.
     """
-    if following:
+    if with_next:
         segment = take(ring, slot, start, num_envs, length)
         after = take(ring, (slot + 1) % len(ring.version), start, num_envs, 1)
         return segment._replace(
-            observation=jnp.concatenate([segment.observation, after.observation]),
+            observation=jax.tree.map(lambda *x: jnp.concatenate(x), segment.observation, after.observation),
             first=jnp.concatenate([segment.first, after.first]),
         )
 
@@ -206,7 +235,7 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, f
         return jax.lax.dynamic_slice(rows, begin, (1, num_envs, *rows.shape[2:]))[0]
 
     fields = {
-        name: of_timesteps(rows)
+        name: jax.tree.map(of_timesteps, rows)
         for name, rows in ring._asdict().items()
         if name not in ("version", "bootstrap", "recurrent")
     }
@@ -216,3 +245,26 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, f
         bootstrap=of_segment(ring.bootstrap),
         recurrent=jax.tree.map(of_segment, ring.recurrent),
     )
+
+
+def gather(ring: Segment, slot: Array, t: Array, b: Array) -> Segment:
+    """Takes single timesteps of one segment, or single environments.
+
+    Args:
+      ring: The group's segments.
+      slot: Place of the segment in the ring, int32 scalar.
+      t: int32 `[L, 1]` or `[L, n]`: Timesteps.
+      b: int32 `[1, n]`: Environments.
+
+    Returns:
+      `Segment`, leaves `[L, n, ...]`, `version` too; `bootstrap` and `recurrent` `[n, ...]` of the environments.
+    """
+    t, b = jnp.broadcast_arrays(t, b)
+    of_segment = ("bootstrap", "recurrent")
+    fields = {
+        name: jax.tree.map(lambda rows: rows[slot, t, b], rows)
+        for name, rows in ring._asdict().items()
+        if name not in ("version", *of_segment)
+    }
+    whole = {name: jax.tree.map(lambda rows: rows[slot, b[0]], getattr(ring, name)) for name in of_segment}
+    return Segment(**fields, **whole, version=ring.version[slot, t])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._settings import recorded
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
@@ -22,6 +23,7 @@ _MASS = CART_MASS + POLE_MASS
 _POLE_MOMENT = POLE_MASS * HALF_LENGTH
 
 
+@recorded
 def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500, **options: Any) -> Env:
     """Makes a recipe for CartPole-v1: a pole on a cart is kept upright by pushes to the left and to the right.
 

@@ -1,4 +1,4 @@
-"""envpool's tasks as environment groups. No other module steps an envpool.
+"""envpool's tasks as environment groups, of every family in its wheel. No other module steps an envpool.
 
 What is made different from envpool:
 
@@ -7,7 +7,8 @@ What is made different from envpool:
 - *Ends.* `truncated` never holds together with `terminated`. Where an Atari game is over in the very timestep of the
   time limit, envpool reports the time limit alone, and the group a termination. (MuJoCo does not tell the two apart;
   there such a timestep is truncated.)
-- *Layout.* Images are channels first in envpool, and channels last here.
+- *Layout.* Images are channels first in most of envpool, and channels last here. Observations of several arrays are
+  nested dicts.
 - *Width.* MuJoCo's arrays are 64 bits wide in C++, and 32 bits here.
 - *Lifetime.* A compiled function holds the address of an envpool, not a reference to it. The group holds the
   reference until `close`.
@@ -17,15 +18,16 @@ import contextlib
 import functools
 import os
 import warnings
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import chex
-import envpool
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer, nearest
+from volvox._checks import INT32, integer, nearest
+from volvox._settings import recorded
 from volvox.envs.groups import action_bounds, bounded_action, checked_action, consistent, recipe
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
@@ -36,7 +38,9 @@ _MACHINERY = frozenset(
         *("seed", "env_seed", "base_path", "gym_reset_return_info", "reward_threshold"),
     }
 )
-_NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+_NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+_MOST_ACTIONS = 2**20
+"""An integer action with more values than these is a number and no choice."""
 _EXTRAS = {"ram": "ram", "lives": "lives", "elapsed_step": "elapsed_steps"}
 
 
@@ -52,10 +56,15 @@ class PoolState(NamedTuple):
     done: Any
 
 
-def envpool_task(
+@recorded
+def envpool(
     task: str, *, num_envs: int, groups: int = 1, threads: int | None = None, name: str | None = None, **config: Any
 ) -> Env:
-    """Makes a recipe for groups of one envpool each, of any task with one array of observations and one of actions.
+    """Makes a recipe for groups of one envpool each, of any task for one player. `atari` and `mujoco` are presets.
+
+    Families are Atari, Box2D, classic control, Google football, Highway, Jumanji, MiniGrid, MuJoCo (Gymnasium,
+    dm_control, Meta-World, MyoSuite, Playground, robotics), Pgx, Procgen, toy text and VizDoom; `docs/environments.md`
+    says what was tried of each. An observation is an array, or a dict of arrays by envpool's names.
 
     Groups take turns, so each gets all the threads. Every environment has its own seed, derived from `make`'s. The
     state of the emulators and the history of restarts are not part of it, so a run is repeatable only from its start.
@@ -64,8 +73,9 @@ def envpool_task(
     cannot raise, they are clipped.
 
     Example:
-      >>> env = volvox.envs.envpool_task("CartPole-v1", num_envs=8, groups=2)
-      >>> car = volvox.envs.envpool_task("CarRacing-v3", num_envs=4, max_episode_steps=500)
+      >>> env = volvox.envs.envpool("CartPole-v1", num_envs=8, groups=2)
+      >>> car = volvox.envs.envpool("CarRacing-v3", num_envs=4, max_episode_steps=500)
+      >>> grid = volvox.envs.envpool("MiniGrid-Empty-5x5-v0", num_envs=8)  # observations are dicts
 
     Args:
       task: A name envpool knows, such as "Frostbite-v5" or "HalfCheetah-v5".
@@ -83,14 +93,15 @@ def envpool_task(
       envpool's names, in place of the recipe's.
 
     Raises:
-      ValueError: an unknown task or setting, a number out of range, or a task whose observations or actions are not
-        one array.
+      ValueError: an unknown task or setting, a number out of range, or a task of several players, without observations,
+        or with actions of several arrays.
     """
     if threads is not None:
         integer("threads", threads, low=1)
-    if task not in (tasks := envpool.list_all_envs()):
+    make_spec = load_envpool().make_spec
+    if task not in (tasks := load_envpool().list_all_envs()):
         raise ValueError(f"task {task!r} is not one of envpool's{nearest(task, tasks)}")
-    defaults = _settings(envpool.make_spec(task))
+    defaults = _settings(make_spec(task))
     config = {key: value for key, value in config.items() if value is not None}
     for key, value in config.items():
         if key not in defaults:
@@ -101,22 +112,39 @@ def envpool_task(
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, seeds: Any = None, **changes: Any
     ) -> EnvGroup:
-        native = envpool.make(
+        own = settings["max_episode_steps"] == 0 and spec.max_episode_steps == INT32
+        native = load_envpool().make(
             task,
             env_type="gymnasium",
             num_envs=num_envs,
             batch_size=num_envs,
             num_threads=min(threads or len(os.sched_getaffinity(0)), num_envs),
             seed=seeds or environment_seeds(seed, group=index, num_envs=num_envs),
-            **{**config, **changes, "max_episode_steps": spec.max_episode_steps},
+            **{**config, **changes, "max_episode_steps": 0 if own else spec.max_episode_steps},
         )
         pool = _Pool(spec, num_envs, native, host=host)
         return EnvGroup(spec, num_envs, not host, pool.init, pool.recv, pool.send, pool.restart, pool.close)
 
-    settings = _settings(envpool.make_spec(task, **config))
+    settings = _settings(make_spec(task, **config))
     spec = _env_spec(task, config)._replace(name=name or task)
     record = {"environment": "envpool", "task": task, "settings": settings}
     return recipe(spec, make_group, num_envs=num_envs, groups=groups, **record)
+
+
+def load_envpool() -> ModuleType:
+    """Imports envpool when it is first needed: that takes most of a second, and fails where its ROMs are missing.
+
+    Raises:
+      ImportError: It cannot be imported; the message says why.
+    """
+    try:
+        import envpool
+    except (ImportError, OSError) as error:
+        raise ImportError(
+            f"envpool cannot be imported ({type(error).__name__}: {error}), so there are no Atari games and no MuJoCo "
+            "tasks: reinstall it (pip install envpool). Environments of pure JAX work without it."
+        ) from error
+    return envpool
 
 
 def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
@@ -128,7 +156,7 @@ def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     Raises:
       ValueError: `seed` is not an integer of at least 0.
     """
-    sequence = np.random.SeedSequence([integer("seed", seed, low=0), group])
+    sequence = np.random.SeedSequence([integer("seed", seed, low=0, high=None), group])
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
 
 
@@ -140,30 +168,56 @@ def _settings(native_spec: Any) -> dict[str, Any]:
 
 def _env_spec(task: str, config: dict[str, Any]) -> EnvSpec:
     """Describes a task as an `EnvSpec`; raises ValueError where that cannot be done."""
-    native_spec = envpool.make_spec(task, **config)
-    state, actions, settings = native_spec.state_array_spec, native_spec.action_array_spec, _settings(native_spec)
-    if "obs" not in state or "action" not in actions:
-        raise ValueError(f"task {task!r} has observations or actions of several arrays; only one of each is supported")
-    shape, action = _single(state["obs"].shape), actions["action"]
-    if len(shape) == 3 and shape[0] < shape[-1]:  # an image, whose channels are fewer than its columns
-        shape = (*shape[1:], shape[0])
-    action_shape = _single(action.shape)
-    discrete = np.issubdtype(action.dtype, np.integer)
-    if discrete and (action_shape or np.any(action.minimum != 0)):
-        raise ValueError(f"task {task!r} has actions that are neither one index from 0 nor continuous")
-    low, high = (None, None) if discrete else action_bounds(action.minimum, action.maximum, action_shape)
+    native_spec = load_envpool().make_spec(task, **config)
+    state, settings = native_spec.state_array_spec, _settings(native_spec)
+    if native_spec.config.max_num_players > 1:
+        raise ValueError(f"task {task!r} is for {native_spec.config.max_num_players} players; only one can be trained")
+    names = {key: key.removeprefix("obs").strip(":").replace(":", ".") for key in state if key.startswith("obs")}
+    if not names:
+        raise ValueError(f"task {task!r} shows no observations")
+    shapes, dtypes = ({names[key]: read(state[key]) for key in names} for read in (_shape, _dtype))
     return EnvSpec(
         name=task,
-        observation_shape=shape,
-        observation_dtype=_narrow(state["obs"].dtype),
-        num_actions=int(action.maximum) + 1 if discrete else None,
-        action_shape=None if discrete else action_shape,
-        action_low=low,
-        action_high=high,
-        max_episode_steps=int(settings["max_episode_steps"]),
+        observation_shape=_nested(shapes),
+        observation_dtype=_nested(dtypes),
+        **_actions(task, native_spec.action_array_spec),
+        max_episode_steps=int(settings["max_episode_steps"]) or INT32,  # 0: as many as the task says in each episode
         frame_skip=int(settings.get("frame_skip", 1)),
         extras=tuple(ours for theirs, ours in _EXTRAS.items() if any(key.split(":")[-1] == theirs for key in state)),
     )
+
+
+def _actions(task: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of `EnvSpec` on actions."""
+    if set(arrays) != {"env_id", "players.env_id", "action"}:
+        names = ", ".join(name for name in arrays if "env_id" not in name)
+        raise ValueError(f"task {task!r} has actions of several arrays ({names}); only one array is supported")
+    action = arrays["action"]
+    shape = _single(action.shape)
+    fields = dict.fromkeys(("num_actions", "num_choices", "action_shape", "action_low", "action_high"))
+    if not np.issubdtype(action.dtype, np.integer):
+        limits = np.finfo(action.dtype)  # what C++ says where a task has no bounds
+        low, high = np.asarray(action.minimum, np.float64), np.asarray(action.maximum, np.float64)
+        low, high = np.where(low == limits.tiny, -np.inf, low), np.where(high == limits.max, np.inf, high)
+        low, high = action_bounds(low, high, shape)
+        return fields | {"action_shape": low.shape, "action_low": low, "action_high": high}
+    choices = np.broadcast_to(np.asarray(action.maximum, np.int64) + 1, shape).ravel().tolist()
+    if np.any(np.asarray(action.minimum) != 0) or len(shape) > 1 or max(choices) > _MOST_ACTIONS:
+        raise ValueError(f"task {task!r} has actions that are neither indices from 0 nor continuous")
+    if not shape:
+        return fields | {"num_actions": choices[0]}
+    return fields | {"num_choices": tuple(choices), "action_shape": shape}
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    """Returns the shape of one observation, as it is shown here."""
+    shape = _single(array.shape)
+    return (*shape[1:], shape[0]) if _channels_first(shape) else shape
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether this is an image, whose channels are fewer than its columns."""
+    return len(shape) == 3 and shape[0] < shape[-1]
 
 
 def _single(shape: Any) -> tuple[int, ...]:
@@ -171,12 +225,28 @@ def _single(shape: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in shape if size != -1)
 
 
-def _narrow(dtype: Any) -> Any:
-    return _NARROW.get(np.dtype(dtype), np.dtype(dtype))
+def _nested(named: dict[str, Any]) -> Any:
+    """Returns a nested dict of names such as "left.eye"; one array without a dict, as envpool does."""
+    if len(named) == 1:
+        return next(iter(named.values()))
+    tree: dict[str, Any] = {}
+    for name, value in named.items():
+        *path, last = name.split(".")
+        functools.reduce(lambda at, step: at.setdefault(step, {}), path, tree)[last] = value
+    return tree
+
+
+def _dtype(array: Any) -> Any:
+    return narrow(array.dtype)
+
+
+def narrow(dtype: Any) -> np.dtype:
+    """Returns the dtype of 32 bits in place of one of 64, which JAX does not have; others as they are."""
+    return np.dtype(_NARROW.get(np.dtype(dtype), dtype))
 
 
 def _narrowed(array: Any) -> Any:
-    return array.astype(_narrow(array.dtype))
+    return array.astype(narrow(array.dtype))
 
 
 class _Pool:
@@ -241,7 +311,7 @@ class _Pool:
             self.native.send(action.astype(dtype))
             return state
         with self._boundary():
-            token = self.calls[2](state.token, jax.lax.convert_element_type(action.astype(_narrow(dtype)), dtype))
+            token = self.calls[2](state.token, jax.lax.convert_element_type(action.astype(narrow(dtype)), dtype))
         return state._replace(token=token)
 
     def restart(self, state: PoolState, seed: int | None = None) -> PoolState:
@@ -263,9 +333,13 @@ class _Pool:
         first = first | (info["elapsed_step"] < 0)
         if "terminated" in info:
             terminated = terminated | (truncated & (info["terminated"] != 0))
-        if observation.shape[1:] != self.spec.observation_shape:  # channels are first
-            observation = observation.transpose(0, 2, 3, 1)
-        chex.assert_shape(observation, (self.num_envs, *self.spec.observation_shape))
+        observation = jax.tree.map(self._shown, observation, self.spec.observation)
         unclipped = info["reward"] if "reward_clip" in self.native.spec.config._fields else reward
         extras = {ours: _narrowed(info[theirs]) for theirs, ours in _EXTRAS.items() if theirs in info}
-        return consistent(TimeStep(_narrowed(observation), _narrowed(unclipped), first, terminated, truncated, extras))
+        return consistent(TimeStep(observation, _narrowed(unclipped), first, terminated, truncated, extras))
+
+    def _shown(self, observation: Any, like: jax.ShapeDtypeStruct) -> Any:
+        if observation.shape[1:] != like.shape:  # channels are first
+            observation = observation.transpose(0, 2, 3, 1)
+        chex.assert_shape(observation, (self.num_envs, *like.shape))
+        return _narrowed(observation)

@@ -1,16 +1,17 @@
-"""Atari games and MuJoCo tasks: presets of `envpool_task`, and how scores on Atari are measured."""
+"""Atari games and MuJoCo tasks: presets of `envpool`, and how scores on Atari are measured."""
 
 import csv
+import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from envpool.atari.registration import atari_game_list
-from envpool.registration import registry
 from numpy.random import RandomState
 
 from volvox._checks import integer, nearest
-from volvox.envs.envpool_group import envpool_task
+from volvox._settings import recorded
+from volvox.envs.envpool_group import envpool, load_envpool
 from volvox.envs.preprocessing import bilinear_frames, opening
 from volvox.types import Env
 
@@ -32,9 +33,11 @@ _FIRE_IS_NOT_SECOND = frozenset(
 
 def atari_games() -> tuple[str, ...]:
     """Returns the names of all games, such as "Frostbite" and "UpNDown"."""
-    return tuple("".join(word.capitalize() for word in game.split("_")) for game in atari_game_list)
+    names = load_envpool().atari.registration.atari_game_list
+    return tuple("".join(word.capitalize() for word in game.split("_")) for game in names)
 
 
+@recorded
 def atari(
     game: str,
     *,
@@ -63,7 +66,7 @@ def atari(
     as the emulators allow. Observations are float32 in [0, 1], resized by linear interpolation with aligned corners. An
     episode's first observation has black before its one frame. There are always 1 to `noop_max` idle frames. Where FIRE
     is the second of a game's actions, that and the third are played for a timestep each before the episode begins. The
-    differences that remain are listed in `docs/architecture.md`.
+    differences that remain are listed in `docs/decisions.md`.
 
     Example:
       >>> env = volvox.envs.atari("Frostbite", num_envs=64, groups=2)
@@ -71,8 +74,9 @@ def atari(
       >>> published = volvox.envs.atari("Frostbite", preprocessing="uber")
 
     Args:
-      game: Name of a game in any of the usual spellings: "Frostbite", "frostbite", "Frostbite-v5"; "UpNDown",
-        "up_n_down".
+      game: Name of a game in any of the usual spellings: "Frostbite", "frostbite", "UpNDown", "up_n_down"; or another
+        library's id: "ALE/Frostbite-v5", "FrostbiteNoFrameskip-v4", "Frostbite-v5". Of an id only the game is taken:
+        frame skip, sticky actions and preprocessing are the arguments of this function, whatever the id means there.
       num_envs: Environments in all groups together.
       groups: Number of groups, which take turns; a divisor of `num_envs`. Two overlap emulation and inference.
       max_episode_steps: Timesteps (not frames) after which an episode is truncated.
@@ -95,7 +99,7 @@ def atari(
         is allowed.
     """
     names = {name.lower(): name for name in atari_games()}
-    key = str(game).removesuffix("-v5").replace("_", "").replace(" ", "").lower()
+    key = _folded(game)
     if key not in names:
         raise ValueError(
             f"game {game!r} is not an Atari game envpool knows{nearest(str(game), names.values())}; "
@@ -109,7 +113,7 @@ def atari(
     if uber and episodic_life:
         raise ValueError('preprocessing="uber" plays whole games: its opening would be played for every life')
     stack, image_size = integer("stack", stack, low=1), integer("image_size", image_size, low=max(2, stack + 1))
-    env = envpool_task(
+    env = envpool(
         f"{names[key]}-v5",
         name=names[key],
         num_envs=num_envs,
@@ -134,6 +138,12 @@ def atari(
     return env._replace(config={**env.config, "preprocessing": preprocessing})
 
 
+def _folded(game: object) -> str:
+    """Returns the name of a game in small letters, without what ids of other libraries have around it."""
+    name = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", str(game))
+    return re.sub(r"[_ ]", "", name).lower()
+
+
 def color_screen(env: Env) -> Env | None:
     """Makes the recipe of the same Atari game with its screen in colour as the observation.
 
@@ -150,7 +160,7 @@ def color_screen(env: Env) -> Env | None:
         return None
     settings |= {"gray_scale": False, "img_height": _SCREEN[0], "img_width": _SCREEN[1], "stack_num": 1}
     settings.pop("task", None)  # envpool's own name of the game, which goes with the task
-    return opening(envpool_task(env.config["task"], num_envs=1, **settings), env.config.get("opening", ()))
+    return opening(envpool(env.config["task"], num_envs=1, **settings), env.config.get("opening", ()))
 
 
 def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, dict[str, Any]]:
@@ -176,9 +186,14 @@ def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, d
     if not atari:
         raise ValueError(f"protocol={protocol!r} is for Atari games; {env.spec.name} takes 'fresh', its default")
     if protocol == "sticky":
-        return protocol, {"repeat_action_probability": STICKINESS, "episodic_life": False}
+        return protocol, {"repeat_action_probability": STICKINESS, **whole_games(env)}
     seeds = _seeds_of_starts(settings["noop_max"])
-    return protocol, {"repeat_action_probability": 0.0, "episodic_life": False, "seeds": seeds}
+    return protocol, {"repeat_action_probability": 0.0, **whole_games(env), "seeds": seeds}
+
+
+def whole_games(env: Env) -> dict[str, Any]:
+    """Returns what `env.make` takes so that an episode is a whole game, also where a lost life would end it."""
+    return {"episodic_life": False} if "episodic_life" in env.config.get("settings", {}) else {}
 
 
 def _seeds_of_starts(noop_max: int) -> list[int]:
@@ -210,14 +225,23 @@ def human_normalized(game: str, score: float) -> float | None:
     Returns:
       The normalised score; None for anything but these games.
     """
+    known = known_scores(game)
+    return (score - known["random"]) / (known["human"] - known["random"]) if known else None
+
+
+@functools.cache
+def known_scores(game: str) -> Mapping[str, float]:
+    """Returns what is known of a game's scores: of `random` play, of a `human`, and the `least` there can be.
+
+    The first two are those of `human_normalized`. The least is left out where rewards may be negative and no bound of
+    their sum is known; all are, of anything but the 57 games.
+    """
     with Path(__file__).with_name("atari_scores.csv").open() as file:
-        rows = {row["game"]: row for row in csv.DictReader(file)}
-    if game not in rows:
-        return None
-    random, human = float(rows[game]["random"]), float(rows[game]["human"])
-    return (score - random) / (human - random)
+        row = next((row for row in csv.DictReader(file) if row["game"] == game), {})
+    return {name: float(value) for name, value in row.items() if name != "game" and value}
 
 
+@recorded
 def mujoco(
     task: str,
     *,
@@ -259,11 +283,12 @@ def mujoco(
     if found is None:
         raise ValueError(f"task {task!r} is not a MuJoCo task envpool knows{nearest(str(task), names)}")
     config["max_episode_steps"] = max_episode_steps
-    return envpool_task(newest.get(found, found), num_envs=num_envs, groups=groups, threads=threads, **config)
+    return envpool(newest.get(found, found), num_envs=num_envs, groups=groups, threads=threads, **config)
 
 
 def _tasks() -> list[str]:
     """Returns the names of envpool's Gymnasium MuJoCo tasks, such as "Ant-v5", sorted by version."""
-    tasks = [name for name, (path, _, _) in registry.specs.items() if path == "envpool.mujoco.gym"]
+    specs = load_envpool().registration.registry.specs
+    tasks = [name for name, (path, _, _) in specs.items() if path == "envpool.mujoco.gym"]
     tasks = [name for name in tasks if re.fullmatch(r"\w+-v\d+", name)]
     return sorted(tasks, key=lambda name: int(name.rpartition("v")[2]))

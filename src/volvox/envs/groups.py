@@ -56,6 +56,7 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +84,9 @@ def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int,
         are added to it.
 
     Returns:
-      The recipe. Its `make` raises ValueError for a number out of range and for groups that would not be equal.
+      The recipe. Its `make` raises ValueError for a number out of range and for groups that would not be equal. What
+      a group raises later names the environment, if need be in a note, and so does the RuntimeError for time steps of
+      other shapes than those of `spec`.
 
     Raises:
       ValueError: `num_envs` or `groups` is no positive integer, or groups would not be equal.
@@ -92,13 +95,39 @@ def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int,
     config = describe({**config, "num_envs": num_envs, "groups": groups})
 
     def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options):
-        seed, count = integer("seed", seed, low=0), env.num_groups if num_groups is None else num_groups
+        seed, count = integer("seed", seed, low=0, high=None), env.num_groups if num_groups is None else num_groups
         size = group_size(env.num_envs if num_envs is None else num_envs, count)
         cut = _with_cutoff(spec, max_episode_steps)
-        return tuple(make_group(cut, size, index=index, seed=seed, host=host, **options) for index in range(count))
+        made = (make_group(cut, size, index=index, seed=seed, host=host, **options) for index in range(count))
+        return tuple(_guarded(group) for group in made)
 
     env = Env(spec, int(num_envs), int(groups), make, config)
     return env
+
+
+def _guarded(group: EnvGroup) -> EnvGroup:
+    """A group whose errors name the environment, and whose time steps have the shapes that its spec says."""
+
+    def call(function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:  # raised again, with the name of the environment
+            if group.spec.name not in str(error):
+                error.add_note(f"This was raised in the environment {group.spec.name}.")
+            raise
+
+    def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
+        state, timestep = call(group.recv, state)
+        flags = {name: np.shape(getattr(timestep, name)) for name in ("reward", "first", "terminated", "truncated")}
+        shapes = {"observation": jax.tree.map(np.shape, timestep.observation), **flags}
+        wanted = {"observation": jax.tree.map(lambda x: (group.num_envs, *x.shape), group.spec.observation)}
+        wanted |= dict.fromkeys(flags, (group.num_envs,))
+        if wrong := [name for name in shapes if shapes[name] != wanted[name]]:
+            told = ", ".join(f"{name} {shapes[name]} instead of {wanted[name]}" for name in wrong)
+            raise RuntimeError(f"the environment {group.spec.name} gave other shapes than its spec says: {told}")
+        return state, timestep
+
+    return group._replace(init=functools.partial(call, group.init), recv=recv, send=functools.partial(call, group.send))
 
 
 def wrapped(env: Env, wrapper: Any, *, spec: EnvSpec | None = None, hidden_steps: int = 0, **config: Any) -> Env:
@@ -142,7 +171,8 @@ class _Wrapped:
     wrapper: Any
 
     def group(self, spec: EnvSpec) -> EnvGroup:
-        return self.inner._replace(spec=spec, init=self.init, recv=self.recv, send=self.send, restart=self.restart)
+        functions = {"init": self.init, "recv": self.recv, "send": self.send, "restart": self.restart}
+        return self.inner._replace(spec=spec, **functions, rekey=None if self.inner.rekey is None else self.rekey)
 
     def init(self) -> tuple[ArrayTree, ArrayTree]:
         return self._begin(self.inner.init())
@@ -157,6 +187,10 @@ class _Wrapped:
         action = (jnp if self.inner.traceable else np).asarray(action)
         action = self.wrapper.act(own, checked_action(self.inner.spec, self.inner.num_envs, action))
         return self.inner.send(inner, action), own
+
+    def rekey(self, state: tuple[ArrayTree, ArrayTree], where: Any, keys: Any) -> tuple[ArrayTree, ArrayTree]:
+        assert self.inner.rekey is not None
+        return self.inner.rekey(state[0], where, keys), state[1]
 
     def restart(self, state: tuple[ArrayTree, ArrayTree], seed: int | None = None) -> tuple[ArrayTree, ArrayTree]:
         return self._begin(self.inner.restart(state[0], seed))
@@ -212,7 +246,7 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     """
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
-        return xp.clip(action, 0, (spec.num_actions or 1) - 1)
+        return xp.clip(action, 0, np.array(spec.num_choices or spec.num_actions, np.int32) - 1)
     slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
     if xp is np and (wrong := np.argwhere(~((action >= low - slack) & (action <= high + slack)))).size:
         at = tuple(wrong[0].tolist())

@@ -141,7 +141,7 @@ def costly_exploration(*, dimension: int, sparsity: int, signal: float | Array, 
     )
 
 
-def hidden_laboratory(*, dimension: int, door: int | Array, horizon: int = 3, known: bool = True) -> LinearMDP:
+def hidden_laboratory(*, dimension: int, door: int | Array, horizon: int = 3, door_known: bool = True) -> LinearMDP:
     """One action among d leads to where everything could be learned: regret is linear unless somebody points it out.
 
     The hardness of arXiv 2011.04018 in three states: start, laboratory, and a dull state without reward. Features are
@@ -155,7 +155,7 @@ def hidden_laboratory(*, dimension: int, door: int | Array, horizon: int = 3, kn
       dimension: d.
       door: The entry that matters, from 0.
       horizon: H, at least 2.
-      known: `explore` begins with the right action; otherwise with any, drawn evenly.
+      door_known: `explore` begins with the right action; otherwise with any, drawn evenly.
 
     Raises:
       ValueError: A number out of range.
@@ -174,7 +174,7 @@ def hidden_laboratory(*, dimension: int, door: int | Array, horizon: int = 3, kn
 
     def explore(key: Array, state: Array) -> Array:
         first_key, key = jax.random.split(key)
-        first = door if known else jax.random.randint(first_key, (), 0, size)
+        first = door if door_known else jax.random.randint(first_key, (), 0, size)
         return of_state(state, jax.nn.one_hot(first, size), 0.5 * jax.random.rademacher(key, (size,), jnp.float32))
 
     return LinearMDP(

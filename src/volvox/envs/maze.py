@@ -11,6 +11,7 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._settings import recorded
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
@@ -62,6 +63,7 @@ class MazeState(NamedTuple):
     steps: Array
 
 
+@recorded
 def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
     """Makes a recipe for the hard maze: following the reward leads into a dead end; looking for new places leads out.
 

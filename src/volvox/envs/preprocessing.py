@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer
+from volvox._settings import recorded
 from volvox.envs.groups import array_module, consistent, wrapped
 from volvox.ops.order import rounded
 from volvox.types import Array, Env, TimeStep
 
 
+@recorded
 def opening(env: Env, actions: Sequence[int]) -> Env:
     """Begins every episode with given actions, one a timestep, in place of those that are sent.
 
@@ -23,7 +25,7 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
     towards the cutoff. An episode that ends among them begins anew.
 
     Example:
-      >>> env = opening(volvox.envs.envpool_task("Breakout-v5", num_envs=8), (1,))  # FIRE, which serves the ball
+      >>> env = opening(volvox.envs.envpool("Breakout-v5", num_envs=8), (1,))  # FIRE, which serves the ball
 
     Args:
       env: Recipe with discrete actions.
@@ -36,7 +38,7 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
       ValueError: an action that the environment does not have.
     """
     if env.spec.num_actions is None:
-        raise ValueError(f"{env.spec.name} has continuous actions; an opening is of discrete ones")
+        raise ValueError(f"{env.spec.name} has no single discrete action, of which an opening is made")
     for action in actions:
         if integer("an action of the opening", action, low=0) >= env.spec.num_actions:
             raise ValueError(f"action {action} of the opening is none of {env.spec.name}'s {env.spec.num_actions}")
@@ -67,6 +69,7 @@ class _Opening:
         return xp.where(left > 0, played[len(self.actions) - left], action)
 
 
+@recorded
 def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
     """Makes small grey images in [0, 1] of whole screens, and stacks them.
 
@@ -75,7 +78,7 @@ def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
 
     Example:
       >>> screens = {"stack_num": 1, "img_height": 210, "img_width": 160}
-      >>> env = volvox.envs.envpool_task("Pong-v5", num_envs=8, **screens)
+      >>> env = volvox.envs.envpool("Pong-v5", num_envs=8, **screens)
       >>> env = bilinear_frames(env, image_size=84, stack=4)
 
     Args:
@@ -90,10 +93,9 @@ def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
       ValueError: other observations, or a number out of range.
     """
     shape = env.spec.observation_shape
-    if len(shape) != 3 or shape[-1] != 1 or np.dtype(env.spec.observation_dtype) != np.uint8:
+    if not isinstance(shape, tuple) or (*shape[2:], env.spec.observation_dtype) != (1, np.uint8):
         raise ValueError(
-            f"frames are made of uint8 [height, width, 1]; {env.spec.name} has "
-            f"{np.dtype(env.spec.observation_dtype)} {list(shape)}"
+            f"frames are made of uint8 [height, width, 1]; {env.spec.name} has {env.spec.observation_dtype} {shape}"
         )
     size, stack = integer("image_size", image_size, low=2), integer("stack", stack, low=1)
     spec = env.spec._replace(observation_shape=(size, size, stack), observation_dtype=np.dtype(np.float32))

@@ -16,25 +16,30 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
+from volvox._settings import recorded
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
 
+@recorded
 def constant(**options: Any) -> Env:
     """One timestep, always the observation 0 and the reward 1. The value is 1."""
     return _probe("constant", _zero, lambda state, action, key: (state, 1.0, True), **options)
 
 
+@recorded
 def observed_reward(**options: Any) -> Env:
     """One timestep: the observation is -1 or 1, evenly, and so is the reward. The value of `x` is `x`."""
     return _probe("observed-reward", _sign, lambda state, action, key: (state, state, True), **options)
 
 
+@recorded
 def delayed_reward(**options: Any) -> Env:
     """Two timesteps with the observations 0 and 1 and the rewards 0 and 1. The values are `g` at 0 and 1 at 1."""
     return _probe("delayed-reward", _zero, lambda state, action, key: (jnp.float32(1), state, state == 1), **options)
 
 
+@recorded
 def chosen_reward(**options: Any) -> Env:
     """One timestep, the observation 0; action 0 is rewarded -1, action 1 is rewarded 1. The best value is 1."""
 
@@ -44,6 +49,7 @@ def chosen_reward(**options: Any) -> Env:
     return _probe("chosen-reward", _zero, step, **options)
 
 
+@recorded
 def matched_reward(**options: Any) -> Env:
     """One timestep whose observation is -1 or 1, evenly. Reward 1 for action 0 at -1 and action 1 at 1, else -1.
 
@@ -56,6 +62,7 @@ def matched_reward(**options: Any) -> Env:
     return _probe("matched-reward", _sign, step, **options)
 
 
+@recorded
 def countdown(*, low: int = 1, high: int = 10, **options: Any) -> Env:
     """Episodes of different lengths, drawn evenly from `low` to `high` timesteps; each timestep is rewarded 1.
 
@@ -76,6 +83,7 @@ def countdown(*, low: int = 1, high: int = 10, **options: Any) -> Env:
     )
 
 
+@recorded
 def corridor(*, length: int = 8, max_episode_steps: int | None = None, **options: Any) -> Env:
     """A walk from 0 to `length`: action 1 moves right, action 0 left (not below 0). The end terminates.
 
@@ -104,6 +112,7 @@ def corridor(*, length: int = 8, max_episode_steps: int | None = None, **options
     )
 
 
+@recorded
 def target(*, size: int = 2, max_episode_steps: int = 8, **options: Any) -> Env:
     """Continuous actions float32 `[size]`: every timestep shows a new target in [-1, 1]^size, to be answered by itself.
 

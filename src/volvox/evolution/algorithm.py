@@ -1,9 +1,8 @@
 """Any strategy as an `Algorithm`: its phases, played on pools of environments."""
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,22 +11,32 @@ import numpy as np
 from flax import linen as nn
 
 from volvox import networks
-from volvox._checks import integer
+from volvox._arguments import check_env, check_network, said
+from volvox._checks import integer, one_thread, typed_key
+from volvox._resources import size_of
 from volvox._settings import describe
 from volvox.checkpoint import restored
+from volvox.evolution.compiled import Forwarding, compiled_phases
+from volvox.evolution.pools import Place, Player, Pools, Request, Workers
 from volvox.evolution.schedules import Cutoff, parse_cutoff
-from volvox.evolution.strategy import Phase, Role, Strategy, compiled_phases, fitness, mean_length, no_score, rows
+from volvox.evolution.strategy import (
+    Phase,
+    Role,
+    Strategy,
+    check_bases,
+    check_returns,
+    fitness,
+    mean_length,
+    rows,
+)
 from volvox.loop import behaviors
 from volvox.loop.behaviors import Behavior
-from volvox.loop.driver import seed_of
-from volvox.loop.evaluator import Evaluator, Monitor, RolloutStatistics, SlotMemory
+from volvox.loop.driver import TIMED_EVERY, Monitor, seed_of
+from volvox.loop.evaluator import RolloutStatistics, check_memory
 from volvox.population import lineage as lineages
-from volvox.population.decoding import Encoding, Member, encoding, outline
+from volvox.population.decoding import Encoding, Member, members_of, outline
 from volvox.population.noise import Noise, Table
-from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Interrupted, Population
-
-_TIMED_EVERY = 10
-"""Generations."""
+from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
 
 
 class Counts(NamedTuple):
@@ -78,6 +87,7 @@ def evolve(
     max_episode_steps: int | str | Cutoff | None = None,
     test_max_episode_steps: int | None = None,
     chunk_seconds: float = 1.0,
+    workers: Workers | int | None = None,
 ) -> Algorithm:
     """Joins a strategy, a network and an environment into an algorithm; one step is one generation.
 
@@ -86,19 +96,21 @@ def evolve(
 
     Example:
       >>> env = vx.envs.atari("Frostbite", num_envs=64, groups=2)
-      >>> algorithm = vx.evolve(vx.GA(population_size=128), vx.networks.DeepGA(env.spec.num_actions), env)
+      >>> algorithm = vx.evolve(vx.GA(population_size=128), vx.networks.DeepGA(env.spec.num_outputs), env)
       >>> run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
 
     Args:
-      strategy: for example `GA(...)`.
-      network: any flax module, or a genotype.
-      env: the environments; its `num_envs` is the number of slots.
-      noise: where noise comes from; the default is sized to the network.
-      behavior: what is recorded of each episode, for `log`; default: what the strategy compares them by.
-      max_episode_steps: cutoff of training and validation episodes in timesteps, or
+      strategy: For example `GA(...)`, or what `volvox.evolution.from_ask_tell` makes.
+      network: Any flax module, or a genotype.
+      env: The environments; its `num_envs` is the number of slots.
+      noise: Where noise comes from; the default is sized to the network.
+      behavior: What is recorded of each episode, for `log`; default: what the strategy compares them by.
+      max_episode_steps: Cutoff of training and validation episodes in timesteps, or
         `"adaptive:start,fraction,ratio,max"`; default: the environment's own.
-      test_max_episode_steps: cutoff of test episodes in timesteps; default: the environment's own.
-      chunk_seconds: how often progress and interrupts are looked at.
+      test_max_episode_steps: Cutoff of test episodes in timesteps; default: the environment's own.
+      chunk_seconds: How often progress and interrupts are looked at.
+      workers: Where members are played: None or 1, in this process; `volvox.distributed.ray(...)`, on actors of Ray, of
+        which each has `env.num_envs` slots. Results are the same on environments of pure functions.
 
     Returns:
       `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the offspring, `validation_mean` of
@@ -113,25 +125,38 @@ def evolve(
       `base_initial`: how each base came from those before, the elite last.
 
     Raises:
-      ValueError: a cutoff that is not positive, a network that does not fit the environment's actions, noise that does
-        not fit the network or the strategy, or a behaviour that the environment does not tell or that does
-        not cover an episode.
+      ValueError: slots do not fit into memory, a cutoff that is not positive, a network that does not fit the
+        environment's actions, noise that does not fit the network or the strategy, or a behaviour that the environment
+        does not tell or that does not cover an episode.
     """
+    if not hasattr(strategy, "phases") or isinstance(strategy, type):
+        other = "; make one of it: vx.evolution.from_ask_tell(...)" if hasattr(strategy, "ask") else ""
+        wanted = "evolve takes a strategy, such as vx.GA() or vx.ES(), a network, an env"
+        raise TypeError(f"{wanted}; got {said(strategy)}{other}")
+    check_network("evolve(strategy, network, env)", network)
+    check_env("evolve(strategy, network, env)", env)
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
     integer("test_max_episode_steps", test_cutoff, low=1)
     if all(phase.role == "test" for phase in strategy.phases):
         raise ValueError(f"strategy {strategy} has no training or validation phase, so nothing would learn.")
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
-    state = jax.eval_shape(strategy.init, jax.random.key(0), outline(genotype, noise))  # raises where they do not fit
+    shapes = outline(genotype, noise)
+    state = jax.eval_shape(strategy.init, jax.random.key(0), shapes)  # raises where they do not fit
+    phases, num_bases = compiled_phases(strategy), None
+    if state.survivors is not None:
+        num_bases = state.survivors.seed.shape[0]
+    members = () if num_bases else _explicit(phases, state, shapes)
+    check_memory(genotype, shapes, env.num_envs, state, members)
     if behavior is not None and strategy.behavior.size:
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
     behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
     capacity = max(phase.num_members * phase.num_episodes for phase in strategy.phases)
-    pools = _Pools(genotype, noise, env, recorded, capacity, chunk_seconds)
-    num_bases = None if state.survivors is None else state.survivors.seed.shape[0]
-    evolution = _Evolution(strategy, compiled_phases(strategy), genotype, env, cutoff, test_cutoff, pools, num_bases)
+    parts = {"network": genotype.policy.config, "env": env.config, "noise": noise, "behavior": recorded}
+    player = _player(workers, describe(parts), env.num_envs, chunk_seconds)
+    pools = Pools(genotype, noise, env, recorded, capacity, chunk_seconds)
+    evolution = _Evolution(strategy, phases, genotype, env, cutoff, test_cutoff, pools, player or pools, num_bases)
     return Algorithm(
         init=evolution.init,
         step=evolution.step,
@@ -144,81 +169,29 @@ def evolve(
             "network": describe(genotype.policy.config),
             "env": describe(env.config),
             "noise": describe(noise),
+            "behavior": describe(behavior),
             "max_episode_steps": list(cutoff),
             "test_max_episode_steps": test_cutoff,
         },
-        close=pools.close,
+        close=evolution.close,
         genome=None if num_bases is None else evolution.genome,
+        from_genome=None if num_bases is None else evolution.from_genome,
         save=evolution.save,
         restore=evolution.restore,
         log=evolution.log,
+        lock=pools.lock,
     )
 
 
-class _Place(NamedTuple):
-    """What an evaluator's pools and slots are made for.
-
-    Attributes:
-      test: Whether it plays test episodes.
-      max_episode_steps: The cutoff, timesteps.
-      formed: Whether its slots hold formed kernels (`Encoding.formed`).
-    """
-
-    test: bool
-    max_episode_steps: int
-    formed: bool
-
-
-@dataclasses.dataclass
-class _Pools:
-    """Pools, slots and the noise table: made on first use, and never part of the state.
-
-    Attributes:
-      capacity: The largest number of episodes of a phase.
-      memory: The parameters of the slots.
-      evaluators: What plays, by place.
-    """
-
-    genotype: Genotype
-    noise: Noise
-    env: Env
-    behavior: Behavior
-    capacity: int
-    chunk_seconds: float
-    memory: SlotMemory | None = None
-    evaluators: dict[_Place, Evaluator] = dataclasses.field(default_factory=dict)
-
-    @functools.cached_property
-    def encoding(self) -> Encoding:
-        return encoding(self.genotype, self.noise)
-
-    def evaluator(self, place: _Place, code: Encoding, seed: int) -> Evaluator:
-        """What plays a phase; it takes the place of that with another cutoff, or with slots of another kind."""
-        if place not in self.evaluators:
-            # Slots of both kinds at once would take the memory of both.
-            self._close(lambda other: other.formed != place.formed or other.test == place.test)
-            if self.memory is None:
-                size = self.env.num_envs // self.env.num_groups
-                self.memory = SlotMemory(self.genotype, code, self.env.num_groups, size)
-            self.evaluators[place] = Evaluator(
-                self.genotype,
-                lambda _: self.env.make(seed, max_episode_steps=place.max_episode_steps, host=place.test),
-                self.memory,
-                capacity=self.capacity,
-                behavior=None if place.test else self.behavior,
-                chunk_seconds=self.chunk_seconds,
-            )
-        return self.evaluators[place]
-
-    def close(self) -> None:
-        """Frees pools and slots, and keeps the table; all are made anew when they are needed again."""
-        self._close(lambda place: True)
-
-    def _close(self, which: Callable[[_Place], bool]) -> None:
-        for place in filter(which, list(self.evaluators)):
-            self.evaluators.pop(place).close()
-        if not self.evaluators:
-            self.memory = None
+def _player(workers: Workers | int | None, config: Any, num_slots: int, chunk_seconds: float) -> Player | None:
+    if workers is None or workers == 1:
+        return None
+    if not hasattr(workers, "player") or isinstance(workers, type):
+        raise TypeError(
+            f"workers={workers!r}: give vx.distributed.ray(num_actors=...), or None for this process, which uses all "
+            "of its cores"
+        )
+    return workers.player(config, num_slots, chunk_seconds)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +199,8 @@ class _Evolution:
     """The functions of an `Algorithm`.
 
     Attributes:
+      pools: Holds the encoding, and plays where no others do.
+      player: What plays.
       num_bases: Bases in a row of the lineage; None where the strategy keeps none.
     """
 
@@ -235,36 +210,50 @@ class _Evolution:
     env: Env
     cutoff: Cutoff
     test_cutoff: int
-    pools: _Pools
+    pools: Pools
+    player: Player
     num_bases: int | None
 
-    def init(self, key: Array) -> EvolveState:
+    def init(self, key: int | Array) -> EvolveState:
+        key = typed_key(key)
         inner, log = self.strategy.init(key, self.pools.encoding), None
         if self.num_bases is not None:
             log = lineages.zeros(0, self.num_bases)
         return EvolveState(key, 0, inner, log, self.cutoff.start)
 
+    def close(self) -> None:
+        with one_thread(self.pools.lock):
+            self.player.close()
+
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
+        with one_thread(self.pools.lock):
+            return self._generation(state, monitor)
+
+    def _generation(self, state: EvolveState, monitor: Monitor | None) -> tuple[EvolveState, dict[str, Any]]:
         began = time.perf_counter()
         inner, counts, members, fraction_cut = state.strategy, state.counts, None, 0.0
         metrics: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
+        key = jax.random.fold_in(state.key, state.generation)
         for i, phase in enumerate(self.phases):
             phase_began = time.perf_counter()
-            key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), i)
-            population = phase.ask(key, inner, self.pools.encoding)
+            ask_key, tell_key = (jax.random.fold_in(key, number) for number in (i, len(self.phases) + i))
+            population, inner = phase.ask(ask_key, inner, self.pools.encoding)
             evaluation, statistics = self._evaluate(i, state, population, monitor)
-            inner, told = phase.tell(inner, population, evaluation, self.pools.encoding)
-            metrics |= {name: np.asarray(value).item() for name, value in told.items()}
+            check_returns(evaluation, f"{self.env.spec.name}, {phase.role} in generation {state.generation + 1}")
+            inner, figures = phase.tell(tell_key, inner, population, evaluation, self.pools.encoding)
+            metrics |= {name: np.asarray(value).item() for name, value in figures.items()}
             counts = self._counted(counts, statistics, phase.role)
             if phase.role == "training":
                 members = _members(population._replace(bases=()), evaluation)
                 fraction_cut = float((evaluation.lengths >= state.max_episode_steps).sum()) / statistics.episodes
                 metrics |= _training_metrics(statistics) | {"fraction_cut": fraction_cut}
             metrics[f"{phase.role}_seconds"] = time.perf_counter() - phase_began
+        if state.lineage is None:  # moved by gradients; where there are lineages, bases are sums of few numbers
+            check_bases(inner.bases, f"generation {state.generation + 1} of {type(self.strategy).__name__}")
         elapsed = time.perf_counter() - began
         max_episode_steps, log = self.cutoff.grown(state.max_episode_steps, fraction_cut), state.lineage
         if max_episode_steps > state.max_episode_steps:
-            inner = inner._replace(score=no_score())  # scores of different cutoffs are not compared
+            inner = self.strategy.forget_scores(inner)
         if log is not None:
             log = lineages.extend(log, inner.survivors)
             if members is not None:
@@ -280,44 +269,43 @@ class _Evolution:
         )
         frames = counts.total_frames - state.counts.total_frames
         metrics |= counts._asdict() | {"frames_per_second": frames / elapsed, "generation_seconds": elapsed}
-        return new, metrics
+        return new, metrics | self.player.figures()
 
     def _evaluate(
         self, i: int, state: EvolveState, population: Population, monitor: Monitor | None
     ) -> tuple[Evaluation, RolloutStatistics]:
         """Plays the population of a phase."""
         phase = self.phases[i]
-        test, code = phase.role == "test", self.pools.encoding
-        if code.rank is not None and bool(population.initial.any()):
-            code = dataclasses.replace(code, formed=True)
-        place = _Place(test, self.test_cutoff if test else state.max_episode_steps, code.formed)
-        compiles = place not in self.pools.evaluators
+        test, formed = phase.role == "test", self.pools.encoding.rank is not None and bool(population.initial.any())
+        most = [self._most_timesteps(phase, state) for phase in self.phases]
+        share, here = (sum(most[:i]), most[i], sum(most)), {"generation": state.generation + 1, "role": phase.role}
 
         def watch(progress: dict[str, Any]) -> bool | None:
+            if monitor is None:
+                return False
+            if "stepped" not in progress:
+                return monitor(progress | here)
             frames_per_second = progress.pop("timesteps_per_second") * self.env.spec.frame_skip
-            figures = {"phase": phase.role, "frames_per_second": frames_per_second, **progress}
-            return monitor is not None and monitor(figures)
+            figures = {"phase": here["role"], "frames_per_second": frames_per_second, **progress}
+            figures["step_done"] = share[0] + min(progress["stepped"], share[1])
+            return monitor(figures | {"step_total": share[2]})
 
-        announced = {"phase": "compiling", "generation": state.generation + 1, "role": phase.role}
-        if compiles and monitor is not None and monitor(announced):
-            raise Interrupted("before the loop was compiled")
-        # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
-        pool_seed = seed_of(state.key, state.generation, len(self.phases) + test)
-        try:
-            return self.pools.evaluator(place, code, pool_seed).evaluate(
-                population,
-                phase.num_episodes,
-                code,
-                seed=seed_of(state.key, state.generation, i),
-                # At once where all is compiled, for later.
-                timed=compiles or (phase.role == "training" and state.generation % _TIMED_EVERY == 1),
-                monitor=watch,
-            )
-        except Interrupted:
-            raise
-        except BaseException:
-            self.pools.close()  # donated buffers and pools in flight cannot be trusted any more
-            raise
+        request = Request(
+            population=population,
+            num_episodes=phase.num_episodes,
+            place=Place(test, self.test_cutoff if test else state.max_episode_steps, formed),
+            # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
+            seed=seed_of(state.key, state.generation, i),
+            pool_seed=seed_of(state.key, state.generation, len(self.phases) + test),
+            timed=phase.role == "training" and state.generation % TIMED_EVERY == 1,
+            origin=state.strategy.survivors if state.generation else None,
+        )
+        return self.player.play(request, watch)
+
+    def _most_timesteps(self, phase: Phase, state: EvolveState) -> int:
+        """The timesteps of a phase in which every episode lasts until the cutoff, those of idle slots included."""
+        cutoff, slots = self.test_cutoff if phase.role == "test" else state.max_episode_steps, self.env.num_envs
+        return -(-phase.num_members * phase.num_episodes // slots) * slots * cutoff
 
     def _counted(self, counts: Counts, statistics: RolloutStatistics, role: Role) -> Counts:
         frame_skip = self.env.spec.frame_skip
@@ -334,6 +322,9 @@ class _Evolution:
         assert state.lineage is not None
         return lineages.to_json(lineages.genome(state.lineage, self.strategy.elite))
 
+    def from_genome(self, genome: Any) -> ArrayTree:
+        return jax.jit(self.genotype.prepare)(lineages.rebuild(self.pools.encoding, lineages.from_json(genome)))
+
     def variables(self, state: EvolveState) -> ArrayTree:
         _check_completed(state)
         return jax.jit(self.genotype.prepare)(rows(state.strategy.bases, self.strategy.elite))
@@ -344,8 +335,10 @@ class _Evolution:
         return state._replace(strategy=inner, members=None)
 
     def restore(self, saved: Mapping[str, Any] | EvolveState) -> EvolveState:
-        fields = saved if isinstance(saved, Mapping) else saved._asdict()
-        generation, code = int(fields["generation"]), self.pools.encoding
+        fields = saved if isinstance(saved, Mapping) else getattr(saved, "_asdict", dict)()
+        if type(fields.get("generation")) is not int or not hasattr(fields.get("key"), "dtype"):
+            raise ValueError("the checkpoint is of another state: it holds no key and generation of a run of evolution")
+        generation, code = fields["generation"], self.pools.encoding
         if generation == 0:
             return self.init(fields["key"])
         inner, log = jax.eval_shape(self.strategy.init, fields["key"], code), None
@@ -364,11 +357,25 @@ class _Evolution:
         return {name: np.asarray(x) for name, x in (state.members or {}).items()}
 
 
+def _explicit(phases: tuple[Phase, ...], state: Any, encoding: Encoding) -> ArrayTree:
+    """Shapes of the bases of the largest population that is asked for, but for what is a part of the state."""
+    asked = []
+    for phase in phases:
+        if isinstance(phase.ask, Forwarding):
+            asked.append(phase.ask.made(jax.random.key(0), state, encoding)[0].bases)
+        else:
+            like = jax.tree.map(
+                lambda x, n=phase.num_members: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), encoding.like
+            )
+            asked.append(like)
+    return max(asked, key=size_of)
+
+
 def _training_metrics(statistics: RolloutStatistics) -> dict[str, float]:
     metrics = {
         "occupancy": statistics.occupancy,
         "makespan_over_bound": statistics.makespan_over_bound,
-        "training_steps_per_second": statistics.timesteps_per_second,
+        "training_timesteps_per_second": statistics.timesteps_per_second,
     }
     if statistics.times is None:
         return metrics
@@ -378,7 +385,7 @@ def _training_metrics(statistics: RolloutStatistics) -> dict[str, float]:
 @jax.jit
 def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]:
     return {
-        **Member(*population[1:5])._asdict(),
+        **members_of(population)._asdict(),
         "fitness": fitness(evaluation),
         "length": mean_length(evaluation),
         "behavior": evaluation.behaviors[:, 0],

@@ -18,6 +18,7 @@ from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.strategy import (
     EliteScore,
+    Metrics,
     Phase,
     Shaping,
     fitness,
@@ -41,10 +42,10 @@ class ESState(NamedTuple):
     Attributes:
       bases: Parameters, leaves `[M + 1, ...]`; the last is the best.
       optimizer: The optimiser's state of each, leaves `[M, ...]`.
-      expected_length: float32 `[M + 1]`: mean episode length of each in validation, timesteps.
-      generation: int32: generations completed.
-      moved: int32: the one that was moved last.
-      challenger: int32: the one of the best mean validation return in this generation.
+      expected_length: float32 `[M + 1]`: Mean episode length of each in validation, timesteps.
+      generation: int32: Generations completed.
+      updated: int32: The one that was updated last.
+      challenger: int32: The one of the best mean validation return in this generation.
       score: What validation says of the best.
       objective: The objective's own state.
       survivors: None: bases move along sums of noise, and descend from no single member.
@@ -54,7 +55,7 @@ class ESState(NamedTuple):
     optimizer: ArrayTree
     expected_length: Array
     generation: Array
-    moved: Array
+    updated: Array
     challenger: Array
     score: EliteScore
     objective: Any
@@ -65,10 +66,10 @@ class ESState(NamedTuple):
 class ES:
     """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
-    The defaults are the published settings.
+    The defaults suit an hour of two cores; `paper` has the published settings.
 
     Example:
-      >>> algorithm = vx.evolve(vx.ES(population_size=128), network, env)
+      >>> algorithm = vx.evolve(vx.ES(population_size=64), network, env)
       >>> momentum = vx.ES(optimizer=functools.partial(optax.sgd, momentum=0.9), learning_rate="linear:0.1,0.01,200")
       >>> novelty_search = vx.ES(objective=vx.Novelty.ns_es(behavior=vx.loop.Last("ram", 128)), num_bases=3)
 
@@ -85,14 +86,14 @@ class ES:
       num_bases: M, parameter vectors that take turns with a novelty objective, which chooses among them (published: 3
         on Atari, 5 on Humanoid).
       num_episodes: Training episodes of each member; fitness is their mean return.
-      num_validation_episodes: Validation episodes of the current parameters before they are moved, and of the best so
+      num_validation_episodes: Validation episodes of the current parameters before they are updated, and of the best so
         far beside them. The current parameters become the best if their mean return is higher; the best is the result
         (its score: `volvox.evolution.EliteScore`). The first episode gives the behaviour. (Published: no validation.)
       num_test_episodes: Episodes the current parameters then play in the test environments (published: 200); 0 for no
         test.
     """
 
-    population_size: int = 5_000
+    population_size: int = 128
     noise_std: Scheduled = 0.02
     learning_rate: Scheduled | None = 0.01
     optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = optax.adam
@@ -101,7 +102,7 @@ class ES:
     objective: Objective = Returns()  # noqa: RUF009  # frozen
     num_bases: int = 1
     num_episodes: int = 1
-    num_validation_episodes: int = 30
+    num_validation_episodes: int = 8
     num_test_episodes: int = 0
 
     def __post_init__(self) -> None:
@@ -122,13 +123,8 @@ class ES:
 
     @classmethod
     def paper(cls) -> "ES":
-        """Salimans et al. 2017 as Such et al. 2017 ran it: the defaults, and 200 test episodes."""
-        return cls(num_test_episodes=200)
-
-    @classmethod
-    def desktop(cls) -> "ES":
-        """For two cores and an hour: fewer members."""
-        return cls(population_size=128, num_validation_episodes=8)
+        """Salimans et al. 2017 as Such et al. 2017 ran it: 5 000 members and 200 test episodes; validation is ours."""
+        return cls(population_size=5_000, num_validation_episodes=30, num_test_episodes=200)
 
     @property
     def transformation(self) -> optax.GradientTransformation:
@@ -144,7 +140,7 @@ class ES:
         n, m, v = self.population_size, self.num_bases, self.num_validation_episodes
         return (
             Phase("validation", m + 1, v, self.ask_current, self.tell_current),
-            *test_phase(self.num_test_episodes, lambda state: state.challenger),  # before it is moved
+            *test_phase(self.num_test_episodes, lambda state: state.challenger),  # before it is updated
             Phase("training", n, self.num_episodes, self.ask_pairs, self.tell_pairs),
         )
 
@@ -168,19 +164,25 @@ class ES:
             optimizer=jax.vmap(self.transformation.init)(rows(bases, slice(0, m))),
             expected_length=jnp.zeros(m + 1),
             generation=jnp.int32(0),
-            moved=jnp.int32(0),
+            updated=jnp.int32(0),
             challenger=jnp.int32(0),
             score=no_score(),
             objective=self.objective.init(m),
         )
 
-    def ask_current(self, key: Array, state: ESState, encoding: Encoding) -> Population:
-        """Validation: the base that was moved last, and the best beside it; at first all but the best."""
+    def forget_scores(self, state: ESState) -> ESState:
+        """See `Strategy`."""
+        return state._replace(score=no_score(), objective=self.objective.forget_scores(state.objective))
+
+    def ask_current(self, key: Array, state: ESState, encoding: Encoding) -> tuple[Population, ESState]:
+        """Validation: the base that was updated last, and the best beside it; at first all but the best."""
         plays = jnp.append(self._validated(state), state.generation > 0)
         episodes = jnp.where(plays, jnp.int32(self.num_validation_episodes), 0)
-        return unchanged(state, jnp.arange(self.num_bases + 1, dtype=jnp.int32), episodes)
+        return unchanged(state, jnp.arange(self.num_bases + 1, dtype=jnp.int32), episodes), state
 
-    def tell_current(self, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
+    def tell_current(
+        self, key: Array, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> tuple[ESState, Metrics]:
         """Replaces the best if the current parameters do better, and shows the objective what the bases did."""
         m, played, scores = self.num_bases, self._validated(state), fitness(evaluation)
         challenger = jnp.argmax(scores[:m]).astype(jnp.int32)
@@ -200,11 +202,11 @@ class ES:
         )
         return state, metrics | more
 
-    def ask_pairs(self, key: Array, state: ESState, encoding: Encoding) -> Population:
+    def ask_pairs(self, key: Array, state: ESState, encoding: Encoding) -> tuple[Population, ESState]:
         """Training: the base that the objective chooses, plus and minus the noise of N/2 seeds."""
         n, (key_choice, key_seed) = self.population_size, jax.random.split(key)
         base = self.objective.choose(key_choice, state.objective)
-        return Population(
+        population = Population(
             bases=state.bases,
             parent=jnp.full(n, base, jnp.int32),
             seed=jnp.repeat(draw_seeds(encoding, key_seed, (n // 2,)), 2),
@@ -213,8 +215,11 @@ class ES:
             episodes=jnp.full(n, self.num_episodes, jnp.int32),
             priority=jnp.full(n, state.expected_length[base]),
         )
+        return population, state
 
-    def tell_pairs(self, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding):
+    def tell_pairs(
+        self, key: Array, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> tuple[ESState, Metrics]:
         """Moves the base: the optimiser's update with L2 minus `1/N sum_k (f_k+ - f_k-) noise_k` as the gradient."""
         base = population.parent[0]
         weights = self.objective.weigh(state.objective, evaluation, shaping(self.fitness_shaping))
@@ -222,24 +227,24 @@ class ES:
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
         updates, optimizer = self.transformation.update(gradient, rows(state.optimizer, base), params)
-        moved = optax.apply_updates(params, updates)
+        params = optax.apply_updates(params, updates)
         metrics = summary(evaluation) | {
             "gradient_norm": optax.tree.norm(gradient),
             "update_norm": optax.tree.norm(updates),
-            "parameter_norm": optax.tree.norm(moved),
+            "parameter_norm": optax.tree.norm(params),
             "noise_std": self._std(state),
         }
         state = state._replace(
-            bases=_put(state.bases, base, moved),
+            bases=_put(state.bases, base, params),
             optimizer=_put(state.optimizer, base, optimizer),
             generation=state.generation + 1,
-            moved=base,
+            updated=base,
         )
         return state, metrics
 
     def _validated(self, state: ESState) -> Array:
-        """Which bases play validation, bool `[M]`: all at first, then the one that was moved."""
-        return (state.generation == 0) | (jnp.arange(self.num_bases) == state.moved)
+        """Which bases play validation, bool `[M]`: all at first, then the one that was updated."""
+        return (state.generation == 0) | (jnp.arange(self.num_bases) == state.updated)
 
     def _std(self, state: ESState) -> Array:
         return jnp.asarray(schedule("noise_std", self.noise_std)(state.generation), jnp.float32)

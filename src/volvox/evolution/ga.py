@@ -20,6 +20,7 @@ from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.strategy import (
     EliteScore,
+    Metrics,
     Phase,
     fitness,
     mean_length,
@@ -30,7 +31,7 @@ from volvox.evolution.strategy import (
     validated,
 )
 from volvox.loop.behaviors import Behavior
-from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds, first_ancestors
+from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds, first_ancestors, members_of
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
@@ -39,14 +40,14 @@ class GAState(NamedTuple):
 
     Attributes:
       bases: Parameters, leaves `[T + 1, ...]`; the last is the elite.
-      expected_length: float32 `[T + 1]`: mean episode length of each base in training, timesteps.
-      generation: int32: generations completed.
+      expected_length: float32 `[T + 1]`: Mean episode length of each base in training, timesteps.
+      generation: int32: Generations completed.
       score: What validation says of the elite.
       candidates: Who plays for elite, each field `[C]`: the elite so far, once there is one, and the members of the
         highest returns in training, best first.
-      candidate_lengths: float32 `[C]`: their mean episode lengths, timesteps.
+      candidate_lengths: float32 `[C]`: Their mean episode lengths, timesteps.
       parents: The members that the objective ranks highest, each field `[T]`.
-      parent_lengths: float32 `[T]`: their mean episode lengths, timesteps.
+      parent_lengths: float32 `[T]`: Their mean episode lengths, timesteps.
       survivors: How each base `[T + 1]` came from the bases before.
       objective: The objective's own state.
     """
@@ -67,17 +68,17 @@ class GAState(NamedTuple):
 class GA:
     """The deep genetic algorithm with truncation selection (Such et al. 2017, arXiv 1712.06567, algorithm 1).
 
-    The defaults are the published settings. Without parents it is random search.
+    The defaults suit an hour of two cores; `paper` has the published settings. Without parents it is random search.
 
     Example:
-      >>> strategy = vx.GA(population_size=128, num_parents=10, mutation_std=0.005)
-      >>> algorithm = vx.evolve(strategy, vx.networks.DeepGA(env.spec.num_actions), env)
+      >>> strategy = vx.GA(population_size=64, mutation_std=0.01)
+      >>> algorithm = vx.evolve(strategy, vx.networks.DeepGA(env.spec.num_outputs), env)
       >>> novelty_search = vx.GA(objective=vx.Novelty(behavior=vx.loop.Last("ram", 128)))
 
     Attributes:
       population_size: N, offspring in each generation.
       num_parents: T, the best of a generation, from which the next one descends. 0 is random search: every member of
-        every generation is a fresh initialisation, and `mutation_std` and `objective` have no effect.
+        every generation is a fresh initialisation, and `mutation_std` and `objective` stay at their defaults.
       mutation_std: Standard deviation of the noise that is added to every parameter ("mutation power"): a number, or a
         schedule over generations (see `volvox.evolution.schedule`).
       objective: What parents are chosen by: `Returns()` or `Novelty(...)`.
@@ -88,12 +89,12 @@ class GA:
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
 
-    population_size: int = 1_000
-    num_parents: int = 20
-    mutation_std: Scheduled = 0.002
+    population_size: int = 128
+    num_parents: int = 10
+    mutation_std: Scheduled = 0.005
     objective: Objective = Returns()  # noqa: RUF009  # frozen
-    num_elite_candidates: int = 10
-    num_validation_episodes: int = 30
+    num_elite_candidates: int = 4
+    num_validation_episodes: int = 8
     num_test_episodes: int = 0
     num_episodes: int = 1
 
@@ -109,25 +110,30 @@ class GA:
                     f"{name}={getattr(self, name)} exceeds population_size={self.population_size}; parents and "
                     "candidates are the best members of a generation."
                 )
+        if not self.num_parents and (self.mutation_std, self.objective) != (GA.mutation_std, GA.objective):
+            raise ValueError(
+                f"mutation_std={self.mutation_std} and objective={self.objective}: random search (num_parents=0) has "
+                "neither mutations nor parents to choose; leave both out."
+            )
         self.objective.check(num_members=self.population_size, num_bases=0)
 
     @classmethod
     def paper(cls) -> "GA":
-        """Such et al. 2017: the defaults, and 200 test episodes of each elite."""
-        return cls(num_test_episodes=200)
-
-    @classmethod
-    def desktop(cls) -> "GA":
-        """For two cores and an hour: fewer members, larger mutations."""
+        """Such et al. 2017: 1 000 members, 300 validation episodes, and 200 test episodes of each elite."""
         return cls(
-            population_size=128, num_parents=10, mutation_std=0.005, num_elite_candidates=4, num_validation_episodes=8
+            population_size=1_000,
+            num_parents=20,
+            mutation_std=0.002,
+            num_elite_candidates=10,
+            num_validation_episodes=30,
+            num_test_episodes=200,
         )
 
     @classmethod
     def quick(cls) -> "GA":
         """For two cores and five minutes: a small population."""
         return cls(
-            population_size=64, num_parents=8, mutation_std=0.01, num_elite_candidates=3, num_validation_episodes=6
+            population_size=32, num_parents=6, mutation_std=0.01, num_elite_candidates=3, num_validation_episodes=4
         )
 
     @classmethod
@@ -178,13 +184,17 @@ class GA:
             objective=self.objective.init(0),
         )
 
-    def ask_offspring(self, key: Array, state: GAState, encoding: Encoding) -> Population:
-        """Training: N mutated copies of parents drawn uniformly; first ancestors at first, and where are no parents."""
+    def forget_scores(self, state: GAState) -> GAState:
+        """See `Strategy`."""
+        return state._replace(score=no_score(), objective=self.objective.forget_scores(state.objective))
+
+    def ask_offspring(self, key: Array, state: GAState, encoding: Encoding) -> tuple[Population, GAState]:
+        """Training: N mutated copies of parents drawn uniformly; first ancestors at first, or without parents."""
         n, (key_parent, key_seed) = self.population_size, jax.random.split(key)
         initial = jnp.full(n, (state.generation == 0) | (self.num_parents == 0))
         parent = jax.random.randint(key_parent, (n,), 0, max(self.num_parents, 1), jnp.int32)
         std = schedule("mutation_std", self.mutation_std)(state.generation)
-        return Population(
+        population = Population(
             bases=state.bases,
             parent=parent,
             seed=draw_seeds(encoding, key_seed, (n,)),
@@ -193,10 +203,13 @@ class GA:
             episodes=jnp.full(n, self.num_episodes, jnp.int32),
             priority=jnp.where(initial, 0.0, state.expected_length[parent]),
         )
+        return population, state
 
-    def tell_offspring(self, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+    def tell_offspring(
+        self, key: Array, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> tuple[GAState, Metrics]:
         """Truncation selection: the T members that the objective ranks highest become parents."""
-        lengths, members = mean_length(evaluation), Member(*population[1:5])
+        lengths, members = mean_length(evaluation), members_of(population)
         scores, objective, metrics = self.objective.rank(state.objective, population.seed, evaluation)
         best = jnp.argsort(-scores, stable=True)[: self.num_parents]
         top = jnp.argsort(-fitness(evaluation), stable=True)[: self.num_elite_candidates]
@@ -216,12 +229,15 @@ class GA:
             metrics |= {"parents_mean": fitness(evaluation)[best].mean()}
         return state, summary(evaluation) | metrics
 
-    def ask_candidates(self, key: Array, state: GAState, encoding: Encoding) -> Population:
+    def ask_candidates(self, key: Array, state: GAState, encoding: Encoding) -> tuple[Population, GAState]:
         """Validation: the elite so far, and the best of training."""
         episodes = jnp.full(self.num_elite_candidates, self.num_validation_episodes, jnp.int32)
-        return Population(state.bases, *state.candidates, episodes=episodes, priority=state.candidate_lengths)
+        members = state.candidates._asdict()
+        return Population(bases=state.bases, **members, episodes=episodes, priority=state.candidate_lengths), state
 
-    def tell_candidates(self, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding):
+    def tell_candidates(
+        self, key: Array, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> tuple[GAState, Metrics]:
         """Elitism: the candidate of the best mean return is the elite; with returns it is also a parent."""
         scores, t = fitness(evaluation), self.num_parents
         winner = jnp.argmax(scores)  # the first of equals: the elite gives way only to a better one
@@ -234,7 +250,7 @@ class GA:
             parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)
         survivors, lengths = jax.tree.map(jnp.append, parents, elite)
         score, metrics = validated(state.score, evaluation, winner, place >= 0)
-        metrics |= {"candidates_mean": jnp.where(jnp.isfinite(scores), scores, 0.0).mean()}
+        metrics |= {"candidates_mean": jnp.mean(scores, where=jnp.isfinite(scores))}
         state = state._replace(
             bases=decode_many(encoding, state.bases, survivors),
             expected_length=lengths,

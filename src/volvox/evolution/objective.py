@@ -31,7 +31,7 @@ class Archive(NamedTuple):
 
     Attributes:
       behaviors: float32 `[C, D]`.
-      added: int32: behaviours ever added; the archive holds the last `min(added, C)` of them.
+      added: int32: Behaviours ever added; the archive holds the last `min(added, C)` of them.
     """
 
     behaviors: Array
@@ -61,8 +61,8 @@ def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
     Args:
       behaviors: `[M, D]`.
       others: `[C, D]`, C at least k.
-      held: bool `[C]` or `[M, C]`: which of the others count.
-      k: number of neighbours.
+      held: bool `[C]` or `[M, C]`: Which of the others count.
+      k: Number of neighbours.
 
     Returns:
       float32 `[M]`; -inf where the behaviour is not finite.
@@ -129,8 +129,12 @@ class Objective(Protocol):
         """Takes in the validation of M bases, of which those `played` (bool `[M]`) count: (state, metrics)."""
         ...
 
+    def forget_scores(self, state: Any) -> Any:
+        """Drops all that returns were compared by; see `Strategy.forget_scores`."""
+        ...
+
     def choose(self, key: Array, state: Any) -> Array:
-        """Index of the base that is moved next, int32."""
+        """Index of the base that is updated next, int32."""
         ...
 
     def weigh(self, state: Any, evaluation: Evaluation, shape: Callable[[Array], Array]) -> Array:
@@ -169,6 +173,10 @@ class Returns:
         """See `Objective`."""
         return state, {}
 
+    def forget_scores(self, state: tuple[()]) -> tuple[()]:
+        """See `Objective`."""
+        return state
+
     def choose(self, key: Array, state: tuple[()]) -> Array:
         """See `Objective`."""
         return jnp.int32(0)
@@ -183,10 +191,10 @@ class NoveltyState(NamedTuple):
 
     Attributes:
       archive: Behaviours seen before.
-      behaviors: float32 `[M, D]`: of each base when it was last validated.
-      reward_weight: float32: the share of returns in what is followed; the rest is novelty.
-      best_score: float32: the best mean return so far.
-      stagnant: int32: generations since the best score or the weight last changed.
+      behaviors: float32 `[M, D]`: Of each base when it was last validated.
+      reward_weight: float32: The share of returns in what is followed; the rest is novelty.
+      best_score: float32: The best mean return so far; NaN where the cutoff has grown since.
+      stagnant: int32: Generations since the best score or the weight last changed.
     """
 
     archive: Archive
@@ -202,7 +210,7 @@ class Novelty:
 
     With a genetic algorithm, novelty is that of a member's first episode among the archive and the generation itself;
     the elite, which is the result, is chosen by returns all the same, but it is no parent for that. With evolution
-    strategies, novelty is that of each episode in the archive, averaged, and each generation moves one base, drawn in
+    strategies, novelty is that of each episode in the archive, averaged, and each generation updates one base, drawn in
     proportion to its novelty.
 
     Example:
@@ -235,6 +243,8 @@ class Novelty:
         integers(self, "num_neighbors", "archive_size", "num_archived", "patience", low=1)
         numbers(self, "reward_weight", low=0, high=1)
         numbers(self, "reward_weight_step", above=0, high=1)
+        if self.reward_weight_step is None and self.patience != Novelty.patience:
+            raise ValueError(f"patience={self.patience} needs a share that changes; give reward_weight_step too.")
         if self.behavior.size < 1:
             raise ValueError(
                 f"the behaviour {describe(self.behavior)} has size {self.behavior.size}: nothing could be novel."
@@ -303,7 +313,7 @@ class Novelty:
         archived = jnp.argsort(seed)[: self.num_archived]
         archive = state.archive.add(behaviors[archived], played[archived])
         state = self._adapted(state._replace(archive=archive), fitness(evaluation).max())
-        metrics = {"novelty_best": values.max(), "novelty_mean": jnp.where(jnp.isfinite(values), values, 0.0).mean()}
+        metrics = {"novelty_best": values.max(), "novelty_mean": jnp.mean(values, where=jnp.isfinite(values))}
         return scores, state, metrics | _metrics(state)
 
     def observe(self, state: NoveltyState, played: Array, evaluation: Evaluation) -> tuple[NoveltyState, Metrics]:
@@ -311,7 +321,12 @@ class Novelty:
         behaviors = jnp.where(played[:, None], evaluation.behaviors[:, 0], state.behaviors)
         archive = state.archive.add(behaviors, played)
         state = self._adapted(state._replace(archive=archive, behaviors=behaviors), fitness(evaluation).max())
-        return state, {"novelty_mean": self._novelty_of_bases(state).mean()} | _metrics(state)
+        values = novelty_in(archive, behaviors, self.num_neighbors)
+        return state, {"novelty_mean": jnp.mean(values, where=jnp.isfinite(values))} | _metrics(state)
+
+    def forget_scores(self, state: NoveltyState) -> NoveltyState:
+        """The first score at a longer cutoff is the best there, but no improvement."""
+        return state._replace(best_score=jnp.float32(jnp.nan), stagnant=jnp.int32(0))
 
     def choose(self, key: Array, state: NoveltyState) -> Array:
         """Draws a base in proportion to its novelty; evenly where nothing is novel."""
@@ -333,13 +348,13 @@ class Novelty:
 
     def _adapted(self, state: NoveltyState, score: Array) -> NoveltyState:
         """Counts the generations without a better score, and changes the weight of returns if it is not fixed."""
-        improved = score > state.best_score
-        stagnant, weight = jnp.where(improved, 0, state.stagnant + 1), state.reward_weight
+        improved, first = score > state.best_score, jnp.isnan(state.best_score)
+        stagnant, weight = jnp.where(improved | first, 0, state.stagnant + 1), state.reward_weight
         if self.reward_weight_step is not None:
             lower = stagnant >= self.patience
             weight = weight + self.reward_weight_step * (improved.astype(jnp.float32) - lower)
             weight, stagnant = jnp.clip(weight, 0.0, 1.0), jnp.where(lower, 0, stagnant)
-        return state._replace(reward_weight=weight, best_score=jnp.maximum(score, state.best_score), stagnant=stagnant)
+        return state._replace(reward_weight=weight, best_score=jnp.fmax(score, state.best_score), stagnant=stagnant)
 
 
 def _metrics(state: NoveltyState) -> Metrics:

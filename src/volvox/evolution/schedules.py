@@ -1,10 +1,11 @@
 """Settings that change over the generations or updates, as numbers, as text (in flags), or as optax schedules."""
 
-import math
 import operator
 from typing import NamedTuple
 
 import optax
+
+from volvox._checks import INT32
 
 Scheduled = float | str | optax.Schedule
 """A positive number, `"linear:start,end,generations"`, `"exponential:start,end,generations"`, or an optax schedule."""
@@ -18,7 +19,7 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
       Array(0.006, dtype=float32, weak_type=True)
 
     Args:
-      name: name of the setting, for messages.
+      name: Name of the setting, for messages.
       value: a positive number; `"linear:start,end,generations"` (from `start` to `end` in that many generations, then
         constant); `"exponential:start,end,generations"` (the same, with a constant factor a generation); or any optax
         schedule, which is returned as it is.
@@ -39,11 +40,12 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
             start, end, generations = float(first), float(last), int(count)
         else:
             kind, start, end, generations = "constant", float(value), float(value), 1
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         raise ValueError(f"{name}={value!r} is no schedule; {form}.") from None
-    positive = 0 < start < math.inf and 0 < end < math.inf and generations >= 1
+    # All are float32 and int32 on the device.
+    positive = 1e-38 < start < 3e38 and 1e-38 < end < 3e38 and 1 <= generations <= INT32
     if not positive or kind not in ("constant", "linear", "exponential"):
-        raise ValueError(f"{name}={value!r}: {form}; all numbers are positive.")
+        raise ValueError(f"{name}={value!r}: {form}; all numbers are positive and fit into 32 bits.")
     if kind == "linear":
         return optax.linear_schedule(start, end, generations)
     if kind == "exponential":
@@ -73,12 +75,12 @@ class Cutoff(NamedTuple):
         """The cutoff of the next generation, in timesteps.
 
         Args:
-          current: timesteps in this generation.
-          fraction_cut: fraction of this generation's training episodes that reached the cutoff.
+          current: Timesteps in this generation.
+          fraction_cut: Fraction of this generation's training episodes that reached the cutoff.
         """
         if self.fraction >= 1 or fraction_cut <= self.fraction:
             return current
-        return min(max(int(current * self.ratio), current + 1), self.max)
+        return min(max(int(min(current * self.ratio, self.max)), current + 1), self.max)
 
 
 def parse_cutoff(value: int | str | Cutoff) -> Cutoff:
@@ -89,7 +91,7 @@ def parse_cutoff(value: int | str | Cutoff) -> Cutoff:
       Cutoff(start=400, fraction=0.1, ratio=1.5, max=5000)
 
     Args:
-      value: for example `5000`, `"5000"` or `"adaptive:400,0.1,1.5,5000"` (start at 400 timesteps; grow by half when
+      value: For example `5000`, `"5000"` or `"adaptive:400,0.1,1.5,5000"` (start at 400 timesteps; grow by half when
         more than a tenth of the episodes reach the cutoff; never exceed 5 000).
 
     Returns:
@@ -109,7 +111,10 @@ def parse_cutoff(value: int | str | Cutoff) -> Cutoff:
             read = Cutoff(int(value) if isinstance(value, str) else operator.index(value))
     except (TypeError, ValueError):
         raise ValueError(f"max_episode_steps={value!r} is not a cutoff; {_FORM}.") from None
-    refusals = {"an episode lasts at least one timestep": read.start < 1}
+    refusals = {
+        "an episode lasts at least one timestep": read.start < 1,
+        f"timesteps are counted up to {INT32}": max(read.start, read.max) > INT32,
+    }
     if read != Cutoff(read.start):
         refusals |= {
             f"fraction {read.fraction} must be in [0, 1)": not 0 <= read.fraction < 1,

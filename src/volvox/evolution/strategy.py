@@ -1,15 +1,17 @@
 """What an evolutionary strategy is: a generation as a sequence of phases, each of them ask, evaluate, tell."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
-import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from volvox._checks import nearest
 from volvox.loop.behaviors import Behavior
 from volvox.population.decoding import Encoding
+from volvox.population.vectors import explicit
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 Role = Literal["training", "validation", "test"]
@@ -19,34 +21,39 @@ Metrics = dict[str, Array]
 
 
 class Phase(NamedTuple):
-    """One `ask -> evaluate -> tell` of a generation. Both functions are pure and jittable.
+    """One `ask -> evaluate -> tell` of a generation. Both functions are pure: what changes is passed and returned.
 
     Attributes:
       role: In which environments the phase is played.
       num_members: N, of the population that is asked for.
       num_episodes: E, the largest number of episodes of a member.
-      ask: (key, state, encoding) -> Population, whose bases are those of the state.
-      tell: (state, population, evaluation, encoding) -> (state, metrics). Higher returns are better.
+      ask: (key, state, encoding) -> (Population, state).
+      tell: (key, state, population, evaluation, encoding) -> (state, metrics), with a key of its own. Higher returns
+        are better.
+      traceable: `ask` and `tell` can be compiled; otherwise Python calls them.
     """
 
     role: Role
     num_members: int
     num_episodes: int
-    ask: Callable[[Array, Any, Encoding], Population]
-    tell: Callable[[Any, Population, Evaluation, Encoding], tuple[Any, Metrics]]
+    ask: Callable[[Array, Any, Encoding], tuple[Population, Any]]
+    tell: Callable[[Array, Any, Population, Evaluation, Encoding], tuple[Any, Metrics]]
+    traceable: bool = True
 
 
 class Strategy(Protocol):
-    """An evolutionary strategy: settings with pure methods, over a population of few bases and many seeds.
+    """An evolutionary strategy: settings with pure methods.
 
-    `GA` and `ES` are strategies, and so is any frozen dataclass that has these members. The state is a NamedTuple and a
-    pytree of arrays of fixed shapes and dtypes. It has at least these fields:
+    `GA` and `ES` are strategies, and so is any frozen dataclass that has these members. Where there is one phase of
+    training and no lineage, `init`, `ask` and `tell` are all that has to be written (`AskTell`), and `Elitism` adds the
+    rest. The state is a NamedTuple and a pytree of arrays of fixed shapes and dtypes. It has at least these fields:
 
     - `bases`: the parameters of the bases, leaves `[P, ...]`.
-    - `score`: the `EliteScore` of the elite, which is what the run reports; it is reset when the cutoff grows.
+    - `score`: the `EliteScore` of the elite, which is what the run reports.
     - `survivors`: a `Member`, how each base `[P]` came from the bases before the generation: the next row of the
       lineage. None if bases do not descend from single members. Then there is no lineage, and checkpoints hold the
-      bases; otherwise they hold the lineage, from which the bases are computed anew.
+      bases; otherwise they hold the lineage, from which the bases are computed anew, and the bases of every population
+      that is asked for are those of the state.
     """
 
     @property
@@ -68,6 +75,10 @@ class Strategy(Protocol):
         """Makes the first state; raises ValueError where the noise does not fit the strategy."""
         ...
 
+    def forget_scores(self, state: Any) -> Any:
+        """Drops all that returns were compared by: the cutoff has grown, and longer episodes have other returns."""
+        ...
+
 
 def rows(tree: ArrayTree, index: Array | int | slice) -> ArrayTree:
     """The rows of each leaf `[P, ...]` at these places."""
@@ -78,12 +89,11 @@ def unchanged(state: Any, index: Array, episodes: Array) -> Population:
     """A population of the bases themselves.
 
     Args:
-      state: the state of a strategy, with fields `bases` and `expected_length` (float32 `[P]` timesteps).
-      index: int32 `[N]`: which bases.
-      episodes: int32 `[N]`: episodes each of them plays.
+      state: The state of a strategy, with fields `bases` and `expected_length` (float32 `[P]` timesteps).
+      index: int32 `[N]`: Which bases.
+      episodes: int32 `[N]`: Episodes each of them plays.
     """
-    seed, scale = jnp.zeros(index.shape, jnp.int32), jnp.zeros(index.shape, jnp.float32)
-    return Population(state.bases, index, seed, scale, scale > 0, episodes, state.expected_length[index])
+    return explicit(state.bases, parent=index, episodes=episodes, priority=state.expected_length[index])
 
 
 def test_phase(num_episodes: int, base: Callable[[Any], Array]) -> tuple[Phase, ...]:
@@ -97,53 +107,21 @@ def test_phase(num_episodes: int, base: Callable[[Any], Array]) -> tuple[Phase, 
       One phase, or none.
     """
 
-    def ask(key: Array, state: Any, encoding: Encoding) -> Population:
-        return unchanged(state, base(state)[None], jnp.array([num_episodes], jnp.int32))
+    def ask(key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
+        return unchanged(state, base(state)[None], jnp.array([num_episodes], jnp.int32)), state
 
     return (Phase("test", 1, num_episodes, ask, _tell_test),) if num_episodes else ()
 
 
-def _tell_test(state: Any, population: Population, evaluation: Evaluation, encoding: Encoding) -> tuple[Any, Metrics]:
+def _tell_test(
+    key: Array, state: Any, population: Population, evaluation: Evaluation, encoding: Encoding
+) -> tuple[Any, Metrics]:
     returns = evaluation.returns[0]
     return state, {
         "test_score": fitness(evaluation)[0],
         "test_standard_error": standard_error(returns),
         "test_best": returns.max(),
     }
-
-
-def compiled_phases(strategy: Strategy) -> tuple[Phase, ...]:
-    """The phases of a strategy with `ask` and `tell` compiled, so that bases they only pass on are not copied.
-
-    A compiled function copies what it returns unchanged, and the bases take up to hundreds of megabytes.
-    """
-    return tuple(_compiled(phase) for phase in strategy.phases)
-
-
-def _compiled(phase: Phase) -> Phase:
-    @jax.jit
-    def ask_without_bases(key, state, encoding):
-        population = phase.ask(key, state, encoding)._replace(bases=())
-        chex.assert_shape(jax.tree.leaves(population), (phase.num_members,))
-        return population
-
-    @jax.jit
-    def tell_changes(state, population, evaluation, encoding):
-        chex.assert_shape(evaluation[:3], (phase.num_members, phase.num_episodes))
-        new, metrics = phase.tell(state, population, evaluation, encoding)
-        chex.assert_shape(list(metrics.values()), ())
-        before, after = jax.tree.leaves(state.bases), jax.tree.leaves(new.bases)
-        passed_on = all(a is b for a, b in zip(before, after, strict=True))
-        return None if passed_on else new.bases, new._replace(bases=()), metrics
-
-    def ask(key, state, encoding):
-        return ask_without_bases(key, state, encoding)._replace(bases=state.bases)
-
-    def tell(state, population, evaluation, encoding):
-        bases, rest, metrics = tell_changes(state, population, evaluation, encoding)
-        return rest._replace(bases=state.bases if bases is None else bases), metrics
-
-    return phase._replace(ask=ask, tell=tell)
 
 
 def mean_over_episodes(values: Array, valid: Array) -> Array:
@@ -169,6 +147,42 @@ def mean_length(evaluation: Evaluation) -> Array:
 def num_nan(evaluation: Evaluation) -> Array:
     """Members with a NaN return in a valid episode, int32."""
     return (evaluation.valid & jnp.isnan(evaluation.returns)).any(axis=1).sum()
+
+
+def check_returns(evaluation: Evaluation, where: str) -> None:
+    """Checks that an environment gave returns by which members can be ranked.
+
+    A member whose episodes have NaN returns is ranked last, as long as others have a return.
+
+    Args:
+      evaluation: What was played.
+      where: Environment, phase and generation, for the message.
+
+    Raises:
+      FloatingPointError: A return is infinite, or all are NaN.
+    """
+    returns = np.asarray(evaluation.returns)[np.asarray(evaluation.valid)]
+    nan, infinite = int(np.isnan(returns).sum()), int(np.isinf(returns).sum())
+    counted = f"{where}: of {returns.size} returns {nan} are NaN and {infinite} infinite"
+    if infinite or nan == returns.size:
+        raise FloatingPointError(
+            f"{counted}. Rewards must be finite; a reward or an observation that is NaN makes a return NaN."
+        )
+    if nan:
+        warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
+
+
+def check_bases(bases: ArrayTree, where: str) -> None:
+    """Raises FloatingPointError if parameters are no longer finite."""
+    if not _finite(bases):
+        raise FloatingPointError(
+            f"parameters are no longer finite after {where}; nothing of it is kept. Lower learning_rate or noise_std."
+        )
+
+
+@jax.jit
+def _finite(tree: ArrayTree) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def standard_error(returns: Array) -> Array:
@@ -204,9 +218,9 @@ class EliteScore(NamedTuple):
     scores of different cutoffs are never compared. (An elite stays only if it wins again, so a smaller bias remains.)
 
     Attributes:
-      selecting: float32: mean return in the validation that chose it; NaN if that was at another cutoff.
-      total: float32: sum of the returns in its validations since.
-      episodes: int32: episodes in `total`.
+      selecting: float32: Mean return in the validation that chose it; NaN if that was at another cutoff.
+      total: float32: Sum of the returns in its validations since.
+      episodes: int32: Episodes in `total`.
     """
 
     selecting: Array
@@ -228,16 +242,17 @@ def validated(score: EliteScore, evaluation: Evaluation, winner: Array, is_new: 
     """Adds a generation's validation to what is known of the elite.
 
     Args:
-      score: of the elite before.
-      evaluation: of the elite and its challengers.
-      winner: index of the elite in it.
-      is_new: whether it takes the place of another.
+      score: Of the elite before.
+      evaluation: Of the elite and its challengers.
+      winner: Index of the elite in it.
+      is_new: Whether it takes the place of another.
 
     Returns:
       (`EliteScore`, metrics): `validation_mean` of the elite with its standard error, `elite_score` with
       `elite_episodes`, `elite_selecting_score`, `elite_is_new`, and `validation_num_nan`.
     """
-    returns, valid, mean = evaluation.returns[winner], evaluation.valid[winner], fitness(evaluation)[winner]
+    returns, mean = evaluation.returns[winner], fitness(evaluation)[winner]
+    valid = evaluation.valid[winner] & ~jnp.isnan(returns)
     score = EliteScore(
         selecting=jnp.where(is_new, mean, score.selecting),
         total=jnp.where(is_new, 0.0, score.total + returns.sum(where=valid)),

@@ -8,11 +8,14 @@ algorithm = learn(TD3(), ActorAndCritic(actor, critic), env)
 
 from volvox.learners.a3c import A3C
 from volvox.learners.evaluation import Evaluated
+from volvox.learners.functional import from_functions
 from volvox.learners.lasso_fqi import LassoFQI, explore_then_commit
-from volvox.learners.learner import Learner, LearnerSettings, LearnState, Progress, learn
+from volvox.learners.learner import LearnState, learn
+from volvox.learners.ppo import PPO
 from volvox.learners.primal_dual import PrimalDual
+from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
 from volvox.learners.side_by_side import table_of
 from volvox.learners.td3 import TD3, variables_of
 
-__all__ = ["A3C", "TD3", "Evaluated", "LassoFQI", "LearnState", "Learner", "LearnerSettings", "PrimalDual", "Progress"]
-__all__ += ["explore_then_commit", "learn", "table_of", "variables_of"]
+__all__ = ["A3C", "PPO", "TD3", "Evaluated", "LassoFQI", "LearnState", "Learner", "LearnerSettings", "Made"]
+__all__ += ["PrimalDual", "Progress", "explore_then_commit", "from_functions", "learn", "table_of", "variables_of"]

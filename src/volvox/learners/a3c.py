@@ -8,7 +8,7 @@ which completes the segments, and `finish` learns from them all; the timestep of
 u rounds share an update, data are `lag / u` updates old on average, and at most that rounded up.
 
     env = vx.envs.atari("Pong", num_envs=64, groups=2)
-    network = vx.networks.ActorCritic(env.spec.num_actions, vx.networks.SmallTorso())
+    network = vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso())
     algorithm = vx.learn(vx.A3C(), network, env)  # or vx.A3C.ga3c(), or vx.A3C(lag=2, learning_rate=1e-4)
 """
 
@@ -23,12 +23,13 @@ from flax import linen as nn
 
 from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
 from volvox.data import metrics, segments
-from volvox.data.metrics import Episodes, Maximum, Metrics, RunningEpisodes
+from volvox.data.metrics import Maximum, Metrics
+from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
-from volvox.learners.learner import Progress
-from volvox.learners.side_by_side import compression_row, stored
-from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
+from volvox.learners.collecting import Acting, Collecting
+from volvox.learners.protocol import Made, Progress
+from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
@@ -37,8 +38,7 @@ from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 class A3C:
     """Settings of the advantage actor-critic.
 
-    The defaults are what later work settled on: longer segments, V-trace, averaged losses, clipped gradients and Adam
-    (segments of 20 timesteps and V-trace: IMPALA, Espeholt et al. 2018, arXiv 1802.01561).
+    The defaults are later practice: averaged losses, clipped gradients, Adam, and IMPALA's V-trace (arXiv 1802.01561).
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
@@ -47,17 +47,18 @@ class A3C:
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
       max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
       loss_reduction: "mean" or "sum" over the transitions of an update.
-      anneal_frames: Emulator frames over which the learning rate falls linearly to 0. None: it stays. A ready-made
-        optimizer keeps its own.
+      anneal_frames: Emulator frames over which the learning rate, a number, falls linearly to 0. None: it stays.
       discount: Discount γ of a timestep.
       trace_decay: Trace decay λ of the returns; 1 gives n-step returns.
-      entropy_coefficient: Weight of the policy's entropy: a number, or a schedule over updates. It is constant in A3C
-        (section 8) and IMPALA, whose learning rates fall, and in GA3C's code, whose learning rate is constant too.
+      entropy_coefficient: Weight of the policy's entropy: a number (A3C, IMPALA, GA3C), or a schedule over updates.
       value_coefficient: Weight of half the squared error of values.
       log_epsilon: Added to probabilities before their logarithm is taken, in the loss (GA3C, section 5.1).
       reward_bound: Rewards are clipped to ± this number before they are learned from. None: they are not clipped.
       episodic_life: Whether the loss of a life ends an episode for the loss. Scores are always of whole games.
-      lag: Rounds between acting and learning. With 0 nothing is learned while environments step.
+      normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
+      normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns, before they are
+        clipped.
+      lag: Rounds between acting and learning; metrics give it in updates. With 0 learning and environments take turns.
       rounds_per_update: Rounds that share an update; each has `num_envs * segment_length` timesteps.
       vtrace: Whether V-trace corrects the returns for the lag. All values are then those of the parameters that learn;
         without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
@@ -83,6 +84,8 @@ class A3C:
     log_epsilon: float = 0.0
     reward_bound: float | None = 1.0
     episodic_life: bool = False
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
     lag: int = 1
     rounds_per_update: int = 1
     vtrace: bool = True
@@ -92,9 +95,10 @@ class A3C:
     updates_per_iteration: int = 250
 
     def __post_init__(self):
-        counts = ("segment_length", "rounds_per_update", "updates_per_iteration", "anneal_frames", "micro_batch")
-        integers(self, *counts, low=1)
+        integers(self, "segment_length", "rounds_per_update", "updates_per_iteration", "micro_batch", low=1)
+        integers(self, "anneal_frames", low=1, high=None)
         integers(self, "lag", low=0)
+        numbers(self, "rho_clip", "c_clip")
         numbers(self, "learning_rate", "max_gradient_norm", "reward_bound", above=0)
         numbers(self, "discount", "trace_decay", low=0, high=1)
         numbers(self, "entropy_coefficient", "value_coefficient", "log_epsilon", low=0)
@@ -110,8 +114,8 @@ class A3C:
             raise ValueError(f"{clips}: V-trace needs finite rho_clip >= c_clip > 0.")
         if self.vtrace and self.log_epsilon:
             raise ValueError(f"vtrace=True and log_epsilon={self.log_epsilon} cure the same thing; take one of them.")
-        if self.anneal_frames is not None and callable(self.learning_rate):
-            raise ValueError(f"anneal_frames={self.anneal_frames} and a learning_rate that is a schedule; take one.")
+        if self.anneal_frames is not None and (self.learning_rate is None or callable(self.learning_rate)):
+            raise ValueError(f"anneal_frames={self.anneal_frames} needs a learning_rate that is a number; give one.")
 
     @classmethod
     def ga3c(cls) -> "A3C":
@@ -136,53 +140,34 @@ class A3C:
         """Returns settings for continuous control: unclipped rewards, no entropy bonus and shorter traces."""
         return cls(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
 
+    @property
+    def beats_per_round(self) -> int:
+        """Beats of a round: one for each timestep of a segment, and one more without lag."""
+        return self.segment_length + (self.lag == 0)
+
+    def frames_per_update(self, env: Env) -> int:
+        """Emulator frames of the rounds that share an update, those that begin an episode included."""
+        return self.rounds_per_update * self.beats_per_round * env.num_envs * env.spec.frame_skip
+
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
-        group, name = group_size(env.num_envs, env.num_groups), env.spec.name
+        group = group_size(env.num_envs, env.num_groups)
         if self.segment_length > env.spec.max_episode_steps:
-            longest = f"an episode of {name} can be ({env.spec.max_episode_steps} timesteps)"
-            raise ValueError(f"segment_length={self.segment_length} is longer than {longest}; take a shorter segment.")
-        if self.episodic_life and "lives" not in env.spec.extras:
-            raise ValueError(f"episodic_life=True needs an environment that reports lives; {name} does not.")
+            longest = f"{env.spec.max_episode_steps}, the longest episode of {env.spec.name}"
+            raise ValueError(f"segment_length={self.segment_length}: give at most {longest}.")
+        functions, length = actor_critic(network, env.spec), self.beats_per_round
+        collecting = Collecting(self, env, functions, num_segments=self.lag + 1, length=length)
         micro_batch = segments.micro_batch_size(self.micro_batch, group, self.segment_length)
-        made, beats = actor_critic(network, env.spec), self.segment_length + (self.lag == 0)
-        return _A3C(self, env, made, made.policy, micro_batch, group // micro_batch, beats, 1 + self.rounds_per_update)
-
-
-class Collector(NamedTuple):
-    """What one group of environments is doing.
-
-    Attributes:
-      ring: Its latest segments.
-      recurrent: The state of the policy, leaves `[B, ...]`.
-      running: Episodes that have not ended.
-      lives: int32 `[B]`: Lives left at the last timestep; 0 without `episodic_life`.
-    """
-
-    ring: Segment
-    recurrent: ArrayTree
-    running: RunningEpisodes
-    lives: Array
-
-
-class Acting(NamedTuple):
-    """What acting changes.
-
-    Attributes:
-      round: int32: Rounds begun before this one, since the pools were made.
-      beat: int32: Beats of this round before this one.
-      draws: int32: How often actions were drawn; it makes the key of the next draw.
-      timesteps: int32: Timesteps of all environments, without those that begin an episode.
-      episodes: Scores of the episodes that have ended.
-      collectors: One a group; () between pools.
-    """
-
-    round: Array
-    beat: Array
-    draws: Array
-    timesteps: Array
-    episodes: Episodes
-    collectors: tuple[Collector, ...]
+        return _A3C(
+            settings=self,
+            env=env,
+            network=functions,
+            collecting=collecting,
+            micro_batch=micro_batch,
+            num_batches=group // micro_batch,
+            beats_per_round=self.beats_per_round,
+            timed_rounds=1 + self.rounds_per_update,
+        )
 
 
 class Learning(NamedTuple):
@@ -195,6 +180,7 @@ class Learning(NamedTuple):
       transitions: float32: Number of transitions in `gradient`.
       update: int32: Updates made.
       metrics: Metrics of this iteration.
+      moments: Moments of the observations; () unless they are normalised.
     """
 
     params: ArrayTree
@@ -203,21 +189,26 @@ class Learning(NamedTuple):
     transitions: Array
     update: Array
     metrics: Metrics
+    moments: Moments | tuple[()] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _A3C:
-    """The learner in an environment, see `learner.Learner`: pure functions, in the order of the algorithm."""
+    """The learner in an environment, see `protocol.Learner`: pure functions, in the order of the algorithm."""
 
     settings: A3C
     env: Env
     network: ActorCriticNetwork
-    policy: Policy
+    collecting: Collecting
     micro_batch: int  # environments in a micro-batch
     num_batches: int  # micro-batches of a group's segment
-    beats_per_round: int  # one for each timestep of a segment, and one more without lag
+    beats_per_round: int
     timed_rounds: int  # the first, and as many as make an update
     unsaved: tuple[str, ...] = ()
+
+    @property
+    def policy(self) -> Policy:
+        return self.collecting.policy
 
     def loss(self, params: ArrayTree, segment: Segment, update: Array) -> tuple[Array, Metrics]:
         """Returns the summed loss of `[T, B]` transitions (arXiv 1602.01783, section 4), and metrics.
@@ -244,10 +235,7 @@ class _A3C:
         else:
             target = per_env(lambda_returns)(segment.reward, discount_t, v_t, lambda_t)
             advantage = target - v_tm1
-
-        def total(x: Array) -> Array:
-            return jnp.sum(jnp.where(segment.valid, x, 0.0))
-
+        total = functools.partial(jnp.sum, where=segment.valid)
         policy_loss = total(-log_prob * advantage)
         value_loss = total(0.5 * (target - value) ** 2)
         entropy = total(actions.entropy(output, s.log_epsilon))
@@ -271,9 +259,8 @@ class _A3C:
         gradient = learning.gradient
         if self.settings.loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(learning.transitions, 1.0), gradient)
-        changes, optimizer = self.optimizer.update(
-            gradient, learning.optimizer, learning.params, step=learning.update + 1, mean_return=mean_return
-        )
+        further = {"step": learning.update + 1, "mean_return": mean_return}
+        changes, optimizer = self.optimizer.update(gradient, learning.optimizer, learning.params, **further)
         return learning._replace(
             params=optax.apply_updates(learning.params, changes),
             optimizer=optimizer,
@@ -285,42 +272,18 @@ class _A3C:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        s, rate, env = self.settings, self.settings.learning_rate, self.env
-        if s.anneal_frames is not None and rate is not None and not callable(rate):
-            frames_per_update = env.num_envs * self.beats_per_round * s.rounds_per_update * env.spec.frame_skip
-            rate = optax.linear_schedule(rate, 0.0, max(s.anneal_frames // frames_per_update, 1))
+        rate: Any = (s := self.settings).learning_rate
+        if s.anneal_frames is not None:
+            rate = optax.linear_schedule(rate, 0.0, max(s.anneal_frames // s.frames_per_update(self.env), 1))
         return gradient_transformation(s.optimizer, rate, s.max_gradient_norm)
 
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` samples actions from the policy, and adds the timestep to its segment."""
-        s, actions, me = self.settings, self.network.distribution, acting.collectors[g]
-        episodes, running = metrics.update_episodes(acting.episodes, me.running, timestep)
-
-        recurrent = self.network.reset(timestep.first, me.recurrent)
-        output, value, next_recurrent = self.network.apply(learning.params, timestep.observation, recurrent)
-        action = actions.sample(jax.random.fold_in(key, acting.draws), output)
-
-        reward, lives, learned = timestep.reward, me.lives, timestep
-        if s.reward_bound is not None:
-            reward = jnp.clip(reward, -s.reward_bound, s.reward_bound)
-        if s.episodic_life:
-            lives = timestep.extras["lives"].astype(jnp.int32)
-            lost = ~timestep.first & (lives < me.lives)
-            learned = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
-        place, log_prob = (acting.round, acting.beat), actions.log_prob(output, action)
-        ring = segments.complete(me.ring, *place, learned, reward, value)
-        ring = segments.add(ring, *place, timestep, action, log_prob, learning.update, recurrent)
-        me = Collector(ring, next_recurrent, running, lives)
-        acting = acting._replace(
-            draws=acting.draws + 1,
-            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
-            episodes=episodes,
-            collectors=(*acting.collectors[:g], me, *acting.collectors[g + 1 :]),
-        )
-        return acting, clipped(action, self.env.spec)
+        return self.collecting.act(acting, learning, key, g, timestep)
 
     def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
         """Learns from this beat's share of the micro-batches of group `g`."""
+        learning = learning._replace(moments=self.collecting.observe(acting, learning.moments, g))
         if self.settings.lag > 0:
             low, high = (self.num_batches * (acting.beat + i) // self.settings.segment_length for i in (0, 1))
             learning = self.learn(acting, learning, g, low, high)
@@ -346,54 +309,41 @@ class _A3C:
         s, ring = self.settings, acting.collectors[g].ring
         slot = (acting.round - s.lag) % (s.lag + 1)
         # Up to a lag of 1 the parameters that learn have predicted the bootstrap value themselves.
-        following = s.vtrace and s.lag > 1
-        take = functools.partial(segments.take, ring, num_envs=self.micro_batch, length=s.segment_length)
+        part = {"num_envs": self.micro_batch, "length": s.segment_length, "with_next": s.vtrace and s.lag > 1}
 
         def one(i: Array, learning: Learning) -> Learning:
             # Where there is only one micro-batch, nothing else would depend on `i`: XLA would compute the gradient
             # before the loop, in every beat.
             place = slot + jnp.minimum(i, 0)
-            return self.accumulate(learning, take(place, i * self.micro_batch, following=following))
+            return self.accumulate(learning, segments.take(ring, place, i * self.micro_batch, **part))
 
         # A trip count, not a condition, so that gradients stay in place.
         return jax.lax.fori_loop(low, jnp.where(acting.round >= s.lag, high, low), one, learning)
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
-        (params,), (optimizer,) = init_optimizers(self.optimizer, [self.policy.init(key)], jax.random.fold_in(key, 1))
+        (params,), (optimizer,) = init_optimizers(
+            self.optimizer, [self.network.policy.init(key)], jax.random.fold_in(key, 1)
+        )
         zero, gradient = jnp.int32(0), jax.tree.map(jnp.zeros_like, params)
-        learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, metrics={})
-
-        def updated(learning: Learning) -> Learning:
-            segment = segments.take(self.collector(self.micro_batch).ring, zero, zero, self.micro_batch, 1)
-            return self.update(self.accumulate(learning, segment), jnp.float32(0))
-
-        learning = learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
-        return Acting(zero, zero, zero, zero, metrics.init_episodes(), ()), learning
+        learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, {}, self.collecting.moments())
+        segment = segments.take(self.collecting.collector(self.micro_batch).ring, zero, zero, self.micro_batch, 1)
+        updated = jax.eval_shape(lambda x: self.update(self.accumulate(x, segment), jnp.float32(0)), learning)
+        return self.collecting.init(), learning._replace(metrics=metrics.zeros(updated.metrics))
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
-        collectors = tuple(self.collector(group.num_envs) for group in groups)
-        return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), collectors=collectors)
+        return self.collecting.begin(acting, groups)
 
-    def collector(self, b: int) -> Collector:
-        state, lives = self.policy.initial_state(b), jnp.zeros(b, jnp.int32)
-        ring = segments.init(self.settings.lag + 1, self.beats_per_round, b, self.env.spec, state)
-        return Collector(ring, state, metrics.init_running(b), lives)
-
-    def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
+    def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:
         s = self.settings
-        before = max(int(begun.round) - s.lag, 0) // s.rounds_per_update  # the first rounds have nothing to learn
+        before = max(int(start.round) - s.lag, 0) // s.rounds_per_update  # the first rounds have nothing to learn
         last_round = s.lag + (before + s.updates_per_iteration) * s.rounds_per_update
-        return Progress(updates, s.updates_per_iteration, "updates", rounds_left=last_round - int(acting.round))
+        return Progress(made.updates, s.updates_per_iteration, "updates", rounds_left=last_round - int(acting.round))
 
     def watched(self, learning: Learning) -> dict[str, ArrayTree]:
-        return {"parameters": learning.params}
+        return self.collecting.watched(learning)
 
-    def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
-        row = {"episodes": int(acting.episodes.total)} | metrics.scores(jax.device_get(acting.episodes))
-        return row | compression_row(stored({"params": learning.params}, {"params": learning.optimizer}))
+    def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
+        return self.collecting.row(acting, learning)
 
     def candidates(self, learning: Learning) -> list[ArrayTree]:
-        return [learning.params]
-
-    def training_scores(self, acting: Acting) -> list[float]:
-        return [0.0]
+        return [self.collecting.variables(learning)]

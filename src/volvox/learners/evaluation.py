@@ -5,7 +5,7 @@ returns, timesteps = evaluator.play([variables], seed=0, monitor=lambda progress
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer
+from volvox.envs.envpool_tasks import whole_games
+from volvox.loop.driver import Monitor
 from volvox.loop.scoring import act, first_episodes
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 
-Monitor = Callable[[dict[str, Any]], bool]
 _SECONDS_BETWEEN_LOOKS = 1.0
+_MOST_AT_ONCE = 10_000
+"""Episodes of a policy, each in an environment of its own; an Atari emulator takes some 0.2 MB."""
 
 
 class Evaluated(NamedTuple):
@@ -84,6 +87,8 @@ class _Acting(NamedTuple):
 class PolicyEvaluator:
     """Plays episodes with the likeliest actions of several policies, in environments of its own.
 
+    On Atari an episode is a whole game, also where the environment ends it with a life.
+
     The pool is made by the first evaluation and stays open until `close`. Pure-JAX environments are seeded anew for
     each evaluation; envpool goes on with its own random numbers.
     """
@@ -98,10 +103,10 @@ class PolicyEvaluator:
           num_episodes: Episodes E of each policy.
 
         Raises:
-          ValueError: There are no episodes.
+          ValueError: There are no episodes, or more than 10 000.
         """
         self._policy, self._env, self._num_learners = policy, env, num_learners
-        self._num_episodes = integer("num_evaluation_episodes", num_episodes, low=1)
+        self._num_episodes = integer("num_evaluation_episodes", num_episodes, low=1, high=_MOST_AT_ONCE)
         self._act = jax.jit(self._act_all)
         self._group: EnvGroup | None = None
         self._state: Any = None
@@ -122,7 +127,8 @@ class PolicyEvaluator:
         """
         num_envs = self._num_learners * self._num_episodes
         if self._group is None:
-            (self._group,) = self._env.make(seed, num_envs=num_envs, num_groups=1, host=True)
+            options = {"num_envs": num_envs, "num_groups": 1, "host": True, **whole_games(self._env)}
+            (self._group,) = self._env.make(seed, **options)
             self._state, _ = self._group.recv(self._group.init())
         states = tuple(self._policy.initial_state(self._num_episodes) for _ in candidates)
         acting = _Acting(states, np.zeros(num_envs, bool), -np.inf)

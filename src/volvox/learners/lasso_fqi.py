@@ -2,8 +2,8 @@
 
 Hao, Lattimore, Szepesvári & Wang 2020 (arXiv 2011.04018). A policy that collects well-conditioned data plays N₁
 episodes; fitted Q-iteration on these, with the Lasso for a regression, gives the policy that plays all others. With N₁
-of order (s N)^(2/3) the regret over N episodes is of order (s N)^(2/3) too, whatever the number d of features but for
-its logarithm, so that d may be larger than N.
+of order (s N)^(2/3), the regret over N episodes is of order (s N)^(2/3) too. The number d of features enters through
+its logarithm alone, so that d may be larger than N.
 
     mdp = vx.envs.linear_mdps.costly_exploration(dimension=2_000, sparsity=2, signal=0.2)
     settings = vx.learners.LassoFQI(exploration_episodes=240)

@@ -1,34 +1,37 @@
 """What all learners share: the loop, the row of metrics, and what happens between two iterations.
 
-    algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_actions, vx.networks.SmallTorso()), env)
+    algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
     run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
 
-An algorithm is one file beside this one: its settings, a frozen dataclass with a method `bind`, and the `Learner` that
-this method returns.
+An algorithm is one file beside this one: its settings, a frozen dataclass with a method `bind`, and the `Learner`
+(`learners/protocol.py`) that this method returns.
 """
 
 import dataclasses
 import functools
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
-from volvox._checks import integer
+from volvox._arguments import check_env, check_network, said
+from volvox._checks import integer, one_thread, typed_key
+from volvox._resources import check_memory, size_of
 from volvox._settings import describe
 from volvox.checkpoint import restored
 from volvox.data import metrics
-from volvox.learners import evaluation
-from volvox.learners.evaluation import Monitor, PolicyEvaluator
-from volvox.loop.driver import Loop, seed_of
+from volvox.learners import evaluation, side_by_side
+from volvox.learners.evaluation import PolicyEvaluator
+from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
+from volvox.loop.driver import TIMED_EVERY, Loop, Monitor, copied, seed_of
 from volvox.loop.pipeline import Stages
-from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
+from volvox.ops.flat import by_path
+from volvox.types import Algorithm, Array, ArrayTree, Env, Interrupted
 
-_TIMED_EVERY = 10
-"""Iterations: the second after pools were made has a stopwatch, and every tenth from there."""
+_EVALUATION_EPISODES = 10
 
 
 class LearnState(NamedTuple):
@@ -40,6 +43,8 @@ class LearnState(NamedTuple):
       learning: What learning changes: parameters, the optimiser's state and whatever else the learner keeps.
       timesteps: Timesteps of all environments, without those that begin an episode.
       evaluated: What evaluations have found, `Evaluated`; () without them.
+      place: Where resumable environments (`EnvGroup.resumable`) are, `Place`; () before the first iteration, and with
+        other environments, which begin new episodes when a state is restored.
     """
 
     key: Array
@@ -47,101 +52,19 @@ class LearnState(NamedTuple):
     learning: Any
     timesteps: int
     evaluated: Any = ()
+    place: Any = ()
 
 
-class Progress(NamedTuple):
-    """How far an iteration is.
+class Place(NamedTuple):
+    """Where environments are between two iterations, with which a run goes on bit by bit.
 
     Attributes:
-      done: Number of `unit` done so far.
-      total: Number of `unit` in the iteration.
-      unit: What is counted, e.g. "updates".
-      rounds_left: Rounds of the loop that may still be run; the iteration ends when there are none.
+      envs: States of the groups of environments, actions in flight.
+      iterations: Iterations made since they began.
     """
 
-    done: int
-    total: int
-    unit: str
-    rounds_left: int
-
-
-class Learner(Protocol):
-    """A learning algorithm in an environment: pure functions of what acting and what learning changes.
-
-    The two are the loop's `carry` and `memory`, and `key` is its constant. `acting` has the fields `timesteps`, int32,
-    which `act` increases, and `collectors`, which belong to pools of environments and are () between pools. `learning`
-    has the fields `update`, int32, the number of updates, and `metrics` (see `volvox.data.metrics`), which is set to
-    zero before each iteration.
-    """
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that acts with `variables`."""
-        ...
-
-    @property
-    def beats_per_round(self) -> int:
-        """Beats of a round."""
-        ...
-
-    @property
-    def timed_rounds(self) -> int:
-        """Rounds that are played with the stopwatch, at least 2."""
-        ...
-
-    @property
-    def unsaved(self) -> tuple[str, ...]:
-        """Fields of `acting` that checkpoints do not hold; they are () when a run is resumed, until `begin`."""
-        ...
-
-    @property
-    def finish(self) -> Callable[[Any, Any, Array], tuple[Any, Any]] | None:
-        """(acting, learning, key) -> (acting, learning) at the end of a round, or None; see `volvox.loop.Stages`."""
-        ...
-
-    def act(self, acting: Any, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Any, Array]:
-        """Returns (acting, action) of group `g`."""
-        ...
-
-    def work(self, acting: Any, learning: Any, key: Array, g: int) -> tuple[Any, Any]:
-        """Learns while group `g` steps; returns (acting, learning)."""
-        ...
-
-    def init(self, key: Array) -> tuple[Any, Any]:
-        """Returns (acting, learning) at the beginning of a run."""
-        ...
-
-    def begin(self, acting: Any, groups: tuple[EnvGroup, ...]) -> Any:
-        """Returns `acting` with the collectors, and what else belongs to pools, for pools that were just made."""
-        ...
-
-    def progress(self, begun: Any, acting: Any, updates: int) -> Progress:
-        """Returns the progress of an iteration that began at `begun`, after `updates` updates."""
-        ...
-
-    def watched(self, learning: Any) -> dict[str, ArrayTree]:
-        """Returns, by name, what must stay finite besides the metrics."""
-        ...
-
-    def row(self, acting: Any, learning: Any) -> dict[str, Any]:
-        """Returns the metrics of an iteration besides `learning.metrics`."""
-        ...
-
-    def candidates(self, learning: Any) -> Sequence[ArrayTree]:
-        """Returns the variables for `policy.apply`, of each learner where several learn side by side."""
-        ...
-
-    def training_scores(self, acting: Any) -> Sequence[float]:
-        """Returns a score in training for each of the candidates, by which they are ranked before an evaluation."""
-        ...
-
-
-class LearnerSettings(Protocol):
-    """Settings of a learner, such as `A3C` and `TD3`: a frozen dataclass with this method."""
-
-    def bind(self, network: Any, env: Env) -> Learner:
-        """Returns the learner of a network in an environment; raises ValueError if they do not fit the settings."""
-        ...
+    envs: tuple[ArrayTree, ...]
+    iterations: int
 
 
 def learn(
@@ -150,7 +73,7 @@ def learn(
     env: Env,
     *,
     evaluate_every: int | None = None,
-    num_evaluation_episodes: int = 10,
+    num_evaluation_episodes: int = _EVALUATION_EPISODES,
     chunk_seconds: float = 1.0,
     host: bool = False,
 ) -> Algorithm:
@@ -175,8 +98,8 @@ def learn(
       episode too; `updates_per_second` and `frames_per_second`. In the second iteration after a start, and in every
       tenth from there, a few rounds are played with a stopwatch, which the rates leave out; the row then also has
       `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` (`volvox.loop.Times`). `step` raises
-      FloatingPointError when a number is no longer finite. A restored state goes on in new environments, whose seed
-      depends on the number of timesteps before.
+      FloatingPointError when a number is no longer finite. In pure-JAX environments a restored state goes on bit by
+      bit. In others it goes on with new episodes, and the seed of the environments depends on the timesteps before.
 
       An evaluation plays whole episodes with the likeliest actions, in environments of its own. Rows then have
       `evaluation_mean`; its `evaluation_standard_error` over episodes; `evaluation_best`, the largest mean so far;
@@ -187,22 +110,45 @@ def learn(
       maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
 
     Raises:
-      ValueError: The network or the environment does not fit the settings, or a number is not positive.
+      ValueError: The network or the environment does not fit the settings, a number is not positive, or the state does
+        not fit into the memory that is free.
     """
+    if not hasattr(settings, "bind") or isinstance(settings, type | nn.Module):
+        wanted = "a learner's settings, such as vx.A3C() or vx.TD3(), a network, an env"
+        raise TypeError(f"learn takes {wanted}; got {said(settings)}")
+    if not (dataclasses.is_dataclass(settings) and getattr(settings, "__dataclass_params__").frozen):  # noqa: B009
+        raise TypeError(
+            f"{type(settings).__name__} is no frozen dataclass, whose fields are what a resumed run is compared with: "
+            "write @dataclasses.dataclass(frozen=True) above it."
+        )
+    check_network("learn(settings, network, env)", network)
+    check_env("learn(settings, network, env)", env)
+    integer("num_evaluation_episodes", num_evaluation_episodes, low=1)
+    if evaluate_every is None and num_evaluation_episodes != _EVALUATION_EPISODES:
+        raise ValueError(f"num_evaluation_episodes={num_evaluation_episodes} needs evaluate_every; give both, or none.")
     learner = settings.bind(network, env)
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups = functools.partial(env.make, host=host)
     loop = Loop(stages, make_groups, beats_per_round=learner.beats_per_round, chunk_seconds=chunk_seconds)
-    config = {"settings": describe(settings), "network": dict(learner.policy.config), "env": dict(env.config)}
+    config = {
+        "algorithm": "learn",
+        "settings": describe(settings),
+        "network": dict(learner.policy.config),
+        "env": dict(env.config),
+    }
     evaluator = None
     if evaluate_every is not None:
-        config["evaluate_every"] = integer("evaluate_every", evaluate_every, low=1)
+        config["evaluate_every"] = integer("evaluate_every", evaluate_every, low=1, high=None)
         config["num_evaluation_episodes"] = num_evaluation_episodes
         policies = jax.eval_shape(lambda key: learner.candidates(learner.init(key)[1]), jax.random.key(0))
         sizes = {"num_learners": len(policies), "num_episodes": num_evaluation_episodes}
         evaluator = PolicyEvaluator(learner.policy, env, **sizes)
     run = _Run(learner, loop, env, evaluator, evaluate_every or 0)
-    jax.eval_shape(run.init, jax.random.key(0))  # raises where something does not fit
+    state = jax.eval_shape(run.init, jax.random.key(0))  # raises where something does not fit
+    # Twice: an iteration works on a copy, and what it began with is kept until it ends.
+    sizes = {"replay and what else acting keeps": 2 * size_of(state.acting)}
+    sizes["parameters and optimizer"] = 2 * size_of(state.learning)
+    check_memory(sizes, "take a smaller replay (TD3: replay_size), fewer environments or smaller networks")
     return Algorithm(
         init=run.init,
         step=run.step,
@@ -215,6 +161,7 @@ def learn(
         restore=run.restore,
         last_variables=run.last_variables,
         step_name="iteration",
+        lock=run.lock,
     )
 
 
@@ -239,46 +186,62 @@ class _Run:
     env: Env
     evaluator: PolicyEvaluator | None
     evaluate_every: int
+    lock: Any = dataclasses.field(default_factory=threading.RLock)
 
-    def init(self, key: Array) -> LearnState:
-        init_key, run_key = jax.random.split(key)
+    def init(self, key: int | Array) -> LearnState:
+        init_key, run_key = jax.random.split(typed_key(key))
         acting, learning = jax.jit(self.learner.init)(init_key)
         evaluated = () if self.evaluator is None else evaluation.init(self.learner.candidates(learning))
         return LearnState(run_key, acting, learning, 0, evaluated)
 
     def close(self) -> None:
-        self.loop.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
+        with one_thread(self.lock):
+            self.loop.close()
+            if self.evaluator is not None:
+                self.evaluator.close()
 
     def variables(self, state: LearnState) -> ArrayTree:
         evaluated = state.evaluated
         return evaluated.variables if evaluated and evaluated.best > -np.inf else self.last_variables(state)
 
     def last_variables(self, state: LearnState) -> ArrayTree:
-        evaluated = state.evaluated
-        known = evaluated and evaluated.best > -np.inf
-        scores = evaluated.latest if known else self.learner.training_scores(state.acting)
-        return self.learner.candidates(state.learning)[int(np.argmax(scores))]
+        candidates, evaluated = self.learner.candidates(state.learning), state.evaluated
+        if len(candidates) == 1:
+            return candidates[0]
+        if evaluated and evaluated.best > -np.inf:
+            return candidates[int(np.argmax(evaluated.latest))]
+        scores = [one.get("training_mean", -np.inf) for one in side_by_side.scores(state.acting.episodes)]
+        return candidates[int(np.argmax(scores))]
 
     def save(self, state: LearnState) -> LearnState:
-        return state._replace(acting=state.acting._replace(**dict.fromkeys(self.learner.unsaved, ())))
+        if not self.learner.unsaved:
+            return state
+        parts = dict.fromkeys(("collectors", *self.learner.unsaved), ())
+        return state._replace(acting=state.acting._replace(**parts), place=())
 
     def restore(self, saved: ArrayTree) -> LearnState:
-        like = jax.eval_shape(lambda key: self.save(self.init(key)), jax.random.key(0))
-        return restored(saved, like, what="state")
+        def like(key: Array) -> LearnState:
+            state = self.save(self.init(key))
+            if not any(path[0] == "place" for path in by_path(saved)):
+                return state
+            groups = self.loop.make_groups(0)
+            envs = tuple(group.init() for group in groups)
+            return state._replace(acting=self.learner.begin(state.acting, groups), place=Place(envs, 0))
+
+        return restored(saved, jax.eval_shape(like, jax.random.key(0)), what="state")
 
     def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
-        try:
-            monitor = monitor or (lambda progress: False)
-            new, row = self.iteration(state, monitor)
-            if self.evaluator is not None:
-                new, evaluated = self.evaluate(new, state.timesteps, self.evaluator, monitor)
-                row |= evaluated
-            return new, row
-        except BaseException:
-            self.close()  # donated buffers and pools in flight cannot be trusted any more
-            raise
+        with one_thread(self.lock):
+            try:
+                monitor = monitor or (lambda progress: False)
+                new, row = self.iteration(state, monitor)
+                if self.evaluator is not None:
+                    new, evaluated = self.evaluate(new, state.timesteps, self.evaluator, monitor)
+                    row |= evaluated
+                return new, row
+            except BaseException:
+                self.close()  # donated buffers and pools in flight cannot be trusted any more
+                raise
 
     def evaluate(
         self, state: LearnState, before: int, evaluator: PolicyEvaluator, monitor: Monitor
@@ -300,11 +263,11 @@ class _Run:
         standing = self.stand(state, monitor)
         begun, first = standing.acting, int(state.learning.update)
         # The loop donates what it is given; the state passed in, and what the last iteration returned, must outlive it.
-        acting, learning = jax.tree.map(jnp.copy, (begun, state.learning))
+        acting, learning = copied((begun, state.learning))
         learning = learning._replace(metrics=metrics.zeros(learning.metrics))
-        times, rounds_left = None, lambda acting: learner.progress(begun, acting, 0).rounds_left
+        times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
         # Not in the first iteration, whose time is compilation anyway.
-        if standing.iterations % _TIMED_EVERY == 1 and learner.timed_rounds < rounds_left(acting):
+        if standing.iterations % TIMED_EVERY == 1 and learner.timed_rounds < rounds_left(acting):
             if standing.iterations == 1 and monitor({"phase": "compiling"}):
                 raise Interrupted("before the stopwatch was compiled")
             acting, learning, times = loop.time_parts(acting, learning, state.key, rounds=learner.timed_rounds)
@@ -313,8 +276,8 @@ class _Run:
         for chunk in loop.run(acting, learning, state.key, rounds_left=rounds_left):
             acting, learning = chunk.carry, chunk.memory
             rounds += chunk.rounds
-            _check_finite(learning.metrics | learner.watched(learning), int(learning.update))
-            progress = learner.progress(begun, acting, int(learning.update) - first)
+            self.check_finite(learning.metrics | learner.watched(learning), int(learning.update))
+            progress = self.progress(state, begun, acting, _difference(learning.update, first))
             shown = {"phase": "training", "done": progress.done, "total": progress.total}
             shown["stepped"] = _difference(acting.timesteps, begun.timesteps)
             frames = _difference(acting.timesteps, before) * frame_skip
@@ -323,15 +286,25 @@ class _Run:
         seconds = time.perf_counter() - began
 
         timesteps = state.timesteps + _difference(acting.timesteps, begun.timesteps)
-        loop.standing = _Standing(learning, acting, standing.iterations + 1)
+        iterations, place, kept = standing.iterations + 1, (), acting._replace(collectors=())
+        loop.standing = _Standing(learning, acting, iterations)
+        if all(group.resumable for group in loop.groups):
+            place, kept = Place(copied(loop.envs), iterations), acting
         row = {"update": int(learning.update), "frames": timesteps * frame_skip}
-        row |= learner.row(acting, learning) | metrics.compute(learning.metrics)
+        row |= learner.row(acting, learning, timesteps) | metrics.compute(learning.metrics)
+        returns = {name: value for name, value in row.items() if name.startswith("training_")}
+        self.check_finite({"the returns of episodes": returns}, int(learning.update))
         row["predictions_per_second"] = rounds * learner.beats_per_round * self.env.num_envs / seconds
-        row["updates_per_second"] = (int(learning.update) - updates) / seconds
+        row["updates_per_second"] = _difference(learning.update, updates) / seconds
         row["frames_per_second"] = _difference(acting.timesteps, before) * frame_skip / seconds
         if times is not None:
             row |= times.shares(row["predictions_per_second"], working="learning")
-        return LearnState(state.key, acting._replace(collectors=()), learning, timesteps, state.evaluated), row
+        return LearnState(state.key, kept, learning, timesteps, state.evaluated, place), row
+
+    def progress(self, state: LearnState, start: Any, acting: Any, updates: int = 0) -> Progress:
+        """Returns the progress of the iteration after `state`."""
+        made = Made(state.timesteps, _difference(acting.timesteps, start.timesteps), updates)
+        return self.learner.progress(start, acting, made)
 
     def stand(self, state: LearnState, monitor: Monitor) -> _Standing:
         """Returns where the loop stands if the state is its latest; otherwise the state with new pools."""
@@ -340,19 +313,22 @@ class _Run:
             return standing
         if monitor({"phase": "compiling"}):
             raise Interrupted("before the loop was compiled")
+        if state.place:
+            self.loop.open(0, state.place.envs)
+            return _Standing(state.learning, state.acting, state.place.iterations)
         self.loop.open(seed_of(state.key, state.timesteps))
         return _Standing(state.learning, self.learner.begin(state.acting, self.loop.groups), 0)
+
+    def check_finite(self, watched: dict[str, ArrayTree], update: int) -> None:
+        wrong = [name for name, tree in watched.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
+        if wrong:
+            raise FloatingPointError(
+                f"no longer finite by update {update}: {', '.join(wrong)}; nothing of this iteration is kept. First "
+                f"make sure that all rewards and observations of {self.env.spec.name} are finite. If they are, lower "
+                "the learning rate, or clip the gradient."
+            )
 
 
 def _difference(now: Any, before: Any) -> int:
     """Returns the difference of two int32 counts, whatever overflow there was between them."""
     return (int(now) - int(before)) % 2**32
-
-
-def _check_finite(watched: dict[str, ArrayTree], update: int) -> None:
-    wrong = [name for name, tree in watched.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
-    if wrong:
-        raise FloatingPointError(
-            f"no longer finite by update {update}: {', '.join(wrong)}; nothing of this iteration is kept. Lower the "
-            "learning rate, or clip the gradient, unless the environment's observations or rewards are not finite."
-        )

@@ -35,7 +35,7 @@ from flax import linen as nn
 from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
-from volvox.learners.learner import Progress
+from volvox.learners.protocol import Made, Progress, timesteps_progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
@@ -82,8 +82,9 @@ class PrimalDual:
         group_size(env.num_envs, env.num_groups)
         made = actor_critic(network, env.spec)
         if jax.tree.leaves(jax.eval_shape(lambda: made.policy.initial_state(1))):
-            raise ValueError(f"{type(network).__name__} is recurrent, and one-step updates cannot teach it memory.")
-        return _PrimalDual(self, env, made, made.policy)
+            name = type(network).__name__
+            raise ValueError(f"{name} is recurrent, which one-step updates cannot train; take a network that is not.")
+        return _PrimalDual(self, env, made)
 
 
 class Transition(NamedTuple):
@@ -154,16 +155,19 @@ class Learning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PrimalDual:
-    """The learner in an environment, see `learner.Learner`: pure functions, in the order of the algorithm."""
+    """The learner in an environment, see `protocol.Learner`: pure functions, in the order of the algorithm."""
 
     settings: PrimalDual
     env: Env
     network: ActorCriticNetwork
-    policy: Policy
     beats_per_round: int = 1
     timed_rounds: int = 20
     finish: None = None
     unsaved: tuple[str, ...] = ()
+
+    @property
+    def policy(self) -> Policy:
+        return self.network.policy
 
     def loss(self, params: ArrayTree, batch: Transition) -> tuple[Array, Metrics]:
         """Mean loss of transitions `[B]`, and metrics.
@@ -247,27 +251,20 @@ class _PrimalDual:
 
     def collector(self, b: int) -> Collector:
         spec, zeros = self.env.spec, jnp.zeros(b)
-        observation = jnp.zeros((b, *spec.observation_shape), spec.observation_dtype)
-        discrete = spec.num_actions is not None
-        action = jnp.zeros((b, *(spec.action_shape or ())), jnp.int32 if discrete else jnp.float32)
+        spaces = (spec.observation, spec.action)
+        observation, action = jax.tree.map(lambda x: jnp.zeros((b, *x.shape), x.dtype), spaces)
         transition = Transition(observation, action, zeros, zeros, observation, jnp.zeros(b, bool))
         return Collector(transition, action, metrics.init_running(b))
 
-    def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
-        total, before, now = self.settings.timesteps_per_iteration, int(begun.timesteps), int(acting.timesteps)
-        missing = (before // total + 1) * total - now
-        # Timesteps that begin an episode do not count, so that these rounds may not be enough, and some follow.
-        return Progress(now - before, total, "timesteps", rounds_left=max(-(-missing // self.env.num_envs), 0))
+    def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:
+        return timesteps_progress(made, self.settings.timesteps_per_iteration, self.env)
 
     def watched(self, learning: Learning) -> dict[str, ArrayTree]:
         return {"parameters": learning.params}
 
-    def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
-        counts = {"timesteps": int(acting.timesteps), "episodes": int(acting.episodes.total)}
+    def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
+        counts = {"timesteps": timesteps, "episodes": int(acting.episodes.total)}
         return counts | metrics.scores(jax.device_get(acting.episodes))
 
     def candidates(self, learning: Learning) -> list[ArrayTree]:
         return [learning.params]
-
-    def training_scores(self, acting: Acting) -> list[float]:
-        return [0.0]

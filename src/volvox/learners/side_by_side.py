@@ -5,16 +5,24 @@ table_of(state, learner=1)[-1]["compression"]
 """
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import number
-from volvox.data import metrics
+from volvox.data import metrics, normalization
 from volvox.data.metrics import Episodes
+from volvox.data.normalization import Rewards
+from volvox.data.replay import Batch
 from volvox.sparsity import compression, is_sparse, masks_of, pruned, table
-from volvox.types import ArrayTree
+from volvox.sparsity.masks import is_grouped
+from volvox.types import ArrayTree, Env, TimeStep
+
+MOST_CREDIT = 2**30
+"""The most that timesteps can add up to before updates are made for them, far from where an int32 ends."""
 
 
 def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
@@ -30,21 +38,31 @@ def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
     return np.array([number(name, value, **limits) for value in values], np.float32)
 
 
-def updates_per_beat(updates_per_timestep: float, num_learners: int, group: int) -> int:
-    """Returns the updates in a beat of a group of environments in which no episode begins.
+def update_ratio(settings: Any, group: int) -> Fraction:
+    """Returns the updates for each timestep of any environment, of which a group's beat makes a whole number.
+
+    Args:
+      settings: They have `num_learners`, `updates_per_timestep` and `random_timesteps`, of each learner.
+      group: Environments in a group.
 
     Raises:
-      ValueError: Learners do not share the group evenly, or the updates are no whole number of at least 1.
+      ValueError: Learners do not share the group evenly, the updates of a beat are no whole number of at least 1, or
+        there are more random timesteps than can be counted.
     """
+    num_learners, wanted = settings.num_learners, settings.updates_per_timestep
     if group % num_learners:
         raise ValueError(f"num_learners={num_learners} do not share a group of {group} environments evenly.")
-    updates = updates_per_timestep * (group // num_learners)
+    updates = wanted * (group // num_learners)
     if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
         raise ValueError(
-            f"updates_per_timestep={updates_per_timestep} times {group // num_learners} environments of a learner in a "
+            f"updates_per_timestep={wanted} times {group // num_learners} environments of a learner in a "
             f"group are {updates:g} updates a beat; it must be a whole number of at least 1."
         )
-    return round(updates)
+    ratio = Fraction(round(updates), group)
+    most = MOST_CREDIT // (num_learners * ratio.numerator)
+    if settings.random_timesteps > most:
+        raise ValueError(f"random_timesteps={settings.random_timesteps}: with the other settings take at most {most}.")
+    return ratio
 
 
 def kept(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
@@ -61,6 +79,28 @@ def pick(tree: ArrayTree, learner: int) -> ArrayTree:
     if not 0 <= learner < (count := len(jax.tree.leaves(tree)[0])):
         raise ValueError(f"learner={learner}: there are {count}, counted from 0.")
     return jax.tree.map(lambda x: x[learner], tree)
+
+
+def init_rewards(settings: Any, env: Env) -> Rewards | tuple[()]:
+    """Returns what rewards are scaled by, leaves `[S, ...]`; () unless the settings normalise them."""
+    if not settings.normalize_rewards:
+        return ()
+    made = normalization.init_rewards(env.num_groups, env.num_envs // env.num_groups // settings.num_learners)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (settings.num_learners, *x.shape)), made)
+
+
+def update_rewards(rewards: Rewards | tuple[()], g: int, timestep: TimeStep, discount: float) -> Rewards | tuple[()]:
+    """Adds the rewards `[S, B / S]` of group `g`, if rewards are scaled; see `normalization.update_rewards`."""
+    if not isinstance(rewards, Rewards):
+        return ()
+    return jax.vmap(lambda old, x: normalization.update_rewards(old, g, x, discount))(rewards, timestep)
+
+
+def scaled(batches: Batch, rewards: Rewards | tuple[()]) -> Batch:
+    """Returns batches `[U, S, N, ...]` with the rewards scaled."""
+    if not isinstance(rewards, Rewards):
+        return batches
+    return batches._replace(reward=batches.reward * jax.vmap(normalization.reward_scale)(rewards)[:, None])
 
 
 def each(parts: Mapping[str, ArrayTree], num_learners: int) -> dict[str, ArrayTree]:
@@ -93,18 +133,29 @@ def score_row(episodes: Episodes, num_envs: int) -> dict[str, float]:
     return row
 
 
-def stored(params: Mapping[str, ArrayTree], optimizer: Mapping[str, ArrayTree], learner: int | None = None) -> Any:
-    """Returns (parameters, masks or None) of networks by name; with `learner`, those of one of several."""
+def compression_row(
+    params: Mapping[str, ArrayTree], optimizer: Mapping[str, ArrayTree], num_learners: int | None = None
+) -> dict[str, float]:
+    """Returns the `compression` of networks by name, the mean over learners; {} where nothing could be saved.
+
+    Args:
+      params: Parameters of each network.
+      optimizer: State of each network's optimizer.
+      num_learners: Number S of learners, where leaves are `[S, ...]`. None: there is one, without that axis.
+    """
+    if not is_sparse(optimizer) and not is_grouped(params):
+        return {}
+    stored = _stored(params, optimizer)
+    each = [stored] if num_learners is None else [pick(stored, i) for i in range(num_learners)]
+    shares = [share for one in each if (share := compression(*one)) is not None]
+    return {"compression": float(np.mean(shares))}
+
+
+def _stored(params: Mapping[str, ArrayTree], optimizer: Mapping[str, ArrayTree]) -> tuple[ArrayTree, ArrayTree]:
+    """Returns (parameters, masks or None) of networks by name, on the host."""
     params = {name: part for name, part in params.items() if jax.tree.leaves(part)}
     masks = {name: masks_of(optimizer[name]) for name in params} if is_sparse(optimizer) else None
-    given = jax.device_get((params, masks))
-    return given if learner is None else jax.tree.map(lambda x: x[learner], given)
-
-
-def compression_row(*given: tuple[ArrayTree, ArrayTree]) -> dict[str, float]:
-    """Returns the mean `compression` of what is `stored` of each learner; {} where nothing could be saved."""
-    shares = [share for params, masks in given if (share := compression(params, masks)) is not None]
-    return {"compression": float(np.mean(shares))} if shares else {}
+    return jax.device_get((params, masks))
 
 
 def table_of(state: Any, learner: int = 0) -> list[dict[str, Any]]:
@@ -117,6 +168,5 @@ def table_of(state: Any, learner: int = 0) -> list[dict[str, Any]]:
     Raises:
       ValueError: There is no such learner.
     """
-    pick(state.acting.episodes, learner)  # raises for other numbers
     learning = state.learning
-    return table(*stored(learning.params._asdict(), learning.optimizer._asdict(), learner))
+    return table(*pick(_stored(learning.params._asdict(), learning.optimizer._asdict()), learner))

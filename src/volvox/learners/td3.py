@@ -12,6 +12,7 @@ all learners have a leading axis S, and all counts in the settings are of each l
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
+from volvox._checks import Optimizer, gradient_transformation, group_size, integer, integers, numbers
 from volvox.data import metrics, normalization, replay
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
-from volvox.data.normalization import Moments
+from volvox.data.normalization import Moments, Rewards
 from volvox.data.replay import Batch, Replay
 from volvox.learners import side_by_side
-from volvox.learners.learner import LearnState, Progress
-from volvox.learners.side_by_side import kept, setting, updates_per_beat
+from volvox.learners.learner import LearnState
+from volvox.learners.protocol import Made, Progress, timesteps_progress
+from volvox.learners.side_by_side import MOST_CREDIT, kept, setting, update_ratio
 from volvox.networks.perceptrons import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
@@ -41,15 +43,13 @@ class TD3:
 
     Attributes:
       num_learners: Number S of learners side by side.
-      learning_rate: Learning rate of all networks: one number, or one for each learner. None: `optimizer` is
-        ready-made.
+      learning_rate: One number for all learners, or one for each. None: `optimizer` is ready-made.
       optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
         With `volvox.sparsity.sparse` actor, critics and targets are sparse, and rows have their `compression`.
       batch_size: Transitions of an update; a multiple of the number of groups.
       discount: Discount γ of a timestep.
       target_rate: Share τ by which targets move towards the parameters that they follow, at each of their updates.
-      exploration_noise: Standard deviation of the noise on actions, which are scaled to [-1, 1]; one number, or one
-        for each learner.
+      exploration_noise: Standard deviation of the noise on actions in [-1, 1]; one number, or one for each learner.
       target_noise: Standard deviation of the noise on target actions; one number, or one for each learner.
       target_noise_clip: Largest absolute value of that noise.
       policy_delay: Updates of the critics for each update of the actor and the targets.
@@ -59,6 +59,7 @@ class TD3:
         learner's environments in a group it must be a whole number.
       n_step: Timesteps n of n-step targets.
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
+      normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns, when learned from.
       timesteps_per_iteration: Timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
         multiple of it or some timesteps later.
       save_replay: Whether checkpoints hold the replay. Without it, a resumed run gathers `random_timesteps` anew before
@@ -83,6 +84,7 @@ class TD3:
     updates_per_timestep: float = 1.0
     n_step: int = 1
     normalize_observations: bool = False
+    normalize_rewards: bool = False
     timesteps_per_iteration: int = 5_000
     save_replay: bool = True
 
@@ -90,11 +92,12 @@ class TD3:
         integers(self, "num_learners", "batch_size", "policy_delay", "replay_size", low=1)
         integers(self, "n_step", "timesteps_per_iteration", low=1)
         integers(self, "random_timesteps", low=0)
+        integer("random_timesteps of all learners", self.random_timesteps * self.num_learners, low=0)
         numbers(self, "discount", "target_rate", low=0, high=1)
         numbers(self, "target_noise_clip", low=0)
-        if callable(self.learning_rate):
-            raise ValueError("learning_rate: give numbers; a rate that changes belongs in a ready-made optimizer.")
         rate = self.learning_rate
+        if callable(rate):
+            raise ValueError(f"learning_rate={rate!r}: give numbers; a schedule belongs in a ready-made optimizer.")
         gradient_transformation(self.optimizer, 1.0 if callable(self.optimizer) and rate is not None else rate)
         setting(self, "learning_rate", above=0.0)
         setting(self, "exploration_noise", low=0.0)
@@ -102,15 +105,23 @@ class TD3:
 
     def bind(self, network: ActorAndCritic, env: Env) -> "_TD3":
         """Returns the learners; raises ValueError if networks or environment do not fit the settings."""
-        networks, groups = actor_and_critics(network, env.spec), env.num_groups
-        updates = updates_per_beat(self.updates_per_timestep, self.num_learners, group_size(env.num_envs, groups))
-        if self.batch_size % groups:
+        networks = actor_and_critics(network, env.spec)
+        group = group_size(env.num_envs, env.num_groups)
+        ratio = update_ratio(self, group)
+        if self.batch_size % (groups := env.num_groups):
             raise ValueError(f"batch_size={self.batch_size} must be a multiple of the number of groups, {groups}.")
         if network.representation is not None and self.n_step != 1:
             raise ValueError(f"n_step={self.n_step}: a representation predicts one timestep ahead; take 1.")
-        sizes, width = {"batch_size": self.batch_size, "n_step": self.n_step}, env.num_envs // self.num_learners
-        rows, unsaved = replay.num_rows(self.replay_size, width, **sizes), () if self.save_replay else ("replays",)
-        return _TD3(self, env, networks, updates, rows, unsaved)
+        width = env.num_envs // self.num_learners
+        return _TD3(
+            settings=self,
+            env=env,
+            networks=networks,
+            num_updates=int(ratio * group),
+            ratio=ratio,
+            num_rows=replay.num_rows(self.replay_size, width, batch_size=self.batch_size, n_step=self.n_step),
+            unsaved=() if self.save_replay else ("replays",),
+        )
 
 
 class Acting(NamedTuple):
@@ -119,16 +130,21 @@ class Acting(NamedTuple):
     Attributes:
       draws: int32: How often actions were drawn; it makes the key of the next draw.
       timesteps: int32: Timesteps of all environments, without those that begin an episode.
+      credit: int32: A timestep adds the numerator of `_TD3.ratio`, an update takes the denominator. Below 0 actions are
+        random. A count of all timesteps would overflow; this cannot.
       episodes: Scores of the episodes that have ended, leaves `[S, ...]`.
       replays: One a group, of all its environments; those of a learner stand side by side.
       collectors: Episodes that have not ended, one a group, leaves `[S, B / S]`; () between pools.
+      rewards: What rewards are scaled by, leaves `[S, ...]`; () unless they are normalised.
     """
 
     draws: Array
     timesteps: Array
+    credit: Array
     episodes: Episodes
     replays: tuple[Replay, ...]
     collectors: tuple[RunningEpisodes, ...]
+    rewards: Rewards | tuple[()] = ()
 
 
 class Learning(NamedTuple):
@@ -155,8 +171,7 @@ class Variables(NamedTuple):
     """The variables of one learner's policy.
 
     Attributes:
-      actor: Parameters of the actor.
-      representation: Parameters of the representation; () without one.
+      actor, representation: Parameters; () without a representation.
       moments: Moments of the observations.
     """
 
@@ -167,12 +182,13 @@ class Variables(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TD3:
-    """The learners in an environment, see `learner.Learner`: pure functions, in the order of the algorithm."""
+    """The learners in an environment, see `protocol.Learner`: pure functions, in the order of the algorithm."""
 
     settings: TD3
     env: Env
     networks: ActorAndCritics
     num_updates: int  # updates in one beat of a group in which no episode begins
+    ratio: Fraction  # updates for each timestep of any environment
     num_rows: int  # rows of a group's replay
     unsaved: tuple[str, ...]
     beats_per_round: int = 1
@@ -189,27 +205,24 @@ class _TD3:
         target = batch.reward + batch.discount * jnp.minimum(first, second)
         encoded = net.encode_action(params.representation, batch.observation, batch.action)
         first, second = (net.value(critic, encoded, batch.action) for critic in critics)
-        loss = _mean((first - target) ** 2 + (second - target) ** 2, batch.valid)
-        return loss, {"critic_loss": loss, "value": _mean(first, batch.valid)}
+        loss = metrics.mean((first - target) ** 2 + (second - target) ** 2, batch.valid)
+        return loss, {"critic_loss": loss, "value": metrics.mean(first, batch.valid)}
 
     def actor_loss(self, actor, params: Params, batch: Batch):
         """Returns minus the first critic's value of one learner's actions."""
         action = self.networks.act(actor, batch.observation)
         encoded = self.networks.encode_action(params.representation, batch.observation, action)
-        loss = -_mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
+        loss = -metrics.mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
         return loss, {"actor_loss": loss}
 
     def representation_loss(self, representation, batch: Batch):
         """Returns the squared error of the predictions of one learner's representation."""
         predicted = self.networks.predict(representation, batch.observation, batch.action)
-        loss = _mean(((predicted - batch.next_observation) ** 2).mean(axis=-1), batch.valid)
+        loss = metrics.mean(((predicted - batch.next_observation) ** 2).mean(axis=-1), batch.valid)
         return loss, {"representation_loss": loss}
 
     def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
-        """Updates all learners by transitions `[S, N, ...]` and standard normal noise `[S, N, A]` (algorithm 1).
-
-        Sparse optimizers use the mean returns `[S]`.
-        """
+        """Makes one update (algorithm 1) by transitions `[S, N, ...]`, noise `[S, N, A]` and mean returns `[S]`."""
         s, step = self.settings, learning.update + 1
         descend = functools.partial(self.descend, step, mean_return)
         batch = batch.map_observations(functools.partial(jax.vmap(normalization.normalize), learning.moments))
@@ -221,8 +234,9 @@ class _TD3:
             )
             params, optimizer = params._replace(representation=representation), optimizer._replace(representation=state)
             gathered = metrics.add(gathered, new)
-        encode = jax.vmap(self.networks.encode_observation)
-        batch = batch.map_observations(functools.partial(encode, params.representation))
+        batch = batch.map_observations(
+            functools.partial(jax.vmap(self.networks.encode_observation), params.representation)
+        )
 
         given = (params, learning.targets, batch, noise, setting(s, "target_noise"))
         new, critics, state = descend(self.critic_loss, params.critics, optimizer.critics, *given)
@@ -240,9 +254,8 @@ class _TD3:
         def skip(*state: Params):
             return state, metrics.zeros(jax.eval_shape(update_actor, *state)[1])
 
-        (params, targets, optimizer), new = jax.lax.cond(
-            step % s.policy_delay == 0, update_actor, skip, params, targets, optimizer
-        )
+        due = step % s.policy_delay == 0
+        (params, targets, optimizer), new = jax.lax.cond(due, update_actor, skip, params, targets, optimizer)
         return Learning(params, targets, optimizer, learning.moments, step, metrics.add(gathered, new))
 
     def descend(self, step: Array, mean_return: Array, loss: Callable[..., Any], params, state, *args):
@@ -262,39 +275,40 @@ class _TD3:
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` acts at random at first, then by its actors with noise, and adds the timestep to its replay."""
         s = self.settings
-        scored = jax.tree.map(self.split, timestep._replace(observation=(), extras={}))
+        scored = self.split(timestep._replace(observation=(), extras={}))
         episodes, running = jax.vmap(metrics.update_episodes)(acting.episodes, acting.collectors[g], scored)
         chosen = jax.vmap(self.choose)(_variables(learning), self.split(timestep.observation))
         # One draw for both kinds: making random numbers takes a loop each time.
         drawn = jax.random.uniform(jax.random.fold_in(key, acting.draws), chosen.shape, minval=_OPEN, maxval=1.0)
         noise = setting(s, "exploration_noise")[:, None, None] * (2**0.5 * jax.lax.erf_inv(drawn))
-        at_random = acting.timesteps < s.random_timesteps * s.num_learners
-        action = jnp.where(at_random, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
+        action = jnp.where(acting.credit < 0, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
         action = action.reshape(-1, action.shape[-1])
         rows = replay.add(acting.replays[g], timestep, action)
+        count = (~timestep.first).sum(dtype=jnp.int32)
         acting = Acting(
             draws=acting.draws + 1,
-            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
+            timesteps=acting.timesteps + count,
+            credit=jnp.minimum(acting.credit + count * self.ratio.numerator, MOST_CREDIT),
             episodes=episodes,
             replays=(*acting.replays[:g], rows, *acting.replays[g + 1 :]),
             collectors=(*acting.collectors[:g], running, *acting.collectors[g + 1 :]),
+            rewards=side_by_side.update_rewards(acting.rewards, g, scored, s.discount),
         )
         return acting, self.networks.scale(action)
 
-    def choose(self, variables: Variables, observation: Array) -> Array:
+    def choose(self, variables: Variables, observation: ArrayTree) -> Array:
         """Returns actions `[B, A]` in [-1, 1] of one learner's actor."""
-        seen = normalization.normalize(variables.moments, observation.astype(jnp.float32))
+        seen = normalization.normalize(variables.moments, observation)
         return self.networks.act(variables.actor, self.networks.encode_observation(variables.representation, seen))
 
     def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
         """Makes the updates that are due for the timesteps so far, after group `g` has added its own."""
-        s, num_updates = self.settings, self.num_updates
+        s = self.settings
         if s.normalize_observations:
             newest = self.split(replay.latest(acting.replays[g]))
             learning = learning._replace(moments=jax.vmap(normalization.update)(learning.moments, newest))
         # A resumed run may have to fill its replay anew.
-        enough = s.random_timesteps * s.num_learners
-        ready = (acting.timesteps >= enough) & replay.filled(acting.replays, enough, s.n_step)
+        filled = replay.filled(acting.replays, s.random_timesteps * s.num_learners, s.n_step)
         latest_mean = functools.partial(metrics.latest_mean, num_envs=self.env.num_envs // s.num_learners)
         mean_return = jax.vmap(latest_mean)(acting.episodes)
 
@@ -308,23 +322,21 @@ class _TD3:
             batch, drawn = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batches, noise))
             return self.update(learning, batch, drawn, mean_return)
 
-        # Resets are no timesteps.
-        b = self.env.num_envs // self.env.num_groups // s.num_learners
-        timesteps = acting.timesteps // s.num_learners - s.random_timesteps
-        wanted = (timesteps // b) * num_updates + (timesteps % b) * num_updates // b
-        due = jnp.clip(wanted - learning.update, 0, num_updates)
+        due = jnp.where(filled, jnp.clip(acting.credit // self.ratio.denominator, 0, self.num_updates), 0)
+        acting = acting._replace(credit=acting.credit - due * self.ratio.denominator)
         # A trip count, not a condition, so that what is learned stays in place.
-        return acting, jax.lax.fori_loop(0, jnp.where(ready, due, 0), one, learning)
+        return acting, jax.lax.fori_loop(0, due, one, learning)
 
     def sample(self, keys: Array, acting: Acting) -> Batch:
         """Returns the batches of all updates of a beat, leaves `[U, S, N, ...]`."""
         s = self.settings
         sizes = (s.batch_size, self.num_updates)
-        return replay.sample_batches(keys, acting.replays, *sizes, discount=s.discount, n_step=s.n_step)
+        batches = replay.sample_batches(keys, acting.replays, *sizes, discount=s.discount, n_step=s.n_step)
+        return side_by_side.scaled(batches, acting.rewards)
 
-    def split(self, x: Array) -> Array:
-        """`[B, ...]` -> `[S, B / S, ...]`."""
-        return x.reshape(self.settings.num_learners, -1, *x.shape[1:])
+    def split(self, tree: ArrayTree) -> ArrayTree:
+        """Leaves `[B, ...]` -> `[S, B / S, ...]`."""
+        return jax.tree.map(lambda x: x.reshape(self.settings.num_learners, -1, *x.shape[1:]), tree)
 
     @property
     def policy(self) -> Policy:
@@ -335,7 +347,8 @@ class _TD3:
         return self.networks.policy(init, self.choose)
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
-        s, zero, keys = self.settings, jnp.int32(0), jax.random.split(key, self.settings.num_learners)
+        s, zero = self.settings, jnp.int32(0)
+        keys = jax.random.split(key, s.num_learners)
 
         def one(key: Array, rate: Any) -> tuple[Params, Params, Moments, Episodes]:
             networks = self.networks.init(key)
@@ -348,7 +361,8 @@ class _TD3:
             return self.update(learning, batch, batch.action, jnp.zeros(s.num_learners))
 
         params, optimizer, moments, episodes = jax.vmap(one)(keys, setting(s, "learning_rate"))
-        acting = Acting(zero, zero, episodes, self.empty_replays(), ())
+        credit = jnp.int32(-s.random_timesteps * s.num_learners * self.ratio.numerator)
+        acting = Acting(zero, zero, credit, episodes, self.empty_replays(), (), side_by_side.init_rewards(s, self.env))
         learning = Learning(params, params._replace(representation=()), optimizer, moments, zero, metrics={})
         return acting, learning._replace(metrics=metrics.zeros(jax.eval_shape(updated, learning).metrics))
 
@@ -357,32 +371,24 @@ class _TD3:
         return tuple(replay.init(self.num_rows, b, self.env.spec) for _ in groups)
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
-        running = tuple(jax.tree.map(self.split, metrics.init_running(group.num_envs)) for group in groups)
+        running = tuple(self.split(metrics.init_running(group.num_envs)) for group in groups)
         return acting._replace(replays=acting.replays or self.empty_replays(), collectors=running)
 
-    def progress(self, begun: Acting, acting: Acting, updates: int) -> Progress:
-        s, before, now = self.settings, int(begun.timesteps), int(acting.timesteps)
-        in_all = s.timesteps_per_iteration * s.num_learners
-        missing = (before // in_all + 1) * in_all - now
-        # Resets are no timesteps, so that these rounds may not be enough, and some follow.
-        rounds = -(-missing // self.env.num_envs)
-        return Progress((now - before) // s.num_learners, s.timesteps_per_iteration, "timesteps", max(rounds, 0))
+    def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:
+        s = self.settings
+        return timesteps_progress(made, s.timesteps_per_iteration, self.env, s.num_learners)
 
     def watched(self, learning: Learning) -> dict[str, ArrayTree]:
-        parts = learning.params._asdict() | {"moments": learning.moments}
-        return side_by_side.each(parts, self.settings.num_learners)
+        return side_by_side.each(learning.params._asdict() | {"moments": learning.moments}, self.settings.num_learners)
 
-    def row(self, acting: Acting, learning: Learning) -> dict[str, Any]:
-        n, networks = self.settings.num_learners, (learning.params._asdict(), learning.optimizer._asdict())
-        row = {"timesteps": int(acting.timesteps) // n, "episodes": int(acting.episodes.total.sum())}
-        row |= side_by_side.compression_row(*(side_by_side.stored(*networks, i) for i in range(n)))
+    def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
+        n = self.settings.num_learners
+        row = {"timesteps": timesteps // n, "episodes": int(acting.episodes.total.sum())}
+        row |= side_by_side.compression_row(learning.params._asdict(), learning.optimizer._asdict(), n)
         return row | side_by_side.score_row(acting.episodes, self.env.num_envs // n)
 
     def candidates(self, learning: Learning) -> list[Variables]:
         return [side_by_side.pick(_variables(learning), i) for i in range(self.settings.num_learners)]
-
-    def training_scores(self, acting: Acting) -> list[float]:
-        return [one.get("training_mean", -np.inf) for one in side_by_side.scores(acting.episodes)]
 
 
 def variables_of(state: LearnState, learner: int = 0) -> Variables:
@@ -391,9 +397,4 @@ def variables_of(state: LearnState, learner: int = 0) -> Variables:
 
 
 def _variables(learning: Learning) -> Variables:
-    """Returns the variables of all learners."""
     return Variables(learning.params.actor, learning.params.representation, learning.moments)
-
-
-def _mean(x: Array, valid: Array) -> Array:
-    return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)

@@ -20,11 +20,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import typed_key
 from volvox.loop import pipeline
 from volvox.loop.pipeline import LoopState, RunChunk, Stages, Times
 from volvox.types import Array, ArrayTree, EnvGroup
 
+Monitor = Callable[[dict[str, Any]], bool | None]
+"""Figures that say how far a step is -> whether to stop it."""
+TIMED_EVERY = 10
+"""Generations, or iterations of a learner: the second after pools were made has a stopwatch, and every tenth from
+there."""
 _MOST_ROUNDS = 2**20  # in one chunk
+_PATIENCE = 600.0
+"""Seconds for a chunk, which lasts about a second; compilation is not counted."""
+_abandoned: list[EnvGroup] = []
+"""Pools whose emulators never answered. A compiled program holds their address, so that they may not be freed."""
 
 
 class Chunk(NamedTuple):
@@ -52,7 +62,9 @@ class Loop:
     donated buffers and actions in flight cannot be trusted any more.
 
     Attributes:
+      make_groups: seed -> new groups.
       groups: The pools; () while closed.
+      envs: The environments' states between two chunks, one a group. The next chunk donates them.
       run_chunk: The form of the loop that runs them, for tests that read what was compiled.
       standing: A mark for the caller, to tell whether a state goes on from where the loop stands; None after `open`,
         `restart` and `close`, and from the beginning of each run.
@@ -79,9 +91,9 @@ class Loop:
         """
         if not 0 < chunk_seconds < float("inf"):
             raise ValueError(f"chunk_seconds={chunk_seconds}: give a positive number of seconds.")
-        self._stages, self._make_groups = stages, make_groups
+        self._stages, self.make_groups = stages, make_groups
         self._beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
-        self._envs: tuple[ArrayTree, ...] = ()
+        self.envs: tuple[ArrayTree, ...] = ()
         self._rounds = 4  # of the next chunk
         self.run_chunk: RunChunk = _not_open
         self._time_parts: Callable[..., tuple[LoopState, Times]] = _not_open
@@ -89,24 +101,29 @@ class Loop:
         self.groups: tuple[EnvGroup, ...] = ()
         self.standing: Any = None
 
-    def open(self, seed: int) -> None:
-        """Makes new pools, seeded by `seed`, and closes the old ones; every environment begins its first episode."""
+    def open(self, seed: int, envs: tuple[ArrayTree, ...] = ()) -> None:
+        """Makes new pools, and closes the old ones.
+
+        Args:
+          seed: Seed of the pools, in which every environment begins its first episode.
+          envs: States of resumable groups (`EnvGroup.resumable`), which go on from there. They are not donated.
+        """
         self.close()
         with self._closed_on_failure():
-            self.groups = tuple(self._make_groups(seed))
+            self.groups = tuple(self.make_groups(seed))
             form = pipeline.traced if all(group.traceable for group in self.groups) else pipeline.driven
             self.run_chunk = form(self._stages, self.groups, beats_per_round=self._beats_per_round)
             self._time_parts = pipeline.timed(self._stages, self.groups, beats_per_round=self._beats_per_round)
             self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in self.groups]
-            self._envs = tuple(group.init() for group in self.groups)
+            self.envs = copied(envs) or tuple(group.init() for group in self.groups)
 
     def restart(self, seed: int | None = None) -> None:
         """Drops all episodes and begins new ones in the same pools, seeded by `seed` where they can be."""
         self.standing = None
         with self._closed_on_failure():
             # What is in flight (the first episodes, or the actions of the last beat) must land first.
-            landed = [recv(env)[0] for recv, env in zip(self._recv, self._envs, strict=True)]
-            self._envs = tuple(group.restart(env, seed) for group, env in zip(self.groups, landed, strict=True))
+            landed = [recv(env)[0] for recv, env in zip(self._recv, self.envs, strict=True)]
+            self.envs = tuple(group.restart(env, seed) for group, env in zip(self.groups, landed, strict=True))
 
     def run(
         self,
@@ -132,14 +149,16 @@ class Loop:
 
         Raises:
           RuntimeError: the loop is not open.
+          TimeoutError: the environments did not answer within ten minutes, though a chunk lasts about a second. Their
+            program cannot be stopped, and keeps the process from ending in the usual way: end it by `os._exit`.
         """
         self.standing = None
         while (left := _MOST_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
-                state, done = self.run_chunk(LoopState(self._envs, carry, memory), constants, rounds)
-                done = int(done)
-            self._envs, carry, memory = state
+                state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
+                done = self._waited(done)
+            self.envs, carry, memory = state
             seconds = time.perf_counter() - began
             if done == self._rounds:  # a chunk that was cut short says little of how long a round takes
                 # Towards chunks of the asked length, at most doubling: the first chunks include compilation.
@@ -168,8 +187,8 @@ class Loop:
         """
         self.standing = None
         with self._closed_on_failure():
-            state, times = self._time_parts(LoopState(self._envs, carry, memory), constants, rounds)
-        self._envs, carry, memory = state
+            state, times = self._time_parts(LoopState(self.envs, carry, memory), constants, rounds)
+        self.envs, carry, memory = state
         return carry, memory, times
 
     def close(self) -> None:
@@ -177,15 +196,41 @@ class Loop:
         for group in self.groups:
             group.close()
         self.run_chunk = self._time_parts = _not_open
-        self.groups, self._envs, self.standing = (), (), None
+        self.groups, self.envs, self.standing = (), (), None
+
+    def _waited(self, done: Any) -> int:
+        """Waits for the number of rounds that were done."""
+        # Pauses are added up: a clock would go on while the process, and its emulators with it, are stopped (Ctrl-Z).
+        waited, pause = 0.0, 1e-5
+        is_ready: Callable[[], bool] = getattr(done, "is_ready", lambda: True)  # an int is there at once
+        while not is_ready():
+            if waited > _PATIENCE:
+                raise TimeoutError(
+                    f"{self.groups[0].spec.name} did not answer within {_PATIENCE:g} seconds: an environment blocks, "
+                    "or a thread of the emulators died"
+                )
+            time.sleep(pause)
+            waited += pause
+            pause = min(2 * pause, 1e-3)
+        return int(done)
 
     @contextlib.contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
         try:
             yield
+        except TimeoutError:
+            _abandoned.extend(self.groups)
+            self.groups = ()
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
+
+
+def copied(tree: ArrayTree) -> ArrayTree:
+    """Returns a copy of all arrays of a tree, for a program to which the copy is donated."""
+    return jax.tree.map(jnp.copy, tree)
 
 
 def seed_of(key: Array, *numbers: int) -> int:
@@ -198,8 +243,7 @@ def seed_of(key: Array, *numbers: int) -> int:
     Returns:
       The seed.
     """
-    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    entropy = [*np.asarray(data).ravel().tolist(), *numbers]
+    entropy = [*np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist(), *numbers]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 

@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox import _resources
 from volvox._checks import integer
+from volvox._resources import size_of
 from volvox.loop import slots as in_slots
 from volvox.loop.behaviors import Behavior, Nothing
-from volvox.loop.driver import Loop
+from volvox.loop.driver import Loop, Monitor
 from volvox.loop.pipeline import Times
-from volvox.loop.slots import Carry, Constants, Memory, Rollout
+from volvox.loop.slots import Carry, Constants, Memory, Part, Rollout
 from volvox.population.decoding import Encoding, Member
 from volvox.types import ArrayTree, EnvGroup, Evaluation, Genotype, Interrupted, Population
 
-Monitor = Callable[[dict[str, Any]], bool | None]
-"""Progress figures -> whether to stop."""
-
 _TIMED_BEATS = 20
+_REMEDY = "take fewer environments, which are the slots, a smaller network, population or table"
 
 
 class RolloutStatistics(NamedTuple):
@@ -70,12 +70,41 @@ class SlotMemory:
 
     def __init__(self, genotype: Genotype, encoding: Encoding, num_groups: int, group_size: int):
         """Allocates zeros: `num_groups` × `group_size` × what a slot holds of a member."""
-        bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), encoding.like)
-        member = Member(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
-        one = jax.eval_shape(partial(in_slots.slot_variables, genotype), encoding, bases, member)
+        one = _slot(genotype, encoding)
         self.groups: tuple[ArrayTree, ...] = tuple(
             jax.tree.map(lambda x: jnp.zeros((group_size, *x.shape), x.dtype), one) for _ in range(num_groups)
         )
+
+
+def check_memory(
+    genotype: Genotype, encoding: Encoding, num_envs: int, state: ArrayTree, members: ArrayTree = ()
+) -> None:
+    """Checks, before anything is made, that slots, the noise's data and a strategy's state fit into memory.
+
+    Args:
+      genotype: The network.
+      encoding: How members become parameters; shapes will do (`volvox.population.outline`).
+      num_envs: Environments, and so slots.
+      state: The strategy's state, or its shapes.
+      members: Explicit parameters of a population, or their shapes.
+
+    Raises:
+      ValueError: They do not fit; the message has the figures.
+    """
+    parts = {
+        f"{num_envs:,} slots": num_envs * size_of(_slot(genotype, encoding)),
+        "parents or bases": size_of(state),
+        "members": size_of(members),
+        "noise table": 4 * encoding.noise.length(encoding.num_drawn),
+    }
+    _resources.check_memory(parts, _REMEDY)
+
+
+def _slot(genotype: Genotype, encoding: Encoding) -> ArrayTree:
+    """Shapes of what a slot holds of the member it plays."""
+    bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), encoding.like)
+    member = Member(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+    return jax.eval_shape(partial(in_slots.slot_variables, genotype), encoding, bases, member)
 
 
 class Evaluator:
@@ -115,7 +144,7 @@ class Evaluator:
         self._begin = jax.jit(rollout.begin, static_argnums=(2, 3), donate_argnums=0)
         self._behavior_size = rollout.behavior.size
         self._slots, self._capacity = slots, integer("capacity", capacity, low=1)
-        self._opened = self._complete = False
+        self._opened, self._evaluations = False, 0
 
     def evaluate(
         self,
@@ -124,18 +153,24 @@ class Evaluator:
         encoding: Encoding,
         *,
         seed: int | None = None,
+        part: Part | None = None,
         timed: bool = False,
         monitor: Monitor | None = None,
     ) -> tuple[Evaluation, RolloutStatistics]:
         """Plays a population; every environment begins a new episode.
 
+        On environments that can be given keys (`EnvGroup.rekey`: those of pure functions), an episode depends on the
+        seed, the member and the number of the episode alone: neither on slots and groups, nor on what else is played.
+
         Args:
           population: `N` members.
           num_episodes: E, the most episodes of any member.
           encoding: How members of the population become parameters.
-          seed: Seed of the pools when they are made, and later of their environments where `EnvGroup.restart` can seed
-            them. None: 0 for new pools, and later the environments go on with their own random numbers.
-          timed: Play a few beats halfway with a stopwatch (`Loop.time_parts`), which the first call only compiles.
+          seed: Seed of the episodes; of other environments it is that of the pools when they are made, and later of
+            what `EnvGroup.restart` can seed. None: the number of evaluations before; other environments go on with
+            their own random numbers.
+          part: Which part of a larger population this is; None: it is whole.
+          timed: Play a few beats halfway with a stopwatch (`Loop.time_parts`).
           monitor: Called about once a second with a dict of progress figures; True stops the rollout.
 
         Returns:
@@ -150,20 +185,18 @@ class Evaluator:
         self._check(population, num_episodes, encoding)
         began = time.perf_counter()
         self._restart(seed)
-        queue = in_slots.make_queue(population._replace(bases=()), num_episodes, self._capacity)
+        key = jax.random.key(self._evaluations if seed is None else seed)
+        self._evaluations += 1
+        queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
         constants = Constants(queue, population.bases, encoding)
         memory = Memory(self._slots.groups, jnp.zeros((self._capacity, self._behavior_size)))
         begun = self._begin(memory, constants, len(self.loop.groups), self.loop.groups[0].num_envs)
         run = _Run(self.loop, self._slots, constants, began, *begun)
-        if timed and self._complete:
+        if timed:
             run.play(-(-run.total // 2), monitor)  # where slots take members as often as they do on the whole
             if run.played < run.total:
                 run.time_parts(_TIMED_BEATS)
-        elif timed:
-            run.time_parts(2)  # compiled now, for later
-            run.times = None
         run.play(run.total, monitor)
-        self._complete = True
         vectors = run.memory.behaviors
         return in_slots.evaluation(run.carry, vectors, queue, population.seed.shape[0], num_episodes), run.statistics()
 
@@ -177,7 +210,10 @@ class Evaluator:
             raise RuntimeError("this evaluator was closed and its pools are gone; make another.")
         total, most = int(population.episodes.sum()), int(population.episodes.max())
         if not 0 < total <= self._capacity:
-            raise ValueError(f"{total} episodes asked for; this evaluator holds 1 to {self._capacity}.")
+            raise ValueError(
+                f"{total} episodes are asked for, and this evaluator holds 1 to {self._capacity}: ask for fewer, or "
+                "make it with a larger capacity."
+            )
         if most > num_episodes:
             raise ValueError(f"a member asks for {most} episodes, but num_episodes={num_episodes}.")
         if encoding.rank is not None and not encoding.formed and bool(population.initial.any()):

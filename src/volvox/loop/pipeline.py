@@ -39,6 +39,9 @@ class Stages(NamedTuple):
       remaining: carry -> bool: whether work remains. None: always.
       finish: (carry, memory, constants) -> (carry, memory), at the end of each round, under the rule of `work`. None:
         nothing.
+      episode_keys: (carry, constants, g) -> (where bool `[B]`, keys `[B]`), for `EnvGroup.rekey` before each `recv`:
+        the environments that begin an episode in it, and the keys of these episodes. None: environments go on with
+        their own random numbers.
     """
 
     act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
@@ -46,6 +49,7 @@ class Stages(NamedTuple):
     active: Callable[[ArrayTree, int], Array] | None = None
     remaining: Callable[[ArrayTree], Array] | None = None
     finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
+    episode_keys: Callable[[ArrayTree, ArrayTree, int], tuple[Array, Array]] | None = None
 
 
 class LoopState(NamedTuple):
@@ -93,7 +97,7 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         for g, group in enumerate(groups):
 
             def step(env, carry, g=g, group=group, memory=memory):
-                env, timestep = group.recv(env)
+                env, timestep = group.recv(_keyed(stages, group, g, env, carry, constants))
                 carry, action = stages.act(carry, memory, constants, g, timestep)
                 return group.send(env, action), carry
 
@@ -105,9 +109,9 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
                     stages.active(carry, g), step, lambda env, carry: (env, carry), envs[g], carry
                 )
             carry, memory = stages.work(after(carry, envs[g], zero), memory, constants, g)
-            following = (g + 1) % len(groups)
+            next_group = (g + 1) % len(groups)
             # Pure-JAX groups hold no token, and need no order.
-            envs[following] = after(envs[following], (carry, memory), zero, required=False)
+            envs[next_group] = after(envs[next_group], (carry, memory), zero, required=False)
         return LoopState(tuple(envs), carry, memory)
 
     def round_(state: LoopState, constants, zero) -> LoopState:
@@ -161,7 +165,7 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         while done < rounds and calls.remaining(carry):
             for g in list(range(len(groups))) * beats_per_round:
                 if calls.active(carry, g):
-                    envs[g], timestep = calls.recv[g](envs[g])
+                    envs[g], timestep = calls.recv(g, envs[g], carry, constants)
                     carry, action = calls.act(carry, memory, constants, g, timestep)
                     envs[g] = calls.send[g](envs[g], action)
                 carry, memory = calls.work(carry, memory, constants, g)
@@ -245,12 +249,13 @@ def timed(
             for g in range(num_groups):
                 if calls.active(carry, g):
                     if waiting[g] is None:
-                        envs[g], waiting[g] = jax.block_until_ready(calls.recv[g](envs[g]))
+                        envs[g], waiting[g] = jax.block_until_ready(calls.recv(g, envs[g], carry, constants))
                     carry, actions[g] = _stopped(spent["acting"], calls.act, carry, memory, constants, g, waiting[g])
                     if beat == last:  # the last actions stay in flight, as in the other forms
                         envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
                     else:
-                        envs[g], waiting[g] = _stopped(spent["emulators"], calls.step, g, envs[g], actions[g])
+                        given = (g, envs[g], actions[g], carry, constants)
+                        envs[g], waiting[g] = _stopped(spent["emulators"], calls.step, *given)
                 carry, memory = _stopped(spent["working"], calls.work, carry, memory, constants, g)
             if (beat + 1) % beats_per_round == 0:
                 carry, memory = _stopped(spent["working"], calls.finish, carry, memory, constants)
@@ -277,7 +282,10 @@ class _Calls:
     """The groups' functions and the stages, as Python calls them."""
 
     def __init__(self, stages: Stages, groups: Sequence[EnvGroup]):
-        self.recv = [jax.jit(group.recv) if group.traceable else group.recv for group in groups]
+        self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in groups]
+        self._groups, self._stages = groups, stages
+        if stages.episode_keys is not None:
+            self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
         self.send = [jax.jit(group.send) if group.traceable else group.send for group in groups]
         self.act = jax.jit(stages.act, static_argnums=3, donate_argnums=0)
         self.work = jax.jit(stages.work, static_argnums=3, donate_argnums=(0, 1))
@@ -287,9 +295,22 @@ class _Calls:
         if stages.finish is not None:
             self.finish = jax.jit(stages.finish, donate_argnums=(0, 1))
 
-    def step(self, g: int, env: ArrayTree, action: Array) -> tuple[ArrayTree, TimeStep]:
+    def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
+        """Waits for a group; episodes that begin have their keys."""
+        return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
+
+    def step(self, g: int, env: ArrayTree, action: Array, carry: ArrayTree, constants: ArrayTree) -> Any:
         """Sends actions to a group, and receives what they led to."""
-        return self.recv[g](self.send[g](env, action))
+        return self.recv(g, self.send[g](env, action), carry, constants)
+
+
+def _keyed(
+    stages: Stages, group: EnvGroup, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree
+) -> ArrayTree:
+    """The state of a group, in which episodes that begin have the keys that the algorithm gives them."""
+    if stages.episode_keys is None or group.rekey is None:
+        return env
+    return group.rekey(env, *stages.episode_keys(carry, constants, g))
 
 
 def _check(groups: Sequence[EnvGroup], beats_per_round: int) -> None:

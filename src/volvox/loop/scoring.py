@@ -12,12 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
+from volvox._arguments import check_env, said
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, human_normalized
+from volvox.loop.driver import seed_of
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
+
+_MOST_AT_ONCE = 1_000
+"""Environments; an Atari emulator takes some 0.2 MB."""
+_WAVES = 2**31  # names the keys of waves after the first; those of actions are named by their number, which is smaller
 
 
 class Score(NamedTuple):
@@ -60,7 +65,7 @@ def play(
     sampled: bool = False,
     seed: int = 0,
 ) -> Score:
-    """Scores one network by whole episodes, one environment an episode.
+    """Scores one network by whole episodes, of which at most 1 000, or `env.num_envs`, are played at once.
 
     An Atari game without sticky actions has no more episodes than no-op starts, 30 as a rule, so that random episodes
     of a deterministic policy repeat each other. It has two protocols:
@@ -91,14 +96,18 @@ def play(
       ValueError: No episodes are asked for, `sampled` with a policy that has no distribution, a protocol that does not
         suit the environment, or "exact" with `sampled` or a number of episodes.
     """
+    check_env("play(env, policy, variables)", env)
+    if not isinstance(policy, Policy):
+        raise TypeError(f"play(env, policy, variables) takes a policy, such as algorithm.policy; got {said(policy)}")
     if protocol == "exact" and sampled:
         raise ValueError("protocol='exact' plays each start once, so actions cannot be drawn: take protocol='sticky'")
     act_jit, key = jax.jit(partial(act, policy, sampled)), jax.random.key(seed)
 
-    def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
+    def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
         if number == 0:
             state = policy.initial_state(timestep.reward.size)
-        return act_jit(jax.random.fold_in(key, number), variables, jax.tree.map(jnp.asarray, timestep), state)
+        drawn = jax.random.fold_in(jax.random.fold_in(key, _WAVES + wave) if wave else key, number)
+        return act_jit(drawn, variables, jax.tree.map(jnp.asarray, timestep), state)
 
     return _play(env, choose, protocol, num_episodes, max_episode_steps, seed)
 
@@ -126,18 +135,19 @@ def play_randomly(
     Raises:
       ValueError: No episodes are asked for, or a protocol does not suit the environment or random actions.
     """
+    check_env("play_randomly", env)
     if protocol == "exact":
         raise ValueError("protocol='exact' plays each start once, which says little of random actions: leave it out")
     rng = np.random.default_rng(seed)
 
-    def choose(number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
-        del number
+    def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
+        del wave, number
         return _random_actions(env.spec, timestep.reward.size, rng), state
 
     return _play(env, choose, protocol, num_episodes, max_episode_steps, seed)
 
 
-def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
+def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> Any:
     """Observations of uniformly random play, for virtual batch normalisation.
 
     Eight environments play side by side, and each of their observations is taken with a probability of 1%, so that the
@@ -149,7 +159,7 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
       seed: Of the environments, the actions and the choice.
 
     Returns:
-      `[R, *observation_shape]`.
+      `[R, *observation_shape]`, or a dict or a tuple of such arrays.
 
     Raises:
       ValueError: `size` is not positive.
@@ -157,15 +167,16 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> np.ndarray:
     integer("size", size, low=1)
     num_envs, chance, rng = 8, np.random.default_rng([seed, 1]), np.random.default_rng(seed)
     (group,) = env.make(seed, num_envs=num_envs, num_groups=1, host=True)
-    taken: list[np.ndarray] = []
+    taken: list[Any] = []
     try:
         state, timestep = group.recv(group.init())
         while len(taken) < size:
-            taken += [np.array(seen) for seen in np.asarray(timestep.observation)[chance.random(num_envs) < 0.01]]
+            chosen = np.flatnonzero(chance.random(num_envs) < 0.01)
+            taken += [jax.tree.map(lambda x, i=i: np.array(x[i]), timestep.observation) for i in chosen]
             state, timestep = group.recv(group.send(state, _random_actions(env.spec, num_envs, rng)))
     finally:
         group.close()
-    return np.stack(taken[:size])
+    return jax.tree.map(lambda *x: np.stack(x), *taken[:size])
 
 
 def act(
@@ -178,26 +189,26 @@ def act(
 
 
 def _random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> np.ndarray:
-    if spec.num_actions is not None:
-        return rng.integers(spec.num_actions, size=num_envs).astype(np.int32)
-    assert spec.action_low is not None
-    assert spec.action_high is not None
-    return rng.uniform(spec.action_low, spec.action_high, (num_envs, *(spec.action_shape or ()))).astype(np.float32)
+    shape = (num_envs, *spec.action.shape)
+    if spec.action_low is None or spec.action_high is None:
+        return rng.integers(spec.num_choices or spec.num_actions or 1, size=shape).astype(np.int32)
+    return rng.uniform(spec.action_low, spec.action_high, shape).astype(np.float32)
 
 
 def _play(
     env: Env,
-    choose: Callable[[int, TimeStep, Any], tuple[Any, Any]],
+    choose: Callable[[int, int, TimeStep, Any], tuple[Any, Any]],
     protocol: Protocol | None,
     num_episodes: int | None,
     max_episode_steps: int | None,
     seed: int,
 ) -> Score:
-    """Plays until the first episode of every environment has ended.
+    """Plays in waves, each until the first episode of every environment has ended.
 
     Args:
       env: The environment.
-      choose: (number, timestep, state of the policy) -> (action, state of the policy). With number 0 the state is ().
+      choose: (wave, number, timestep, state of the policy) -> (action, state of the policy). With number 0 the state
+        is ().
       protocol: See `play`.
       num_episodes: Episodes; None takes the protocol's number.
       max_episode_steps: Cutoff in timesteps.
@@ -208,11 +219,19 @@ def _play(
     if starts and num_episodes is not None:
         raise ValueError(f"protocol='exact' plays {starts} episodes, each start once: leave num_episodes out")
     count = starts or integer("num_episodes", 100 if num_episodes is None else num_episodes, low=1)
-    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=count, num_groups=1, host=True, **options)
+    size = min(count, max(env.num_envs, _MOST_AT_ONCE))
+    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=size, num_groups=1, host=True, **options)
+    played: list[tuple[np.ndarray, np.ndarray]] = []
     try:
-        _, returns, lengths = first_episodes(group, group.init(), choose, ())
+        state = group.init()
+        for wave in range(-(-count // size)):
+            if wave:  # all environments play the last wave too, and the first of them count
+                state = group.restart(state, seed_of(jax.random.key(seed), wave))
+            state, *results = first_episodes(group, state, partial(choose, wave), ())
+            played.append((results[0], results[1]))
     finally:
         group.close()
+    returns, lengths = (np.concatenate(parts)[:count] for parts in zip(*played, strict=True))
     mean, low, high = float(returns.mean()), None, None
     if protocol != "exact":
         low, high = _interval(returns)
@@ -258,6 +277,8 @@ def _interval(returns: np.ndarray) -> tuple[float, float]:
     """95% bootstrap interval of the mean; of one return, or of equal ones, there is nothing to resample."""
     if (returns == returns[0]).all():
         return float(returns[0]), float(returns[0])
+    import scipy.stats  # half a second
+
     resampled = scipy.stats.bootstrap(
         (returns,), np.mean, n_resamples=10_000, batch=1_000, method="percentile", rng=np.random.default_rng(0)
     )

@@ -29,13 +29,27 @@ class Queue(NamedTuple):
       members: Each field `[C]`.
       member: int32 `[C]`: index into the population; out of range past `num_entries`.
       episode: int32 `[C]`: which of the member's episodes.
+      key: Keys `[C]`: where the random numbers of each episode come from, on environments that can be given them.
       num_entries: int32 scalar: entries in use.
     """
 
     members: Member
     member: Array
     episode: Array
+    key: Array
     num_entries: Array
+
+
+class Part(NamedTuple):
+    """Which part of a population is played, where it was divided. Each row `[N]` of what is played is a member.
+
+    Attributes:
+      member: int32 `[N]`: Its index in the whole population.
+      episode: int32 `[N]`: Its first episode that is played; the others follow.
+    """
+
+    member: Array
+    episode: Array
 
 
 class Slots(NamedTuple):
@@ -116,12 +130,17 @@ class Constants(NamedTuple):
     encoding: Encoding
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def make_queue(population: Population, num_episodes: int, capacity: int) -> Queue:
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def make_queue(population: Population, key: Array, part: Part | None, num_episodes: int, capacity: int) -> Queue:
     """Lines up the episodes of a population, those expected to run long first.
+
+    The key of an episode is made of the member's index in the whole population and the number of the episode, and so
+    does not depend on what else is played, nor where.
 
     Args:
       population: `N` members, each playing `episodes[i] <= num_episodes` episodes; its bases are not looked at.
+      key: From which the keys of episodes are made.
+      part: Where these are not the members of a whole population, in order and from their first episodes: which.
       num_episodes: E, the most episodes of any member.
       capacity: C, at least the sum of `episodes` (checked by the caller, who knows the values).
 
@@ -139,7 +158,12 @@ def make_queue(population: Population, num_episodes: int, capacity: int) -> Queu
     member = jnp.where(jnp.arange(capacity) < num_entries, member[order], n)
     named = Member(population.parent, population.seed, population.scale, population.initial)
     members = jax.tree.map(lambda x: x.at[member].get(mode="clip"), named)
-    return Queue(members, member, episode[order], num_entries)
+    episode = episode[order]
+    index, number = member, episode
+    if part is not None:
+        index, number = part.member.at[member].get(mode="clip"), part.episode.at[member].get(mode="clip") + episode
+    keys = jax.vmap(lambda index, number: jax.random.fold_in(jax.random.fold_in(key, index), number))(index, number)
+    return Queue(members, member, episode, keys, num_entries)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -189,6 +213,12 @@ def remaining(carry: Carry) -> Array:
     return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
 
 
+def episode_keys(carry: Carry, constants: Constants, g: int) -> tuple[Array, Array]:
+    """Slots that begin an entry at the next timestep, bool `[B]`, and the keys `[B]` of their entries' episodes."""
+    slots = carry.slots[g]
+    return (slots.entry >= 0) & ~slots.started, constants.queue.key[slots.entry]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rollout:
     """The loop's two halves for a population: each slot's own network acts; members that are due are decoded.
@@ -203,7 +233,7 @@ class Rollout:
 
     def stages(self) -> Stages:
         """What `volvox.loop.pipeline` runs, over `Carry`, `Memory` and `Constants`."""
-        return Stages(self.act, self.work, active, remaining)
+        return Stages(self.act, self.work, active, remaining, episode_keys=episode_keys)
 
     def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:
         """Hands the first entries to the slots and decodes their members; before the first beat.
@@ -266,6 +296,12 @@ class Rollout:
         started = slots.started | (busy & timestep.first)
         live = started & ~timestep.first
         episode_return = slots.episode_return + jnp.where(live, timestep.reward, 0.0)
+        for seen in jax.tree.leaves(timestep.observation):
+            if not jnp.issubdtype(seen.dtype, jnp.floating):
+                continue
+            # Most networks act on NaN as if on something; such an episode has no return.
+            unseen = jnp.isnan(seen).reshape(live.size, -1).any(axis=1)
+            episode_return = jnp.where(started & unseen, jnp.nan, episode_return)
         length = slots.length + live
         ended = live & (timestep.terminated | timestep.truncated)
         entry_ended = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
@@ -278,7 +314,8 @@ class Rollout:
             return policy.apply(with_bases(variables, constants.bases), observation, state)
 
         recurrent = where_rows(timestep.first, policy.initial_state(1), slots.recurrent)
-        output, recurrent = jax.vmap(apply)(memory.variables[g], timestep.observation[:, None], recurrent)
+        observation = jax.tree.map(lambda x: x[:, None], timestep.observation)
+        output, recurrent = jax.vmap(apply)(memory.variables[g], observation, recurrent)
 
         after = Slots(
             entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),

@@ -204,19 +204,19 @@ class ActorCriticNetwork(NamedTuple):
     """
 
     policy: Policy
-    apply: Callable[[ArrayTree, Array, ArrayTree], tuple[Array, Array, ArrayTree]]
+    apply: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[Array, Array, ArrayTree]]
     distribution: Distribution
 
     def reset(self, first: Array, state: ArrayTree) -> ArrayTree:
         """Recurrent states `[B, ...]`, begun anew where `first` `[B]` holds."""
         return where_rows(first, self.policy.initial_state(first.shape[0]), state)
 
-    def unroll(self, params: ArrayTree, observation: Array, first: Array, state: ArrayTree) -> tuple[Array, Array]:
+    def unroll(self, params: ArrayTree, observation: ArrayTree, first: Array, state: ArrayTree) -> tuple[Array, Array]:
         """Applies the network along trajectories; recurrent state is reset where episodes begin.
 
         Args:
           params: Parameters.
-          observation: `[T, B, ...]`.
+          observation: `[T, B, ...]`, or a dict or a tuple of such arrays.
           first: bool `[T, B]`: the observation begins an episode.
           state: Recurrent state before the first observation, leaves `[B, ...]`.
 
@@ -225,7 +225,8 @@ class ActorCriticNetwork(NamedTuple):
         """
         length, num_envs = first.shape
         if not jax.tree.leaves(state):
-            output, value, _ = self.apply(params, observation.reshape(-1, *observation.shape[2:]), ())
+            merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
+            output, value, _ = self.apply(params, merged, ())
             return output.reshape(length, num_envs, -1), value.reshape(length, num_envs)
 
         def step(state: ArrayTree, x: tuple[Array, Array]):
@@ -239,7 +240,7 @@ class ActorCriticNetwork(NamedTuple):
 def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     """Makes pure functions of an unmodified flax module with two outputs.
 
-        network = actor_critic(ActorCritic(env.spec.num_actions, SmallTorso()), env.spec)
+        network = actor_critic(ActorCritic(env.spec.num_outputs, SmallTorso()), env.spec)
         output, value, state = network.apply(params, observation, network.policy.initial_state(batch_size))
 
     Args:
@@ -255,7 +256,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     """
     actions = distribution(spec)
     if (has := getattr(module, "distribution", None) or actions.kind) != actions.kind:
-        kind, instead = ("discrete", "ActorCritic or GA3C") if spec.num_actions else ("continuous", "GaussianMLP")
+        kind, instead = ("continuous", "GaussianMLP") if spec.continuous else ("discrete", "ActorCritic or GA3C")
         raise ValueError(
             f"{type(module).__name__} has a {has} head, and the actions of {spec.name} are {kind}; take a network with "
             f"a {actions.kind} one, e.g. {instead}."
@@ -270,7 +271,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     inputs = (observations(spec), *states)
     variables = check_module(module, spec, inputs, required, role="actor-critic", meaning=meaning)
 
-    def apply(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
+    def apply(params: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
         if not recurrent:
             return *apply_module(module, params, observation), state
         (output, value), state = apply_module(module, params, observation, state)
@@ -279,7 +280,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     def init(key: Array) -> ArrayTree:
         return init_params(module, spec, key, *([initial_state(1)] if recurrent else []))
 
-    def act(params: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
+    def act(params: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, ArrayTree]:
         output, _, state = apply(params, observation, state)
         return output, state
 

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
@@ -12,8 +11,7 @@ from flax.linen.dtypes import promote_dtype
 from volvox._checks import integer
 from volvox.networks.interception import is_plain_dense
 from volvox.ops.circulant import block_circulant, check_block
-
-Array = jax.Array
+from volvox.types import Array
 
 
 class BlockCirculantDense(nn.Module):

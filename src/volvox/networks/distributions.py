@@ -6,6 +6,7 @@ log_prob, entropy = actions.log_prob(output, action), actions.entropy(output)
 """
 
 import dataclasses
+import itertools
 import math
 from typing import ClassVar
 
@@ -44,6 +45,50 @@ class Categorical:
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
         """Entropies `[...]` in nats."""
         return -jnp.sum(jax.nn.softmax(output) * _log_softmax(output, epsilon), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiCategorical:
+    """Actions of several discrete components, independent of one another; each is a `Categorical`.
+
+    The output is the logits of all components side by side, `[..., sum(num_choices)]`, actions are int32
+    `[..., len(num_choices)]`.
+
+    Attributes:
+      num_choices: Number of choices of each component.
+    """
+
+    kind: ClassVar[str] = "categorical"
+    num_choices: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers that describe one distribution."""
+        return sum(self.num_choices)
+
+    def _components(self, output: Array) -> list[tuple[Categorical, Array]]:
+        ends = list(itertools.accumulate(self.num_choices))
+        parts = jnp.split(output, ends[:-1], axis=-1)
+        return [(Categorical(number), part) for number, part in zip(self.num_choices, parts, strict=True)]
+
+    def sample(self, key: Array, output: Array) -> Array:
+        """Actions `[..., len(num_choices)]`, drawn."""
+        keys = jax.random.split(key, len(self.num_choices))
+        drawn = [one.sample(k, part) for k, (one, part) in zip(keys, self._components(output), strict=True)]
+        return jnp.stack(drawn, axis=-1)
+
+    def mode(self, output: Array) -> Array:
+        """Actions `[..., len(num_choices)]`, the likeliest."""
+        return jnp.stack([one.mode(part) for one, part in self._components(output)], axis=-1)
+
+    def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
+        """Logarithms `[...]` of the actions' probabilities: sums over the components."""
+        components = enumerate(self._components(output))
+        return sum((one.log_prob(part, action[..., i], epsilon) for i, (one, part) in components), jnp.float32(0))
+
+    def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
+        """Entropies `[...]` in nats: sums over the components."""
+        return sum((one.entropy(part, epsilon) for one, part in self._components(output)), jnp.float32(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +160,17 @@ class Deterministic:
         return output.reshape(*output.shape[:-1], *self.shape)
 
 
-Distribution = Categorical | Gaussian
+Distribution = Categorical | MultiCategorical | Gaussian
 
 
 def distribution(spec: EnvSpec) -> Distribution:
-    """The family that suits an environment: categorical for discrete actions, Gaussian for continuous ones."""
-    return Gaussian(spec.action_shape or ()) if spec.num_actions is None else Categorical(spec.num_actions)
+    """The family that suits an environment: categorical for discrete actions, Gaussian for continuous ones.
+
+    Several discrete components are a product of categorical ones.
+    """
+    if spec.num_actions is not None:
+        return Categorical(spec.num_actions)
+    return Gaussian(spec.action_shape or ()) if spec.continuous else MultiCategorical(spec.num_choices or ())
 
 
 def _log_softmax(output: Array, epsilon: float) -> Array:
@@ -129,4 +179,4 @@ def _log_softmax(output: Array, epsilon: float) -> Array:
 
 def clipped(action: Array, spec: EnvSpec) -> Array:
     """Continuous actions within the environment's bounds; discrete ones as they are."""
-    return action if spec.num_actions is not None else jnp.clip(action, spec.action_low, spec.action_high)
+    return jnp.clip(action, spec.action_low, spec.action_high) if spec.continuous else action

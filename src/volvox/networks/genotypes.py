@@ -1,6 +1,6 @@
 """Genotypes of flax modules, or of any network given as functions: what evolves.
 
-net = genotype(MLP(spec.num_actions), spec)
+net = genotype(MLP(spec.num_outputs), spec)
 variables = net.prepare(net.policy.init(jax.random.key(0)))
 logits, state = net.policy.apply(variables, observation, net.policy.initial_state(len(observation)))
 action = net.policy.mode(logits)
@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from volvox._arguments import said
+from volvox._checks import typed_key
 from volvox._settings import describe
-from volvox.networks.distributions import Categorical, Deterministic, clipped
+from volvox.networks.distributions import Deterministic, clipped, distribution
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.flat import is_kernel, leaf_path, num_parameters
 from volvox.types import Array, ArrayTree, Config, EnvSpec, Genotype, Policy
@@ -42,7 +44,8 @@ def genotype(
 
     Args:
       module: Any flax module that has parameters only (no batch statistics, no dropout, no recurrent state).
-      spec: The environment it is to act in; needs `A == num_actions`, or `A` = the size of one continuous action.
+      spec: The environment it is to act in; needs `A == num_actions`, `A == sum(num_choices)`, or `A` = the size of one
+        continuous action.
       prepare: params -> variables, computed once per genome; what it returns is passed to the module as params.
       initial_std: Spread of the first generation's kernels, see `genotype_from_functions`; None asks the module's own
         method `initial_std(path)` if it has one, and is 1 otherwise.
@@ -88,7 +91,8 @@ def genotype_from_functions(
     Args:
       init: key -> params.
       apply: (variables, observation `[B, *observation_shape]`) -> output `[B, A]`: logits, or one continuous action.
-      spec: The environment it is to act in; needs `A == num_actions`, or `A` = the size of one continuous action.
+      spec: The environment it is to act in; needs `A == num_actions`, `A == sum(num_choices)`, or `A` = the size of one
+        continuous action.
       name: The network's name in messages; None takes the name of `apply`.
       prepare: params -> variables, computed once per genome; None is the identity.
       initial_std: See above; None is 1 everywhere.
@@ -103,14 +107,18 @@ def genotype_from_functions(
     """
     prepare = prepare or (lambda params: params)
     name = str(name or getattr(apply, "__name__", type(apply).__name__))
-    if spec.num_actions is not None:
-        actions, meaning = Categorical(spec.num_actions), f"one for each of the {spec.num_actions} actions"
-    else:
+    if spec.continuous:
         actions = Deterministic(spec.action_shape or (), name)
         meaning = f"one for each entry of an action of shape {spec.action_shape}"
+    else:
+        actions, choices = distribution(spec), spec.num_choices
+        meaning = f"one for each of the {spec.num_actions} actions"
+        meaning = f"one for each choice of the components, {list(choices)}" if choices else meaning
     meaning += f". Make the last layer {actions.size} wide and keep the batch axis first"
     params = jax.eval_shape(init, jax.random.key(0))
     found = jax.eval_shape(apply, jax.eval_shape(prepare, params), observations(spec))
+    if not hasattr(found, "shape"):
+        meaning = "alone: networks that give more, such as actor-critics, are trained by volvox.learn and do not evolve"
     _check_output(name, spec, (observations(spec),), found, batch_of(actions.size), meaning)
     policy = Policy(
         init=init,
@@ -158,14 +166,15 @@ def batch_of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((BATCH, *shape), dtype)
 
 
-def observations(spec: EnvSpec) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a batch of an environment's observations."""
-    return batch_of(*spec.observation_shape, dtype=spec.observation_dtype)
+def observations(spec: EnvSpec) -> Any:
+    """Shape and dtype of a batch of an environment's observations; of several arrays a dict or a tuple."""
+    return jax.tree.map(lambda x: batch_of(*x.shape, dtype=x.dtype), spec.observation)
 
 
 def init_params(module: nn.Module, spec: EnvSpec, key: Array, *others: ArrayTree) -> ArrayTree:
     """Draws the parameters of a module that is called with an observation, and whatever `others` are."""
-    return module.init(key, jnp.zeros((1, *spec.observation_shape), spec.observation_dtype), *others).get("params", {})
+    observation = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), spec.observation)
+    return module.init(typed_key(key), observation, *others).get("params", {})
 
 
 def apply_module(module: nn.Module, params: ArrayTree, *args: ArrayTree, **options: Any) -> Any:
@@ -204,8 +213,8 @@ def check_module(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(
-            f"the {role} must be a flax.linen module, an instance and not its class; got {module!r}. Networks given as "
-            "functions can be evolved: volvox.networks.genotype_from_functions."
+            f"the {role} must be a flax.linen module, an instance and not its class; got {said(module)}. Networks "
+            "given as functions can be evolved: volvox.networks.genotype_from_functions."
         )
     name = type(module).__name__
     try:
@@ -246,7 +255,13 @@ def _shapes(tree: ArrayTree) -> Any:
 
 
 def _shown_inputs(inputs: Sequence[ArrayTree]) -> str:
-    return ", ".join(f"{x.dtype} {_shown(x)}" if hasattr(x, "dtype") else _shown(x) for x in inputs)
+    return ", ".join(map(_shown_input, inputs))
+
+
+def _shown_input(x: ArrayTree) -> str:
+    if isinstance(x, dict):
+        return f"{{{', '.join(f'{name}: {_shown_input(value)}' for name, value in x.items())}}}"
+    return f"{x.dtype} {_shown(x)}" if hasattr(x, "dtype") else _shown(x)
 
 
 def _shown(tree: ArrayTree) -> str:

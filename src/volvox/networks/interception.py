@@ -13,8 +13,7 @@ from flax.linen.linear import canonicalize_padding
 from volvox.ops.conv import conv
 from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense
 from volvox.ops.matmul import dense
-
-Array = jax.Array
+from volvox.types import Array
 
 
 def use_kernels() -> Any:

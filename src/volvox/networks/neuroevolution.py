@@ -63,7 +63,7 @@ class DeepGA(nn.Module):
     Convolutions with SAME padding, one hidden dense layer, ReLU after all but the output. Parameters are called
     `Conv_i` and `Dense_i`, so that their flat order (`volvox.ops.flat`) is the layer order of the published genomes.
 
-        net = vx.networks.DeepGA(env.spec.num_actions, size="small")
+        net = vx.networks.DeepGA(env.spec.num_outputs, size="small")
 
     Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is taken as scaled already.
     Output: `[B, num_actions]`, float32 if the parameters are.
@@ -134,7 +134,7 @@ class VirtualBatchNormNet(nn.Module):
 def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.ndarray) -> Genotype:
     """Makes a genotype of a flax module with `VirtualBatchNorm` layers.
 
-        net = reference_genotype(VirtualBatchNormNet(env.spec.num_actions), env.spec, volvox.loop.reference_batch(env))
+        net = reference_genotype(VirtualBatchNormNet(env.spec.num_outputs), env.spec, volvox.loop.reference_batch(env))
 
     Args:
       module: Its variables are parameters and the collection `reference`.

@@ -51,10 +51,14 @@ def hidden_layers(
     return x
 
 
-def flat(observation: Array) -> Array:
-    """Observations `[B, ...]` as `[B, n]`, integers as float32."""
-    flattened = observation.reshape(observation.shape[0], -1)
-    return flattened if jnp.issubdtype(flattened.dtype, jnp.floating) else flattened.astype(jnp.float32)
+def flat(observation: ArrayTree) -> Array:
+    """Observations `[B, ...]`, or all arrays of a dict or a tuple of them, as `[B, n]`; integers as float32.
+
+    The arrays of a dict stand in the order of their sorted names.
+    """
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(observation)]
+    leaves = [x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32) for x in leaves]
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
 
 
 class QNetwork(nn.Module):
@@ -166,8 +170,8 @@ class ActorAndCritics:
     def init(self, key: Array) -> Params:
         """Draws all parameters."""
         modules, (k_actor, *k_critics) = self.networks, jax.random.split(key, 3)
-        shapes = (self.spec.observation_shape, self.spec.action_shape or ())
-        observation, action = (jnp.zeros((1, *shape)) for shape in shapes)
+        seen = (self.spec.observation, self.spec.action)
+        observation, action = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), seen)
         representation: ArrayTree = ()
         if modules.representation is not None:
             k_representation = jax.random.fold_in(key, 3)
@@ -243,15 +247,17 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     """
     if not isinstance(networks, ActorAndCritic):
         raise TypeError(f"give the networks as ActorAndCritic(actor, critic), not {networks!r}.")
-    if spec.action_shape is None or len(spec.action_shape) != 1:
+    if not spec.continuous or len(spec.action_shape or ()) != 1:
         raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
     made = ActorAndCritics(networks, spec)
-    observation, action = batch_of(*spec.observation_shape), batch_of(*spec.action_shape)
+    observation, action = jax.tree.map(lambda x: batch_of(*x.shape), (spec.observation, spec.action))
     features = encoded = observation
     if (module := networks.representation) is not None:
+        if not isinstance(observation, jax.ShapeDtypeStruct):
+            raise ValueError(f"{spec.name} has observations of several arrays; a representation predicts one array.")
         variables = check_module(module, spec, (observation, action), observation, role="representation")
         features = jax.eval_shape(made.encode_observation, variables["params"], observation)
         encoded = jax.eval_shape(made.encode_action, variables["params"], features, action)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-Array = jax.Array
+from volvox.types import Array
+
 Operation = Callable[[Array, Array], Array]
 
 

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox.ops.matmul import dense, product_gradients
-
-Array = jax.Array
+from volvox.types import Array
 
 # With at least so many rows, gradients are those of the formed matrix. Measured on two cores of an EPYC, with layers of
 # 256 x 256 and 1 024 x 1 024, b of 4 and 8, product and gradients in a loop: with 256 rows they take 1.1 to 1.3 times
@@ -45,7 +44,9 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
         )
     check_block(block, kernel.shape[0])
     rows = x.reshape(-1, x.shape[-1])
-    out: Any = _many_rows(rows, kernel, block) if rows.shape[0] >= _MANY_ROWS else _rolled(rows, kernel, block)
+    # An exported program, whose number of rows is a symbol, has no gradients, in which alone the two differ.
+    many = not jax.export.is_symbolic_dim(rows.shape[0]) and rows.shape[0] >= _MANY_ROWS
+    out: Any = _many_rows(rows, kernel, block) if many else _rolled(rows, kernel, block)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 

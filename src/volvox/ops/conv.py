@@ -17,8 +17,8 @@ from jax import lax
 
 from volvox.ops.batching import over_weights, per_index
 from volvox.ops.matmul import served
+from volvox.types import Array
 
-Array = jax.Array
 Padding = str | Sequence[tuple[int, int]]
 
 

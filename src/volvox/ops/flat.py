@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Array = jax.Array
-ArrayTree = Any
+from volvox.types import Array, ArrayTree
 
 _LEAF_RANK = {"kernel": 0, "bias": 1}
 

@@ -14,8 +14,7 @@ import jax
 
 from volvox.ops.conv import Padding, conv_low_rank
 from volvox.ops.matmul import matmul
-
-Array = jax.Array
+from volvox.types import Array
 
 
 @flax.struct.dataclass

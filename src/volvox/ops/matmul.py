@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from volvox.ops.batching import over_weights, per_index, per_weights
 from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan
 from volvox.ops.matmul_xla import matmul_xla
-
-Array = jax.Array
+from volvox.types import Array
 
 
 def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from volvox.ops.matmul_xla import sorted_by_kernel
+from volvox.types import Array
 
-Array = jax.Array
 Shaped = Array | jax.ShapeDtypeStruct
 
 _MAX_STREAMED_ROWS = 16

@@ -5,11 +5,10 @@ from functools import partial
 from typing import NamedTuple
 
 import chex
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-Array = jax.Array
+from volvox.types import Array
 
 # A matrix-vector product over a [K, N] kernel is bound by memory. XLA on CPU reads the kernel of one long product at
 # 17 GB/s, of the same product cut into chunks of 88 to 968 rows at 30 GB/s, of chunks of 64 rows or fewer at 15 GB/s

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from volvox.ops import flat, low_rank
 from volvox.ops.order import rounded
 from volvox.population.noise import Generator, LowRank, Noise, Table
-from volvox.types import Array, ArrayTree, Genotype
+from volvox.types import Array, ArrayTree, Genotype, Population
 
 _AT_ONCE = 8
 """Noise vectors in one pass over a weighted sum: it is read and written once for all of them."""
@@ -31,16 +31,21 @@ class Member(NamedTuple):
     """What names members of a population, each `[...]` of one shape.
 
     Attributes:
-      parent: int32: index of the base.
-      seed: int32: names the noise.
-      scale: float32: signed power of the noise; 0 is the base itself.
-      initial: bool: the initialiser's scaled noise alone.
+      parent: int32: Index of the base.
+      seed: int32: Names the noise.
+      scale: float32: Signed power of the noise; 0 is the base itself.
+      initial: bool: The initialiser's scaled noise alone.
     """
 
     parent: Array
     seed: Array
     scale: Array
     initial: Array
+
+
+def members_of(population: Population) -> Member:
+    """The members `[N]` of a population."""
+    return Member(population.parent, population.seed, population.scale, population.initial)
 
 
 def first_ancestors(seed: Array) -> Member:
@@ -102,8 +107,8 @@ def encoding(genotype: Genotype, noise: Noise) -> Encoding:
     """Joins a network and a source of noise; makes the noise's data (the table).
 
     Args:
-      genotype: the network.
-      noise: where noise comes from: `Table()`, `Generator()`, `LowRank()`.
+      genotype: The network.
+      noise: Where noise comes from: `Table()`, `Generator()`, `LowRank()`.
 
     Returns:
       `Encoding`.
@@ -120,8 +125,8 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
     """Makes the encoding as shapes: all but the noise's data, which may take seconds and gigabytes to make.
 
     Args:
-      genotype: the network.
-      noise: where noise comes from.
+      genotype: The network.
+      noise: Where noise comes from.
 
     Returns:
       `Encoding` whose arrays are `jax.ShapeDtypeStruct`, the data as short as it can be.
@@ -200,7 +205,7 @@ def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
     """Draws the noise of one mutation.
 
     Args:
-      encoding: of the network.
+      encoding: Of the network.
       seed: int32 scalar.
 
     Returns:
@@ -246,9 +251,9 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     from its lineage is, bit for bit, the one that played.
 
     Args:
-      encoding: of the network.
-      bases: parameters, leaves `[P, ...]`.
-      member: scalars.
+      encoding: Of the network.
+      bases: Parameters, leaves `[P, ...]`.
+      member: Scalars.
 
     Returns:
       Parameters, in the structure of `encoding.like`.
@@ -271,9 +276,9 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
     With low-rank noise no kernel is formed unless `encoding.formed`, and `member.initial` is ignored.
 
     Args:
-      encoding: of the network.
-      bases: parameters, leaves `[P, ...]`.
-      member: scalars.
+      encoding: Of the network.
+      bases: Parameters, leaves `[P, ...]`.
+      member: Scalars.
 
     Returns:
       Parameters; the bases are part of every `LowRank` in them.
@@ -296,9 +301,9 @@ def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayT
     """Computes the parameters of several members, one after the other, into leaves `[N, ...]`.
 
     Args:
-      encoding: of the network.
-      bases: parameters, leaves `[P, ...]`.
-      members: each field `[N]`.
+      encoding: Of the network.
+      bases: Parameters, leaves `[P, ...]`.
+      members: Each field `[N]`.
 
     Returns:
       Parameters, leaves `[N, ...]`.
@@ -312,7 +317,7 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     """Computes `sum_k weights[k] * noise(seeds[k])`; a few noise vectors exist at a time.
 
     Args:
-      encoding: of the network.
+      encoding: Of the network.
       seeds: int32 `[K]`.
       weights: float32 `[K]`.
 

@@ -4,8 +4,8 @@ A genome is a few numbers a generation, portable and tiny: `[i0, [i1, power], [i
 Such et al. 2017 (arXiv 1712.06567). All of this is NumPy or plain Python; only `rebuild` computes parameters.
 """
 
+import hashlib
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.checkpoint import write_file
+from volvox.checkpoint import about_latest, write_file
 from volvox.population.decoding import Encoding, Member, decode
 from volvox.types import ArrayTree
 
@@ -23,7 +23,7 @@ class Genome(NamedTuple):
     """One individual: the seed of its first ancestor, and each mutation since.
 
     Attributes:
-      initial_seed: names the noise that the first ancestor's parameters were made of.
+      initial_seed: Names the noise that the first ancestor's parameters were made of.
       mutations: (seed, power) from the oldest to the newest.
     """
 
@@ -42,9 +42,9 @@ def extend(lineage: Member, bases: Member) -> Member:
     """Adds a generation to a lineage.
 
     Args:
-      lineage: each field `[G, P]`: how the bases of each generation came from those of the generation before. A scale
+      lineage: Each field `[G, P]`: how the bases of each generation came from those of the generation before. A scale
         of 0 is a base that was carried over unchanged; the parent of a first ancestor has no meaning.
-      bases: each field `[P]`: the same of the new generation.
+      bases: Each field `[P]`: the same of the new generation.
 
     Returns:
       The lineage, each field `[G + 1, P]`.
@@ -56,8 +56,8 @@ def genome(lineage: Member, base: int) -> Genome:
     """Walks one base of the newest generation back to its first ancestor.
 
     Args:
-      lineage: of at least one generation, each field `[G, P]`.
-      base: index of the base in the newest generation.
+      lineage: Of at least one generation, each field `[G, P]`.
+      base: Index of the base in the newest generation.
 
     Returns:
       Its `Genome`.
@@ -104,7 +104,10 @@ def from_json(data: Any) -> Genome:
     return Genome(data[0], tuple((seed, float(np.float32(power))) for seed, power in data[1:]))
 
 
-_FORM = "a genome is [i0, [i1, power], [i2, power], ...] with integer seeds in [0, 2**31) and finite powers"
+_FORM = "a genome is [i0, [i1, power], [i2, power], ...] with integer seeds in [0, 2**31) and finite float32 powers"
+ABOUT = "elite"
+"""Key, in a checkpoint's `about`, of the digest of `elite.json`."""
+_LARGEST_POWER = float(np.finfo(np.float32).max)
 
 
 def _is_seed(value: Any) -> bool:
@@ -114,26 +117,51 @@ def _is_seed(value: Any) -> bool:
 def _is_mutation(entry: Any) -> bool:
     match entry:
         case [seed, float() | int() as power]:
-            return _is_seed(seed) and type(power) is not bool and math.isfinite(power)
+            # Powers are float32. The comparison is false of NaN, and exact of large integers.
+            return _is_seed(seed) and type(power) is not bool and abs(power) <= _LARGEST_POWER
     return False
 
 
+def digest(text: str) -> str:
+    """Returns SHA-256 of a file's text, by which checkpoints know the lineage that was written with them."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def save(path: str | os.PathLike, genome: Genome) -> None:
-    """Writes a genome to a JSON file in the published format, atomically."""
+    """Writes a genome to a JSON file in the published format, atomically.
+
+    Args:
+      path: The file; its directory exists.
+      genome: The individual.
+    """
     write_file(path, json.dumps(to_json(genome)) + "\n")
 
 
 def load(path: str | os.PathLike) -> Genome:
     """Reads a genome from a JSON file in the published format.
 
+    Args:
+      path: The file, such as `elite.json` of a run directory.
+
+    Returns:
+      The individual.
+
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file holds no genome; the message names the file and the offending entry.
+      ValueError: the file holds no genome, or in a run directory another than the newest checkpoint says; the message
+        names the file and the offending entry.
     """
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        raise ValueError(f"{os.fspath(path)} is no file")
     text = Path(path).read_text()
+    if about_latest(Path(path).parent / "checkpoints").get(ABOUT, digest(text)) != digest(text):
+        raise ValueError(
+            f"{os.fspath(path)} is not the lineage that was saved with the newest checkpoint beside it: it was "
+            "changed, or the run was killed while writing; resume the run, which writes it anew"
+        )
     try:
         return from_json(json.loads(text))
-    except ValueError as error:  # json.JSONDecodeError is one
+    except (RecursionError, ValueError) as error:  # json.JSONDecodeError is one
         raise ValueError(f"{os.fspath(path)}: {error}") from error
 
 
@@ -141,8 +169,8 @@ def rebuild(encoding: Encoding, genome: Genome) -> ArrayTree:
     """Computes an individual's parameters from its genome, with the rounding it was evolved with.
 
     Args:
-      encoding: the network and noise it was evolved with.
-      genome: the individual.
+      encoding: The network and noise it was evolved with.
+      genome: The individual.
 
     Returns:
       Parameters, in the structure of `encoding.like`.

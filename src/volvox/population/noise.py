@@ -29,9 +29,9 @@ class Table:
     arXiv 1712.06567), so that lineages made with a small table mean the same with the large one.
 
     Attributes:
-      size: numbers in the table, 4 bytes each; None: eight times the network's parameters, at least 2**20
+      size: Numbers in the table, 4 bytes each; None: eight times the network's parameters, at least 2**20
         (130 MB for the large network of four million).
-      seed: of `numpy.random.RandomState`, which makes the table.
+      seed: Of `numpy.random.RandomState`, which makes the table.
     """
 
     size: int | None = None
@@ -40,9 +40,13 @@ class Table:
     def __post_init__(self):
         integers(self, "size", low=1)
 
+    def length(self, num_numbers: int) -> int:
+        """Returns the numbers of the table."""
+        return max(8 * num_numbers, 2**20) if self.size is None else self.size
+
     def make_data(self, num_numbers: int) -> Array:
         """Makes the table, float32 `[size]`; raises ValueError if it holds less than `num_numbers`."""
-        length = max(8 * num_numbers, 2**20) if self.size is None else self.size
+        length = self.length(num_numbers)
         if length < num_numbers:
             raise ValueError(
                 f"size={length}: the noise table must hold at least as many numbers as the network has parameters "
@@ -77,10 +81,14 @@ class Generator:
     """Noise from JAX's own generator: no table, every seed of 2**31 distinct, but slower on a CPU.
 
     Attributes:
-      seed: of the key from which all noise is derived.
+      seed: Of the key from which all noise is derived.
     """
 
     seed: int = 0
+
+    def length(self, num_numbers: int) -> int:
+        """Returns 0: there is no table."""
+        return 0
 
     def make_data(self, num_numbers: int) -> Array:
         """Returns an empty array: there is no table."""
@@ -114,8 +122,8 @@ class LowRank:
 
     Attributes:
       rank: r; no larger than any kernel's smaller side.
-      source: where the numbers come from.
-      full: parameters of more dimensions that no layer takes in factors (anything but plain `nn.Dense`, `nn.Conv` and
+      source: Where the numbers come from.
+      full: Parameters of more dimensions that no layer takes in factors (anything but plain `nn.Dense`, `nn.Conv` and
         LSTM layers), by path, for example `("Embed_0/embedding",)`: they get full noise, with a copy in every slot.
     """
 

@@ -1,9 +1,17 @@
-"""What a run shows of itself: the learning curve, videos, pictures of a population, and its files read back."""
+"""What a run shows of itself: learning curves, a report, videos, pictures of a population, and its files read back.
 
+Several runs are compared by `volvox.compare`, which rests on the statistics here.
+"""
+
+from volvox.report.comparison import Comparison, compare
+from volvox.report.html import html_report
 from volvox.report.plots import learning_curve
 from volvox.report.population import cloud, descent, maze_walls
 from volvox.report.rows import Row, read_log, read_metrics
+from volvox.report.runs import SCORES
+from volvox.report.statistics import Estimate, interquartile_mean, probability_of_improvement
 from volvox.report.video import Recording, record_video
 
-__all__ = ["Recording", "Row", "cloud", "descent", "learning_curve", "maze_walls", "read_log", "read_metrics"]
-__all__ += ["record_video"]
+__all__ = ["SCORES", "Comparison", "Estimate", "Recording", "Row", "cloud", "compare", "descent", "html_report"]
+__all__ += ["interquartile_mean", "learning_curve", "maze_walls", "probability_of_improvement", "read_log"]
+__all__ += ["read_metrics", "record_video"]

@@ -5,18 +5,21 @@ import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from volvox.checkpoint import write_file
+from volvox.envs.envpool_tasks import known_scores
 from volvox.report.rows import numbers
 
-# Okabe and Ito's colours: told apart by colour-blind readers, too.
-_COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
+if TYPE_CHECKING:  # matplotlib is imported where something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
+"""Told apart by colour-blind readers, too (Okabe and Ito)."""
 _STYLES = ("-", "--", ":")
 _PANELS = 4
 """In a row."""
@@ -25,9 +28,19 @@ _SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
 _COUNTS = ("frames", "seconds", "step_seconds", "evaluation_frames", "evaluation_seconds", "evaluation_timesteps")
 
 
+def score_lines(game: str) -> dict[str, float]:
+    """What is known of a game's scores that a learning curve shows; nothing of other environments."""
+    return {name: value for name, value in known_scores(game).items() if name in ("random", "least")}
+
+
 def learning_curve(
-    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str] | None = None, *, title: str = ""
-) -> Figure:
+    rows: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str = "",
+    random: float | None = None,
+    least: float | None = None,
+) -> "Figure":
     """Draws scores against emulator frames and against wall-clock time, and each other metric in a small panel.
 
     Scores are metrics whose names hold "return", "score" or "reward", and the best and mean of "training",
@@ -40,10 +53,15 @@ def learning_curve(
         `frames` is missing, steps take its place. None and missing values leave gaps.
       path: Where to write a PNG, if anywhere.
       title: The figure's title.
+      random: The score of random play, drawn as a line; None draws none.
+      least: The least score there can be, below which no band is drawn; None sets no limit.
 
     Returns:
       The figure; a notebook shows it, `figure.savefig` writes it in other formats.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
     columns = _columns(rows)
     steps = np.arange(1, len(rows) + 1, dtype=float)
     spreads = _spreads(columns)
@@ -53,7 +71,8 @@ def learning_curve(
     others = [name for name in names if name not in scores]
 
     # Places are fixed, in inches from the top: matplotlib's own layout takes seconds where there are many panels.
-    panel_rows, legend_rows = -(-len(others) // _PANELS), max(1, -(-len(scores) // _PANELS))
+    num_labels = len(scores) + (random is not None)
+    panel_rows, legend_rows = -(-len(others) // _PANELS), max(1, -(-num_labels // _PANELS))
     top, height = 4.1 + 0.25 * legend_rows, 4.4 + 0.25 * legend_rows + 1.5 * panel_rows
     figure = Figure(figsize=(10, height))
     grid = figure.add_gridspec(1, 2, left=0.08, right=0.98, top=1 - 0.4 / height, bottom=1 - 3.6 / height, wspace=0.06)
@@ -66,13 +85,15 @@ def learning_curve(
     unit, unit_name = next(((size, name) for size, name in units if longest >= 2 * size), units[-1])
     for axes, x in ((by_frames, frames), (by_time, seconds / unit)):
         for i, name in enumerate(scores):
-            style = {"color": _COLORS[i % len(_COLORS)], "linestyle": _STYLES[i // len(_COLORS) % len(_STYLES)]}
-            _draw(axes, x, columns, name, spreads.get(name), **style)
+            style = {"color": COLORS[i % len(COLORS)], "linestyle": _STYLES[i // len(COLORS) % len(_STYLES)]}
+            _draw(axes, x, columns, name, spreads.get(name), least, **style)
+        if scores and random is not None:
+            axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play")
     for i, name in enumerate(others):
         down, right = divmod(i, _PANELS)
         bottom = 1 - (top + 1.5 * (down + 1) - 0.2) / height
         axes = figure.add_axes((0.08 + 0.232 * right, bottom, 0.18, 1.05 / height))
-        _draw(axes, frames, columns, name, spreads.get(name), color="0.3")
+        _draw(axes, frames, columns, name, spreads.get(name), None, color="0.3")
         axes.set_title(name.replace("_", " "), fontsize="small")
         axes.locator_params(nbins=4)
         if np.nanmax(np.abs(columns[name])) >= 1000:
@@ -98,7 +119,7 @@ def learning_curve(
     return finished(figure, path)
 
 
-def finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+def finished(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
     """Returns the figure, so that notebooks show it, and writes it to a PNG if there is a path."""
     # Without pyplot, nobody has told notebooks how to show a figure.
     figure._repr_png_ = lambda: _png(figure)  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,7 +128,7 @@ def finished(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
     return figure
 
 
-def _png(figure: Figure) -> bytes:
+def _png(figure: "Figure") -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)
     return file.getvalue()
@@ -133,7 +154,13 @@ def _spreads(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 
 def _draw(
-    axes: Axes, x: np.ndarray, columns: Mapping[str, np.ndarray], name: str, spread: str | None, **style: Any
+    axes: "Axes",
+    x: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    name: str,
+    spread: str | None,
+    least: float | None,
+    **style: Any,
 ) -> None:
     y = columns[name]
     band = np.zeros_like(y) if spread is None else columns[spread]
@@ -144,7 +171,8 @@ def _draw(
     if spread is not None:
         label += f" ({next(text for suffix, text in _SPREADS.items() if spread.endswith(suffix))})"
         band = np.nan_to_num(band)
-        axes.fill_between(x, y - band, y + band, color=style["color"], alpha=0.15, linewidth=0)
+        low = y - band if least is None else np.maximum(y - band, least)
+        axes.fill_between(x, low, y + band, color=style["color"], alpha=0.15, linewidth=0)
     marker = "o" if len(x) <= 30 else ""
     axes.plot(x, y, label=label, marker=marker, markersize=3, linewidth=1.5, **style)
     axes.grid(color="0.9", linewidth=0.8)

@@ -8,17 +8,17 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from volvox.envs import maze
 from volvox.report.plots import finished
 from volvox.report.rows import read_log
+
+if TYPE_CHECKING:  # matplotlib is imported where something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _GREY, _VERMILLION = "#999999", "#D55E00"
 
@@ -28,9 +28,9 @@ def cloud(
     path: str | os.PathLike[str] | None = None,
     *,
     panels: int = 6,
-    background: Callable[[Axes], None] | None = None,
+    background: "Callable[[Axes], None] | None" = None,
     title: str = "",
-) -> Figure:
+) -> "Figure":
     """Draws where in behaviour space the members of some generations ended, and how well.
 
     Each panel is a generation, evenly spaced from the first to the last. Colour is fitness, on one scale; circles are
@@ -51,13 +51,15 @@ def cloud(
       FileNotFoundError: Nothing was logged.
       ValueError: No behaviours were recorded, or `panels` is not positive.
     """
+    from matplotlib.figure import Figure
+
     if panels < 1:
         raise ValueError(f"panels={panels}: show at least one generation.")
     logged = read_log(Path(run_dir) / "log")
     behaviors = np.concatenate([arrays["behavior"] for arrays in logged.values()])
     size = behaviors.shape[1]
     if size == 0:
-        raise ValueError(f"{os.fspath(run_dir)}: no behaviours were recorded; give evolve a behavior, or a strategy.")
+        raise ValueError(f"{os.fspath(run_dir)}: no behaviours were recorded; give evolve a behavior.")
     shown = np.array(list(logged))[np.unique(np.linspace(0, len(logged) - 1, panels).round().astype(int))].tolist()
     project = _projection(behaviors)
     fitness = np.ma.masked_invalid(np.concatenate([logged[number]["fitness"] for number in shown]))
@@ -92,7 +94,9 @@ def cloud(
     return finished(figure, path)
 
 
-def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, title: str = "") -> Figure:
+def descent(
+    run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, title: str = ""
+) -> "Figure":
     """Draws the tree of descent: fitness of all members by generation, lines from each parent to its parent.
 
     The ancestors of the final elite are highlighted.
@@ -109,6 +113,10 @@ def descent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None
       FileNotFoundError: Nothing was logged.
       ValueError: The strategy keeps no lineages, or the elite is older than the log.
     """
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     logged = read_log(Path(run_dir) / "log")
     if "base_seed" not in next(iter(logged.values())):
         raise ValueError(f"{os.fspath(run_dir)}: this strategy keeps no lineages, so there is no descent to draw.")
@@ -162,8 +170,10 @@ def ancestors(logged: dict[int, dict[str, np.ndarray]], base: int) -> list[tuple
     return found
 
 
-def maze_walls(axes: Axes) -> None:
+def maze_walls(axes: "Axes") -> None:
     """Draws the walls, the start and the goal of the hard maze; a `background` for `cloud`."""
+    from matplotlib.collections import LineCollection
+
     walls = maze.WALLS.reshape(-1, 2, 2)
     axes.add_collection(LineCollection(list(walls), colors="black", linewidths=1.2))
     axes.plot(*maze.START, "o", color="black", ms=4)

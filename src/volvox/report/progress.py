@@ -1,49 +1,93 @@
-"""Progress: a bar in terminals and notebooks, one plain line a step elsewhere (logs, CI)."""
+"""Progress: a line for each step that is done, and where there is a screen a line below them that is drawn anew."""
 
-import importlib.util
 import math
+import os
 import re
 import sys
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, TextIO
-
-from tqdm.std import tqdm
+from typing import Any, Protocol, TextIO
 
 from volvox.report.rows import numbers
 
-_INNER_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-_PLACES = ("phase", "role", "done", "total", "stepped")
+_COLUMNS = 80
+_BAR = 20
+"""Characters of the bar."""
+_MEASURED = 2.0
+"""Seconds of a rate before it is used to say how long a step takes."""
+_LONG = 30 * 86_400.0
+"""Seconds of a whole run, above which it is said how long it would take."""
+_KEPT = 200
+"""Lines that a notebook shows."""
+_PLACES = ("phase", "role", "done", "total", "stepped", "step_done", "step_total")
 """Figures from inside a step that say where it is; all others are shown as figures."""
-_clock = tqdm.format_interval
-_COUNT = re.compile("(.*_)?(frames|seconds)|evaluation_timesteps")
-_FIRST = ("elite_score", "validation_mean", "evaluation_|test_", "training_best", "training_mean")
-_FIRST += (".*_per_second", "occupancy")
+_COUNT = re.compile("(.*_)?(frames|seconds|episodes)|evaluation_timesteps")
+_NAMES = {"elite_score": "elite", "training_best": "best", "training_mean": "mean", "validation_mean": "validation"}
+_NAMES |= {"evaluation_mean": "evaluation", "evaluation_best": "best evaluation", "test_score": "test"}
+_FIRST = ("new_elite|elite_score", "validation_mean", "evaluation_|test_", "training_best", "training_mean")
+_FIRST += ("frames_per_second", ".*loss", "occupancy")
 """What the names of the most important metrics begin with, in the order in which a line shows them."""
 
 
-def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), width: int = 100) -> str:
+def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), width: int = 100, frame_skip: int = 1) -> str:
     """Writes the numbers of a step in one line, as many as there is room for.
 
-    The score of the elite comes first, then those of evaluations and tests, the best and the mean in training, rates,
-    and the occupancy. Other metrics follow in their order, and measures of spread come last. Counts of what is done
-    (the step, frames, seconds) are left to the rows.
+    The score of the elite comes first; of a new elite it is the mean by which it was chosen, and of what has no elite
+    that of validation. It is followed by those of evaluations and tests,
+    the best and the mean in training, the rate in timesteps, losses, and the occupancy. Other metrics follow in their
+    order, and measures of spread come last. Counts of what is done (the step, frames, seconds) and other rates are left
+    to the rows.
 
     Args:
       metrics: Metrics of a step, or figures from inside it; what is not a number is left out.
       skip: Names to leave out.
       width: Characters that the line may have; the first figure is shown however long it is.
+      frame_skip: Frames of a timestep.
     """
     shown = {name: value for name, value in numbers(metrics).items() if name not in skip and not _COUNT.fullmatch(name)}
+    if "frames_per_second" in shown:
+        shown = {name: value for name, value in shown.items() if not name.endswith("_per_second")}
+        shown["frames_per_second"] = metrics["frames_per_second"] / frame_skip
+    if "validation_mean" in shown and metrics.get("elite_is_new"):
+        shown = {"new_elite": shown.pop("validation_mean")} | shown  # which has played nothing else yet
+    elif "elite_score" in shown:  # which has the elite's validation in it
+        shown.pop("validation_mean", None)
     line = ""
     for name in sorted(shown, key=_rank):
-        rate, value = name.endswith("_per_second"), shown[name]
-        words = name.removesuffix("_per_second").replace("_", " ")
-        longer = f"{line}{', ' * bool(line)}{words}{f'/s {value:,.0f}' if rate else f' {value:,.6g}'}"
+        words = _NAMES.get(name, name.removesuffix("_per_second").replace("_", " "))
+        figure = f"{words} {short(shown[name])}"
+        if name.endswith("_per_second"):
+            figure = f"{_rounded(shown[name])} {'steps' if name == 'frames_per_second' else words}/s"
+        longer = f"{line}, {figure}" if line else figure
         if line and len(longer) > width:
             break
         line = longer
     return line
+
+
+def short(value: float) -> str:
+    """Writes a number with at most 4 digits: 0.123, 1432, 57.6k, 1.25M."""
+    for size, letter in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
+        text = f"{value / size:.4g}"
+        if abs(float(text)) < (1e4 if size == 1 else 1e3):
+            return text + letter
+    return f"{value:.4g}"
+
+
+def _rounded(rate: float) -> str:
+    """Writes a rate, of which three digits mean something."""
+    return short(float(f"{rate:.3g}"))
+
+
+def clock(seconds: float) -> str:
+    """Writes a duration: 0:07, 1:02:03, 2 d 3 h, 31 d, 1.5 years."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24 * 365:
+        return f"{_rounded(hours / 24 / 365.25)} years"
+    if hours >= 48:
+        return f"{hours // 24} d" + (f" {hours % 24} h" if hours < 24 * 30 else "")
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def in_notebook() -> bool:
@@ -55,96 +99,232 @@ def in_notebook() -> bool:
 class Progress:
     """Shows how far a run is, in the way that suits where the program runs. Every method returns at once.
 
-    In a terminal or a notebook there is a bar of all steps, and below it one of the phase within a step. Elsewhere each
-    step that is done has a plain line.
+    Each step that is done has a line of at most 80 columns. In a terminal or a notebook there is another line below
+    them, which says where the run is now; where the terminal's width is unknown, and in logs, there is none. Before
+    the first step is done, a line says what is waited for and, as soon as that was measured, how long it takes.
     """
 
     def __init__(
         self,
-        total: int,
+        total: int | None,
         *,
         done: int = 0,
+        frames: int = 0,
         step_name: str = "generation",
         enabled: bool = True,
         stop_after: float | None = None,
+        max_frames: int | None = None,
+        frame_skip: int = 1,
         stream: TextIO | None = None,
     ):
         """Begins to show progress.
 
         Args:
-          total: Steps of the whole run.
+          total: Steps of the whole run; None where something else ends it.
           done: Steps done before this process.
+          frames: Emulator frames of these.
           step_name: What a step is called.
-          enabled: False shows neither bar nor lines; notes are printed all the same.
-          stop_after: Seconds after which no further step begins; the time left is no more than that.
+          enabled: False shows nothing but notes.
+          stop_after: Seconds after which no further step begins.
+          max_frames: Emulator frames of the whole run, after which no further step begins.
+          frame_skip: Frames of a timestep.
           stream: Where to write; None is the standard error stream of the moment.
         """
-        self._total, self._done, self._step_name, self._enabled = total, done, step_name, enabled
-        self._stop_after = math.inf if stop_after is None else stop_after
-        self._stream = sys.stderr if stream is None else stream
+        self._total, self._step_name, self._enabled = total, step_name, enabled
+        self._stop_after, self._max_frames, self._frame_skip = stop_after, max_frames, frame_skip
+        self._begun = self._now = (float(done), float(frames))  # steps, with the share of the one in progress; frames
         self._began = time.monotonic()
-        self._steps: Any = None
-        self._phase: Any = None  # reused, since a notebook keeps every bar ever made
-        if enabled and (in_notebook() or self._stream.isatty()):
-            # tqdm.auto warns where ipywidgets is missing; text bars do there.
-            widgets = in_notebook() and importlib.util.find_spec("ipywidgets") is not None
-            self._bar = importlib.import_module("tqdm.notebook" if widgets else "tqdm.std").tqdm
-            # A notebook's text output has no second line to go back from: there, phases show at the end of the one bar.
-            self._one_line = in_notebook() and not widgets
-            form = {"desc": step_name, "dynamic_ncols": not self._one_line, "position": 0}
-            self._steps = self._bar(total=total, initial=done, file=self._stream, **form)
+        self._compiling = self._announced = self._warned = False
+        self._measured: tuple[float, float, int] | None = None  # when the rate began to be measured; share, timesteps
+        self._screen = _screen(sys.stderr if stream is None else stream, enabled)
 
     def inside(self, shown: Mapping[str, Any]) -> None:
-        """Shows figures from inside a step: its `phase`, how much of a `total` is `done`, and what else is given.
+        """Shows figures from inside a step.
 
-        Lines show nothing of them: a log would grow by a line a second.
+        Args:
+          shown: Its `phase`, how much of a `total` is `done` in it, the share `step_done` of `step_total` of the whole
+            step where there are several phases, timesteps `stepped` in the phase, a `note` that is printed, and other
+            figures.
         """
-        if self._steps is None:
-            return
         phase, done, total = str(shown.get("phase", "working")), shown.get("done"), shown.get("total")
-        line = figures(shown, skip=[*_PLACES, self._step_name])
-        if self._one_line:
-            count = f" {done}/{total}" if done is not None and total is not None else ""
-            self._steps.set_postfix_str(", ".join(filter(None, (phase + count, line))))
+        number, share = math.floor(self._now[0]) + 1, _share(shown)
+        self._now = (number - 1 + share, self._now[1])
+        if note := shown.get("note"):
+            self.note(str(note))
+        if not self._enabled:
             return
-        if self._phase is None:
-            form = {"dynamic_ncols": True, "position": 1, "leave": False, "bar_format": _INNER_FORMAT}
-            self._phase = self._bar(total=total, desc=phase, file=self._stream, **form)
-        bar = self._phase
-        if bar.desc != phase or (done or 0) < bar.n:  # another phase has begun
-            bar.reset(total)
-            bar.set_description_str(phase, refresh=False)
-        bar.total, bar.n = total, done or 0
-        bar.set_postfix_str(line, refresh=False)
-        bar.refresh()
-        self._steps.refresh()  # its clock goes on during a long step
+        if phase == "compiling" and not self._compiling:
+            self._compiling = True
+            self.note(f"{self._step_name} {number}: compiling first, which takes some 5 to 30 seconds")
+        elif phase != "compiling" and not self._announced:
+            self._announce(number, share, int(shown.get("stepped", 0)))
+        count = f" {short(done)}/{short(total)}" if done is not None and total is not None else ""
+        fraction, left = self._budget()
+        full = min(round(_BAR * fraction), _BAR)
+        texts = [f"{self._step_name} {number}: {phase}{count}"]
+        rate = {name: value for name, value in shown.items() if name == "frames_per_second"}
+        texts += [figures(rate, frame_skip=self._frame_skip)] if rate else []
+        texts += [f"{clock(left)} left"] if left < math.inf else []
+        self._screen.status(f"[{'#' * full}{'.' * (_BAR - full)}] {fraction:4.0%}  {', '.join(texts)}")
 
     def step(self, done: int, metrics: Mapping[str, Any]) -> None:
         """Shows that a step is done: the steps done in all, its metrics, the time passed and the time left."""
-        elapsed = time.monotonic() - self._began
-        allowed = max(self._stop_after - elapsed, 0.0)
-        line = figures(metrics, skip=[self._step_name])
-        if self._steps is not None:  # tqdm knows the times
-            stops = f", stops within {_clock(allowed)}" if allowed < math.inf else ""
-            self._steps.set_postfix_str(line + stops, refresh=False)
-            self._steps.update(done - self._steps.n)
-        elif self._enabled:
-            left = min(elapsed / max(done - self._done, 1) * (self._total - done), allowed)
-            times = f"{_clock(elapsed)} elapsed" + (f", {_clock(left)} left" if done < self._total else "")
-            self.note(f"{self._step_name} {done}/{self._total}  {line}  {times}")
+        self._now, self._announced = (float(done), metrics.get("frames") or self._now[1]), True
+        if not self._enabled:
+            return
+        _, left = self._budget()
+        self._warn(left)
+        times = clock(time.monotonic() - self._began)
+        times += f", {clock(left)} left" if 0 < left < math.inf else ""
+        limited = self._stop_after is not None or self._max_frames is not None
+        name = f"{self._step_name} {done}" + ("" if limited else f"/{self._total}")
+        room = _COLUMNS - 1 - len(name) - len(times) - 4
+        line = figures(metrics, skip=[self._step_name], width=room, frame_skip=self._frame_skip)
+        self.note("  ".join(filter(None, (name, line, times))))
 
     def note(self, text: str) -> None:
-        """Prints one line without disturbing the bar."""
-        if self._steps is not None:
-            self._steps.write(text, file=self._stream)
-        else:
-            print(text, file=self._stream, flush=True)
+        """Prints one line above the one that is drawn anew."""
+        self._screen.note(text)
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
-        for bar in (self._phase, self._steps):
-            if bar is not None:
-                bar.close()
+        """Leaves the lines that were printed."""
+        self._screen.close()
+
+    def _announce(self, number: int, share: float, stepped: int) -> None:
+        """Says how long the step takes, once that was measured."""
+        now = time.monotonic()
+        if self._measured is None or share < self._measured[1] or stepped < self._measured[2]:
+            self._measured = (now, share, stepped)
+        since, begun, before = self._measured
+        if now - since < _MEASURED or share <= begun:
+            return
+        self._announced = True
+        per_second = (stepped - before) / (now - since)
+        rate = f" at {_rounded(per_second)} steps/s" if per_second > 0 else ""
+        seconds = (now - since) / (share - begun)
+        self.note(f"{self._step_name} {number}: takes about {clock(seconds)}{rate}")
+        left = [] if self._total is None else [seconds * (self._total - self._now[0])]
+        left += [] if self._stop_after is None else [self._stop_after]
+        if self._max_frames is not None and per_second > 0:
+            left.append((self._max_frames - self._now[1]) / (per_second * self._frame_skip))
+        self._warn(min(left, default=0.0))
+
+    def _warn(self, left: float) -> None:
+        """Says, once, that the run will take very long."""
+        if _LONG < left < math.inf and not self._warned:
+            self._warned = True
+            self.note(f"at this rate the whole run takes {clock(left)}: ask for less, or set a limit of minutes")
+
+    def _budget(self) -> tuple[float, float]:
+        """Returns the share of the run that is done, and the seconds that are left, by the limit that ends it first."""
+        elapsed = max(time.monotonic() - self._began, 1e-9)
+        limits = []
+        if self._stop_after is not None:
+            limits.append((max(self._stop_after - elapsed, 0.0), elapsed / self._stop_after))
+        for now, begun, most in zip(self._now, self._begun, (self._total, self._max_frames), strict=True):
+            if most is not None:
+                pace = elapsed / (now - begun) if now > begun else math.inf
+                limits.append((pace * (most - now) if now < most else 0.0, now / most))
+        left, fraction = min(limits)
+        return min(fraction, 1.0), left
+
+
+class _Screen(Protocol):
+    """Where lines are shown, and below them a status."""
+
+    def note(self, text: str) -> None: ...
+
+    def status(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Lines:
+    """A log: lines alone."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def status(self, text: str) -> None:
+        del text
+
+    def close(self) -> None:
+        pass
+
+
+class _Terminal:
+    """A terminal, whose last line is the status."""
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._shown = stream, ""
+
+    def note(self, text: str) -> None:
+        self._stream.write(f"\r\x1b[2K{text}\n{self._shown}")
+        self._stream.flush()
+
+    def status(self, text: str) -> None:
+        self._shown = text[: os.get_terminal_size(self._stream.fileno()).columns - 1]
+        self._stream.write(f"\r\x1b[2K{self._shown}")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.write("\r\x1b[2K" if self._shown else "")
+        self._stream.flush()
+        self._shown = ""
+
+
+class _Notebook:
+    """One output of plain text, which stays readable in the notebook's file."""
+
+    def __init__(self):
+        self._lines: list[str] = []
+        self._output: Any = None
+
+    def note(self, text: str) -> None:
+        self._lines = [*self._lines[1 - _KEPT :], text]
+        self._show(self._lines)
+
+    def status(self, text: str) -> None:
+        self._show([*self._lines, text])
+
+    def close(self) -> None:
+        if self._output is not None:
+            self._show(self._lines)
+
+    def _show(self, lines: list[str]) -> None:
+        from IPython.display import display  # a notebook has it
+
+        data = {"text/plain": "\n".join(lines)}
+        if self._output is None:
+            self._output = display(data, raw=True, display_id=True)
+        else:
+            self._output.update(data, raw=True)
+
+
+def _screen(stream: TextIO, enabled: bool) -> _Screen:
+    """What suits where the program runs."""
+    if enabled and in_notebook():
+        return _Notebook()
+    return _Terminal(stream) if enabled and _has_width(stream) else _Lines(stream)
+
+
+def _share(shown: Mapping[str, Any]) -> float:
+    """The share of the step that is done, at most just below 1."""
+    done, total = shown.get("step_done", shown.get("done")), shown.get("step_total", shown.get("total"))
+    return min(done / total, 0.999) if done is not None and total else 0.0
+
+
+def _has_width(stream: TextIO) -> bool:
+    """Whether this is a terminal of which the width is known."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except OSError:
+        return False
 
 
 def _rank(name: str) -> int:

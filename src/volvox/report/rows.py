@@ -1,19 +1,18 @@
 """What a run writes of each step.
 
-Metrics are a row, one JSON object a line (`metrics.jsonl`), and TensorBoard events, written without TensorFlow. The log
-holds arrays, one compressed file a step.
+Metrics are a row, one JSON object a line (`metrics.jsonl`). The log holds arrays, one compressed file a step.
 """
 
 import io
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from volvox.checkpoint import write_file
 
@@ -51,9 +50,8 @@ def to_json(value: Any, place: str = "metrics") -> Any:
 
 def append_row(path: str | os.PathLike[str], row: Row) -> None:
     """Appends one row, already in JSON form (`to_json`), and returns when it is on disk."""
-    line = json.dumps(row, allow_nan=False) + "\n"
     with Path(path).open("a", encoding="utf-8") as file:
-        file.write(line)
+        file.write(to_line(row))
         file.flush()
         os.fsync(file.fileno())
 
@@ -64,50 +62,44 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     Raises:
       ValueError: A whole line is not a JSON object.
     """
-    path = Path(path)
-    if not path.exists():
-        return []
+    rows, damage = read_until_damage(path)
+    if damage:
+        raise ValueError(damage)
+    return rows
+
+
+def read_until_damage(path: str | os.PathLike[str]) -> tuple[list[Row], str]:
+    """Reads rows as `read_metrics`, up to the first whole line that is no JSON object; "", or what is wrong with it."""
+    path, rows = Path(path), []
+    if not path.is_file():
+        return [], f"{path} is no file" if path.exists() else ""
     lines = path.read_bytes().split(b"\n")
-    rows = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not a whole row
         try:
             row = json.loads(line)
-        except ValueError:
+            to_line(row)  # refuses numbers that are not finite
+        except (RecursionError, ValueError):
             row = None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}, is not a JSON object: {line[:80]!r}")
+            return rows, f"{path}, line {number}, is not a JSON object: {line[:80]!r}"
         rows.append(row)
-    return rows
+    return rows, ""
+
+
+def to_line(row: Row) -> str:
+    """Returns the line of a row that is in JSON form already (`to_json`)."""
+    return json.dumps(row, allow_nan=False) + "\n"
 
 
 def rewrite(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
     """Replaces the file's rows by these, atomically: readers, and a kill, see the old file or the new one."""
-    write_file(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    write_file(path, "".join(map(to_line, rows)))
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the metrics that are finite numbers; booleans are left out."""
-    found = {name: value for name, value in row.items() if isinstance(value, int | float)}
-    return {name: value for name, value in found.items() if not isinstance(value, bool) and math.isfinite(value)}
-
-
-def event_writer(directory: str | os.PathLike[str], *, first_step: int = 1) -> SummaryWriter:
-    """Opens a new TensorBoard event file.
-
-    Args:
-      directory: Folder of the event files, made if missing.
-      first_step: TensorBoard hides what earlier files hold at this step and after it.
-    """
-    # Files are named by the second: without a suffix a quick resume would overwrite the file before.
-    suffix = f".from-{first_step}"
-    return SummaryWriter(str(directory), purge_step=first_step, flush_secs=3600, filename_suffix=suffix)
-
-
-def write_events(events: SummaryWriter, step: int, row: Row) -> None:
-    """Writes every finite number of a row as a scalar at this step, and flushes."""
-    for name, value in numbers(row).items():
-        events.add_scalar(name, value, step)
-    events.flush()
+    found = {name: value for name, value in row.items() if isinstance(value, int | float) and type(value) is not bool}
+    return {name: value for name, value in found.items() if abs(value) <= sys.float_info.max}  # false of NaN
 
 
 def write_log(directory: str | os.PathLike[str], step: int, arrays: Mapping[str, np.ndarray]) -> None:

@@ -41,7 +41,7 @@ def record_video(
     path: str | os.PathLike[str],
     *,
     seed: int = 0,
-    max_steps: int | None = None,
+    max_episode_steps: int | None = None,
     fps: float | None = None,
 ) -> Recording:
     """Plays one episode greedily and films it.
@@ -59,27 +59,30 @@ def record_video(
       variables: What `policy.apply` takes.
       path: Where to write, ending in `.mp4`; its folder is made if missing.
       seed: The environment's seed.
-      max_steps: Steps after which the episode is cut; None is the environment's own limit.
+      max_episode_steps: Timesteps after which the episode is cut; None is the environment's own limit.
       fps: Pictures per second; None is the emulator's own speed, 60 frames per second.
 
     Returns:
       The file, the episode's return and its length.
 
     Raises:
-      ValueError: Observations that are not images, a path that does not end in `.mp4`, or `max_steps` below 1.
+      ValueError: Observations that are not images, a path that does not end in `.mp4`, or `max_episode_steps` below 1.
       RuntimeError: The camera's emulator no longer shows the game that is played (this should never happen), or
         ffmpeg failed.
     """
     path, spec = Path(path), env.spec
     camera = color_screen(env)
-    if camera is None and (len(spec.observation_shape) != 3 or np.dtype(spec.observation_dtype) != np.uint8):
+    seen = [(np.dtype(x.dtype).name, list(x.shape)) for x in jax.tree.leaves(spec.observation)]
+    if camera is None and [(dtype, len(shape)) for dtype, shape in seen] != [("uint8", 3)]:
         raise ValueError(
             f"{spec.name} cannot be filmed: a video needs uint8 images [height, width, stack] as observations, "
-            f"got {np.dtype(spec.observation_dtype)} {list(spec.observation_shape)}"
+            f"got {' and '.join(f'{dtype} {shape}' for dtype, shape in seen)}"
         )
     if path.suffix != ".mp4":
         raise ValueError(f"a video's path ends in .mp4, got {path}")
-    limit = integer("max_steps", spec.max_episode_steps if max_steps is None else max_steps, low=1)
+    limit = integer(
+        "max_episode_steps", spec.max_episode_steps if max_episode_steps is None else max_episode_steps, low=1
+    )
     recipes = [env] if camera is None else [env, camera]
     groups: list[EnvGroup] = []
     channels, scale, pixels = (-1, 4, "gray") if camera is None else (slice(None), 3, "rgb24")
@@ -145,7 +148,7 @@ def _mp4(path: Path, form: str) -> Iterator[IO[bytes]]:
 def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree) -> Iterator[list[TimeStep]]:
     """Plays one episode by what the first group shows; yields all groups' time steps, those that begin it included."""
     apply, mode = jax.jit(policy.apply), jax.jit(policy.mode)
-    memory = policy.initial_state(1)
+    recurrent = policy.initial_state(1)
     states = [group.init() for group in groups]
     while True:
         replies = [group.recv(state) for group, state in zip(groups, states, strict=True)]
@@ -153,8 +156,8 @@ def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree) -> It
         played = replies[0][1]
         if played.terminated[0] or played.truncated[0]:
             return
-        memory = where_rows(jnp.asarray(played.first), policy.initial_state(1), memory)
-        output, memory = apply(variables, jnp.asarray(played.observation), memory)
+        recurrent = where_rows(jnp.asarray(played.first), policy.initial_state(1), recurrent)
+        output, recurrent = apply(variables, jnp.asarray(played.observation), recurrent)
         action = mode(output)
         states = [group.send(state, action) for group, (state, _) in zip(groups, replies, strict=True)]
 

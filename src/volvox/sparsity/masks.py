@@ -168,9 +168,14 @@ def compression(params: ArrayTree, masks: ArrayTree | None = None) -> float | No
     Returns:
       The share; None without masks and block-circulant kernels, where nothing could be saved.
     """
-    if masks is None and all(kernel.block == 1 for kernel in kernels(params).values()):
+    if masks is None and not is_grouped(params):
         return None
     return table(params, masks)[-1]["compression"]
+
+
+def is_grouped(params: ArrayTree) -> bool:
+    """Returns whether there are block-circulant kernels among parameters, be they of one learner or of several."""
+    return any(name.rpartition("/")[2] == "circulant" for name in by_name(params))
 
 
 def by_name(tree: ArrayTree) -> dict[str, Any]:

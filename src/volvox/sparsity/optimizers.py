@@ -122,8 +122,8 @@ class GroupSparse:
     Attributes:
       block: Side b of the circulant blocks; 1 groups nothing, so that single weights are pruned.
       final_sparsity: Share of a large layer's weights that need not be stored, by grouping and pruning together.
-      increment: Change of that share at once, in (0, 1].
-      tolerance: Share of the range of returns by which they may be below their best; see `RewardAware`.
+      increment: Change of that share at once, in (0, 1]; not with `end`.
+      tolerance: Share of the range of returns by which they may be below their best; see `RewardAware`. Not with `end`.
       begin: Update before which nothing is pruned.
       every: Updates from one change to the next.
       min_side: Layers with fewer inputs or outputs stay dense.
@@ -153,6 +153,12 @@ class GroupSparse:
             raise ValueError(
                 f"final_sparsity={self.final_sparsity} is below {alone:g}, which block={self.block} alone reaches; "
                 "raise it, or take pruning=False."
+            )
+        own = (self.increment, self.tolerance)
+        if self.end is not None and own != (GroupSparse.increment, GroupSparse.tolerance):
+            raise ValueError(
+                f"increment={own[0]} and tolerance={own[1]} belong to a sparsity that follows returns; leave them out, "
+                f"or leave out end={self.end}."
             )
         _ = self.rule  # which checks the rest
 

@@ -185,7 +185,7 @@ class KeepNOfM:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """Keeps a kernel as sparse from the first update on, and now and then replaces its smallest weights by others.
+    """Keeps the sparsity of a kernel constant, and now and then replaces its smallest weights by others.
 
         optimizer = vx.sparsity.sparse(optax.adam(3e-4), vx.sparsity.Dynamic(sparsity=0.9))
 

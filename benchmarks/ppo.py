@@ -1,0 +1,157 @@
+"""How fast PPO plays and learns, against the bound of its parts in turn, and beside PyTorch.
+
+    python benchmarks/ppo.py --json
+    python benchmarks/ppo.py --preset mujoco --task HalfCheetah-v4 --num-envs 8 --groups 2 --json
+    python benchmarks/ppo.py --json --peers
+
+One run prints: emulators alone, the network acting alone, learning alone, the bound the three make in turn, and the
+whole loop. With `--peers` also PyTorch's loop on the same emulators, of which the installation is described in
+`peers/torch_ppo.py`; loop and peer are measured in turns, and the figures are medians.
+"""
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+from actor_critic import inference_steps_per_s, repeatedly
+from parts import env_steps_per_s, machine, show
+
+import volvox as vx
+
+Flag = tyro.conf.arg
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The benchmark of PPO."""
+
+    preset: Literal["atari", "mujoco"] = "atari"
+    task: Annotated[str, Flag(help="game or MuJoCo task")] = "Pong"
+    num_envs: int = 8
+    groups: int = 2
+    lag: int = 1
+    micro_batch: Annotated[int | None, Flag(help="timesteps of a group learned at once; default: PPO's own")] = None
+    seconds: Annotated[float, Flag(help="length of each measurement")] = 15.0
+    turns: Annotated[int, Flag(help="how often loop and peer are measured")] = 3
+    seed: int = 0
+    peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
+    python: Annotated[str, Flag(help="Python that has torch and envpool, for the peer")] = sys.executable
+    json: Annotated[bool, Flag(help="print one JSON object")] = False
+
+
+def make(options: Options) -> tuple[vx.Env, Any, vx.PPO]:
+    """Environments, flax module and settings."""
+    sizes: Any = {"num_envs": options.num_envs, "groups": options.groups}
+    changes = {"lag": options.lag, "micro_batch": options.micro_batch, "anneal_timesteps": None}
+    if options.preset == "mujoco":
+        env = vx.envs.mujoco(options.task, **sizes)
+        (size,) = env.spec.action_shape or (0,)
+        settings = dataclasses.replace(vx.PPO.mujoco(), rounds_per_iteration=1, **changes)
+        return env, vx.networks.GaussianMLP(size), settings
+    env = vx.envs.atari(options.task, **sizes)
+    network = vx.networks.ActorCritic(env.spec.num_actions or 0, vx.networks.NatureTorso())
+    return env, network, dataclasses.replace(vx.PPO.atari(), rounds_per_iteration=2, **changes)
+
+
+def train_steps_per_s(learner: Any, env: vx.Env, settings: vx.PPO, seconds: float) -> float:
+    """Learning alone: advantages, shuffles and all updates of a round, inside one compiled loop."""
+    b = env.num_envs // env.num_groups
+    acting, learning = learner.init(jax.random.key(0))
+
+    def filled(me: Any) -> Any:
+        noise = jax.random.uniform(jax.random.key(1), me.ring.observation.shape, maxval=255)
+        return me._replace(
+            ring=me.ring._replace(observation=noise.astype(me.ring.observation.dtype), valid=me.ring.valid | True)
+        )
+
+    collectors = tuple(filled(learner.collecting.collector(b)) for _ in range(env.num_groups))
+    acting = acting._replace(round=jnp.int32(1), collectors=collectors)
+
+    @jax.jit
+    def round_(acting, learning):
+        end = acting.round * learner.layout.num_updates
+        return learner.learn(acting, learning, jax.random.key(2), jnp.int32(0), end)
+
+    return settings.segment_length * env.num_envs * repeatedly(lambda: round_(acting, learning), seconds)
+
+
+class Loop:
+    """The algorithm as `train` runs it, compilation not counted."""
+
+    def __init__(self, algorithm: vx.Algorithm, settings: vx.PPO, env: vx.Env):
+        self.algorithm, self.steps = algorithm, settings.segment_length * env.num_envs * settings.rounds_per_iteration
+        self.state = algorithm.init(jax.random.key(0))
+        for _ in range(2):  # the second one compiles the stopwatch
+            self.state, self.row = algorithm.step(self.state)
+
+    def measure(self, seconds: float) -> float:
+        """Timesteps learned from a second."""
+        began, iterations = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            self.state, self.row = self.algorithm.step(self.state)
+            iterations += 1
+        return iterations * self.steps / (time.perf_counter() - began)
+
+
+def peer(options: Options, settings: vx.PPO) -> float:
+    """Timesteps a second of PyTorch, in a process of its own."""
+    script = Path(__file__).parent / "peers" / "torch_ppo.py"
+    flags = {"preset": options.preset, "task": options.task, "num-envs": options.num_envs, "seconds": options.seconds}
+    flags |= {"segment-length": settings.segment_length, "num-epochs": settings.num_epochs}
+    flags |= {"num-minibatches": settings.num_minibatches}
+    command = [options.python, str(script), *(x for key, value in flags.items() for x in (f"--{key}", str(value)))]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(printed.strip().splitlines()[-1])["steps_per_s"]
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """All figures in one run."""
+    env, module, settings = make(options)
+    learner: Any = settings.bind(module, env)
+    loop = Loop(vx.learn(settings, module, env), settings, env)
+    parts, rates, peers, bounds = options.seconds / 3, [], [], []
+    for _ in range(options.turns):
+        rates.append(loop.measure(options.seconds))
+        alone = (
+            env_steps_per_s(env.make(options.seed), parts),
+            inference_steps_per_s(learner.policy, env, parts),
+            train_steps_per_s(learner, env, settings, parts),
+        )
+        bounds.append((1 / sum(1 / rate for rate in alone), *alone))
+        if options.peers:
+            peers.append(peer(options, settings))
+    loop.algorithm.close()
+    bound, *alone = (statistics.median(column) for column in zip(*bounds, strict=True))
+    rate = statistics.median(rates)
+    names = ("env_steps_per_s", "inference_steps_per_s", "train_steps_per_s")
+    figures = {
+        **dict(zip(names, alone, strict=True)),
+        "bound_steps_per_s": bound,
+        "steps_per_s": rate,
+        "fraction_of_bound": statistics.median(r / b for r, (b, *_) in zip(rates, bounds, strict=True)),
+        "all_steps_per_s": rates,
+        "lag_mean": loop.row["lag_mean"],
+    }
+    if peers:
+        ratios = [ours / theirs for ours, theirs in zip(rates, peers, strict=True)]
+        figures |= {"torch_steps_per_s": statistics.median(peers), "all_torch_steps_per_s": peers}
+        figures |= {"speedup_vs_torch": statistics.median(ratios)}
+    return figures | {"learner": vx.describe(settings), "micro_batch": learner.layout.micro_batch}
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    figures = measure(options) | {"settings": dataclasses.asdict(options), **machine()}
+    show(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Whether groups and micro-batches would have to change while a run is under way, as GA3C's processes do.
+
+    python benchmarks/retuning.py --out retuning.json
+
+GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256, section 4.1) adjusts its numbers of predictors, trainers and agents
+while it runs. Here `vx.tune` chooses groups, threads and the micro-batch before. This tunes A3C on Pong on the idle
+machine, and again while other processes keep `--busy` cores busy; then it runs both choices under both loads, in turn,
+`--repeats` times. What adjusting could gain is the rate of the choice that was made for a load over that of the choice
+which was made for the other load.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+import volvox as vx
+from volvox.provenance import provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A comparison.
+
+    Attributes:
+      busy: Processes that only compute, as the other load.
+      seconds: Seconds of a trial.
+      repeats: Trials of each choice under each load, at least 2.
+      out: File of the results.
+    """
+
+    busy: int = 1
+    seconds: float = 10.0
+    repeats: int = 4
+    out: Path = Path("retuning.json")
+
+
+def make(groups: int, threads: int, micro_batch: int) -> vx.Algorithm:
+    env = vx.envs.atari("Pong", num_envs=48, groups=groups, threads=threads)
+    network = vx.networks.ActorCritic(env.spec.num_actions or 0, vx.networks.SmallTorso())
+    return vx.learn(vx.A3C(segment_length=5, micro_batch=micro_batch), network, env)
+
+
+CHOICES = {"groups": [2, 3, 4], "threads": [2, 1], "micro_batch": [4, 8, 2]}
+
+
+@contextmanager
+def loaded(processes: int) -> Iterator[None]:
+    """Keeps so many cores busy."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    loads, tuned, rates = {"idle": 0, "busy": settings.busy}, {}, {}
+    for load, processes in loads.items():
+        with loaded(processes):
+            tuned[load] = vx.tune(make, CHOICES, seconds=settings.seconds, cache=None).settings
+        print(f"tuned for {load}: {tuned[load]}", flush=True)
+    for _, (load, choice) in itertools.product(range(settings.repeats), itertools.product(loads, tuned)):
+        with loaded(loads[load]):
+            only = {setting: [value] for setting, value in tuned[choice].items()}
+            trial = vx.tune(make, only, seconds=settings.seconds, cache=None)
+        rates.setdefault((load, choice), []).append(trial.timesteps_per_second)
+    gains: dict[str, Any] = {}
+    for load, other in (("idle", "busy"), ("busy", "idle")):
+        logs = [math.log(a / b) for a, b in zip(rates[load, load], rates[load, other], strict=True)]
+        error = statistics.stdev(logs) / math.sqrt(len(logs))
+        gains[load] = {"gain": round(statistics.mean(logs), 4), "standard_error": round(error, 4)}
+        print(f"{load}: retuned {math.expm1(gains[load]['gain']):+.1%}, standard error {error:.1%}", flush=True)
+    median = {f"{load}, tuned for {choice}": round(statistics.median(x)) for (load, choice), x in rates.items()}
+    result = {**provenance(), "tuned": tuned, "timesteps_per_second": median, "gain_of_retuning": gains}
+    settings.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Whether a long run leaks: memory, threads, file descriptors and the rate of GA, A3C and TD3, over minutes.
+
+    python benchmarks/soak.py                 # 30 minutes of each
+    python benchmarks/soak.py --together      # all of them at once, in 30 minutes
+    python benchmarks/soak.py --minutes 2     # a look
+
+Each algorithm runs in a process of its own, on real emulators, with checkpoints, rows and TensorBoard files. A sample
+is taken after each step, when the allocator has given back what is free. After `--settled` of the time (5 of 30
+minutes), the last third is compared with the first: the median of memory must be the same within 2%, files as many,
+threads no more, and frames a second of processor time the same within 5%. (Single samples of memory differ by up to 5%,
+by what a step happens to hold. Libraries start and end threads now and then. Other work on the machine changes frames a
+second, which is written too, but hardly those a second of processor time.)
+Writes `soak.json`, and exits with 1 where one of these does not hold.
+"""
+
+import ctypes
+import dataclasses
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from flax import linen as nn
+
+import volvox as vx
+from volvox.provenance import provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A soak.
+
+    Attributes:
+      minutes: Minutes of each algorithm.
+      settled: Share of the time that is left out at the beginning, when programs are compiled and buffers grow.
+      only: Algorithms, by name.
+      together: Whether the algorithms run at the same time and share the machine, instead of one after the other.
+      out: File of the results.
+    """
+
+    minutes: float = 30.0
+    settled: float = 1 / 6
+    only: tuple[str, ...] = ("ga", "a3c", "td3")
+    together: bool = False
+    out: Path = Path("soak.json")
+
+
+def ga() -> vx.Algorithm:
+    env = vx.envs.atari("Pong", num_envs=16, groups=2)
+    strategy = vx.GA(population_size=16, num_parents=4, num_elite_candidates=2, num_validation_episodes=2)
+    network = vx.networks.DeepGA(env.spec.num_actions or 0, size="small")
+    return vx.evolve(strategy, network, env, max_episode_steps=50, noise=vx.population.Table())
+
+
+def a3c() -> vx.Algorithm:
+    env = vx.envs.atari("Pong", num_envs=16, groups=2)
+    network = vx.networks.ActorCritic(env.spec.num_actions or 0, vx.networks.SmallTorso())
+    return vx.learn(vx.A3C(updates_per_iteration=10), network, env)
+
+
+def td3() -> vx.Algorithm:
+    env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
+    networks = vx.networks.ActorAndCritic(vx.networks.MLP(6, (64, 64), nn.relu), vx.networks.QNetwork((64, 64)))
+    settings = vx.TD3(random_timesteps=1_000, replay_size=50_000, timesteps_per_iteration=1_000)
+    return vx.learn(settings, networks, env)
+
+
+MAKERS: dict[str, Callable[[], vx.Algorithm]] = {"ga": ga, "a3c": a3c, "td3": td3}
+
+
+def sample() -> dict[str, float]:
+    """Resident megabytes, threads and open files of this process."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "megabytes": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def soak(name: str, minutes: float, out: Any) -> None:
+    """Runs one algorithm, and sends its samples."""
+    algorithm, samples = MAKERS[name](), []
+    began, step = time.monotonic(), algorithm.step
+
+    def sampled(state: Any, *, monitor: Any = None) -> Any:
+        state, row = step(state, monitor=monitor)
+        times = {"seconds": time.monotonic() - began, "processor_seconds": time.process_time()}
+        samples.append({**times, "frames": row["frames"], **sample()})
+        return state, row
+
+    with tempfile.TemporaryDirectory() as folder:
+        how = {"run_dir": Path(folder) / name, "stop_after": 60 * minutes, "progress": False}
+        vx.train(algorithm._replace(step=sampled), seed=0, steps=10**9, **how)
+    out.send(samples)
+
+
+def judged(samples: list[dict[str, float]], settled: float) -> dict[str, Any]:
+    """What the samples say, after the time in which a run settles."""
+    first = settled * samples[-1]["seconds"]
+    kept = {name: np.array([one[name] for one in samples if one["seconds"] >= first]) for name in samples[0]}
+    third = len(kept["seconds"]) // 3
+    ends = [slice(0, third + 1), slice(-third - 1, None)]
+    rates = {
+        clock: [float(np.ptp(kept["frames"][end]) / np.ptp(kept[clock][end])) for end in ends]
+        for clock in ("seconds", "processor_seconds")
+    }
+    threads = [int(kept["threads"][end].max()) for end in ends]
+    memory = [float(np.median(kept["megabytes"][end])) for end in ends]
+    found = {
+        "samples": len(kept["seconds"]),
+        "megabytes": [round(x, 1) for x in memory],
+        "megabytes_range": [round(float(x), 1) for x in (kept["megabytes"].min(), kept["megabytes"].max())],
+        "threads": threads,
+        "files": sorted({int(x) for x in kept["files"]}),
+        "frames_per_second": [round(rate) for rate in rates["seconds"]],
+        "frames_per_processor_second": [round(rate) for rate in rates["processor_seconds"]],
+    }
+    found["holds"] = {
+        "memory within 2%": abs(memory[1] / memory[0] - 1) <= 0.02,
+        "no more threads": threads[1] <= threads[0],
+        "files constant": len(found["files"]) == 1,
+        "rate within 5%": abs(rates["processor_seconds"][1] / rates["processor_seconds"][0] - 1) <= 0.05,
+    }
+    return found
+
+
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    context, found = multiprocessing.get_context("spawn"), {}
+    for names in [settings.only] if settings.together else [(name,) for name in settings.only]:
+        started = []
+        for name in names:
+            receiving, sending = context.Pipe(duplex=False)
+            process = context.Process(target=soak, args=(name, settings.minutes, sending))
+            process.start()
+            sending.close()
+            started.append((name, process, receiving))
+        for name, process, receiving in started:
+            found[name] = judged(receiving.recv(), settings.settled)
+            process.join()
+            print(name, json.dumps(found[name]), flush=True)
+    result = {
+        **provenance(),
+        "minutes": settings.minutes,
+        "together": settings.together,
+        "found": found,
+    }
+    settings.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if all(all(one["holds"].values()) for one in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

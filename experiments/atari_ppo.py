@@ -1,0 +1,47 @@
+"""Learns to play an Atari game by PPO (Schulman et al. 2017, arXiv 1707.06347).
+
+The first word is a preset; flags change single settings of it, and --resume goes on:
+    python experiments/atari_ppo.py cleanrl --game Breakout --run-dir runs/breakout
+"""
+
+import dataclasses
+import sys
+from typing import Literal
+
+from flags import Atari, Evaluation, Run, annealed
+from launch import launch
+
+import volvox as vx
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """PPO on an Atari game.
+
+    Attributes:
+      network: nature: CleanRL's; small: GA3C's small network; lstm: 256 cells on the small one.
+    """
+
+    learner: vx.PPO
+    env: Atari = Atari(game="Pong", num_envs=8)
+    network: Literal["nature", "small", "lstm"] = "nature"
+    evaluation: Evaluation = Evaluation()
+    run: Run = Run(run_dir="runs/atari_ppo", frames=40_000_000, checkpoint_every=4)
+
+
+PRESETS = {"cleanrl": ("The constants and the network of CleanRL's script.", Settings(learner=vx.PPO.atari()))}
+
+
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
+    """The algorithm, which frames end; every bad setting is refused here."""
+    env = settings.env.make()
+    if settings.run.frames is not None:
+        annealed(settings.learner, settings.run.frames // env.spec.frame_skip)
+    torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
+    kind = vx.networks.RecurrentActorCritic if settings.network == "lstm" else vx.networks.ActorCritic
+    network = kind(env.spec.num_actions or 0, torso)
+    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
+
+
+if __name__ == "__main__":
+    sys.exit(launch(make_algorithm, PRESETS, __doc__, sampled=True))

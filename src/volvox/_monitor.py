@@ -1,0 +1,47 @@
+"""What `train` gives each step: it shows how far the step is, and says whether a signal asked to stop."""
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from volvox.report.progress import Progress
+
+_ONE_PRESS = 0.5
+"""Seconds within which signals count as one."""
+
+
+class Monitor:
+    """What a step calls about once a second: it shows figures, and says whether a signal asked to stop.
+
+    Until the stack closes, SIGINT and SIGTERM are noted here; a second one raises `KeyboardInterrupt`, but not within
+    half a second, because one Ctrl-C may come twice: from the terminal, and from a program around this one. Outside the
+    main thread signals are left alone, since Python delivers them to the main thread only.
+
+    Attributes:
+      signal: The number of the first signal that asked to stop, or 0.
+    """
+
+    def __init__(self, display: Progress, stack: ExitStack):
+        self.signal, self._since = 0, 0.0
+        self._display, self._announced = display, False
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous = signal.signal(number, self._note)
+                if previous is not None:  # None: installed by C code, out of Python's reach
+                    stack.callback(signal.signal, number, previous)
+
+    def __call__(self, figures: Mapping[str, Any]) -> bool:
+        self._display.inside(figures)
+        if self.signal and not self._announced:
+            self._display.note("stopping; once more stops at once, without saving")
+            self._announced = True
+        return bool(self.signal)
+
+    def _note(self, number: int, frame: object) -> None:
+        if not self.signal:
+            self.signal, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since >= _ONE_PRESS:
+            raise KeyboardInterrupt

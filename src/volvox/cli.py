@@ -1,0 +1,216 @@
+"""The command line: what can be done with the directory of a run, and a check of this machine.
+
+volvox play runs/frostbite --episodes 30
+volvox compare ga=runs/ga es=runs/es --out comparison.png
+volvox export runs/frostbite policy.stablehlo
+volvox doctor
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from flax.traverse_util import flatten_dict
+
+from volvox import doctor as doctor_
+from volvox import exporting
+from volvox._config import read_config
+from volvox._settings import rebuild
+from volvox.checkpoint import DamagedCheckpointError
+from volvox.loading import load
+from volvox.loop import scoring
+from volvox.loop.scoring import Protocol
+from volvox.report.comparison import compare as compare_methods
+from volvox.report.progress import clock
+from volvox.report.rows import numbers, read_metrics
+from volvox.report.runs import SCORES, methods_of, number_text
+from volvox.training import Run
+
+RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
+_REFUSED = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
+"""Answered in one line, unless a note says that the error comes from inside an environment or a step."""
+_SEED = 1_000_003
+"""Of environments in which an exported policy is scored: none that training is likely to use."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      arguments: Words of the command line; None takes those of this process.
+
+    Returns:
+      The exit code: 0; 1 if `doctor` found a problem; 2 for a command or a file that is refused, in one line on the
+      standard error stream; 141 if nobody reads on, as `head` does after its lines.
+    """
+    commands = {f.__name__: f for f in (play, watch, plot, compare, export, info, report, doctor)}
+    try:
+        code = tyro.extras.subcommand_cli_from_dict(commands, prog="volvox", description=__doc__, args=arguments)
+        sys.stdout.flush()  # here, where it is known what to do if nobody reads
+    except BrokenPipeError:
+        # Python flushes what is left when it ends, and would print another error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except _REFUSED as error:
+        if isinstance(error, ValueError) and getattr(error, "__notes__", ()):
+            raise
+        print(f"error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return 2
+    return code or 0
+
+
+def play(
+    run: RunDir,
+    /,
+    *,
+    episodes: int | None = None,
+    which: Literal["best", "last"] = "best",
+    protocol: Protocol | None = None,
+) -> None:
+    """Scores the policy on whole episodes.
+
+    Args:
+      run: The run directory, or a file of `volvox export` that ends in `.stablehlo`.
+      episodes: Their number; by default 100, or as many as there are starts with the protocol "exact".
+      which: The best policy of a run so far, or its last one.
+      protocol: How the score is measured; by default with sticky actions on Atari, otherwise in fresh episodes.
+    """
+    if not _is_exported(run):
+        print(load(run).evaluate(episodes, which=which, protocol=protocol))
+        return
+    exported = exporting.load_exported(run)
+    env = rebuild(exported.header["config"].get("env"), place="env")
+    if env is None:
+        raise ValueError(f"{run} does not say in which environment it plays.")
+    print(scoring.play(env, exported.policy(), (), protocol=protocol, num_episodes=episodes, seed=_SEED))
+
+
+def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:
+    """Films one episode of the policy.
+
+    Args:
+      run: The run directory.
+      out: Where to write the MP4; by default `episode.mp4` in the run directory.
+      seed: The environment's seed.
+    """
+    _loaded(run, "watch").watch(out, seed=seed)
+
+
+def plot(run: RunDir, /, *, out: Path | None = None) -> None:
+    """Draws the learning curve.
+
+    Args:
+      run: The run directory.
+      out: Where to write the PNG; by default `learning_curve.png` in the run directory.
+    """
+    _loaded(run, "plot").plot(out)
+    print(out or run / "learning_curve.png")
+
+
+def compare(
+    runs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=]RUN")],
+    /,
+    *,
+    metric: str | None = None,
+    x: str = "frames",
+    markdown: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Compares methods by their runs: interquartile means with intervals, and probabilities of improvement.
+
+    Args:
+      runs: Run directories, or directories of seeds (`seed-0`, `seed-1`, ...), each a method; those that begin with the
+        same name, as in `ga=runs/a ga=runs/b`, are runs of one.
+      metric: The metric that is compared; by default the most telling one that all runs have.
+      x: What counts the expense: frames, seconds, step, or another metric.
+      markdown: Print tables in Markdown.
+      out: Where to write a PNG of the curves; by default nothing is written.
+    """
+    if not runs:
+        raise ValueError("compare takes one or more run directories, such as ga=runs/ga es=runs/es.")
+    comparison = compare_methods(methods_of(runs), metric=metric, x=x)
+    print(comparison.markdown() if markdown else comparison)
+    if out is not None:
+        comparison.plot(out)
+        print(f"\n{out}")
+
+
+def export(run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /) -> None:
+    """Writes the policy to one file that acts without the code of its network.
+
+    Args:
+      run: The run directory.
+      path: Where to write; `.stablehlo` or `.onnx`.
+    """
+    _loaded(run, "export").export(path)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+
+
+def report(run: RunDir, /, *, out: Path | None = None) -> None:
+    """Writes one HTML file with curves, rates, settings and the video, for a browser without a network.
+
+    Args:
+      run: The run directory.
+      out: Where to write it; by default `report.html` in the run directory.
+    """
+    print(_loaded(run, "report").report(out))
+
+
+def info(run: RunDir, /) -> None:
+    """Says what a run directory or an exported policy holds: how far it came, what it is of, then all settings.
+
+    Args:
+      run: The run directory, or a file of `volvox export`.
+    """
+    if _is_exported(run):
+        _print_places(exporting.load_exported(run).header)
+        return
+    config, rows = read_config(run), read_metrics(run / "metrics.jsonl")
+    algorithm, last = config["algorithm"], numbers(rows[-1]) if rows else {}
+    latest = {name: value for row in rows for name, value in numbers(row).items()}
+    result = [f"{name.replace('_', ' ')} {number_text(latest[name])}" for name in SCORES if name in latest]
+    counts = [f"{number_text(last['frames'])} frames"] if "frames" in last else []
+    counts += [clock(last["seconds"])] if "seconds" in last else []
+    env, network = algorithm.get("env") or {}, algorithm.get("network") or {}
+    made_of = [_named(algorithm.get("strategy") or algorithm.get("settings") or algorithm.get("algorithm"))]
+    made_of += [f"with {_named(network)}"] if network else []
+    made_of += [f"of {network['num_parameters']:,} parameters"] if "num_parameters" in network else []
+    print(f"result: {', '.join(result) or 'none yet'}")
+    print(f"steps: {', '.join([str(len(rows)), *counts])}")
+    print(f"task: {env.get('task', env.get('environment'))}")
+    print(f"policy: {' '.join(made_of)}\n")
+    _print_places(config)
+
+
+def doctor() -> int:
+    """Checks JAX, devices, envpool, cores, memory, ffmpeg and the disk, and says what to do where one is missing."""
+    return doctor_.doctor()
+
+
+def _loaded(path: Path, command: str) -> Run:
+    """Loads a run; raises ValueError for an exported policy, which is less than a run."""
+    if _is_exported(path):
+        raise ValueError(f"{path} is an exported policy; {command} takes a run directory (play and info take both).")
+    return load(path)
+
+
+def _is_exported(path: Path) -> bool:
+    return path.suffix in exporting.SUFFIXES and not path.is_dir()
+
+
+def _named(described: Any) -> str:
+    """The name of a class, of its description."""
+    if isinstance(described, Mapping):  # runs of format 1 have the last two
+        described = next((described[name] for name in ("type", "network", "kind") if name in described), "?")
+    return str(described).rpartition(":")[2]
+
+
+def _print_places(values: Mapping[str, Any]) -> None:
+    """Prints nested settings, one a line, by their places such as `algorithm.env.task`."""
+    for place, value in flatten_dict(dict(values), sep=".").items():
+        print(f"{place}: {value if isinstance(value, str) else json.dumps(value)}")

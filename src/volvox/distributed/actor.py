@@ -1,0 +1,206 @@
+"""What runs on other machines: an actor that owns pools, slots, noise table and compiled loop.
+
+It is made from import paths and settings alone, and told by name what to play; see `volvox.distributed.player`.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import volvox.networks as networks
+from volvox._parts import env_of, network_of
+from volvox._programs import keep_programs
+from volvox._settings import rebuild
+from volvox.distributed.bases import Bases, Digest, Origin
+from volvox.distributed.work import Results, Rows
+from volvox.evolution.pools import Place, Pools, Request
+from volvox.loop.slots import Part
+from volvox.provenance import versions
+from volvox.types import Config, Genotype, Interrupted, Population
+
+_OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+_OPTIONS += ("jax_disable_most_optimizations",)
+
+
+class Order(NamedTuple):
+    """What an actor is asked to play.
+
+    Attributes:
+      portion: Number of the portion.
+      rows: Its episodes.
+      place: For what pools and slots are made.
+      seed: Of the episodes.
+      pool_seed: Of pools, where they are made for this.
+      names: Digests of the population's bases.
+      origin: How these came from the bases before, if that is known.
+    """
+
+    portion: int
+    rows: Rows
+    place: Place
+    seed: int
+    pool_seed: int
+    names: tuple[Digest, ...]
+    origin: Origin | None
+
+
+class Answer(NamedTuple):
+    """What an actor answers to an order.
+
+    Attributes:
+      portion: Number of the portion.
+      results: What came of it; None if it was not played.
+      missing: Digests of bases that must be sent first.
+      stepped: Timesteps of the emulators.
+      busy: Those of slots that had an episode to play.
+      makespan: Beats.
+    """
+
+    portion: int
+    results: Results | None = None
+    missing: tuple[Digest, ...] = ()
+    stepped: int = 0
+    busy: int = 0
+    makespan: int = 0
+
+
+def options() -> dict[str, Any]:
+    """How JAX computes in this process, as far as results depend on it."""
+    return {name: jax.config.values[name] for name in _OPTIONS}
+
+
+def installed() -> dict[str, str | None]:
+    """Versions that must agree between the process of the script and its actors, the code of volvox included."""
+    found = {name: importlib.metadata.version(name) for name in ("jaxlib", "flax", "numpy", "ray")}
+    root, code = Path(__file__).parent.parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        code.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return {**versions(), **found, "volvox's code": code.hexdigest()[:12]}
+
+
+class Actor:
+    """Plays portions of populations. Ray makes one for each machine or GPU, and calls its methods from several threads.
+
+    `play` is called once at a time; the others also while it plays.
+    """
+
+    def __init__(self):
+        """Makes nothing yet."""
+        self._config: Config = {}
+        self._pools: Pools | None = None
+        self._bases: Bases | None = None
+        self._playing = (-1, 0, 0)
+        self._dropped = -1
+
+    def describe(self) -> dict[str, Any]:
+        """Where this runs, and on what."""
+        machine = Path("/proc/sys/kernel/random/boot_id")
+        return {
+            "machine": machine.read_text().strip() if machine.exists() else socket.gethostname(),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "versions": installed(),
+        }
+
+    def prepare(
+        self,
+        config: Config,
+        num_slots: int,
+        capacity: int,
+        chunk_seconds: float,
+        how: Mapping[str, Any],
+        cpus: list[int],
+    ) -> None:
+        """Makes network, environment, noise and behaviour from their settings.
+
+        Args:
+          config: See `volvox.evolution.pools.Workers`.
+          num_slots: Environments.
+          capacity: The most episodes of a portion.
+          chunk_seconds: How often it is looked at whether to stop.
+          how: See `options`.
+          cpus: The cores to compute on; empty for all that there are.
+        """
+        _pin(cpus)
+        for name, value in how.items():
+            jax.config.update(name, value)
+        keep_programs()
+        env = env_of(config["env"])
+        if env.num_envs != num_slots:
+            raise ValueError(f"env: here it has {env.num_envs} environments, and {num_slots} are wanted.")
+        network = network_of(config["network"], env)
+        genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
+        noise, behavior = rebuild(config["noise"], place="noise"), rebuild(config["behavior"], place="behavior")
+        self._pools = Pools(genotype, noise, env, behavior, capacity, chunk_seconds)
+        self._bases = Bases(self._pools.encoding)
+
+    def play(self, order: Order, given: Sequence[Any]) -> Answer:
+        """Plays a portion.
+
+        Args:
+          order: What to play.
+          given: Where bases are that were sent: references of Ray to the leaves of some of them, by digest.
+        """
+        pools, bases = self._pools, self._bases
+        assert pools is not None
+        assert bases is not None
+        if missing := bases.take(order.names, order.origin, _fetched(given)):
+            return Answer(order.portion, missing=missing)
+        self._playing = (order.portion, 0, 0)
+        population, part = _padded(order.rows, bases.tree, pools.capacity)
+
+        def watch(progress: Mapping[str, Any]) -> bool:
+            self._playing = (order.portion, progress.get("done", 0), progress.get("stepped", 0))
+            return self._dropped == order.portion
+
+        request = Request(population, 1, order.place, order.seed, order.pool_seed, part=part)
+        try:
+            evaluation, statistics = pools.play(request, watch)
+        except Interrupted:
+            return Answer(order.portion)
+        count = order.rows.seed.size
+        returns, lengths, _, behaviors = (np.asarray(values)[:count, 0] for values in evaluation)
+        busy = round(statistics.occupancy * statistics.stepped)
+        results = Results(returns, lengths, behaviors)
+        return Answer(order.portion, results, (), statistics.stepped, busy, statistics.makespan)
+
+    def progress(self) -> tuple[int, int, int]:
+        """The number of the portion that is being played, its episodes that were played, and timesteps."""
+        return self._playing
+
+    def drop(self, portion: int) -> None:
+        """Stops playing a portion, which others have played."""
+        self._dropped = portion
+
+
+def _pin(cpus: Sequence[int]) -> None:
+    """Keeps all threads of this process, and those that they will start, on some cores."""
+    if cpus:
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cpus)
+
+
+def _fetched(given: Sequence[Any]) -> dict[Digest, Sequence[np.ndarray]]:
+    if not given:
+        return {}
+    import ray
+
+    return {name: leaves for sent in ray.get(list(given)) for name, leaves in sent.items()}
+
+
+def _padded(rows: Rows, bases: Any, capacity: int) -> tuple[Population, Part]:
+    """A population of `capacity` rows, so that portions of all sizes have one shape; those beyond play no episode."""
+    count = rows.seed.size
+    filled = Rows(*(np.concatenate([field, np.zeros(capacity - count, field.dtype)]) for field in rows))
+    episodes = (np.arange(capacity) < count).astype(np.int32)
+    fields: Any = (filled.parent, filled.seed, filled.scale, filled.initial, episodes, filled.priority)  # NumPy's
+    played: Any = (filled.member, filled.episode)
+    return Population(bases, *fields), Part(*played)

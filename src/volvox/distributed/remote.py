@@ -1,0 +1,97 @@
+"""One actor, as it is seen from here."""
+
+import time
+from typing import Any, NamedTuple
+
+from volvox.distributed.actor import Answer
+
+
+class Place(NamedTuple):
+    """Where an actor may be.
+
+    Attributes:
+      number: Of the actor, among all that there ever are.
+      node: Ray's name of the machine; None: where Ray finds room.
+      cpus: That Ray reserves.
+    """
+
+    number: int
+    node: str | None
+    cpus: float
+
+
+class Remote:
+    """An actor, as it is seen from here.
+
+    Attributes:
+      place: Where it is.
+      number: Of its place.
+      handle: Ray's.
+      stage: `describing` (it starts), `preparing`, `ready`, `playing`, or `gone`.
+      call: What it was asked, and has not answered.
+      portion: The portion that it plays or played last.
+      about: What it says of itself.
+      progress: Of its portion: number, episodes, timesteps.
+    """
+
+    def __init__(self, place: Place, handle: Any):
+        self.place, self.number, self.handle, self.stage = place, place.number, handle, "describing"
+        self.call: Any = handle.describe.remote()
+        self.ping: Any = None
+        self.about: dict[str, Any] = {}
+        self.portion, self.progress, self.dropped = -1, (-1, 0, 0), False
+        self.began = self.seen = time.monotonic()
+        self.clear()
+
+    @property
+    def node(self) -> str:
+        """Where bases that are fetched once serve all."""
+        return self.place.node or self.about["machine"]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"actor {self.number} on {self.about.get('host', 'a machine that has not answered yet')}"
+
+    def clear(self) -> None:
+        """Begins to count anew."""
+        self.members = self.busy_steps = self.steps = 0
+        self.busy_seconds = 0.0
+
+    def count(self, members: int, answer: Answer) -> None:
+        """Counts what was played."""
+        self.members, self.steps = self.members + members, self.steps + answer.stepped
+        self.busy_steps += answer.busy
+
+    def row(self, elapsed: float, restarts: int) -> dict[str, Any]:
+        """What it did, for metrics.
+
+        Args:
+          elapsed: Seconds that phases took since it was counted anew.
+          restarts: Actors that were in its place before.
+        """
+        return {
+            "actor": self.number,
+            "host": self.about["host"],
+            "members_per_second": round(self.members / max(self.busy_seconds, 1e-6), 2),
+            "occupancy": round(self.busy_steps / max(self.steps, 1), 4),
+            "busy": round(min(self.busy_seconds / max(elapsed, 1e-6), 1.0), 4),
+            "restarts": restarts,
+        }
+
+
+def text(table: list[dict[str, Any]]) -> str:
+    """The rows of actors, for people."""
+    head = f"{'actor':>5}  {'machine':<24}  {'members/s':>9}  {'occupancy':>9}  {'busy':>5}  {'restarts':>8}"
+    lines = [
+        f"{row['actor']:>5}  {row['host'][:24]:<24}  {row['members_per_second']:>9.4g}  {row['occupancy']:>9.0%}  "
+        f"{row['busy']:>5.0%}  {row['restarts']:>8}"
+        for row in table
+    ]
+    return "\n".join([head, *lines])
+
+
+def why(error: BaseException) -> str:
+    """What Ray says of the death of an actor, in a few words."""
+    told = " ".join(str(error).split())
+    return f"died ({type(error).__name__}: {told[:120]}{'...' if len(told) > 120 else ''})"

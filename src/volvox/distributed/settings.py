@@ -1,0 +1,134 @@
+"""Where populations are played, as settings."""
+
+import dataclasses
+import importlib.util
+import socket
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from volvox._checks import integer, number
+from volvox._parts import env_of, network_of
+from volvox._settings import CannotRebuildError, rebuild
+from volvox.evolution.pools import Player
+from volvox.types import Config
+
+_SECONDS_TO_ANSWER = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ray:  # noqa: N801  # a record of settings that reads as a call
+    """Plays populations on actors of Ray, each on a machine or a GPU of its own.
+
+    Every actor makes environments, slots and the noise table for itself, from import paths and settings; so network and
+    environment must be importable there. It takes as many environments as `env.num_envs` says. On environments of pure
+    functions results are, bit for bit, those of one process, on machines of one kind. On envpool no-op starts depend on
+    the actor that plays (docs/scaling.md).
+
+    Actors may die, hang, or come later: what they played is given to others.
+
+    Example:
+      >>> workers = vx.distributed.ray(num_actors="nodes")
+      >>> algorithm = vx.evolve(vx.GA(population_size=1_000), network, env, workers=workers)
+
+    Attributes:
+      num_actors: How many: `"nodes"`, one on each machine of the cluster that has CPUs, those that join later included;
+        `"gpus"`, one for each GPU; or a number. 1 or None plays in this process, without Ray.
+      num_cpus_per_actor: CPUs that Ray reserves for an actor, and cores that it keeps to; None: all of the machine with
+        `"nodes"`, otherwise 1.
+      num_gpus_per_actor: GPUs that Ray reserves for an actor; with `"gpus"` always 1.
+      address: Of the cluster, such as `"10.0.0.1:6379"`; None: what `RAY_ADDRESS` says, the cluster that runs on this
+        machine, or one of this machine alone that is begun.
+      wait: Seconds that may pass without any actor, at the start and later, before the run ends with a checkpoint and
+        an error.
+      patience: Seconds without a sign of life after which an actor is replaced.
+      duplicates: Towards the end of a phase, give portions that are being played to idle actors too, and take the first
+        answer.
+    """
+
+    num_actors: int | Literal["nodes", "gpus"] | None = "nodes"
+    num_cpus_per_actor: int | None = None
+    num_gpus_per_actor: float = 0
+    address: str | None = None
+    wait: float = 600.0
+    patience: float = 60.0
+    duplicates: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting out of range."""
+        if isinstance(self.num_actors, str) and self.num_actors not in ("nodes", "gpus"):
+            raise ValueError(f"num_actors={self.num_actors!r}: give a number, 'nodes' or 'gpus'.")
+        if self.num_actors is not None and not isinstance(self.num_actors, str):
+            integer("num_actors", self.num_actors, low=1)
+        if self.num_cpus_per_actor is not None:
+            integer("num_cpus_per_actor", self.num_cpus_per_actor, low=1)
+        number("num_gpus_per_actor", self.num_gpus_per_actor, low=0)
+        number("wait", self.wait, above=0)
+        number("patience", self.patience, above=0)
+        if self.address is not None and not isinstance(self.address, str):
+            raise ValueError(f"address={self.address!r}: give text, such as '10.0.0.1:6379'.")
+
+    def player(self, config: Config, num_slots: int, chunk_seconds: float) -> Player | None:
+        """See `volvox.evolution.pools.Workers`."""
+        if self.num_actors in (None, 1):
+            return None
+        if importlib.util.find_spec("ray") is None:
+            raise ImportError(
+                "workers=vx.distributed.ray(...) needs Ray, which is not installed: pip install 'volvox[ray]'"
+            )
+        _check_parts(config)
+        _check_address(self.address)
+        from volvox.distributed.player import RayPlayer
+
+        return RayPlayer(self, config, num_slots, chunk_seconds)
+
+
+def _check_parts(config: Config) -> None:
+    """Raises ValueError where an actor could not make network or environment."""
+    for path in _paths(config):
+        if path.startswith("__main__:") or "<" in path:
+            raise ValueError(
+                f"{path} is defined in the script or notebook that runs, and actors cannot import it: move it to the "
+                "top of a module (a .py file beside the script will do), and import it from there"
+            )
+    try:
+        # A reference batch would be played, which takes seconds.
+        network = {name: value for name, value in config["network"].items() if name != "reference"}
+        network_of(network, env_of(config["env"]))
+        rebuild(config["noise"], place="noise")
+        rebuild(config["behavior"], place="behavior")
+    except CannotRebuildError as error:
+        raise ValueError(f"actors make their parts from settings, and cannot: {error}") from error
+
+
+def _paths(described: Any) -> Iterator[str]:
+    """Import paths in a description."""
+    if isinstance(described, dict):
+        for key, value in described.items():
+            if key in ("type", "function", "call") and isinstance(value, str):
+                yield value
+            else:
+                yield from _paths(value)
+    elif isinstance(described, list):
+        for value in described:
+            yield from _paths(value)
+
+
+def _check_address(address: str | None) -> None:
+    """Raises ValueError where no cluster answers at an address."""
+    if address in (None, "auto", "local"):
+        return
+    if address.startswith("ray://"):
+        raise ValueError(
+            f"address={address!r} is Ray's client, through which every byte would pass twice: start the script on a "
+            "machine of the cluster, with address='auto' or the address of its head, host:6379"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"address={address!r}: give host:port, such as '10.0.0.1:6379', or 'auto'.")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise ValueError(
+            f"address={address!r}: no cluster answers there ({error}); `ray status` on its head shows the address, and "
+            "`ray start --head` begins one"
+        ) from error

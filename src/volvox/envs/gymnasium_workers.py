@@ -1,0 +1,232 @@
+"""Vector environments of Gymnasium: in this process, or in worker processes.
+
+`Here` and `Workers` have the same functions: `reset` and `step` say what to do, `wait` waits for the answer, and
+`close` ends it all.
+"""
+
+import contextlib
+import functools
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+_SECONDS_TO_CLOSE = 5.0
+Answer = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
+"""(observations, rewards, terminations, truncations) of all environments."""
+
+
+def load_gymnasium() -> ModuleType:
+    """Imports Gymnasium when it is first needed.
+
+    Raises:
+      ImportError: It is not installed.
+    """
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError(f"Gymnasium cannot be imported ({error}): pip install gymnasium") from error
+    return gymnasium
+
+
+class Here:
+    """Environments in this process, stepped when the answer is waited for."""
+
+    def __init__(self, make: Callable[[], Any], num_envs: int):
+        self._make, self._num_envs = make, num_envs
+        self._due: Callable[[], Answer] = self._not_begun
+        self._vector: Any = None
+
+    def reset(self, seeds: list[int] | None) -> None:
+        """Begins new episodes, seeded where seeds are given; the first time, makes the environments."""
+        self._due = functools.partial(self._reset, seeds)
+
+    def step(self, action: np.ndarray) -> None:
+        """Sends actions `[B, ...]`; an episode that ended begins anew in place of that."""
+        self._due = functools.partial(self._step, action)
+
+    def wait(self) -> Answer:
+        """Returns the answer to the last call."""
+        due, self._due = self._due, self._not_begun
+        return due()
+
+    def close(self) -> None:
+        """Closes the environments."""
+        if self._vector is not None:
+            self._vector.close()
+        self._vector, self._due = None, self._not_begun
+
+    def _reset(self, seeds: list[int] | None) -> Answer:
+        if self._vector is None:
+            self._vector = load_gymnasium().vector.SyncVectorEnv([self._make] * self._num_envs, copy=False)
+        observation, _ = self._vector.reset(seed=seeds)
+        nothing = np.zeros(self._num_envs, np.bool_)
+        return observation, np.zeros(self._num_envs), nothing, nothing
+
+    def _step(self, action: np.ndarray) -> Answer:
+        return self._vector.step(action)[:4]
+
+    def _not_begun(self) -> Answer:
+        raise RuntimeError("nothing was sent to these environments, or they were closed")
+
+
+class Share:
+    """A worker's environments, as one environment that `AsyncVectorEnv` steps.
+
+    It is made in the first process too, where Gymnasium asks for its spaces. What its environments raise is told in
+    `info`, because Gymnasium waits for ever for an error that cannot be pickled.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    render_mode = None
+
+    def __init__(self, make: Callable[[], Any], spaces: tuple[Any, Any], size: int):
+        utils = load_gymnasium().vector.utils
+        self.observation_space, self.action_space = (utils.batch_space(space, size) for space in spaces)
+        no, observation = np.zeros(size, np.bool_), utils.create_empty_array(spaces[0], size)
+        self._nothing: Answer = (observation, np.zeros(size), no, no)
+        self._environments = Here(make, size)
+
+    def reset(self, *, seed: list[int] | None, options: Any) -> tuple[Any, dict[str, Any]]:
+        """Resets all; see `Here.reset`."""
+        del options
+        self._environments.reset(seed)
+        (observation, *_), info = self._answer()
+        return observation, info
+
+    def step(self, action: np.ndarray) -> tuple[Any, ...]:
+        """Steps all; see `Here.step`."""
+        self._environments.step(action)
+        answer, info = self._answer()
+        return *answer, info
+
+    def close(self) -> None:
+        """Closes all."""
+        self._environments.close()
+
+    def _answer(self) -> tuple[Answer, dict[str, Any]]:
+        try:
+            return self._environments.wait(), {}
+        except BaseException:  # whatever the environment's own code raises
+            return self._nothing, {"raised": traceback.format_exc()}
+
+
+class Workers:
+    """Environments in worker processes, which are stepped from `step` on."""
+
+    def __init__(self, name: str, make_share: Callable[[], Share], count: int, num_envs: int, timeout: float):
+        self._name, self._make_share, self._timeout = name, make_share, timeout
+        self._count, self._num_envs = count, num_envs
+        self._vector: Any = None
+        self._wait: Callable[[float], Answer] = self._not_begun
+
+    def reset(self, seeds: list[int] | None) -> None:
+        """See `Here.reset`; the first time, starts the processes."""
+        if self._vector is None:
+            self._start()
+        each = [None] * self._count
+        if seeds is not None:
+            each = np.array(seeds).reshape(self._count, -1).tolist()
+        vector: Any = self._vector
+        with self._watched():
+            vector.reset_async(seed=each)
+        self._wait = self._reset_answer
+
+    def step(self, action: np.ndarray) -> None:
+        """See `Here.step`; returns at once."""
+        if self._vector is None:
+            self._not_begun(0)
+        vector: Any = self._vector
+        with self._watched():
+            vector.step_async(action.reshape(self._count, -1, *action.shape[1:]))
+        self._wait = self._step_answer
+
+    def wait(self) -> Answer:
+        """See `Here.wait`; raises RuntimeError where an environment fails, a worker ends, or one takes too long."""
+        wait, self._wait = self._wait, self._not_begun
+        with self._watched():
+            observation, *others = wait(self._timeout)
+        reward, terminated, truncated = (np.asarray(other).reshape(-1) for other in others)
+        return observation, reward, terminated, truncated
+
+    def close(self, seconds: float = _SECONDS_TO_CLOSE) -> None:
+        """Closes the environments, and ends processes that have not done so in some seconds."""
+        vector, self._vector, self._wait = self._vector, None, self._not_begun
+        if vector is None:
+            return
+        vector.closed = True  # what Gymnasium's own `close` waits for may never come
+        for pipe in vector.parent_pipes:
+            with contextlib.suppress(OSError, AttributeError):  # Gymnasium has None in place of a worker that failed
+                pipe.send(("close", None))
+        deadline = time.monotonic() + seconds
+        for process in vector.processes:
+            process.join(max(deadline - time.monotonic(), 0))
+            process.kill()
+            process.join()
+        for pipe in filter(None, vector.parent_pipes):
+            pipe.close()
+
+    def _start(self) -> None:
+        # Processes inherit what this thread blocks: ctrl-c reaches them too, but is for the first process to handle.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            make = [self._make_share] * self._count
+            options = {"context": "spawn", "autoreset_mode": "Disabled", "copy": False}  # forks of threads may block
+            self._vector = load_gymnasium().vector.AsyncVectorEnv(make, **options)
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError(
+                f"a worker process for {self._name} ended before it began; what it wrote says why. A script that has "
+                'workers keeps its own statements under `if __name__ == "__main__":`, and what makes the environment '
+                "can be imported or pickled"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _reset_answer(self, timeout: float) -> Answer:
+        observation, info = self._vector.reset_wait(timeout)
+        self._raise(info)
+        nothing = np.zeros(self._num_envs, np.bool_)
+        return observation, np.zeros(self._num_envs), nothing, nothing
+
+    def _step_answer(self, timeout: float) -> Answer:
+        *answer, info = self._vector.step_wait(timeout)
+        self._raise(info)
+        return tuple(answer)
+
+    def _raise(self, info: dict[str, Any]) -> None:
+        if "raised" in info:
+            told = next(text for text in info["raised"] if text)
+            raise RuntimeError(f"an environment of {self._name} raised an error in its worker process:\n{told}")
+
+    def _not_begun(self, timeout: float) -> Answer:
+        raise RuntimeError(f"nothing was sent to these environments of {self._name}, or they were closed")
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Stops the workers where one of them fails, and says what happened."""
+        try:
+            yield
+        except multiprocessing.TimeoutError as error:
+            self.close(seconds=0)
+            raise RuntimeError(
+                f"the workers of {self._name} did not answer within {self._timeout:g} seconds: an environment blocks, "
+                "or a timestep takes longer (give a longer timeout, or more workers)"
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            processes = self._vector.processes
+            for process in processes:
+                process.join(0.1)
+            codes = {process.exitcode for process in processes} - {None}
+            self.close(seconds=0)
+            raise RuntimeError(
+                f"a worker process of {self._name} ended (exit code {', '.join(map(str, codes))}): its environment "
+                "ended it, or the system did, for example for lack of memory"
+            ) from error
+        except BaseException:
+            self.close(seconds=0)
+            raise

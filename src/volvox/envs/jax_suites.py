@@ -1,0 +1,148 @@
+"""Environments of other packages that are pure JAX, by `from_functions`: gymnax and Brax.
+
+Both put an episode's time limit among its ends. Here it is taken out of them and becomes `max_episode_steps`, so that
+a time limit truncates and everything else terminates.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox._checks import nearest
+from volvox._settings import recorded
+from volvox.envs.functional import from_functions
+from volvox.types import Array, Env
+
+_NEVER = 2**30
+"""Timesteps of the time limit in place of a package's own."""
+
+
+@recorded
+def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int | None = None, **params: Any) -> Env:
+    """Makes a recipe for an environment of gymnax, which is compiled with the loop; `pip install "volvox[gymnax]"`.
+
+    Example:
+      >>> env = volvox.envs.gymnax("CartPole-v1", num_envs=64, groups=2)  # doctest: +SKIP
+
+    Args:
+      task: A name that `gymnax.make` takes.
+      num_envs: Environments in all groups together.
+      groups: Number of groups, which take turns; a divisor of `num_envs`.
+      max_episode_steps: Timesteps after which an episode is truncated; None takes the task's own.
+      **params: Fields of the environment's parameters in place of the defaults.
+
+    Returns:
+      The recipe.
+
+    Raises:
+      ImportError: gymnax is not installed.
+      ValueError: An unknown task or parameter, a number out of range, or actions of another space than Discrete or Box.
+    """
+    try:
+        import gymnax as package  # pyright: ignore[reportMissingImports]  # an extra
+    except ImportError as error:
+        raise ImportError(f'gymnax cannot be imported ({error}): pip install "volvox[gymnax]"') from error
+    if task not in package.registered_envs:
+        raise ValueError(f"task {task!r} is not one of gymnax's{nearest(task, package.registered_envs)}")
+    env, defaults = package.make(task)
+    known = vars(defaults)
+    if "max_steps_in_episode" in params:
+        raise ValueError(f"max_steps_in_episode of {task}: give max_episode_steps, which cuts the episode there.")
+    if unknown := sorted(set(params) - set(known)):
+        raise ValueError(f"{unknown[0]!r} is not a parameter of {task}{nearest(unknown[0], known)}")
+    limit = int(max_episode_steps or known.get("max_steps_in_episode", 0) or _NEVER)
+    unlimited = {"max_steps_in_episode": _NEVER} if "max_steps_in_episode" in known else {}
+    values = defaults.replace(**params, **unlimited)
+
+    def reset(key: Array) -> Any:
+        return env.reset_env(key, values)
+
+    def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
+        seen, inner, reward, done, _ = env.step_env(key, state[1], action, values)
+        return _like(state, (seen, inner)), jnp.float32(reward), done
+
+    return from_functions(
+        reset,
+        step,
+        lambda state: state[0],
+        name=task,
+        num_envs=num_envs,
+        groups=groups,
+        max_episode_steps=limit,
+        **_actions(task, env.action_space(values)),
+        settings={"package": "gymnax", "params": params},
+    )
+
+
+@recorded
+def brax(
+    task: str,
+    *,
+    num_envs: int,
+    groups: int = 1,
+    max_episode_steps: int = 1_000,
+    backend: str | None = None,
+    **options: Any,
+) -> Env:
+    """Makes a recipe for an environment of Brax, which is compiled with the loop; `pip install "volvox[brax]"`.
+
+    Example:
+      >>> env = volvox.envs.brax("ant", num_envs=64, groups=2)  # doctest: +SKIP
+
+    Args:
+      task: A name that `brax.envs.get_environment` takes.
+      num_envs: Environments in all groups together.
+      groups: Number of groups, which take turns; a divisor of `num_envs`.
+      max_episode_steps: Timesteps after which an episode is truncated.
+      backend: Physics of Brax, such as "generalized", "positional", "spring" or "mjx"; None takes the task's own.
+      **options: Further arguments of the environment.
+
+    Returns:
+      The recipe.
+
+    Raises:
+      ImportError: Brax is not installed.
+      ValueError: An unknown task, or a number out of range.
+    """
+    try:
+        from brax import envs as package  # pyright: ignore[reportMissingImports]  # an extra
+    except ImportError as error:
+        raise ImportError(f'Brax cannot be imported ({error}): pip install "volvox[brax]"') from error
+    try:
+        env = package.get_environment(task, **({"backend": backend} if backend else {}), **options)
+    except KeyError as error:
+        raise ValueError(f"task {task!r} is not one of Brax's{nearest(task, package._envs)}") from error
+
+    def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
+        after = _like(state, env.step(state, action))
+        return after, after.reward, after.done > 0
+
+    return from_functions(
+        env.reset,
+        step,
+        lambda state: state.obs,
+        name=task,
+        num_envs=num_envs,
+        groups=groups,
+        max_episode_steps=max_episode_steps,
+        action_shape=(env.action_size,),
+        settings={"package": "brax", "backend": backend, "options": options},
+    )
+
+
+def _like(before: Any, after: Any) -> Any:
+    """Returns a state in the dtypes of the one before, which some environments change in their first step."""
+    return jax.tree.map(lambda old, new: jnp.asarray(new, jnp.asarray(old).dtype), before, after)
+
+
+def _actions(task: str, space: Any) -> dict[str, Any]:
+    """Returns the arguments of `from_functions` on the actions of gymnax's space."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return {"num_actions": int(space.n)}
+    if kind == "Box":
+        low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
+        return {"action_shape": tuple(space.shape), "action_low": low, "action_high": high}
+    raise ValueError(f"{task} has actions of the space {kind}; supported are Discrete and Box")

@@ -1,0 +1,133 @@
+"""Runs loaded from their directories.
+
+    run = vx.load("runs/frostbite")
+    print(run.evaluate(episodes=30))
+    run.watch()
+    run.resume(steps=200)
+    act = run.actor()
+
+`config.json` holds the settings of algorithm, environment and network with the import paths of their classes and
+functions. They are made again from it: nothing is unpickled, no code of the directory is run, and of other code only
+what volvox knows or `volvox.recorded` marked.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from volvox import _config, _record, _restoring, exporting
+from volvox._formats import upgraded
+from volvox._parts import env_of, network_of
+from volvox._settings import CannotRebuildError, rebuild
+from volvox.evolution import evolve
+from volvox.evolution.schedules import Cutoff
+from volvox.learners import learn
+from volvox.population import lineage
+from volvox.report import rows
+from volvox.training import Run
+from volvox.types import Algorithm, Env
+
+
+def load(
+    run_dir: str | os.PathLike[str],
+    *,
+    network: Any = None,
+    env: Env | None = None,
+    algorithm: Algorithm | None = None,
+) -> Run:
+    """Loads a run, in any process, to play, film, plot or export it, or to go on with it.
+
+    A run in progress can be loaded too, as of its newest checkpoint. Of a directory without checkpoints the elite's
+    lineage is enough to play it (`state` is None), and the metrics alone to plot it.
+
+    Args:
+      run_dir: The run directory; or a file of `Run.export`, of which an `ExportedPolicy` is returned.
+      network: The network, where it cannot be imported by the path that `config.json` names: a module defined in a
+        notebook or a script, or a network given as functions. Its import path may be another than that of the run;
+        its fields, the structure of its parameters and its outputs are compared.
+      env: The environment, likewise; `num_envs` and `groups` may be others. One of a function that `volvox.recorded`
+        marks is made again without it.
+      algorithm: The whole algorithm, likewise; for algorithms that neither `evolve` nor `learn` made.
+
+    Returns:
+      The run, as `volvox.train` returned it.
+
+    Raises:
+      ValueError: No run is there; `config.json` is damaged, or of a newer version; a part cannot be made again and is
+        not given; settings differ from those saved; or the network's outputs do.
+      MemoryError: The checkpoint takes more memory than this machine has.
+      volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
+    """
+    path = Path(run_dir)
+    if path.is_file() or path.suffix in exporting.SUFFIXES:
+        exported: Any = exporting.load_exported(path)
+        return exported
+    saved = _config.read_config(path)
+    try:
+        config = upgraded(saved)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path / _config.CONFIG} has settings of another shape ({error})") from error
+    given = network is not None or algorithm is not None
+    if algorithm is None:
+        try:
+            algorithm = _rebuilt(config["algorithm"], network, env)
+        except CannotRebuildError as error:
+            raise ValueError(f"{path / _config.CONFIG}: {error} Give it, as network=, env= or algorithm=.") from error
+        except ValueError as error:
+            made_with = str(config["algorithm"]["network"].get("type", "functions")).rpartition(":")[2]
+            if network is None or type(network).__name__ == made_with:
+                raise
+            told = f"the run was made with {made_with}, and network= is a {type(network).__name__}"
+            raise ValueError(f"{path}: {told}: {error}") from error
+    key, same_format = _config.saved_key(config), config["algorithm"] == saved["algorithm"]
+    # An upgraded config lacks settings that did not exist when it was written.
+    compared = {"copies": False, "network": not given, "whole": same_format}
+    _config.check_settings(path, config, _config.config_of(algorithm, key), **compared)
+    found, elite, metrics = _restoring.restored(path, algorithm, saved, key), None, []
+    if found is not None:
+        metrics = found.rows
+        variables = algorithm.variables(found.state) if metrics else None
+    else:
+        metrics, file = rows.read_metrics(path / _restoring.METRICS), path / _record.ELITE
+        if algorithm.from_genome is not None and os.path.lexists(file):
+            elite = algorithm.from_genome(lineage.to_json(lineage.load(file)))
+        variables = elite
+    if variables is not None:
+        _config.check_fingerprint(path, len(metrics), algorithm, variables)
+    state = None if found is None else found.state
+    return Run(algorithm, state, metrics, path, interrupted=None, exit_code=0, elite=elite)
+
+
+def _rebuilt(config: Mapping[str, Any], network: Any, env: Env | None) -> Algorithm:
+    """Makes an algorithm again from what its `config` says, and from the parts that are given."""
+    kind = config.get("algorithm")
+    if kind not in ("evolve", "learn"):
+        raise CannotRebuildError(f"the algorithm {kind!r} was not made by volvox.evolve or volvox.learn.")
+    for name in ("env", "network", "settings") if kind == "learn" else ("env", "network", "strategy", "noise"):
+        if not isinstance(config.get(name), dict):
+            raise CannotRebuildError(f"algorithm.{name} is not there.")
+    if env is None:
+        env = env_of(config["env"], place="algorithm.env")
+    if network is None:
+        network = network_of(config["network"], env, place="algorithm.network")
+    try:
+        return _joined(kind, config, network, env)
+    except (AttributeError, KeyError, TypeError) as error:  # parts of other kinds than volvox writes
+        raise CannotRebuildError(f"the algorithm cannot be made of its parts ({error}).") from error
+
+
+def _joined(kind: str, config: Mapping[str, Any], network: Any, env: Env) -> Algorithm:
+    if kind == "learn":
+        names = ("evaluate_every", "num_evaluation_episodes")
+        options = {name: config[name] for name in names if name in config}
+        return learn(rebuild(config["settings"], place="algorithm.settings"), network, env, **options)
+    return evolve(
+        rebuild(config["strategy"], place="algorithm.strategy"),
+        network,
+        env,
+        noise=rebuild(config["noise"], place="algorithm.noise"),
+        behavior=rebuild(config.get("behavior"), place="algorithm.behavior"),
+        max_episode_steps=Cutoff(*config["max_episode_steps"]),
+        test_max_episode_steps=config["test_max_episode_steps"],
+    )

@@ -1,0 +1,92 @@
+"""An actor, without Ray: what it plays is what this process plays."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import networks, population
+from volvox._settings import describe
+from volvox.distributed.actor import Actor, Order, installed, options
+from volvox.distributed.bases import digests
+from volvox.distributed.work import Work
+from volvox.envs import probe
+from volvox.evolution.pools import Place, Pools, Request
+from volvox.loop.behaviors import Last
+from volvox.types import Population
+
+pytestmark = pytest.mark.optimized
+
+ENV = probe.target(num_envs=4, groups=2, max_episode_steps=5)
+NOISE, BEHAVIOR = population.Table(size=5_000), Last("elapsed_steps", 1)
+N = 7
+
+
+def genotype():
+    return networks.genotype(networks.MLP(2, (4,)), ENV.spec)
+
+
+def config():
+    parts = {"network": genotype().policy.config, "env": ENV.config, "noise": NOISE, "behavior": BEHAVIOR}
+    return describe(parts)
+
+
+@pytest.fixture(scope="module")
+def actor():
+    made = Actor()
+    made.prepare(config(), 4, 8, 1.0, options(), [])
+    return made
+
+
+def everyone(code):
+    rows = jnp.arange(N, dtype=jnp.int32)
+    bases = code.zeros(2)
+    scale, initial = jnp.full(N, 0.5), rows % 3 == 0
+    return Population(bases, rows % 2, rows * 11, scale, initial, jnp.full(N, 2, jnp.int32), jnp.zeros(N))
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_a_portion_is_played_as_here(actor, test):
+    pools = Pools(genotype(), NOISE, ENV, BEHAVIOR, 2 * N, 1.0)
+    members, place = everyone(pools.encoding), Place(test, 4, False)
+    here, _ = pools.play(Request(members, 2, place, 3, 3), lambda progress: None)
+    work = Work(members, 2)
+    while (number := work.next(6)) is not None:
+        answer = actor.play(Order(number, work.rows(number), place, 3, 99, digests(members.bases), None), [])
+        assert answer.missing == ()
+        assert 0 < answer.busy <= answer.stepped
+        work.take(number, answer.results)
+    jax.tree.map(np.testing.assert_array_equal, work.evaluation(), here)
+    pools.close()
+
+
+def test_missing_bases_are_asked_for(actor):
+    code = Pools(genotype(), NOISE, ENV, BEHAVIOR, 2 * N, 1.0).encoding
+    members = everyone(code)
+    names = digests(jax.tree.map(lambda x: x + 1, members.bases))
+    work = Work(members, 2)
+    answer = actor.play(Order(work.next(3), work.rows(0), Place(False, 4, False), 3, 99, names, None), [])
+    assert answer.results is None
+    assert answer.missing == names[:1]
+
+
+def test_a_portion_that_others_have_played_is_dropped(actor):
+    work = Work(everyone(Pools(genotype(), NOISE, ENV, BEHAVIOR, 2 * N, 1.0).encoding), 2, first_portion=50)
+    actor.drop(work.next(3))
+    order = Order(50, work.rows(50), Place(False, 3, False), 3, 99, ((0, 0), (0, 0)), None)
+    assert actor.play(order, []) == (50, None, (), 0, 0, 0)
+    actor.drop(-1)
+
+
+def test_an_actor_says_what_it_is(actor):
+    about = actor.describe()
+    assert about["process"] == os.getpid()
+    assert about["versions"] == installed()
+    assert {"python", "jax", "jaxlib", "numpy", "ray", "volvox's code"} <= set(about["versions"])
+
+
+def test_another_number_of_environments_is_refused():
+    with pytest.raises(ValueError, match="it has 4 environments, and 5 are wanted"):
+        Actor().prepare(config(), 5, 8, 1.0, {}, [])

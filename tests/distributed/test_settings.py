@@ -1,0 +1,109 @@
+"""What is wrong is said in one line, before anything is started."""
+
+import importlib.util
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+import volvox as vx
+from volvox import distributed, networks
+from volvox.envs import from_functions, probe
+
+GA = vx.GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
+
+
+def evolve(workers, network=None, env=None):
+    env = probe.countdown(num_envs=4) if env is None else env
+    return vx.evolve(GA, networks.MLP(2, (4,)) if network is None else network, env, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [None, 1, distributed.ray(num_actors=1), distributed.ray(num_actors=None)])
+def test_one_is_this_process(workers, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert evolve(workers).config == evolve(None).config
+
+
+def test_ray_is_imported_only_where_it_plays():
+    import subprocess
+
+    code = "import sys, volvox as vx; vx.distributed.ray(); sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_actors": "machines"}, "num_actors='machines': give a number, 'nodes' or 'gpus'"),
+        ({"num_actors": 0}, "num_actors must be an integer of at least 1, got 0"),
+        ({"num_cpus_per_actor": 0}, "num_cpus_per_actor must be an integer of at least 1"),
+        ({"num_gpus_per_actor": -1}, "num_gpus_per_actor=-1"),
+        ({"wait": 0}, "wait=0"),
+        ({"patience": float("inf")}, "patience=inf"),
+        ({"address": 6379}, "address=6379: give text"),
+    ],
+)
+def test_settings_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        distributed.ray(**settings)
+
+
+@pytest.mark.parametrize("workers", [3, "nodes", distributed.ray])
+def test_other_workers(workers):
+    with pytest.raises(TypeError, match=r"workers=.*: give vx\.distributed\.ray"):
+        evolve(workers)
+
+
+def test_ray_is_not_installed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'volvox\[ray\]'"):
+        evolve(distributed.ray())
+
+
+pytest.importorskip("ray")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "address='127.0.0.1:1': no cluster answers there"),
+        ("somewhere", "give host:port"),
+        ("ray://127.0.0.1:10001", "is Ray's client"),
+    ],
+)
+def test_wrong_address(address, message):
+    with pytest.raises(ValueError, match=message):
+        evolve(distributed.ray(address=address))
+
+
+class Notebook(networks.MLP):
+    """As if it were of a script."""
+
+
+Notebook.__module__ = "__main__"
+
+
+def test_a_network_of_the_script():
+    with pytest.raises(ValueError, match=r"__main__:Notebook is defined in the script or notebook that runs"):
+        evolve(distributed.ray(), network=Notebook(2))
+
+
+def test_an_environment_of_the_script():
+    env = from_functions(
+        lambda key: jnp.float32(0),
+        lambda state, action, key: (state, 1.0, True),
+        lambda state: state[None],
+        name="local",
+        num_envs=4,
+        max_episode_steps=2,
+        num_actions=2,
+    )
+    with pytest.raises(ValueError, match="actors cannot import it: move it to the top of a module"):
+        evolve(distributed.ray(), env=env)
+
+
+def test_an_environment_without_its_call():
+    env = probe.countdown(num_envs=4)
+    env = env._replace(config={name: value for name, value in env.config.items() if name != "made_by"})
+    with pytest.raises(ValueError, match=r"a function that volvox\.recorded does not mark"):
+        evolve(distributed.ray(), env=env)

@@ -1,0 +1,47 @@
+"""The script of evosax's algorithms as a user runs it, in a process of its own."""
+
+import json
+import re
+
+import pytest
+
+TINY = [
+    *("cartpole", "--population-size", "8", "--num-envs", "8", "--num-validation-episodes", "2", "--hidden", "4"),
+    *("--generations", "2"),
+]
+
+
+@pytest.mark.slow
+def test_a_run_is_scored_and_resumed(tmp_path, script, rows):
+    run_dir, cma_es = tmp_path / "run", script("ask_tell.py", TINY)
+    code, _, err = cma_es.run("--run-dir", run_dir, "--score-episodes", 3)
+    assert code == 0, err
+    assert [row["generation"] for row in rows(run_dir)] == [1, 2]
+    assert all(row["noise_std"] > 0 for row in rows(run_dir))
+    assert set(json.loads((run_dir / "score.json").read_text())) == {"policy", "random", "of"}
+    code, _, err = cma_es.run("--run-dir", run_dir, "--resume", "--generations", 3)
+    assert code == 0, err
+    assert [row["generation"] for row in rows(run_dir)] == [1, 2, 3]
+    assert not (run_dir / "elite.json").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["cma-es", "sep-cma-es", "snes", "differential-evolution"])
+def test_every_algorithm_is_made(load, read, algorithm):
+    module = load("ask_tell")
+    made, generations = module.make_algorithm(read(module, [*TINY, "--algorithm", algorithm]))
+    assert made.config["strategy"]["inner"]["algorithm"]["function"].startswith("evosax")
+    assert generations == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--generations", "0"), "--generations 0"),
+        (("--population-size", "2"), "num_elite_candidates=3 exceeds population_size=2"),
+        (("--hidden", "100_000"), "of memory"),
+    ],
+)
+def test_bad_settings_are_refused(load, read, flags, message):
+    module = load("ask_tell")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module.make_algorithm(read(module, [*TINY, *flags]))

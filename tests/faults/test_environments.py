@@ -1,0 +1,103 @@
+"""An environment that fails is named, and none is waited for without end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import volvox as vx
+from volvox.envs import groups
+from volvox.types import EnvGroup, EnvSpec, TimeStep
+
+SPEC = EnvSpec("gridworld", (2,), np.dtype(np.float32), 2, None, None, None, 10, 1)
+
+
+def gridworld(fault):
+    """Environments driven from Python, which have a fault from the third call on."""
+
+    def make_group(spec, num_envs, *, index, seed, host):
+        calls = []
+
+        def recv(state):
+            calls.append(1)
+            ones, no = np.ones(num_envs, np.float32), np.zeros(num_envs, bool)
+            timestep = TimeStep(np.ones((num_envs, 2), np.float32), ones, no, no, no, {})
+            return state, fault(timestep) if len(calls) > 2 else timestep
+
+        keep = lambda state, *_: state  # noqa: E731
+        return EnvGroup(spec, num_envs, False, lambda: 0, recv, keep, keep, lambda: None)
+
+    return groups.recipe(SPEC, make_group, num_envs=4, groups=2, environment="gridworld")
+
+
+def raises(timestep):
+    raise ZeroDivisionError("division by zero")
+
+
+FAULTS = {
+    "observation": lambda timestep: timestep._replace(observation=timestep.observation[:, :1]),
+    "reward": lambda timestep: timestep._replace(reward=timestep.reward[:1]),
+    "first": lambda timestep: timestep._replace(first=timestep.first[None]),
+    "terminated": lambda timestep: timestep._replace(terminated=np.zeros((), bool)),
+}
+
+
+def learner(env):
+    return vx.learn(vx.A3C(segment_length=3, updates_per_iteration=3), vx.networks.CategoricalMLP(2, (4,)), env)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_shapes_are_named_with_the_environment(quietly, name):
+    with pytest.raises(RuntimeError, match=f"the environment gridworld gave other shapes .*: {name} "):
+        quietly(learner(gridworld(FAULTS[name])), steps=1)
+
+
+def test_an_environment_that_raises_is_named_in_a_note(quietly):
+    with pytest.raises(ZeroDivisionError, match="division by zero") as error:
+        quietly(learner(gridworld(raises)), steps=1)
+    assert "This was raised in the environment gridworld." in error.value.__notes__
+
+
+def test_a_run_whose_environment_raised_goes_on_with_a_sound_one(tmp_path, quietly):
+    with pytest.raises(ZeroDivisionError):
+        quietly(learner(gridworld(raises)), steps=1, run_dir=tmp_path / "a")
+    sound = gridworld(lambda timestep: timestep)
+    assert len(quietly(learner(sound), steps=1, run_dir=tmp_path / "a", resume=True).metrics) == 1
+
+
+STUCK = """
+import sys
+sys.path.insert(0, {experiments!r})
+import jax, jax.numpy as jnp
+import volvox as vx
+from launch import exit_code
+from volvox.loop import driver
+
+driver._PATIENCE = 1.0
+
+def step(state, action, key):
+    # As an emulator whose thread died: the compiled loop waits in C++.
+    blocked = jax.lax.while_loop(lambda x: (x > 0) & (state > 4), lambda x: x + 1 - x * 0, jnp.float32(1))
+    return state + 1, blocked, False
+
+def main():
+    env = vx.envs.from_functions(
+        lambda key: jnp.int32(0), step, lambda state: jnp.float32(state)[None],
+        name="stuck", num_envs=4, groups=2, num_actions=2, max_episode_steps=20,
+    )
+    algorithm = vx.learn(vx.A3C(segment_length=3, updates_per_iteration=3), vx.networks.CategoricalMLP(2, (4,)), env)
+    return vx.train(algorithm, steps=1, progress=False).exit_code
+
+sys.exit(exit_code(main))
+"""
+
+
+def test_an_environment_that_blocks_is_named_within_the_time_that_is_said_and_the_script_ends():
+    experiments = Path(__file__).parents[2] / "experiments"
+    code = STUCK.format(experiments=str(experiments))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: stuck did not answer within 1 seconds: an environment blocks")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,195 @@
+"""Kills, signals and stops at any moment: a run loses at most the step in progress."""
+
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from volvox import checkpoint
+
+HERE = Path(__file__).parent
+SCRIPT = """
+import importlib.util, sys
+sys.path.insert(0, {experiments!r})
+from launch import exit_code
+spec = importlib.util.spec_from_file_location("small", {conftest!r})
+small = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(small)
+
+def main():
+    algorithm = small.MAKERS[{name!r}]()
+    step = algorithm.step
+
+    def said(state, *, monitor=None):
+        print("step", flush=True)
+        return step(state, monitor=monitor)
+
+    algorithm = algorithm._replace(step=said)
+    run = small.train(algorithm, steps=100_000, run_dir={run_dir!r}, resume=True, loggers=())
+    return run.exit_code
+
+sys.exit(exit_code(main))
+"""
+
+
+def start(name, run_dir):
+    code = textwrap.dedent(SCRIPT).format(
+        experiments=str(HERE.parents[1] / "experiments"),
+        conftest=str(HERE / "conftest.py"),
+        name=name,
+        run_dir=str(run_dir),
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code], **pipes, start_new_session=True)
+
+
+def wait_for_steps(process, number):
+    for _ in range(number):
+        assert process.stdout.readline() == "step\n", process.communicate()[1]
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ga", "es", "novelty", "a3c", "td3"])
+def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(tmp_path, make, quietly, name, kills):
+    """Each algorithm at 1 and at 4 moments, drawn anew for each; test_training.py kills a small one many times."""
+    draw, run_dir, saved = random.Random(f"{name}{kills}"), tmp_path / "a", 0
+    for _ in range(kills):
+        process = start(name, run_dir)
+        wait_for_steps(process, 3)
+        time.sleep(draw.uniform(0.0, 0.3))
+        process.kill()
+        begun = saved + 3 + process.communicate()[0].count("step")
+        saved = checkpoint.steps(run_dir / "checkpoints")[-1]
+        assert begun - 2 <= saved <= begun
+    run = quietly(make(name), steps=saved + 1, run_dir=run_dir, resume=True)
+    straight = quietly(make(name), steps=saved + 1)
+    times = ("second", "share_", "speed_over_turns")
+    rows = [
+        [{k: v for k, v in row.items() if not any(word in k for word in times)} for row in one.metrics]
+        for one in (run, straight)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("signals", "code", "said"),
+    [
+        ([signal.SIGTERM], 143, "interrupted after generation"),
+        ([signal.SIGINT], 130, "interrupted after generation"),
+        ([signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM], 143, "interrupted after generation"),
+        ([signal.SIGINT, signal.SIGINT], 130, ""),
+    ],
+    ids=lambda value: "-".join(one.name for one in value) if isinstance(value, list) else None,
+)
+def test_signals_end_a_run_without_a_traceback_and_it_goes_on(tmp_path, make, quietly, signals, code, said):
+    process = start("hill", tmp_path / "a")
+    wait_for_steps(process, 3)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.01)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert said in errors
+    saved = checkpoint.steps(tmp_path / "a" / "checkpoints")[-1]
+    run = quietly(make("hill"), steps=saved + 2, run_dir=tmp_path / "a", resume=True)
+    assert (run.state["x"] == quietly(make("hill"), steps=saved + 2).state["x"]).all()
+
+
+def test_a_clock_that_is_set_back_changes_nothing(tmp_path, make, quietly, monkeypatch):
+    times = iter(range(10**6, 0, -1000))
+    monkeypatch.setattr(time, "time", lambda: float(next(times)))
+    run = quietly(make("hill"), steps=3, run_dir=tmp_path / "a", loggers=None)
+    monkeypatch.undo()
+    seconds = [row["seconds"] for row in run.metrics]
+    assert seconds == sorted(seconds)
+    assert all(row["step_seconds"] >= 0 for row in run.metrics)
+    assert len(quietly(make("hill"), steps=4, run_dir=tmp_path / "a", resume=True).metrics) == 4
+
+
+def test_a_signal_while_the_disk_is_slow_does_not_cut_a_checkpoint(tmp_path, make, quietly, monkeypatch):
+    calls = []
+
+    def slow(descriptor, sync=os.fsync):
+        calls.append(descriptor)
+        if len(calls) == 40:
+            signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.001)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    run = quietly(make("hill"), steps=1000, run_dir=tmp_path / "a")
+    assert (run.interrupted, run.exit_code) == (True, 143)
+    monkeypatch.undo()
+    steps = len(run.metrics) + 1
+    again = quietly(make("hill"), steps=steps, run_dir=tmp_path / "a", resume=True)
+    assert (again.state["x"] == quietly(make("hill"), steps=steps).state["x"]).all()
+
+
+TUNING = """
+import os, time
+from volvox import tuning
+
+def forever():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    tuning._in_a_process(forever)
+"""
+
+
+def test_a_trial_of_tuning_ends_with_the_process_that_started_it(tmp_path):
+    path = tmp_path / "tuning_script.py"
+    path.write_text(TUNING)
+    process = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+    trial = int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{trial}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{trial}").exists()
+
+
+@pytest.fixture
+def make_train(tmp_path):
+    """Starts `make train` with a Python that is a line of shell."""
+
+    def start(line):
+        (tmp_path / ".installed").touch()
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "python").chmod(0o755)
+        command = ["make", "--no-print-directory", "-C", str(HERE.parents[1]), "train"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        # A shell's background job ignores SIGINT, and so would what it starts.
+        heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        options = {"start_new_session": True, "preexec_fn": heeded}
+        return subprocess.Popen([*command, f"VENV={tmp_path}", f"BIN={tmp_path}"], **pipes, **options)
+
+    return start
+
+
+@pytest.mark.parametrize(("code", "seen"), [(0, 0), (130, 0), (1, 2), (2, 2), (143, 2)])
+def test_make_is_quiet_about_an_interrupt_and_about_nothing_else(make_train, code, seen):
+    process = make_train(f"exit {code}")
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (seen, "")
+    assert ("Error" in errors) == bool(seen)
+
+
+def test_make_waits_for_a_run_to_be_saved_after_ctrl_c(make_train):
+    line = "trap 'sleep 1; echo saved; exit 130' INT\necho begun\nwhile true; do sleep 0.05; done"
+    process = make_train(line)
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, errors = process.communicate(timeout=60)
+    assert out == "saved\n"
+    assert "Error" not in errors

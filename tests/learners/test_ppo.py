@@ -1,0 +1,454 @@
+"""PPO: its loss and a whole update against the formulas in NumPy, environments with known answers, its schedule."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import volvox as vx
+from volvox.data.minibatches import Part
+from volvox.data.segments import Segment
+from volvox.envs import probe
+from volvox.envs.functional import from_functions
+from volvox.learners import PPO, learn
+from volvox.networks import ActorCritic, CategoricalMLP, GaussianMLP, RecurrentActorCritic
+from volvox.training import train
+
+FAST = {"segment_length": 8, "learning_rate": 1e-2, "discount": 0.9, "num_minibatches": 2, "max_gradient_norm": 1.0}
+TIMED = ("per_second", "share", "speed")
+
+
+def learner(module, env, *, host=False, **options):
+    """The algorithm, with settings that learn fast."""
+    return learn(PPO(**FAST | options), module, env, host=host)
+
+
+def learned(env, module=None, rounds=150, **options):
+    """Parameters after training, the network as functions, and the metrics."""
+    module = module or CategoricalMLP(env.spec.num_actions or 0, (16,))
+    settings = {"rounds_per_iteration": rounds} | options
+    algorithm = learner(module, env, **settings)
+    state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
+    algorithm.close()
+    return state.learning.params, PPO(**FAST | settings).bind(module, env).network, metrics
+
+
+def value(params, functions, *observations):
+    return functions.apply(params, jnp.float32(observations)[:, None], ())[1]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    ("make", "observations", "values"),
+    [(probe.observed_reward, [-1.0, 1.0], [-1.0, 1.0]), (probe.delayed_reward, [0.0, 1.0], [0.9, 1.0])],
+    ids=["observed", "delayed"],
+)
+def test_values_are_known(make, observations, values, lag):
+    """Terminal rewards count, and nothing behind a termination does; half of all timesteps are resets."""
+    env = make(num_envs=8, groups=2)
+    params, functions, _ = learned(env, lag=lag, entropy_coefficient=0.0, anneal_timesteps=150 * 8 * 9)
+    np.testing.assert_allclose(value(params, functions, *observations), values, atol=3e-2)
+
+
+def test_a_time_limit_bootstraps():
+    """1 / (1 - 0.9) wherever the limit is; taken for a termination, the value would lie below 5."""
+    env = from_functions(
+        lambda key: jnp.float32(0),
+        lambda state, action, key: (state, 1.0, False),
+        lambda state: state[None],
+        name="endless",
+        num_envs=8,
+        groups=2,
+        num_actions=2,
+        max_episode_steps=5,
+    )
+    params, functions, _ = learned(env, rounds=300, learning_rate=3e-2, anneal_timesteps=300 * 64)
+    np.testing.assert_allclose(value(params, functions, 0.0), [10.0], rtol=3e-2)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_it_learns_what_to_do(lag):
+    *_, metrics = learned(probe.matched_reward(num_envs=16, groups=2), lag=lag)
+    assert metrics["training_mean"] > 0.9
+
+
+def test_a_gaussian_policy_learns_to_answer_with_everything_normalised():
+    """Any constant action earns -1/3 a step or less, -2.7 an episode."""
+    env = probe.target(size=2, num_envs=16, groups=2)
+    scaled = {"normalize_observations": True, "normalize_rewards": True, "entropy_coefficient": 0.0}
+    *_, metrics = learned(env, GaussianMLP(2, (32,)), value_clip=0.2, reward_bound=10.0, **scaled)
+    assert metrics["training_mean"] > -0.8
+
+
+def recall():
+    """Shows -1 or 1, then 0; then the action is rewarded if it names what was shown."""
+
+    def step(state, action, key):
+        shown, t = state
+        right = (action == 1) == (shown > 0)
+        return (shown, t + 1), jnp.where(t == 1, jnp.where(right, 1.0, -1.0), 0.0), t == 1
+
+    return from_functions(
+        lambda key: (jnp.where(jax.random.bernoulli(key), 1.0, -1.0), jnp.int32(0)),
+        step,
+        lambda state: jnp.where(state[1] == 0, state[0], 0.0)[None],
+        name="recall",
+        num_envs=16,
+        groups=2,
+        num_actions=2,
+        max_episode_steps=10,
+    )
+
+
+class Torso(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.tanh(nn.Dense(16)(x))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_recurrent_policy_recalls(lag):
+    *_, metrics = learned(recall(), RecurrentActorCritic(2, Torso(), width=8), lag=lag, segment_length=7)
+    assert metrics["training_mean"] > 0.8
+
+
+# --- Its schedule -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lag", "mean", "most"), [(0, 3.5, 7), (1, 7, 15)])
+def test_the_lag_is_what_the_docstring_says(lag, mean, most):
+    """In updates, of which a round has 8: about half a round more than in the textbook, and twice as much at most."""
+    env = probe.corridor(num_envs=8, groups=2)
+    _, _, metrics = learned(env, rounds=20, lag=lag, segment_length=32)
+    assert metrics["update"] == 20 * 4 * 2
+    assert metrics["lag_max"] == most
+    assert metrics["lag_mean"] == pytest.approx(mean, rel=0.1)
+
+
+def test_the_textbooks_ratios_are_1_before_the_first_update():
+    env = probe.corridor(num_envs=8, groups=2)
+    *_, metrics = learned(env, rounds=2, lag=0, num_epochs=1, num_minibatches=1)
+    assert abs(metrics["approx_kl"]) < 1e-6
+    assert metrics["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_kl_stop_ends_the_epochs_of_a_round(lag):
+    """One epoch a round is made in any case."""
+    env, settings = probe.corridor(num_envs=8, groups=2), {"rounds": 6, "lag": lag, "num_epochs": 5}
+    *_, stopped = learned(env, kl_stop=1e-9, **settings)
+    *_, whole = learned(env, kl_stop=1e9, **settings)
+    assert stopped["update"] == 6 * 2
+    assert whole["update"] == 6 * 2 * 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lag": 0, "kl_stop": 1e-3},
+        {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "micro_batch": 8},
+    ],
+    ids=str,
+)
+@pytest.mark.optimized
+def test_traced_and_driven_agree(options):
+    """Bit for bit, on environments that repeat."""
+    runs = []
+    for host in (False, True):
+        env = probe.corridor(length=4, num_envs=8, groups=2)
+        algorithm = learner(CategoricalMLP(2, (8,)), env, **options, rounds_per_iteration=4, host=host)
+        state, metrics = algorithm.step(algorithm.init(jax.random.key(3)))
+        algorithm.close()
+        runs.append((state, {name: x for name, x in metrics.items() if not any(word in name for word in TIMED)}))
+    (traced, traced_metrics), (driven, driven_metrics) = runs
+    jax.tree.map(np.testing.assert_array_equal, traced.learning.params, driven.learning.params)
+    assert traced_metrics == driven_metrics
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_parts_only_split_the_work(recurrent):
+    """The gradient is a sum; how it is cut into pieces matters to rounding alone."""
+    module = RecurrentActorCritic(2, Torso(), width=4) if recurrent else CategoricalMLP(2, (8,))
+
+    def params(micro_batch):
+        env = probe.corridor(length=4, num_envs=8, groups=2)
+        found, *_ = learned(env, module, rounds=1, micro_batch=micro_batch)
+        return found
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), params(1), params(None))
+
+
+def test_a_resumed_run_is_the_run_bit_by_bit(tmp_path):
+    """Cut between two rounds, with a segment that was not learned yet, and with everything normalised."""
+    options = {"normalize_observations": True, "normalize_rewards": True, "rounds_per_iteration": 3}
+    env = probe.corridor(length=4, num_envs=8, groups=2)
+    quietly = {"seed": 0, "progress": False}
+
+    def run(name, *steps):
+        for i, number in enumerate(steps):
+            algorithm = learner(CategoricalMLP(2, (8,)), env, **options)
+            found = train(algorithm, steps=number, run_dir=tmp_path / name, resume=i > 0, **quietly)
+            algorithm.close()
+        return found
+
+    whole, cut = run("whole", 3), run("cut", 1, 3)
+    jax.tree.map(np.testing.assert_array_equal, whole.variables(), cut.variables())
+    assert cut.metrics[-1]["update"] == 9 * 8
+    assert vx.load(tmp_path / "cut").metrics[-1]["update"] == 9 * 8
+
+
+# --- The loss, by its formula -----------------------------------------------------------------------------------------
+
+N, A, K = 7, 4, 2
+
+
+class Linear(nn.Module):
+    """Logits and values that are linear in the observation."""
+
+    @nn.compact
+    def __call__(self, x):
+        policy = self.param("policy", nn.initializers.normal(1.0), (K, A))
+        return x @ policy, x @ self.param("value", nn.initializers.ones, (K,))
+
+
+def linear(num_envs=2, groups=1, **options):
+    """The learner of one linear layer, whose gradients can be written down."""
+    spec = probe.corridor().spec._replace(observation_shape=(K,), num_actions=A)
+    env = probe.corridor(num_envs=num_envs, groups=groups)._replace(spec=spec)
+    settings = {"segment_length": 5, "num_minibatches": 1, "num_epochs": 1, "entropy_coefficient": 0.3}
+    return PPO(**settings | options).bind(Linear(), env)
+
+
+def part(seed=0):
+    """A minibatch of 7 timesteps, of which 5 are valid; ratios and values on both sides of their clips."""
+    rng = np.random.default_rng(seed)
+    valid = np.array([[1, 1, 0, 1, 1, 0, 1]], bool)
+    numbers = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    segment = Segment(
+        observation=numbers(1, N, K),
+        first=np.zeros((1, N), bool),
+        action=rng.integers(0, A, (1, N)).astype(np.int32),
+        log_prob=np.log(rng.uniform(0.1, 0.9, (1, N))).astype(np.float32),
+        reward=numbers(1, N),
+        terminated=np.zeros((1, N), bool),
+        truncated=np.zeros((1, N), bool),
+        valid=valid,
+        version=np.full((1, N), 3, np.int32),
+        bootstrap=numbers(N),
+        recurrent=(),
+        value=numbers(1, N),
+    )
+    return Part(segment, numbers(1, N), numbers(1, N), np.float32(valid.sum()))
+
+
+def expected(params, given, clip, value_clip):
+    """(loss, metrics) of a minibatch, timestep by timestep; equations (7) and (9) of the paper."""
+    policy, weights = (np.asarray(params[name], np.float64) for name in ("policy", "value"))
+    s, found = given.segment, []
+    for i in np.flatnonzero(s.valid[0]):
+        x = s.observation[0, i]
+        p = np.exp(x @ policy) / np.exp(x @ policy).sum()
+        ratio, advantage = p[s.action[0, i]] / np.exp(s.log_prob[0, i]), given.advantage[0, i]
+        gain = min(ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage)
+        errors = [(x @ weights - given.target[0, i]) ** 2]
+        if value_clip is not None:
+            old = s.value[0, i]
+            errors.append((old + np.clip(x @ weights - old, -value_clip, value_clip) - given.target[0, i]) ** 2)
+        found.append(
+            (-gain, 0.5 * max(errors), -(p * np.log(p)).sum(), ratio - 1 - np.log(ratio), abs(ratio - 1) > clip)
+        )
+    means = np.mean(found, axis=0)
+    return means[0] + 0.5 * means[1] - 0.3 * means[2], means
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.2])
+def test_the_loss_is_its_formula(value_clip):
+    made, given = linear(clip=0.3, value_clip=value_clip), part()
+    params = made.network.policy.init(jax.random.key(0))
+    loss, means = made.loss(params, given, jnp.int32(5))
+    total, wanted = expected(params, given, 0.3, value_clip)
+    np.testing.assert_allclose(loss, total, rtol=1e-4)
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+    np.testing.assert_allclose([means[name].total / means[name].num for name in names], wanted, rtol=1e-4)
+    assert 0 < wanted[-1] < 1
+    assert means["lag_mean"].total == 2 * 5
+    assert means["lag_max"].value == 2
+
+
+def test_what_a_dummy_timestep_holds_changes_nothing():
+    made, given = linear(value_clip=0.2), part()
+    params, dummy = made.network.policy.init(jax.random.key(0)), ~given.segment.valid
+    other = given._replace(
+        segment=given.segment._replace(log_prob=np.where(dummy, -99, given.segment.log_prob).astype(np.float32)),
+        advantage=np.where(dummy, 1e3, given.advantage),
+        target=np.where(dummy, 1e3, given.target),
+    )
+    gradients = [jax.grad(lambda p, x=x: made.loss(p, x, jnp.int32(5))[0])(params) for x in (given, other)]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
+
+
+def test_a_whole_round_is_its_formulas():
+    """Returns, advantages, their normalisation and one step of plain gradient descent, from a ring, in NumPy."""
+    t, b, gamma, trace, rate = 5, 3, 0.9, 0.8, 0.1
+    plain = {"optimizer": optax.sgd, "learning_rate": rate, "max_gradient_norm": None}
+    made = linear(b, segment_length=t, discount=gamma, trace_decay=trace, value_clip=0.2, lag=1, **plain)
+    acting, learning = made.init(jax.random.key(0))
+    rng, (me,) = np.random.default_rng(1), (made.collecting.collector(b),)
+    fields = {name: rng.standard_normal((2, t, b)).astype(np.float32) for name in ("reward", "value")}
+    terminated, truncated, valid = (np.zeros((2, t, b), bool) for _ in range(3))
+    terminated[1, 1, 0] = truncated[1, 1, 1] = True
+    valid[:], valid[1, 2, :2] = True, False  # the action after an end is discarded
+    ring = me.ring._replace(
+        observation=rng.standard_normal((2, t, b, K)).astype(np.float32),
+        action=rng.integers(0, A, (2, t, b)).astype(np.int32),
+        log_prob=np.log(rng.uniform(0.2, 0.6, (2, t, b))).astype(np.float32),
+        bootstrap=rng.standard_normal((2, b)).astype(np.float32),
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+        **fields,
+    )
+    acting = acting._replace(round=jnp.int32(2), collectors=(me._replace(ring=jax.tree.map(jnp.asarray, ring)),))
+    done = made.learn(acting, learning, jax.random.key(9), jnp.int32(0), jnp.int32(1))
+
+    v, v_next = ring.value[1], np.concatenate([ring.value[1, 1:], ring.bootstrap[1][None]])
+    advantage = np.zeros((t, b))
+    for e in range(b):
+        following = 0.0
+        for i in reversed(range(t)):
+            going_on = 0.0 if terminated[1, i, e] else gamma
+            delta = ring.reward[1, i, e] + going_on * v_next[i, e] - v[i, e]
+            following = delta + (0.0 if truncated[1, i, e] else going_on * trace * following)
+            advantage[i, e] = following
+    held = valid[1]
+    target = advantage + v
+    explained = 1 - advantage[held].var() / target[held].var()
+    normal = (advantage - advantage[held].mean()) / advantage[held].std(ddof=1)
+    given = Part(
+        Segment(
+            **{
+                name: x[1].reshape(1, -1, *x.shape[3:])
+                for name, x in ring._asdict().items()
+                if name not in ("version", "bootstrap", "recurrent")
+            },
+            version=np.zeros((1, t * b), np.int32),
+            bootstrap=(),
+            recurrent=(),
+        ),
+        normal.reshape(1, -1).astype(np.float32),
+        target.reshape(1, -1).astype(np.float32),
+        np.float32(held.sum()),
+    )
+    loss = lambda p: expected_in_jax(p, given)  # noqa: E731
+    wanted = jax.tree.map(lambda p, g: p - rate * g, learning.params, jax.grad(loss)(learning.params))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), done.params, wanted)
+    assert done.update == done.round == 1
+    np.testing.assert_allclose(done.metrics["explained_variance"].total, explained, rtol=1e-4)
+
+
+def expected_in_jax(params, given):
+    """The loss of `expected` with both clips at 0.2, in another form than in the learner."""
+    s = given.segment
+    log_p = jax.nn.log_softmax(s.observation[0] @ params["policy"])
+    chosen, v = log_p[jnp.arange(log_p.shape[0]), s.action[0]], s.observation[0] @ params["value"]
+    ratio, a, g, old = jnp.exp(chosen - s.log_prob[0]), given.advantage[0], given.target[0], s.value[0]
+    policy = jnp.where(a > 0, jnp.minimum(ratio, 1.2) * a, jnp.maximum(ratio, 0.8) * a)
+    values = jnp.maximum((v - g) ** 2, (jnp.minimum(jnp.maximum(v, old - 0.2), old + 0.2) - g) ** 2)
+    each = -policy + 0.25 * values + 0.3 * (jnp.exp(log_p) * log_p).sum(-1)
+    return (each * s.valid[0]).sum() / s.valid.sum()
+
+
+def test_the_learning_rate_is_annealed_round_by_round_to_0():
+    made = linear(anneal_timesteps=4 * 2 * 5, optimizer=optax.sgd, learning_rate=1.0, max_gradient_norm=None)
+    acting, learning = made.init(jax.random.key(0))
+    acting = acting._replace(round=jnp.int32(1), collectors=(made.collecting.collector(2),))
+    steps = []
+    for number in range(1, 7):  # the round that is learned from, of the four
+        before = learning._replace(params=jax.tree.map(jnp.ones_like, learning.params), round=jnp.int32(number))
+        valid = before.batch._replace(num_valid=jnp.ones(1), target=jnp.ones_like(before.batch.target))
+        ring = acting.collectors[0].ring
+        ring = ring._replace(valid=ring.valid | True, observation=ring.observation + 1)
+        full = acting._replace(collectors=(acting.collectors[0]._replace(ring=ring),))
+        after = made.update(full, before._replace(batch=valid), jnp.int32(0), jnp.int32(0))
+        steps.append(float(jnp.abs(after.params["value"] - before.params["value"]).max()))
+    np.testing.assert_allclose(np.array(steps) / steps[0], [1, 0.75, 0.5, 0.25, 0, 0], atol=1e-6)
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_presets_have_the_published_constants():
+    """Of CleanRL's ppo_atari_envpool.py and ppo_continuous_action.py."""
+    shared = {"discount": 0.99, "trace_decay": 0.95, "value_coefficient": 0.5, "max_gradient_norm": 0.5}
+    shared |= {"normalize_advantages": True, "kl_stop": None}
+    atari = {"segment_length": 128, "num_epochs": 4, "num_minibatches": 4, "clip": 0.1, "value_clip": 0.1}
+    atari |= {"learning_rate": 2.5e-4, "entropy_coefficient": 0.01, "anneal_timesteps": 10_000_000, "reward_bound": 1.0}
+    atari |= {"episodic_life": True}
+    mujoco = {"segment_length": 2_048, "num_epochs": 10, "num_minibatches": 32, "clip": 0.2, "value_clip": 0.2}
+    mujoco |= {"learning_rate": 3e-4, "entropy_coefficient": 0.0, "anneal_timesteps": 1_000_000, "reward_bound": 10.0}
+    mujoco |= {"normalize_observations": True, "normalize_rewards": True}
+    for preset, constants in ((PPO.atari(), atari), (PPO.mujoco(), mujoco)):
+        published = shared | constants
+        assert {name: getattr(preset, name) for name in published} == published
+        assert preset.optimizer.func is optax.adam
+        assert preset.optimizer.keywords == {"eps": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lag": 2}, "lag must be an integer of at most 1"),
+        ({"segment_length": 0}, "segment_length"),
+        ({"num_minibatches": 5}, "num_minibatches=5 do not divide the 32 timesteps"),
+        ({"micro_batch": 5}, "micro_batch=5 does not divide the 16 rows"),
+        ({"clip": 0.0}, "clip=0.0"),
+        ({"value_clip": -1.0}, "value_clip=-1"),
+        ({"kl_stop": 0.0}, "kl_stop=0"),
+        ({"trace_decay": 1.5}, "trace_decay=1.5"),
+        ({"episodic_life": True}, "lives"),
+        ({"learning_rate": optax.constant_schedule(0.1), "anneal_timesteps": 9}, "anneal_timesteps=9 needs"),
+        ({"optimizer": optax.sgd(0.1)}, "a ready-made optimizer brings its own"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
+)
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        learner(CategoricalMLP(2), probe.corridor(num_envs=8, groups=2), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"optimizer": optax.sgd(1e-3), "learning_rate": None}, {"learning_rate": optax.linear_schedule(1e-2, 0.0, 9)}],
+    ids=["ready-made", "schedule"],
+)
+def test_optimizers_and_schedules_of_any_kind(options):
+    *_, metrics = learned(probe.corridor(num_envs=8, groups=2), rounds=1, **options)
+    assert metrics["update"] == 8
+
+
+def test_what_was_learned_normalises_by_itself_and_is_evaluated():
+    env = probe.target(size=1, num_envs=4, groups=2)
+    settings = PPO(**FAST, rounds_per_iteration=2, normalize_observations=True)
+    algorithm = learn(settings, GaussianMLP(1, (8,)), env, evaluate_every=16, num_evaluation_episodes=2)
+    state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
+    algorithm.close()
+    assert {"evaluation_mean", "timesteps", "explained_variance"} <= set(metrics)
+    variables = algorithm.variables(state)
+    assert variables.moments.num > 0
+    seen = jnp.array([[0.7]])
+    output, _ = algorithm.policy.apply(variables, seen, ())
+    plain = variables._replace(moments=variables.moments._replace(num=jnp.float32(0)))
+    assert not np.allclose(output, algorithm.policy.apply(plain, seen, ())[0])
+    assert dataclasses.replace(settings, normalize_observations=False) != settings
+
+
+def test_atari_settings_fit_pong():
+    """Made, and not played."""
+    made = PPO.atari().bind(ActorCritic(6, vx.networks.NatureTorso()), vx.envs.atari("Pong", num_envs=8, groups=2))
+    assert (made.layout.num_parts, made.layout.micro_batch, made.layout.num_updates) == (4, 32, 16)

@@ -1,0 +1,113 @@
+"""Results of a population do not depend on how it is laid out: slots, groups, parts, the form of the loop."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox import networks, population
+from volvox.envs import preprocessing, probe
+from volvox.evolution import ES, GA, Novelty, evolve
+from volvox.loop import Evaluator, Last, SlotMemory
+from volvox.loop.slots import Part
+from volvox.types import Population
+
+pytestmark = pytest.mark.optimized
+N, E = 11, 3
+ENVS = {
+    "drawn lengths": partial(probe.countdown, low=1, high=9),
+    "drawn timesteps": partial(probe.target, size=2, max_episode_steps=5),
+    "drawn starts": probe.matched_reward,
+    "an opening": lambda **layout: preprocessing.opening(probe.countdown(low=1, high=9, **layout), (1, 0)),
+}
+
+EXACT = dict.fromkeys(ENVS, True) | {"drawn timesteps": False}
+
+
+def everyone(code, num_bases=3):
+    keys = jax.random.split(jax.random.key(1), 2)
+    noise = jax.vmap(lambda seed: code.noise.sample(code.data, seed, code.like))
+    return Population(
+        bases=noise(population.draw_seeds(code, keys[0], (num_bases,))),
+        parent=jnp.arange(N, dtype=jnp.int32) % num_bases,
+        seed=population.draw_seeds(code, keys[1], (N,)),
+        scale=jnp.full(N, 0.5),
+        initial=jnp.zeros(N, bool),
+        episodes=jnp.array([E, 1, 0, 2] * 3, jnp.int32)[:N],
+        priority=jnp.arange(N) % 4.0,
+    )
+
+
+def played(name, num_envs, groups, *, host=False, part=None, seed=5):
+    """What an evaluation of everyone, or of a part of them, gives."""
+    env = ENVS[name](num_envs=num_envs, groups=groups)
+    net = networks.genotype(networks.MLP(env.spec.num_actions or env.spec.action_shape[0], hidden=(4,)), env.spec)
+    code = population.encoding(net, population.Table(size=5_000))
+    memory = SlotMemory(net, code, groups, num_envs // groups)
+    evaluator = Evaluator(net, partial(env.make, host=host), memory, capacity=N * E)
+    members = everyone(code)
+    if part is not None:
+        bases, rows = members.bases, members._replace(bases=())
+        members = jax.tree.map(lambda x: x[part.member], rows)._replace(
+            bases=bases, episodes=jnp.ones(part.member.shape, jnp.int32)
+        )
+    result, _ = evaluator.evaluate(members, E if part is None else 1, code, seed=seed, part=part)
+    evaluator.close()
+    return jax.tree.map(np.asarray, result)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_slots_groups_and_forms_change_nothing(name):
+    reference = played(name, 4, 2)
+    for num_envs, groups, host in ((3, 1, False), (9, 3, False), (2, 1, True)):
+        found = played(name, num_envs, groups, host=host)
+        # Where environments compute with rounding, the compiler rounds otherwise for another size of a group.
+        equal = np.testing.assert_array_equal if EXACT[name] else partial(np.testing.assert_allclose, rtol=1e-6)
+        jax.tree.map(equal, found, reference)
+
+
+def test_a_population_may_be_cut_anywhere():
+    """Single episodes, in another order and in parts, are those of the whole."""
+    whole = played("drawn timesteps", 6, 2)
+    member, episode = np.nonzero(whole.valid)
+    order = np.random.default_rng(0).permutation(member.size)
+    for rows in np.array_split(order, 3):
+        part = Part(jnp.asarray(member[rows], jnp.int32), jnp.asarray(episode[rows], jnp.int32))
+        found = played("drawn timesteps", 3, 1, part=part)
+        np.testing.assert_array_equal(found.returns[:, 0], whole.returns[member[rows], episode[rows]])
+
+
+def test_episodes_of_a_member_differ():
+    result = played("drawn timesteps", 4, 1)
+    first = result.returns[np.asarray(result.valid).sum(1) == E]
+    assert (np.abs(np.diff(first, axis=1)) > 0).all()
+    unseeded = [played("drawn timesteps", 4, 1, seed=seed).returns for seed in (0, 1)]
+    assert (unseeded[0] != unseeded[1]).any()
+
+
+def generations(strategy, num_envs, groups):
+    env = probe.countdown(low=1, high=9, num_envs=num_envs, groups=groups)
+    algorithm = evolve(strategy, networks.MLP(2, (8,)), env)
+    state, rows = algorithm.init(jax.random.key(3)), []
+    for _ in range(3):
+        state, metrics = algorithm.step(state)
+        rows.append({name: metrics[name] for name in ("training_mean", "validation_mean", "frames")})
+    kept = jax.tree.map(np.asarray, (state.strategy.bases, state.strategy.score, state.lineage, rows))
+    algorithm.close()
+    return kept
+
+
+SMALL_GA = GA(population_size=9, num_parents=3, mutation_std=0.3, num_elite_candidates=2, num_validation_episodes=2)
+SMALL_ES = ES(population_size=8, noise_std=0.3, num_validation_episodes=2)
+NOVELTY = Novelty(behavior=Last("elapsed_steps", 1), num_neighbors=3, archive_size=8, num_archived=2)
+STRATEGIES = {"GA": SMALL_GA, "ES": SMALL_ES, "novelty": dataclasses.replace(SMALL_GA, objective=NOVELTY)}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_runs_do_not_depend_on_the_layout(name):
+    """Survivors, scores and parameters, bit for bit."""
+    first, other = (generations(STRATEGIES[name], *layout) for layout in ((4, 1), (6, 3)))
+    jax.tree.map(np.testing.assert_array_equal, other, first)

@@ -1,0 +1,134 @@
+"""`check_environment` passes what keeps its promises, and says of anything else what to mend."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import volvox as vx
+from volvox.testing import check_environment
+
+
+def altered(change=lambda step: step, **functions):
+    """env -> the same environment with other time steps, or with other functions made of its groups."""
+
+    def mutate(group):
+        def recv(state):
+            state, step = group.recv(state)
+            return state, change(step)
+
+        return group._replace(recv=recv, **{name: make(group) for name, make in functions.items()})
+
+    return lambda env: env._replace(make=lambda seed, **how: tuple(map(mutate, env.make(seed, **how))))
+
+
+def making(make):
+    """env -> the same environment, made by `make(env, seed, **how)`."""
+    return lambda env: env._replace(make=lambda seed, **how: make(env, seed, **how))
+
+
+def uncut(env, seed, *, max_episode_steps=None, **how):
+    groups = env.make(seed, max_episode_steps=1_000, **how)
+    return tuple(group._replace(spec=env.spec._replace(max_episode_steps=max_episode_steps)) for group in groups)
+
+
+def alike(env, seed, *, num_envs, num_groups, **how):
+    one = {"num_envs": num_envs // num_groups, "num_groups": 1}
+    return tuple(env.make(seed, **one, **how)[0] for _ in range(num_groups))
+
+
+def loud(env, seed, *, host=False, **how):
+    return altered(lambda step: step._replace(reward=step.reward + ~step.first) if host else step)(env).make(
+        seed, **how
+    )
+
+
+seeds = itertools.count()
+BREACHES = {
+    "reward-dtype": (
+        altered(lambda s: s._replace(reward=s.reward.astype(np.int32))),
+        r"reward \[T, B\] must be float32",
+    ),
+    "first-dtype": (altered(lambda s: s._replace(first=s.first.astype(np.int8))), r"first \[T, B\] must be bool"),
+    "observation": (
+        altered(lambda s: s._replace(observation=s.observation.astype(np.float64))),
+        r"observations \[T, B, \.\.\.\] must be float32 .*; they are float64",
+    ),
+    "extras": (altered(lambda s: s._replace(extras={})), r"extras must be those of spec\.extras; they are \[\]"),
+    "extras-shape": (altered(lambda s: s._replace(extras={"elapsed_steps": np.int32(0)})), r"must be \[B, \.\.\.\]"),
+    "nan": (
+        altered(lambda s: s._replace(reward=np.where(s.first, np.nan, s.reward).astype(np.float32))),
+        "rewards must be finite",
+    ),
+    "never-first": (altered(lambda s: s._replace(first=s.first & False)), "must hold at the first timestep after init"),
+    "always-first": (
+        altered(
+            lambda s: s._replace(
+                first=s.first | True, reward=s.reward * 0, terminated=s.first & False, truncated=s.first & False
+            )
+        ),
+        "holds everywhere: no timestep is ever played",
+    ),
+    "restart": (altered(restart=lambda group: lambda state, seed=None: state), "must hold everywhere after restart"),
+    "end-at-first": (altered(lambda s: s._replace(terminated=s.terminated | s.first)), "`first` must not have ended"),
+    "reward-at-first": (
+        altered(lambda s: s._replace(reward=s.reward + s.first)),
+        "reward must be 0 where `first` holds",
+    ),
+    "both-ends": (altered(lambda s: s._replace(terminated=s.terminated | s.truncated)), "must not be truncated too"),
+    "no-cutoff": (making(uncut), "max_episode_steps=10 an episode must end"),
+    "spec": (making(lambda env, seed, *, max_episode_steps, **how: env.make(seed, **how)), "groups of this spec"),
+    "one-seed": (making(lambda env, seed, **how: env.make(0, **how)), "another seed must show something else"),
+    "no-seed": (making(lambda env, seed, **how: env.make(next(seeds), **how)), "same bits|made with the same seed"),
+    "groups": (making(alike), "groups must differ"),
+    "forms": (making(loud), r"make\(host=False\) and make\(host=True\) must show the same bits"),
+    "sizes": (making(lambda env, seed, *, num_envs, **how: env.make(seed, num_envs=4, **how)), r"make\(num_envs=3\)"),
+    "any-action": (
+        altered(send=lambda group: lambda state, action: group.send(state, action[: group.num_envs])),
+        "send must refuse actions of another shape",
+    ),
+    "two-kinds": (
+        lambda env: env._replace(spec=env.spec._replace(action_shape=(2,))),
+        "spec must have num_actions; or",
+    ),
+    "cutoff": (
+        lambda env: env._replace(spec=env.spec._replace(max_episode_steps=0)),
+        "must be a positive int; it is 0",
+    ),
+    "config": (lambda env: env._replace(config={"a": (1,)}), "config must hold JSON values only"),
+}
+
+
+def test_an_environment_that_keeps_its_promises(walks):
+    check_environment(walks)
+    check_environment(walks, num_envs=1, max_episode_steps=3, num_timesteps=20, seed=4)
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_a_breach_is_said(walks, name):
+    breach, message = BREACHES[name]
+    with pytest.raises(AssertionError, match=f"^walks: .*(?:{message})") as error:
+        check_environment(breach(walks))
+    assert "\n" not in str(error.value)
+
+
+def test_an_environment_without_ends_is_told_what_to_give(walks):
+    with pytest.raises(AssertionError, match="no episode ended within 4 timesteps: give a smaller max_episode_steps"):
+        check_environment(walks, num_timesteps=2, max_episode_steps=30)
+
+
+@pytest.mark.parametrize(
+    ("breach", "message"),
+    [
+        (lambda group: lambda state, seed=None: group.restart(state), "everything must depend on this seed alone"),
+        (lambda group: group.restart, ""),
+    ],
+    ids=["ignores the seed", "as it is"],
+)
+def test_restarts_of_groups_that_can_be_seeded(breach, message):
+    env = vx.envs.probe.countdown(low=2, high=5, num_envs=3)
+    if message:
+        with pytest.raises(AssertionError, match=message):
+            check_environment(altered(restart=breach)(env), num_timesteps=16)
+    else:
+        check_environment(env, num_timesteps=16)

@@ -1,0 +1,157 @@
+"""The suite for strategies says what is wrong with those that are."""
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from volvox import evolution, population, testing
+
+
+class State(NamedTuple):
+    mean: jax.Array
+    more: Any = jnp.float32(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Right:
+    """Moves to the best member."""
+
+    population_size: int = 6
+
+    def init(self, key, encoding):
+        return State(jnp.zeros(encoding.num_parameters))
+
+    def ask(self, key, state, encoding):
+        noise = jax.random.normal(key, (self.population_size, encoding.num_parameters))
+        return population.explicit(population.from_vectors(encoding, state.mean + 0.1 * noise)), state
+
+    def tell(self, key, state, asked, evaluation, encoding):
+        best = jnp.argmax(evolution.fitness(evaluation))
+        return state._replace(mean=population.to_vectors(asked.bases)[best]), {}
+
+
+class OtherDtype(Right):
+    def tell(self, key, state, asked, evaluation, encoding):
+        return super().tell(key, state, asked, evaluation, encoding)[0]._replace(more=jnp.int32(0)), {}
+
+
+class OtherShape(Right):
+    def ask(self, key, state, encoding):
+        asked, state = super().ask(key, state, encoding)
+        return asked, state._replace(mean=state.mean[None])
+
+
+class NoState(Right):
+    def ask(self, key, state, encoding):
+        return super().ask(key, state, encoding)[0]
+
+
+class TooMany(Right):
+    def ask(self, key, state, encoding):
+        params = encoding.zeros(self.population_size)
+        index = jnp.arange(self.population_size, dtype=jnp.int32)
+        return population.explicit(params, parent=index + 3), state
+
+
+class NoKey(Right):
+    def ask(self, key, state, encoding):
+        return super().ask(jax.random.key(0), state, encoding)
+
+
+class Worse(Right):
+    def tell(self, key, state, asked, evaluation, encoding):
+        returns = -evaluation.returns
+        return super().tell(key, state, asked, evaluation._replace(returns=returns), encoding)
+
+
+class Diverges(Right):
+    def tell(self, key, state, asked, evaluation, encoding):
+        mean = evaluation.returns.mean() + state.mean
+        return State(mean), {}
+
+    def mean(self, state, encoding):
+        return jax.tree.map(lambda x: x[0], population.from_vectors(encoding, state.mean[None]))
+
+
+class VectorMetric(Right):
+    def tell(self, key, state, asked, evaluation, encoding):
+        return super().tell(key, state, asked, evaluation, encoding)[0], {"mean": state.mean}
+
+
+class Thawed:
+    population_size, init, ask, tell = 6, Right.init, Right.ask, Right.tell
+
+
+REMEMBERED = []
+
+
+class Remembers(Right):
+    def ask(self, key, state, encoding):
+        REMEMBERED.append(1)
+        return super().ask(jax.random.fold_in(key, len(REMEMBERED)), state, encoding)
+
+    traceable = False
+
+
+def elitist(inner):
+    return evolution.Elitism(inner=inner, num_validation_episodes=1)
+
+
+def test_a_right_one_passes():
+    testing.check_strategy(elitist(Right()))
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        (OtherDtype, "tell of the training phase: inner/more of the state was float32[], and is int32[]"),
+        (OtherShape, "ask of the training phase: inner/mean of the state was float32[6], and is float32[1, 6]"),
+        (NoState, "NoState.ask must return (Population, state); it returned Population"),
+        (TooMany, "parents are no indices of the 6 bases"),
+        (NoKey, "another key gives the same run: ask does not use its key"),
+        (Worse, "the elite does not become better"),
+        (Diverges, "where returns are NaN, the bases are not finite"),
+        (VectorMetric, "()"),
+        (Thawed, "Thawed is no frozen dataclass"),
+        (Remembers, "the same key gives another run"),
+    ],
+)
+def test_what_is_wrong_is_named(inner, message):
+    with pytest.raises((AssertionError, TypeError), match=re.escape(message)):
+        testing.check_strategy(elitist(inner()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Claiming:
+    """Reports the score of the elite, and returns another policy."""
+
+    inner: evolution.Elitism
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    @property
+    def phases(self):
+        training, validation = self.inner.phases
+
+        def tell(key, state, asked, evaluation, encoding):
+            new, metrics = validation.tell(key, state, asked, evaluation, encoding)
+            return new._replace(bases=jax.tree.map(lambda x: x.at[0].set(0.0), new.bases)), metrics
+
+        return training, validation._replace(tell=tell)
+
+
+def test_a_score_of_another_policy_is_found():
+    with pytest.raises(AssertionError, match="and the policy that is returned"):
+        testing.check_strategy(Claiming(elitist(Right())))
+
+
+def test_what_is_no_strategy_is_told_what_is_missing():
+    with pytest.raises(AssertionError, match=r"Right has no phases .*from_ask_tell makes a strategy"):
+        testing.check_strategy(Right())
+    with pytest.raises(AssertionError, match="is a class"):
+        testing.check_strategy(evolution.GA)
