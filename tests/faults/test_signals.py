@@ -1,6 +1,5 @@
 """Kills, signals and stops at any moment: a run loses at most the step in progress."""
 
-import functools
 import os
 import random
 import signal
@@ -170,9 +169,9 @@ def make_train(tmp_path):
         command = ["make", "--no-print-directory", "-C", str(HERE.parents[1]), "train"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         # A shell's background job ignores SIGINT, and so would what it starts.
-        heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        options = {"start_new_session": True, "preexec_fn": heeded}
-        return subprocess.Popen([*command, f"VENV={tmp_path}", f"BIN={tmp_path}"], **pipes, **options)
+        code = "import os, signal as s, sys; s.signal(s.SIGINT, s.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+        command = [sys.executable, "-c", code, *command, f"VENV={tmp_path}", f"BIN={tmp_path}"]
+        return subprocess.Popen(command, start_new_session=True, **pipes)
 
     return start
 
