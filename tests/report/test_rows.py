@@ -94,3 +94,28 @@ def test_rewriting_is_atomic(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["m"]
     row_files.rewrite(path, [])
     assert row_files.read_metrics(path) == []
+
+
+def test_a_log_leaves_other_files_alone(tmp_path):
+    row_files.write_log(tmp_path, 2, {"a": np.arange(3)})
+    row_files.write_log(tmp_path, 3, {"a": np.arange(4)})
+    others = ("3-copy.npz", "notes.txt", "3².npz")
+    for name in others:
+        (tmp_path / name).write_text("another's")
+    (tmp_path / "4.npz").mkdir()
+    assert {step: list(arrays["a"]) for step, arrays in row_files.read_log(tmp_path).items()} == {
+        2: [0, 1, 2],
+        3: [0, 1, 2, 3],
+    }
+    row_files.drop_log_after(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["000002.npz", "4.npz", *others])
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", None])
+def test_a_damaged_log_is_named(tmp_path, content):
+    row_files.write_log(tmp_path, 2, {"a": np.arange(100)})
+    path = tmp_path / "000002.npz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60] + b"\0\0\0\0" + whole[64:] if content is None else content)
+    with pytest.raises(ValueError, match=r"000002\.npz is damaged"):
+        row_files.read_log(tmp_path)

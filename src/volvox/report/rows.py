@@ -8,6 +8,8 @@ import json
 import math
 import os
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,11 +118,15 @@ def read_log(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarra
 
     Raises:
       FileNotFoundError: Nothing is logged there.
+      ValueError: A file of the log is damaged.
     """
     steps = {}
     for step, path in _logged(directory):
-        with np.load(path, allow_pickle=False) as arrays:
-            steps[step] = dict(arrays)
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                steps[step] = dict(arrays)
+        except (EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}; remove it to read the other steps.") from error
     if not steps:
         raise FileNotFoundError(
             f"nothing is logged in {os.fspath(directory)}; train with log=True (in the scripts: --log)."
@@ -136,4 +142,5 @@ def drop_log_after(directory: str | os.PathLike[str], last_step: int) -> None:
 
 
 def _logged(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
-    return sorted((int(path.stem), path) for path in Path(directory).glob("[0-9]*.npz"))
+    paths = Path(directory).glob("[0-9]*.npz")
+    return sorted((int(path.stem), path) for path in paths if path.stem.isdecimal() and path.is_file())
