@@ -68,7 +68,7 @@ def a3c() -> vx.Algorithm:
 def td3() -> vx.Algorithm:
     env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
     networks = vx.networks.ActorAndCritic(vx.networks.MLP(6, (64, 64), nn.relu), vx.networks.QNetwork((64, 64)))
-    settings = vx.TD3(random_timesteps=1_000, replay_size=50_000, timesteps_per_iteration=1_000)
+    settings = vx.TD3(random_timesteps=1_000, replay_size=20_000, timesteps_per_iteration=1_000)
     return vx.learn(settings, networks, env)
 
 

@@ -214,4 +214,4 @@ def test_networks_of_our_own_are_networks():
         def __call__(self, x):
             return nn.Dense(2)(x)
 
-    vx.evolve(GA, Own(), ENV, noise=TABLE)
+    assert "Own" in str(vx.evolve(GA, Own(), ENV, noise=TABLE).config["network"])
