@@ -74,7 +74,8 @@ def gymnasium(
         process steps it, and nothing overlaps.
       max_episode_steps: Timesteps after which an episode is truncated. None takes the environment's own limit. A
         shorter limit that a class or function sets itself holds as well.
-      timeout: Seconds that workers may take for one timestep of the whole group, or for its reset.
+      timeout: Seconds that workers may take for one timestep of the whole group, or for its reset, the first of which
+        makes the environments. To start, and to import what makes them, they have 120 seconds.
       name: What `EnvSpec.name` says; None takes the name given, or that of the environment's class.
       **options: Arguments of the environment.
 
