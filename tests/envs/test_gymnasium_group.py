@@ -183,6 +183,46 @@ def test_an_error_in_this_process_names_the_environment():
     assert raised.value.__notes__ == ["This was raised in the environment Counter."]
 
 
+class OldStep(counter()):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class OldReset(counter()):
+    def reset(self):
+        return super().reset()[0]
+
+
+class Unpacks(counter()):
+    def step(self, action):
+        one, two = (1, 2, 3)
+
+
+def test_gyms_old_interface_is_told():
+    with pytest.raises(
+        TypeError, match=r"reset of OldReset cannot be seeded.*reset\(self, \*, seed=None, options=None"
+    ):
+        envs.gymnasium(OldReset, num_envs=1, **LIMIT)
+    (group,) = envs.gymnasium(OldStep, num_envs=1, **LIMIT).make(0)
+    state, _ = group.recv(group.init())
+    with pytest.raises(TypeError, match="five items, of which Gym's old step had four: .*expected 5, got 4"):
+        group.recv(group.send(state, np.zeros(1, np.int32)))
+    (group,) = envs.gymnasium(Unpacks, num_envs=1, **LIMIT).make(0)
+    state, _ = group.recv(group.init())
+    with pytest.raises(ValueError, match="^too many values to unpack"):  # its own mistake
+        group.recv(group.send(state, np.zeros(1, np.int32)))
+
+
+def test_an_environment_that_ignores_its_seed_is_told():
+    class Unseeded(counter()):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=None, options=options)
+
+    with pytest.raises(AssertionError, match=r"same seed must show the same.*super\(\)\.reset\(seed=seed\)"):
+        vx.testing.check_environment(envs.gymnasium(Unseeded, num_envs=2, **LIMIT))
+
+
 def echo(action_space, observation_space):
     """A class that shows what it was sent in `info`, and random observations."""
 

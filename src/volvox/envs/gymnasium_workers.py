@@ -51,9 +51,17 @@ class Here:
         self._due = functools.partial(self._step, action)
 
     def wait(self) -> Answer:
-        """Returns the answer to the last call."""
+        """Returns the answer to the last call; raises TypeError where `reset` or `step` returns other items."""
         due, self._due = self._due, self._not_begun
-        return due()
+        try:
+            return due()
+        except ValueError as error:
+            if "values to unpack" in str(error) and _raised_by_gymnasium(error):
+                raise TypeError(
+                    "an environment must return (observation, info) from reset, and (observation, reward, terminated, "
+                    f"truncated, info) from step, five items, of which Gym's old step had four: {error}"
+                ) from error
+            raise
 
     def close(self) -> None:
         """Closes the environments."""
@@ -73,6 +81,12 @@ class Here:
 
     def _not_begun(self) -> Answer:
         raise RuntimeError("nothing was sent to these environments, or they were closed")
+
+
+def _raised_by_gymnasium(error: Exception) -> bool:
+    """Whether Gymnasium's own code raised this, and not an environment's."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("gymnasium.")
 
 
 class Share:
