@@ -2,8 +2,7 @@
 
 python experiments/cartpole_primal_dual.py primal-dual --penalty 10 --name "primal-dual c 10"
 python experiments/cartpole_primal_dual.py actor-critic --name actor-critic
-python experiments/compare_runs.py --runs primal-dual=runs/cartpole/primal-dual_c_10_rate_0.001 \\
-    actor-critic=runs/cartpole/actor-critic_rate_0.001 --out runs/comparison
+python experiments/compare_runs.py --runs dual=runs/cartpole/DUAL td=runs/cartpole/TD --out runs/comparison
 """
 
 import dataclasses
