@@ -92,9 +92,9 @@ def wandb(project: str | None = None, **options: Any) -> OpenLogger:
     """Returns a logger to Weights & Biases; `pip install 'volvox[wandb]'`.
 
     The run there has the settings of this one and the name of its run directory. Its id is kept in the run directory
-    (`wandb_id`), so that a resumed run goes on there; steps that are done again are not logged a second time. A run that
-    began without this logger sends its earlier rows, too. Values that are NaN are left out. With `mode="offline"`, or
-    the environment variable `WANDB_MODE=offline`, files are written for `wandb sync`.
+    (`wandb_id`), so that a resumed run goes on there; steps that are done again are not logged a second time. A run
+    that began without this logger sends its earlier rows, too. Values that are NaN are left out. With
+    `mode="offline"`, or the environment variable `WANDB_MODE=offline`, files are written for `wandb sync`.
 
     Args:
       project: Name of the project.
