@@ -40,7 +40,8 @@ class ray:  # noqa: N801  # a record of settings that reads as a call
         machine, or one of this machine alone that is begun.
       wait: Seconds that may pass without any actor, at the start and later, before the run ends with a checkpoint and
         an error.
-      patience: Seconds without a sign of life after which an actor is replaced.
+      patience: Seconds without an answer, or without a timestep that was played, after which an actor is replaced; what
+        it plays for the first time, which is compiled, has `wait` seconds for its first timesteps.
       duplicates: Towards the end of a phase, give portions that are being played to idle actors too, and take the first
         answer.
     """
@@ -111,6 +112,34 @@ def _paths(described: Any) -> Iterator[str]:
     elif isinstance(described, list):
         for value in described:
             yield from _paths(value)
+
+
+def check_connected(address: str | None, connected: str) -> None:
+    """Raises ValueError where this process is connected to another cluster than the one that is asked for.
+
+    Args:
+      address: That is asked for.
+      connected: Address of the cluster to which it is connected.
+    """
+    if address in (None, "auto"):
+        return
+    if address == "local" or _numeric(address) != _numeric(connected):
+        raise ValueError(
+            f"address={address!r}: this process is connected to the cluster at {connected} already; leave address out, "
+            "or call ray.shutdown() before"
+        )
+
+
+def _numeric(address: str) -> tuple[str, str]:
+    """The numbers of an address; those of this machine are one."""
+    host, _, port = address.rpartition(":")
+    try:
+        host = socket.gethostbyname(host)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+            found.bind((host, 0))  # only this machine's own addresses can be taken
+        return "here", port
+    except OSError:
+        return host, port
 
 
 def _check_address(address: str | None) -> None:
