@@ -57,8 +57,8 @@ def algorithm_of(case, workers):
     return vx.evolve(strategy, vx.networks.MLP(2, (4,)), env, noise=noise, workers=workers)
 
 
-def played(case, workers, inside=None):
-    """Three generations; `inside` is called with the number of those that are complete when one is being played."""
+def played(case, workers, inside=None, generations=3):
+    """Some generations; `inside` is called with the number of those that are complete when one is being played."""
     algorithm = algorithm_of(case, workers)
     try:
         state, rows = algorithm.init(jax.random.key(3)), []
@@ -67,7 +67,7 @@ def played(case, workers, inside=None):
             if inside is not None and "stepped" in figures:
                 inside(len(rows))
 
-        for _ in range(3):
+        for _ in range(generations):
             state, metrics = algorithm.step(state, monitor=monitor)
             rows.append({name: metrics[name] for name in ("training_mean", "validation_mean", "frames")})
         strategy = state.strategy
@@ -95,7 +95,7 @@ def players(monkeypatch):
 
 def test_two_actors_are_one_process(machines):
     machines.set(2)
-    equal(played("GA", distributed.ray(address=machines.address)), played("GA", None))
+    equal(played("GA", distributed.ray(address=machines.address), generations=2), played("GA", None, generations=2))
 
 
 @pytest.mark.slow

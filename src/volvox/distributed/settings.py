@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from volvox.evolution.pools import Player
 from volvox.types import Config
 
 _SECONDS_TO_ANSWER = 5.0
+_GREETING, _ANSWER = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), b"\x04"
+"""How a connection to a server of gRPC begins, with a frame of settings, and the kind of the frame that answers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +158,11 @@ def _check_address(address: str | None) -> None:
     if not host or not port.isdigit():
         raise ValueError(f"address={address!r}: give host:port, such as '10.0.0.1:6379', or 'auto'.")
     try:
-        socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+        with socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER) as connection:
+            # Ray itself would go on asking for minutes.
+            connection.sendall(_GREETING)
+            if os.environ.get("RAY_USE_TLS", "0") == "0" and connection.recv(9)[3:4] != _ANSWER:
+                raise OSError("a program answers that is not Ray's")
     except OSError as error:
         raise ValueError(
             f"address={address!r}: no cluster answers there ({error}); `ray status` on its head shows the address, and "
