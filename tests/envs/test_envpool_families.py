@@ -76,10 +76,10 @@ def test_a_task_of_each_family(task, tmp_path):
     done = run(tmp_path, __file__, task)
     if done.returncode == 0:
         return
-    if "libQt5" in done.stderr:
+    if task == TASKS["procgen"] and "libQt5" in done.stderr:
         pytest.skip(f"{task} needs the system's Qt 5 libraries; {told(done)}")
-    if done.returncode < 0 and (plain := run(tmp_path, "-c", PLAIN, task)).returncode < 0:
-        pytest.skip(f"{task}: envpool without volvox crashes on this machine, too; {told(plain)}")
+    if task == TASKS["vizdoom"] and (plain := run(tmp_path, "-c", PLAIN, task)).returncode != 0:
+        pytest.skip(f"{task}: envpool without volvox does not play it on this machine either; {told(plain)}")
     pytest.fail(f"{task} {told(done)}\n{done.stderr}")
 
 
