@@ -196,7 +196,7 @@ class OldReset(counter()):
 
 class Unpacks(counter()):
     def step(self, action):
-        one, two = (1, 2, 3)
+        _one, _two = (1, 2, 3)
 
 
 def test_gyms_old_interface_is_told():
@@ -206,11 +206,11 @@ def test_gyms_old_interface_is_told():
         envs.gymnasium(OldReset, num_envs=1, **LIMIT)
     (group,) = envs.gymnasium(OldStep, num_envs=1, **LIMIT).make(0)
     state, _ = group.recv(group.init())
-    with pytest.raises(TypeError, match="five items, of which Gym's old step had four: .*expected 5, got 4"):
+    with pytest.raises(TypeError, match=r"five items, of which Gym's old step had four: .*expected 5, got 4"):
         group.recv(group.send(state, np.zeros(1, np.int32)))
     (group,) = envs.gymnasium(Unpacks, num_envs=1, **LIMIT).make(0)
     state, _ = group.recv(group.init())
-    with pytest.raises(ValueError, match="^too many values to unpack"):  # its own mistake
+    with pytest.raises(ValueError, match=r"^too many values to unpack"):  # its own mistake
         group.recv(group.send(state, np.zeros(1, np.int32)))
 
 

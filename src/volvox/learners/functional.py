@@ -237,8 +237,8 @@ class _Functional:
             variables = self.functions.variables(learned)
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise ValueError(
-                f"variables(learned) fails ({_first_line(error)}); it must give what policy.apply takes, and by default "
-                f"takes learned.params. Give variables=; learned is of the type {type(learned).__name__}"
+                f"variables(learned) fails ({_first_line(error)}); it must give what policy.apply takes, and takes "
+                f"learned.params by default. Give variables=; learned is of the type {type(learned).__name__}"
             ) from error
         seen = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), self.env.spec.observation)
         try:

@@ -30,8 +30,9 @@ def check_strategy(
     """Checks that a strategy is what `volvox.evolve` needs, on a small network.
 
     Its settings can be written to `config.json`; its state keeps its shapes and dtypes; populations fit their phases;
-    the same key gives the same run; compiled it does what it does in Python; returns that are NaN do no harm; the score that it reports is that of the policy that it returns; bases follow from their lineage, where
-    there is one; and a run resumed from a checkpoint goes on with the same bits.
+    the same key gives the same run; compiled it does what it does in Python; returns that are NaN do no harm; the score
+    that it reports is that of the policy that it returns; bases follow from their lineage, where there is one; and a
+    run resumed from a checkpoint goes on with the same bits.
 
     Example:
       >>> volvox.testing.check_strategy(vx.GA(population_size=12, num_parents=3, num_elite_candidates=2))
