@@ -145,10 +145,10 @@ class EnvGroup(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """The devices that learn together, as the program of one of them sees the others; without a name it is alone.
+    """The devices that learn together, as the program of one of them sees the others.
 
     Attributes:
-      name: Name of the axis for `jax.lax`; None: there is one device, and nothing here does anything.
+      name: Name of the axis for `jax.lax`; None outside of their program: nothing is summed then.
       size: Number of devices.
     """
 

@@ -67,6 +67,12 @@ def mean(x: Array, valid: Array) -> Array:
     return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
 
 
+def variance(x: Array, valid: Array, axis: Axis) -> Array:
+    """Returns the variance of what is valid in `[...]`, on all devices; NaN where nothing is."""
+    total, num = axis.sum((x.sum(where=valid), valid.sum(dtype=jnp.float32)))
+    return axis.sum(((x - total / num) ** 2).sum(where=valid)) / num
+
+
 def compute(gathered: Metrics) -> dict[str, float]:
     """Returns the metrics as numbers, averaged over several learners. Means of no values are left out."""
     gathered = jax.device_get(gathered)

@@ -31,7 +31,7 @@ from volvox.learners.collecting import Acting, Collecting
 from volvox.learners.protocol import Made, Progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
 from volvox.sparsity import init_optimizers
-from volvox.types import Array, ArrayTree, Axis, Env, EnvGroup, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -328,8 +328,7 @@ class _A3C:
         zero, gradient = jnp.int32(0), jax.tree.map(jnp.zeros_like, params)
         learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, {}, self.collecting.moments())
         segment = segments.take(self.collecting.collector(self.micro_batch).ring, zero, zero, self.micro_batch, 1)
-        alone = dataclasses.replace(self, env=self.env._replace(axis=Axis()))
-        updated = jax.eval_shape(lambda x: alone.update(alone.accumulate(x, segment), jnp.float32(0)), learning)
+        updated = jax.eval_shape(lambda x: self.update(self.accumulate(x, segment), jnp.float32(0)), learning)
         return self.collecting.init(), learning._replace(metrics=metrics.zeros(updated.metrics))
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -140,6 +140,8 @@ def learn(
     together = devices_of(devices)
     env = env._replace(axis=together.axis)
     learner = settings.bind(network, env)
+    # What is made before the first step is made by each process alone.
+    alone = settings.bind(network, env._replace(axis=env.axis._replace(name=None)))
     if together.mesh is not None and not getattr(learner, "parallel", False):
         raise ValueError(
             f"{type(settings).__name__} learns on one device of one process, and here are {env.axis.size}: A3C, PPO and "
@@ -158,10 +160,10 @@ def learn(
     if evaluate_every is not None:
         config["evaluate_every"] = integer("evaluate_every", evaluate_every, low=1, high=None)
         config["num_evaluation_episodes"] = num_evaluation_episodes
-        policies = jax.eval_shape(lambda key: learner.candidates(learner.init(key)[1]), jax.random.key(0))
+        policies = jax.eval_shape(lambda key: learner.candidates(alone.init(key)[1]), jax.random.key(0))
         sizes = {"num_learners": len(policies), "num_episodes": num_evaluation_episodes}
         evaluator = PolicyEvaluator(learner.policy, env, **sizes)
-    run = _Run(learner, loop, env, evaluator, evaluate_every or 0)
+    run = _Run(learner, loop, env, evaluator, evaluate_every or 0, alone.init)
     state = jax.eval_shape(run.init, jax.random.key(0))  # raises where something does not fit
     # Twice: an iteration works on a copy, and what it began with is kept until it ends.
     sizes = {"replay and what else acting keeps": 2 * size_of(state.acting)}
@@ -213,11 +215,12 @@ class _Run:
     env: Env
     evaluator: PolicyEvaluator | None
     evaluate_every: int
+    first: Callable[[Array], tuple[Any, Any]]
     lock: Any = dataclasses.field(default_factory=threading.RLock)
 
     def init(self, key: int | Array) -> LearnState:
         init_key, run_key = jax.random.split(typed_key(key))
-        acting, learning = jax.jit(self.learner.init)(init_key)
+        acting, learning = jax.jit(self.first)(init_key)
         evaluated = () if self.evaluator is None else evaluation.init(self.learner.candidates(learning))
         return LearnState(run_key, acting, learning, 0, evaluated)
 
