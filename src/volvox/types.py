@@ -178,6 +178,9 @@ class Axis(NamedTuple):
         return tree if self.name is None else jax.tree.map(lambda x: x / self.size, self.sum(tree))
 
 
+ALONE = Axis()
+
+
 class Env(NamedTuple):
     """A recipe for groups of environments: what to make, not yet made.
 
@@ -198,7 +201,7 @@ class Env(NamedTuple):
     num_groups: int
     make: Callable[..., tuple[EnvGroup, ...]]
     config: Config
-    axis: Axis = Axis()
+    axis: Axis = ALONE
 
     def keys(self, key: Array, number: Array, g: int) -> Array:
         """Returns keys `[B]` for the environments of group `g`, each by its number among those of all devices.

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.types import Array, Axis, TimeStep
+from volvox.types import ALONE, Array, Axis, TimeStep
 
-_ALONE = Axis()
 WINDOW = 100
 """Episodes over which scores are averaged."""
 
@@ -158,7 +157,7 @@ def update_episodes(
     return episodes, RunningEpisodes(returns, lengths)
 
 
-def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = _ALONE) -> Array:
+def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Array:
     """Returns the mean return of the latest episodes; NaN before the first has ended.
 
     It is of as many episodes as `num_envs` environments play at once, but of at least 10 and at most `WINDOW`. Of

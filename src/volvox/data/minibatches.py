@@ -18,7 +18,7 @@ from volvox._checks import group_size, integer
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
 from volvox.data.segments import Segment
-from volvox.types import Array, ArrayTree, Axis, Env
+from volvox.types import ALONE, Array, ArrayTree, Axis, Env
 
 _NONE = {"bootstrap": (), "recurrent": ()}
 
@@ -80,7 +80,7 @@ class Layout:
     num_groups: int
     whole: bool
     micro_batch: int
-    axis: Axis = Axis()
+    axis: Axis = ALONE
 
     @property
     def num_rows(self) -> int:

@@ -20,9 +20,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.types import Array, ArrayTree, Axis, EnvSpec, Policy, TimeStep
+from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeStep
 
-_ALONE = Axis()
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
 _LATEST = 2.0**23
@@ -53,7 +52,7 @@ def init(shape: Any) -> Moments:
     return Moments(jnp.float32(0), mean, squares)
 
 
-def update(moments: Moments, observation: ArrayTree, axis: Axis = _ALONE) -> Moments:
+def update(moments: Moments, observation: ArrayTree, axis: Axis = ALONE) -> Moments:
     """Adds observations `[B, n...]` of all devices (Chan et al. 1979, Updating formulae for computing variances)."""
     b = jax.tree.leaves(observation)[0].shape[0]
     jax.tree.map(lambda old, new: chex.assert_shape(new, (b, *old.shape)), moments.mean, observation)
@@ -111,9 +110,7 @@ def init_rewards(num_groups: int, num_envs: int) -> Rewards:
     return Rewards(init(()), tuple(jnp.zeros(num_envs) for _ in range(num_groups)))
 
 
-def update_rewards(
-    rewards: Rewards, g: int, timestep: TimeStep, discount: float, axis: Axis = _ALONE
-) -> Rewards:
+def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float, axis: Axis = ALONE) -> Rewards:
     """Adds the rewards of one timestep of group `g`; those that begin an episode do not count.
 
     Args:

@@ -44,7 +44,7 @@ def initialize(
 
     Raises:
       ValueError: An argument is out of range, or some are missing and nothing says what they are.
-      RuntimeError: Something has been computed already, this was called before, or the processes do not find each other.
+      RuntimeError: Something has been computed already, this was called before, or a process was not found.
     """
     number("wait", wait, above=0)
     number("patience", patience, above=0)
@@ -80,7 +80,9 @@ def initialize(
         raise ValueError(f"vx.distributed.initialize does not know {told}") from error
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise RuntimeError(f"the processes did not find each other at {address} in {wait:g} seconds: {reason}") from error
+        raise RuntimeError(
+            f"the processes did not find each other at {address} in {wait:g} seconds: {reason}"
+        ) from error
     from jax._src.distributed import global_state  # its service for text has no public name
 
     watched.append(Peers(global_state.client, global_state.process_id, global_state.num_processes, patience))

@@ -144,8 +144,8 @@ def learn(
     alone = settings.bind(network, env._replace(axis=env.axis._replace(name=None)))
     if together.mesh is not None and not getattr(learner, "parallel", False):
         raise ValueError(
-            f"{type(settings).__name__} learns on one device of one process, and here are {env.axis.size}: A3C, PPO and "
-            "TD3 learn on several."
+            f"{type(settings).__name__} learns on one device of one process, and here are {env.axis.size}: A3C, PPO "
+            "and TD3 learn on several."
         )
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups, how = functools.partial(_make_groups, env, host), {"beats_per_round": learner.beats_per_round}
@@ -258,7 +258,7 @@ class _Run:
         def like(key: Array) -> LearnState:
             state = self.save(self.init(key))
             # Several devices save less.
-            acting = state.acting._replace(**{name: () for name in _OF_DEVICES & {*state.acting._fields} - held})
+            acting = state.acting._replace(**dict.fromkeys(_OF_DEVICES & {*state.acting._fields} - held, ()))
             state = state._replace(acting=acting)
             if not any(path[0] == "place" for path in by_path(saved)):
                 return state

@@ -58,7 +58,9 @@ class Devices(NamedTuple):
 
         def one(*parts: Any) -> jax.Array:
             # A copy, because programs may be donated the result.
-            arrays = [jax.device_put(part, device, may_alias=False) for part, device in zip(parts, devices, strict=True)]
+            arrays = [
+                jax.device_put(part, device, may_alias=False) for part, device in zip(parts, devices, strict=True)
+            ]
             return jax.make_array_from_single_device_arrays(arrays[0].shape, sharding, arrays)
 
         return jax.tree.map(one, *trees)
@@ -129,6 +131,9 @@ class Devices(NamedTuple):
             raise ConnectionError(f"the processes cannot go on together: {reason}; start all of them anew") from error
 
 
+ALONE = Devices()
+
+
 def devices_of(given: Sequence[jax.Device] | None) -> Devices:
     """Returns the devices that learn together.
 
@@ -140,7 +145,7 @@ def devices_of(given: Sequence[jax.Device] | None) -> Devices:
     """
     if given is None:
         if jax.process_count() == 1:
-            return Devices()
+            return ALONE
         given = jax.devices()
     counts = [sum(device.process_index == i for device in given) for i in range(jax.process_count())]
     if not given or len(set(counts)) > 1 or len(set(given)) < len(given):

@@ -22,7 +22,7 @@ import numpy as np
 
 from volvox._checks import typed_key
 from volvox.loop import pipeline
-from volvox.loop.devices import Devices, joined
+from volvox.loop.devices import ALONE, Devices, joined
 from volvox.loop.pipeline import LoopState, RunChunk, Stages, Times
 from volvox.types import Array, ArrayTree, EnvGroup
 
@@ -81,7 +81,7 @@ class Loop:
         *,
         beats_per_round: int = 1,
         chunk_seconds: float = 1.0,
-        devices: Devices = Devices(),
+        devices: Devices = ALONE,
     ):
         """Prepares the loop; pools are made by `open`.
 

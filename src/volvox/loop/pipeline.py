@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
-from volvox.loop.devices import Devices
+from volvox.loop.devices import ALONE, Devices
 from volvox.ops.order import after
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
@@ -73,7 +73,7 @@ remains."""
 
 
 def traced(
-    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = Devices()
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
 ) -> RunChunk:
     """The fast form: a chunk of rounds as one compiled, donated program.
 
@@ -150,7 +150,7 @@ def traced(
 
 
 def driven(
-    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = Devices()
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
 ) -> RunChunk:
     """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
 
@@ -222,7 +222,7 @@ class Times(NamedTuple):
 
 
 def timed(
-    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = Devices()
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
 ) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
     """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
 
