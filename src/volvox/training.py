@@ -26,6 +26,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
+
 from volvox import _checks, exporting
 from volvox._arguments import check_algorithm, is_true, said, state_and_metrics
 from volvox._config import check_fingerprint, read_config, saved_key
@@ -318,6 +320,11 @@ def train(
         raise ValueError("log=True: this algorithm has nothing to log")
     if compilation_cache:
         keep_programs()
+    if algorithm.largest is None and jax.process_count() > 1:
+        raise ValueError(
+            f"this algorithm runs in one process, and here are {jax.process_count()}: A3C, PPO and TD3 learn in several, "
+            "and populations are divided by vx.evolve(..., workers=vx.distributed.ray())"
+        )
     key, name = _checks.typed_key(seed), algorithm.step_name
     if name in ("", "seconds", "step_seconds"):
         raise ValueError(f"algorithm.step_name cannot be {name!r}")

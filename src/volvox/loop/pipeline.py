@@ -246,7 +246,6 @@ def timed(
     """
     _check(groups, beats_per_round)
     calls, num_groups, group_size = _Calls(stages, groups, devices), len(groups), groups[0].num_envs
-    stopped = partial(_stopped, jax.block_until_ready if devices.mesh is None else devices.waited)
 
     def run(state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
         integer("rounds", rounds, low=2)
@@ -262,15 +261,15 @@ def timed(
                 if calls.active(carry, g):
                     if waiting[g] is None:
                         envs[g], waiting[g] = jax.block_until_ready(calls.recv(g, envs[g], carry, constants))
-                    carry, actions[g] = stopped(spent["acting"], calls.act, carry, memory, constants, g, waiting[g])
+                    carry, actions[g] = calls.stopped(spent["acting"], calls.act, carry, memory, constants, g, waiting[g])
                     if beat == last:  # the last actions stay in flight, as in the other forms
                         envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
                     else:
                         given = (g, envs[g], actions[g], carry, constants)
-                        envs[g], waiting[g] = stopped(spent["emulators"], calls.step, *given)
-                carry, memory = stopped(spent["working"], calls.work, carry, memory, constants, g)
+                        envs[g], waiting[g] = calls.stopped(spent["emulators"], calls.step, *given)
+                carry, memory = calls.stopped(spent["working"], calls.work, carry, memory, constants, g)
             if (beat + 1) % beats_per_round == 0:
-                carry, memory = stopped(spent["working"], calls.finish, carry, memory, constants)
+                carry, memory = calls.stopped(spent["working"], calls.finish, carry, memory, constants)
         for g in range(num_groups):
             if waiting[g] is not None:
                 envs[g] = calls.send[g](envs[g], actions[g])
@@ -282,20 +281,13 @@ def timed(
     return run
 
 
-def _stopped(wait: Callable[[Any], Any], spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
-    """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
-    began = time.perf_counter()
-    result = wait(call(*args))
-    spent.append(time.perf_counter() - began)
-    return result
-
-
 class _Calls:
     """The groups' functions and the stages, as Python calls them."""
 
     def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices):
         self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
         self._groups, self._stages = groups, stages
+        self._wait = jax.block_until_ready if devices.mesh is None else devices.waited
         if stages.episode_keys is not None:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
         self.send = [compiled(group.send, devices) if group.traceable else group.send for group in groups]
@@ -310,6 +302,13 @@ class _Calls:
     def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
         """Waits for a group; episodes that begin have their keys."""
         return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
+
+    def stopped(self, spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
+        """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
+        began = time.perf_counter()
+        result = self._wait(call(*args))
+        spent.append(time.perf_counter() - began)
+        return result
 
     def step(self, g: int, env: ArrayTree, action: Array, carry: ArrayTree, constants: ArrayTree) -> Any:
         """Sends actions to a group, and receives what they led to."""
