@@ -125,6 +125,15 @@ def test_csv_is_whole_after_each_line(tmp_path):
         assert len(lines(tmp_path / "a.csv")) == number
 
 
+def test_a_table_is_kept_in_files(tmp_path):
+    """That of actors of Ray, for example."""
+    table = [{"actor": 0, "host": "a", "members_per_second": 2.5}, {"actor": 1, "host": "b", "members_per_second": 0.0}]
+    options = {"run_dir": tmp_path, "loggers": (vx.loggers.csv(),)}
+    run = train(counting(lambda number: {"num_actors": 2, "actors": table}), steps=1, **options)
+    assert run.metrics[0]["actors"] == json.loads(lines(tmp_path / "metrics.csv")[0]["actors"]) == table
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["actors"] == table
+
+
 def test_tensorboard_scalars(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
@@ -132,6 +141,7 @@ def test_tensorboard_scalars(tmp_path):
         events = TensorBoard(None, LoggedRun(tmp_path, "", "generation", {}, ({},) * (first - 1)))
         for step in (first, first + 1):
             row = {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"}
+            row["actors"] = [{"actor": 0, "members_per_second": 2.5}]
             events.write(step, row)
         events.close()
     found, starts = [], []

@@ -273,10 +273,14 @@ class _A3C:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        return gradient_transformation(self.settings.optimizer, self.rate, self.settings.max_gradient_norm)
+
+    @property
+    def rate(self) -> Any:
         rate: Any = (s := self.settings).learning_rate
-        if s.anneal_frames is not None:
-            rate = optax.linear_schedule(rate, 0.0, max(s.anneal_frames // s.frames_per_update(self.env), 1))
-        return gradient_transformation(s.optimizer, rate, s.max_gradient_norm)
+        if s.anneal_frames is None:
+            return rate
+        return optax.linear_schedule(rate, 0.0, max(s.anneal_frames // s.frames_per_update(self.env), 1))
 
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` samples actions from the policy, and adds the timestep to its segment."""
@@ -300,7 +304,7 @@ class _A3C:
                 learning = self.learn(acting, learning, g, jnp.int32(0), jnp.int32(self.num_batches))
         learned = acting.round - s.lag + 1  # rounds learned since the pools were made
         due = (learned > 0) & (learned % s.rounds_per_update == 0)
-        mean_return = metrics.latest_mean(acting.episodes, num_envs=self.env.all_envs, axis=self.env.axis)
+        mean_return = self.collecting.mean_return(acting)
         # A trip count, not a condition, so that parameters stay in place.
         learning = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, x: self.update(x, mean_return), learning)
         return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning
@@ -344,7 +348,8 @@ class _A3C:
         return self.collecting.watched(learning)
 
     def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
-        return self.collecting.row(acting, learning)
+        rate = self.rate(learning.update) if callable(self.rate) else self.rate
+        return self.collecting.row(acting, learning, rate)
 
     def candidates(self, learning: Learning) -> list[ArrayTree]:
         return [self.collecting.variables(learning)]

@@ -176,7 +176,18 @@ class Collecting:
             return moments
         return normalization.update(moments, acting.collectors[g].seen, self.env.axis)
 
-    def row(self, acting: Acting, learning: Any) -> dict[str, Any]:
-        """Returns the metrics of episodes, and of sparse networks their `compression`."""
+    def mean_return(self, acting: Acting) -> Array:
+        """Returns the mean return of the latest episodes of all devices, for sparse optimizers."""
+        return metrics.latest_mean(acting.episodes, num_envs=self.env.all_envs, axis=self.env.axis)
+
+    def row(self, acting: Acting, learning: Any, rate: Any) -> dict[str, Any]:
+        """Returns the metrics of episodes, the learning rate where it changes, and of sparse networks `compression`.
+
+        Args:
+          acting: What acting changed.
+          learning: What learning changed.
+          rate: The learning rate: a number or None if it stays, an array if it changes.
+        """
         row = {"episodes": int(acting.episodes.total)} | metrics.scores(jax.device_get(acting.episodes))
+        row |= {"learning_rate": float(rate)} if isinstance(rate, Array) else {}
         return row | compression_row({"params": learning.params}, {"params": learning.optimizer})

@@ -261,7 +261,9 @@ def timed(
                 if calls.active(carry, g):
                     if waiting[g] is None:
                         envs[g], waiting[g] = jax.block_until_ready(calls.recv(g, envs[g], carry, constants))
-                    carry, actions[g] = calls.stopped(spent["acting"], calls.act, carry, memory, constants, g, waiting[g])
+                    carry, actions[g] = calls.stopped(
+                        spent["acting"], calls.act, carry, memory, constants, g, waiting[g]
+                    )
                     if beat == last:  # the last actions stay in flight, as in the other forms
                         envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
                     else:

@@ -164,6 +164,7 @@ class Progress:
         texts = [f"{self._step_name} {number}: {phase}{count}"]
         rate = {name: value for name, value in shown.items() if name == "frames_per_second"}
         texts += [figures(rate, frame_skip=self._frame_skip)] if rate else []
+        texts += [f"{shown['actors']} actors"] if "actors" in shown else []
         texts += [f"{clock(left)} left"] if left < math.inf else []
         self._screen.status(f"[{'#' * full}{'.' * (_BAR - full)}] {fraction:4.0%}  {', '.join(texts)}")
 
