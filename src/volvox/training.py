@@ -322,8 +322,8 @@ def train(
         keep_programs()
     if algorithm.largest is None and jax.process_count() > 1:
         raise ValueError(
-            f"this algorithm runs in one process, and here are {jax.process_count()}: A3C, PPO and TD3 learn in several, "
-            "and populations are divided by vx.evolve(..., workers=vx.distributed.ray())"
+            f"this algorithm runs in one process, and here are {jax.process_count()}: A3C, PPO and TD3 learn in "
+            "several, and populations are divided by vx.evolve(..., workers=vx.distributed.ray())"
         )
     key, name = _checks.typed_key(seed), algorithm.step_name
     if name in ("", "seconds", "step_seconds"):

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 
 import jax
 
+# Of these, JAX has no public names.
+from jax._src.clusters import ClusterEnv
+from jax._src.distributed import global_state
+from jax._src.xla_bridge import backends_are_initialized
+
 from volvox._checks import integer, number
 from volvox.loop.peers import Peers, watched
 
 _SECONDS_TO_END = 10
+_TUNING = "xla_gpu_shard_autotuning"
 
 
 def initialize(
@@ -62,9 +68,14 @@ def initialize(
         _check_address(address)
     if watched or jax.distributed.is_initialized():
         raise RuntimeError("vx.distributed.initialize was called before; a process joins the others once.")
+    if backends_are_initialized():
+        raise RuntimeError("vx.distributed.initialize comes first, before anything that computes with JAX.")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_recoverability", True)  # otherwise JAX would abort those that are left
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM for itself
+    if _TUNING not in os.environ.get("XLA_FLAGS", ""):
+        # GPUs would wait for what others found of the same program, and calls of pools have other names in each.
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_TUNING}=false".strip()
     try:
         jax.distributed.initialize(
             address,
@@ -83,7 +94,6 @@ def initialize(
         raise RuntimeError(
             f"the processes did not find each other at {address} in {wait:g} seconds: {reason}"
         ) from error
-    from jax._src.distributed import global_state  # its service for text has no public name
 
     watched.append(Peers(global_state.client, global_state.process_id, global_state.num_processes, patience))
     atexit.register(watched[-1].leave)
@@ -102,8 +112,6 @@ def _given(name: str, value: int | None) -> int | None:
 
 def _is_started_by_others() -> bool:
     """Whether SLURM, MPI or Kubernetes started this process as one of several."""
-    from jax._src.clusters import ClusterEnv  # what `jax.distributed.initialize` asks
-
     found = [c for c in ClusterEnv._cluster_types if not c.opt_in_only_method and c.is_env_present()]
     return bool(found) and found[0].get_process_count() > 1
 

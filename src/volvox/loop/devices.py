@@ -169,9 +169,15 @@ def joined(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple[EnvG
 
     Returns:
       As many groups as one device has; the state of each has the parts of all of them.
+
+    Raises:
+      ValueError: Python drives the groups, which it does for one device of a process.
     """
-    if devices.mesh is None:
-        return tuple(groups[0])
+    if len(groups) > 1 and not all(group.traceable for part in groups for group in part):
+        raise ValueError(
+            f"{groups[0][0].spec.name} is driven from Python, for one device; take as many processes as devices "
+            "(volvox.distributed.initialize)."
+        )
     return tuple(_joined(devices, parts) for parts in zip(*groups, strict=True))
 
 
