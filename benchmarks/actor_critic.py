@@ -10,19 +10,15 @@ both on the same emulators and threads (`peers/`).
 """
 
 import dataclasses
-import json
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import tyro
-from parts import env_steps_per_s, machine, show
+from parts import env_steps_per_s, inference_steps_per_s, machine, repeatedly, run_peer, show
 
 import volvox as vx
 from volvox.data import segments
@@ -61,35 +57,6 @@ def make(options: Options) -> tuple[vx.Env, Any, vx.A3C]:
         updates_per_iteration=UPDATES,
     )
     return env, module, settings
-
-
-def repeatedly(call, seconds: float) -> float:
-    """Calls per second, the first not counted."""
-    jax.block_until_ready(call())
-    began, calls = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        jax.block_until_ready(call())
-        calls += 1
-    return calls / (time.perf_counter() - began)
-
-
-def inference_steps_per_s(policy: vx.Policy, env: vx.Env, seconds: float) -> float:
-    """Acting alone: forward passes and samples of one group after the other, inside one compiled loop."""
-    b = env.num_envs // env.num_groups
-    params = policy.init(jax.random.key(0))
-    seen = jnp.zeros((b, *env.spec.observation_shape), env.spec.observation_dtype)
-
-    @jax.jit
-    def play(params, seen):
-        def body(i, action):
-            # The observation depends on the last action, as it does in the loop.
-            output, _ = policy.apply(params, seen + action.ravel()[0].astype(seen.dtype), ())
-            return policy.sample(jax.random.fold_in(jax.random.key(0), i), output)
-
-        action = jnp.int32 if env.spec.num_actions is not None else jnp.float32
-        return jax.lax.fori_loop(0, 20, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
-
-    return 20 * b * repeatedly(lambda: play(params, seen), seconds)
 
 
 def train_steps_per_s(learner: Any, env: vx.Env, options: Options, seconds: float) -> float:
@@ -136,8 +103,7 @@ def whole_loop(algorithm: vx.Algorithm, options: Options) -> dict[str, float]:
 
 
 def peer(name: str, options: Options) -> float:
-    """Steps per second of a peer, in a process of its own."""
-    script = Path(__file__).parent / "peers" / f"{name}.py"
+    """Steps per second of a peer."""
     flags = {
         "game": options.game,
         "size": options.size,
@@ -146,9 +112,7 @@ def peer(name: str, options: Options) -> float:
         "segment-length": options.segment_length,
         "seconds": options.seconds,
     }
-    command = [sys.executable, str(script), *(x for key, value in flags.items() for x in (f"--{key}", str(value)))]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(printed.strip().splitlines()[-1])["steps_per_s"]
+    return run_peer(name, flags)["steps_per_s"]
 
 
 def measure(options: Options) -> dict[str, Any]:

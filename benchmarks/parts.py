@@ -1,9 +1,12 @@
-"""What the benchmarks share: the emulators alone, and a description of the machine."""
+"""What the benchmarks share: emulators alone, acting alone, peers, and a description of the machine."""
 
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 
 from volvox.loop import LoopState, Stages, traced
 from volvox.provenance import processor
-from volvox.types import EnvGroup
+from volvox.types import Env, EnvGroup, Policy
 
 
 def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
@@ -42,6 +45,43 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
         jax.block_until_ready(group.recv(env))  # nothing may be in flight when a pool is dropped
         group.close()
     return rate
+
+
+def repeatedly(call, seconds: float) -> float:
+    """Calls per second, the first not counted."""
+    jax.block_until_ready(call())
+    began, calls = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        jax.block_until_ready(call())
+        calls += 1
+    return calls / (time.perf_counter() - began)
+
+
+def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
+    """Acting alone: forward passes and samples of one group after the other, inside one compiled loop."""
+    b = env.num_envs // env.num_groups
+    params = policy.init(jax.random.key(0))
+    seen = jnp.zeros((b, *env.spec.observation_shape), env.spec.observation_dtype)
+
+    @jax.jit
+    def play(params, seen):
+        def body(i, action):
+            # The observation depends on the last action, as it does in the loop.
+            output, _ = policy.apply(params, seen + action.ravel()[0].astype(seen.dtype), ())
+            return policy.sample(jax.random.fold_in(jax.random.key(0), i), output)
+
+        action = jnp.int32 if env.spec.num_actions is not None else jnp.float32
+        return jax.lax.fori_loop(0, 20, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
+
+    return 20 * b * repeatedly(lambda: play(params, seen), seconds)
+
+
+def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, **environment: str) -> dict[str, Any]:
+    """Runs a script of `peers/` in a process of its own; returns the object that it prints last."""
+    script = Path(__file__).parent / "peers" / f"{name}.py"
+    command = [python, str(script), *(x for key, value in flags.items() for x in (f"--{key}", str(value)))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def machine() -> dict[str, Any]:

@@ -267,11 +267,12 @@ def test_other_endings_are_refused(tmp_path):
         load_exported(tmp_path / "policy.onnx")
 
 
-def changed(path, tmp_path, **header):
+def changed(path, tmp_path, without=None, **changes):
     """A copy of an exported file with another header."""
     content = io.BytesIO()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(content, "w") as new:
-        new.writestr("header.json", json.dumps(json.loads(old.read("header.json")) | header))
+        header = {name: value for name, value in json.loads(old.read("header.json")).items() if name != without}
+        new.writestr("header.json", json.dumps(header | changes))
         new.writestr("program.bin", old.read("program.bin"))
     (copy := tmp_path / "changed.stablehlo").write_bytes(content.getvalue())
     return copy
@@ -285,6 +286,8 @@ def test_a_later_format_is_refused(exported, tmp_path):
 def test_other_files_are_refused(exported, tmp_path):
     with pytest.raises(ValueError, match="is not a policy that volvox exported"):
         load_exported(changed(exported, tmp_path, format="another"))
+    with pytest.raises(ValueError, match="is not a policy that volvox exported"):
+        load_exported(changed(exported, tmp_path, without="inputs"))
     whole = exported.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
@@ -301,6 +304,27 @@ def test_a_file_that_expands_is_refused(tmp_path):
         file.writestr("program.bin", bytes(10**6))
     with pytest.raises(ValueError, match="is compressed"):
         load_exported(path)
+
+
+def of_program(path, function, calls="none"):
+    """An exported file whose program is another function of one observation."""
+    unchecked = [jax.export.DisabledSafetyCheck.custom_call(calls)]
+    shape = jax.ShapeDtypeStruct((3, 3), jnp.float32)
+    program = jax.export.export(jax.jit(function), disabled_checks=unchecked)(shape)
+    header = {"format": "volvox policy", "format_version": 1, "config": {}, "inputs": [], "spec": {}, "versions": {}}
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", json.dumps(header))
+        file.writestr("program.bin", bytes(program.serialize()))
+    return path
+
+
+def test_a_program_that_calls_an_address_is_refused(tmp_path):
+    name = "xla_ffi_python_cpu_callback"
+    called = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((3, 3), jnp.float32))
+    path = of_program(tmp_path / "policy.stablehlo", lambda x: called(x, index=np.uint64(1)), name)
+    with pytest.raises(ValueError, match=rf"policy.stablehlo calls {name}, which no network does"):
+        load_exported(path)
+    load_exported(of_program(path, lambda x: jnp.linalg.qr(x)[0]))  # linear algebra of the system's library
 
 
 @pytest.mark.parametrize("package", ["jax2onnx", "onnxruntime"])

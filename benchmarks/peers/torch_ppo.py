@@ -1,20 +1,22 @@
 """A peer: PPO in PyTorch on envpool, written from the paper (arXiv 1707.06347), as one would write it there, for speed.
 
-    python -m venv /tmp/torchenv
-    /tmp/torchenv/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu
-    /tmp/torchenv/bin/pip install envpool gymnasium numpy
-    /tmp/torchenv/bin/python benchmarks/peers/torch_ppo.py --preset atari --task Pong
-    python benchmarks/ppo.py --peers --python /tmp/torchenv/bin/python
+    python -m venv torchenv && torchenv/bin/pip install torch envpool==1.2.5 gymnasium numpy
+    torchenv/bin/python benchmarks/peers/torch_ppo.py --preset atari --task Pong
+    python benchmarks/ppo.py --peers --python torchenv/bin/python
 
 One synchronous pool, channels-last memory, observations kept as bytes until they are used, and the fused Adam where
-there is one. The size of the parts in which a minibatch's gradient is computed is tuned before anything is timed.
+there is one. PyTorch's threads and the size of the parts in which a minibatch's gradient is computed are tuned before
+anything is timed.
 """
 
 import argparse
+import functools
 import json
+import math
 import os
 import statistics
 import time
+from collections.abc import Callable
 
 import envpool
 import numpy as np
@@ -40,10 +42,22 @@ class Atari(nn.Module):
         )
         self.policy, self.value = layer(nn.Linear(512, num_actions), 0.01), layer(nn.Linear(512, 1), 1.0)
 
-    def forward(self, observation: torch.Tensor) -> tuple[torch.distributions.Distribution, torch.Tensor]:
-        """(actions, values `[B]`) of bytes `[B, 4, 84, 84]`."""
-        x = self.torso(observation.to(torch.float32, memory_format=torch.channels_last) / 255)
-        return torch.distributions.Categorical(logits=self.policy(x), validate_args=False), self.value(x)[:, 0]
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logarithms of probabilities `[B, A]`, values `[B]`) of bytes `[B, 4, 84, 84]`."""
+        x = self.torso(observation.to(torch.float32, memory_format=torch.channels_last).div_(255))
+        return self.policy(x).log_softmax(-1), self.value(x)[:, 0]
+
+    def sample(self, output: torch.Tensor) -> torch.Tensor:
+        """Draws actions."""
+        return (output - torch.empty_like(output).exponential_().log_()).argmax(-1)
+
+    def log_prob(self, output: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """Logarithms of the probabilities of actions."""
+        return output.gather(-1, action[:, None])[:, 0]
+
+    def entropy(self, output: torch.Tensor) -> torch.Tensor:
+        """Entropies."""
+        return -(output.exp() * output).sum(-1)
 
 
 class MuJoCo(nn.Module):
@@ -59,11 +73,22 @@ class MuJoCo(nn.Module):
         self.mean, self.value = perceptron(size, 0.01), perceptron(1, 1.0)
         self.log_std = nn.Parameter(torch.zeros(size))
 
-    def forward(self, observation: torch.Tensor) -> tuple[torch.distributions.Distribution, torch.Tensor]:
-        """(actions, values `[B]`) of observations `[B, n]`."""
-        mean = self.mean(observation)
-        normal = torch.distributions.Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
-        return torch.distributions.Independent(normal, 1, validate_args=False), self.value(observation)[:, 0]
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(means `[B, A]`, values `[B]`) of observations `[B, n]`."""
+        return self.mean(observation), self.value(observation)[:, 0]
+
+    def sample(self, output: torch.Tensor) -> torch.Tensor:
+        """Draws actions."""
+        return output + self.log_std.exp() * torch.randn_like(output)
+
+    def log_prob(self, output: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """Logarithms of the probabilities of actions."""
+        squares = (((action - output) * (-self.log_std).exp()) ** 2).sum(-1)
+        return -0.5 * squares - self.log_std.sum() - 0.5 * math.log(2 * math.pi) * output.shape[-1]
+
+    def entropy(self, output: torch.Tensor) -> torch.Tensor:
+        """Entropies."""
+        return (self.log_std.sum() + 0.5 * math.log(2 * math.pi * math.e) * output.shape[-1]).expand(len(output))
 
 
 class Moments:
@@ -89,12 +114,14 @@ def gradient(net, clip: float, entropy_weight: float, data: tuple[torch.Tensor, 
     advantage = (advantage - mean) / (deviation + 1e-8)
     for i in range(0, len(action), part):
         x = slice(i, i + part)
-        actions, value = net(observation[x])
-        ratio = (actions.log_prob(action[x]) - old_log_prob[x]).exp()
+        output, value = net(observation[x])
+        ratio = (net.log_prob(output, action[x]) - old_log_prob[x]).exp()
         gain = torch.minimum(ratio * advantage[x], ratio.clamp(1 - clip, 1 + clip) * advantage[x])
         near = old_value[x] + (value - old_value[x]).clamp(-clip, clip)
         error = torch.maximum((value - target[x]) ** 2, (near - target[x]) ** 2)
-        loss = -gain + 0.25 * error - entropy_weight * actions.entropy()
+        loss = -gain + 0.25 * error
+        if entropy_weight:
+            loss = loss - entropy_weight * net.entropy(output)
         ((loss * valid[x]).sum() / count).backward()
 
 
@@ -119,7 +146,7 @@ def main() -> None:
     else:
         net = MuJoCo(shape[0], pool.action_space.shape[0])
     clip, entropy_weight = (0.1, 0.01) if atari else (0.2, 0.0)
-    optimizer = torch.optim.Adam(net.parameters(), lr=2.5e-4, eps=1e-5, foreach=True)
+    optimizer = torch.optim.Adam(net.parameters(), lr=2.5e-4, eps=1e-5, fused=True)
     size = n * length // options.num_minibatches
 
     observations = torch.zeros((length, n, *shape), dtype=torch.uint8 if atari else torch.float32)
@@ -143,34 +170,43 @@ def main() -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
 
-    def tuned() -> int:
-        flat = tuple(
-            x.flatten(0, 1) for x in (observations, actions, log_probs, log_probs, log_probs, values, values + 1)
-        )
-        best: tuple[float, int] | None = None
-        for part in sorted({p for p in (32, 64, 128, 256, size) if p <= size}):
+    def tuned() -> tuple[int, int, int]:
+        """(threads of PyTorch that act, those that learn, timesteps of a part), by what is fastest here."""
+        shapes = (observations, actions, log_probs, log_probs, log_probs, values, values + 1)
+        flat = tuple(x.flatten(0, 1) for x in shapes)
+
+        def seconds(call: Callable[[], object]) -> float:
             times = []
             for _ in range(6):
                 began = time.perf_counter()
-                learn(flat, torch.randperm(n * length)[:size], part)
+                call()
                 times.append(time.perf_counter() - began)
-            best = min(filter(None, (best, (statistics.median(times[1:]), part))))
-        assert best is not None
-        return best[1]
+            return statistics.median(times[1:])
 
-    part = tuned()
+        acting, learning = [], []
+        for number in {1, threads}:
+            torch.set_num_threads(number)
+            with torch.no_grad():
+                acting.append((seconds(lambda: [net(flat[0][:n]) for _ in range(10)]), number))
+            for part in sorted({p for p in (32, 64, 128, 256, size) if p <= size}):
+                some = functools.partial(learn, flat, torch.randperm(n * length)[:size], part)
+                learning.append((seconds(some), number, part))
+        return min(acting)[1], *min(learning)[1:]
+
+    acting_threads, learning_threads, part = tuned()
     seen = normalized(pool.reset()[0])
     dummy, lives = np.zeros(n, bool), np.zeros(n)  # envpool discards the action after an end
     began, rounds = time.perf_counter(), -1
     while rounds < 1 or time.perf_counter() - began < options.seconds:
         if rounds == 0:
             began = time.perf_counter()
+        torch.set_num_threads(acting_threads)
         for t in range(length):
             observations[t] = seen
             with torch.no_grad():
-                policy, values[t] = net(seen)
-                actions[t] = policy.sample()
-                log_probs[t] = policy.log_prob(actions[t])
+                output, values[t] = net(seen)
+                actions[t] = net.sample(output)
+                log_probs[t] = net.log_prob(output, actions[t])
             action = actions[t].numpy()
             action = action.astype(np.int32) if atari else np.clip(action, -1, 1).astype(np.float64)
             raw, reward, terminated, truncated, info = pool.step(action)
@@ -197,12 +233,14 @@ def main() -> None:
             following = values[t]
         given = (observations, actions, log_probs, advantages, advantages + values, values, valid)
         flat = tuple(x.flatten(0, 1) for x in given)
+        torch.set_num_threads(learning_threads)
         for _ in range(options.num_epochs):
             for chosen in torch.randperm(n * length).split(size):
                 learn(flat, chosen, part)
         rounds += 1
     rate = rounds * n * length / (time.perf_counter() - began)
-    print(json.dumps({"steps_per_s": rate, "part": part, "torch": torch.__version__}))
+    tuned_to = {"acting_threads": acting_threads, "learning_threads": learning_threads, "part": part}
+    print(json.dumps({"steps_per_s": rate, **tuned_to, "torch": torch.__version__}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import io
 import json
 import logging
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,8 @@ _PLATFORMS = ("cpu", "cuda")
 _EXTRA = 'pip install "volvox[onnx]"'
 _CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 """Primitives that call a function, and the parameter that holds the function."""
+_OTHER_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|(?:lapack|cu|hip)\w+_ffi\b)([^\s"(]+)')
+"""A call out of a program, such as a callback, which is an address in memory. Linear algebra's are allowed."""
 
 
 class _Program(NamedTuple):
@@ -110,12 +113,7 @@ def export(
 def preprocessing(spec: EnvSpec, env_config: Config) -> dict[str, Any]:
     """Describes how an environment makes observations, so that someone else can make the same.
 
-    Args:
-      spec: The environment.
-      env_config: Its `Env.config`.
-
-    Returns:
-      JSON values. `steps` is text, in the order in which things are done; the other entries are its figures.
+    `env_config` is `Env.config`. Returns JSON values: `steps`, text in the order of what is done, and its figures.
     """
     settings = env_config.get("settings", {})
     found: dict[str, Any] = {"frame_skip": spec.frame_skip}
@@ -248,12 +246,12 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file.")
     text, step = (_read_stablehlo if path.suffix == ".stablehlo" else _read_onnx)(path)
-    header: Any = None
     try:
-        header = json.loads(text)
-        known = header["format"] == _FORMAT and isinstance(header["format_version"], int)
-    except (KeyError, RecursionError, TypeError, ValueError):
-        known = False
+        header: Any = json.loads(text)
+        complete = {"config", "format_version", "inputs", "spec", "versions"} <= header.keys()
+        known = complete and header["format"] == _FORMAT and isinstance(header["format_version"], int)
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        header, known = {}, False
     if not known:
         raise ValueError(f"{path} is not a policy that volvox exported.")
     if header["format_version"] > FORMAT_VERSION:
@@ -314,7 +312,10 @@ def _read_stablehlo(path: Path) -> tuple[str, Callable[..., Any]]:
             header, program = archive.read(_HEADER).decode(), archive.read(_PROGRAM)
     except (zipfile.BadZipFile, KeyError, NotImplementedError, UnicodeDecodeError, EOFError) as error:
         raise ValueError(f"{path} is damaged, or it is no policy that volvox exported: {error}") from error
-    call = jax.jit(jax.export.deserialize(bytearray(program)).call)
+    exported = jax.export.deserialize(bytearray(program))
+    if strange := sorted(set(_OTHER_CALL.findall(exported.mlir_module()))):
+        raise ValueError(f"{path} calls {', '.join(strange)}, which no network does that volvox exports: not loaded.")
+    call = jax.jit(exported.call)
     return header, lambda inputs: call(*inputs)
 
 

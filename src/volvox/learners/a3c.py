@@ -272,10 +272,14 @@ class _A3C:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        return gradient_transformation(self.settings.optimizer, self.rate, self.settings.max_gradient_norm)
+
+    @property
+    def rate(self) -> Any:
         rate: Any = (s := self.settings).learning_rate
-        if s.anneal_frames is not None:
-            rate = optax.linear_schedule(rate, 0.0, max(s.anneal_frames // s.frames_per_update(self.env), 1))
-        return gradient_transformation(s.optimizer, rate, s.max_gradient_norm)
+        if s.anneal_frames is None:
+            return rate
+        return optax.linear_schedule(rate, 0.0, max(s.anneal_frames // s.frames_per_update(self.env), 1))
 
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Group `g` samples actions from the policy, and adds the timestep to its segment."""
@@ -343,7 +347,8 @@ class _A3C:
         return self.collecting.watched(learning)
 
     def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
-        return self.collecting.row(acting, learning)
+        rate = self.rate(learning.update) if callable(self.rate) else self.rate
+        return self.collecting.row(acting, learning, rate)
 
     def candidates(self, learning: Learning) -> list[ArrayTree]:
         return [self.collecting.variables(learning)]

@@ -174,7 +174,14 @@ class Collecting:
         """Returns the moments with the latest observations of group `g`; for `work`, which may change them."""
         return normalization.update(moments, acting.collectors[g].seen) if isinstance(moments, Moments) else moments
 
-    def row(self, acting: Acting, learning: Any) -> dict[str, Any]:
-        """Returns the metrics of episodes, and of sparse networks their `compression`."""
+    def row(self, acting: Acting, learning: Any, rate: Any) -> dict[str, Any]:
+        """Returns the metrics of episodes, the learning rate where it changes, and of sparse networks `compression`.
+
+        Args:
+          acting: What acting changed.
+          learning: What learning changed.
+          rate: The learning rate: a number or None if it stays, an array if it changes.
+        """
         row = {"episodes": int(acting.episodes.total)} | metrics.scores(jax.device_get(acting.episodes))
+        row |= {"learning_rate": float(rate)} if isinstance(rate, Array) else {}
         return row | compression_row({"params": learning.params}, {"params": learning.optimizer})

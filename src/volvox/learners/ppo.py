@@ -22,10 +22,8 @@ from flax import linen as nn
 from volvox._checks import Optimizer, gradient_transformation, integers, numbers
 from volvox.data import metrics, minibatches, segments
 from volvox.data.metrics import Maximum, Metrics
-from volvox.data.minibatches import Batch, Layout, Part
 from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns
-from volvox.data.segments import Segment
 from volvox.learners.collecting import Acting, Collecting
 from volvox.learners.protocol import Made, Progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
@@ -153,7 +151,7 @@ class Learning(NamedTuple):
 
     params: ArrayTree
     optimizer: ArrayTree
-    batch: Batch
+    batch: minibatches.Batch
     stopped: Array
     round: Array
     update: Array
@@ -168,7 +166,7 @@ class _PPO:
     settings: PPO
     network: ActorCriticNetwork
     collecting: Collecting
-    layout: Layout
+    layout: minibatches.Layout
     beats_per_round: int
     policy: Policy
     timed_rounds: int = 2
@@ -178,7 +176,7 @@ class _PPO:
         """Computes returns and advantages (equation 11) of the segments at `slot`, and shuffles them for all epochs."""
         s, whole = self.settings, (jnp.int32(0), self.layout.num_envs, self.layout.segment_length)
         parts = [segments.take(me.ring, slot, *whole) for me in acting.collectors]
-        part: Segment = jax.tree.map(lambda *x: jnp.stack(x), *parts)  # [G, T, B, ...]
+        part: segments.Segment = jax.tree.map(lambda *x: jnp.stack(x), *parts)  # [G, T, B, ...]
         v_t = jnp.concatenate([part.value[:, 1:], part.bootstrap[:, None]], axis=1)
         discount_t, lambda_t = s.discount * (1.0 - part.terminated), s.trace_decay * (1.0 - part.truncated)
         target = jax.vmap(jax.vmap(lambda_returns, 1, 1))(part.reward, discount_t, v_t, lambda_t)
@@ -190,7 +188,7 @@ class _PPO:
         learning = learning._replace(batch=batch, stopped=jnp.array(False), round=learning.round + 1)
         return learning._replace(metrics=metrics.add(learning.metrics, new))
 
-    def loss(self, params: ArrayTree, part: Part, update: Array) -> tuple[Array, Metrics]:
+    def loss(self, params: ArrayTree, part: minibatches.Part, update: Array) -> tuple[Array, Metrics]:
         """Returns what a part of a minibatch adds to its loss, and metrics.
 
         The loss is the mean of `-min(ρ A, clip(ρ, 1 ± ε) A) + value_coefficient / 2 * (G - V)^2 - entropy_coefficient *
@@ -219,21 +217,23 @@ class _PPO:
 
     def update(self, acting: Acting, learning: Learning, slot: Array, j: Array) -> Learning:
         """Makes one update by minibatch `j` of the round."""
-        rate: Any = (s := self.settings).learning_rate
         loss, rings = functools.partial(self.loss, update=learning.update), [me.ring for me in acting.collectors]
         gradient, new = self.layout.gradient(loss, learning.params, rings, slot, learning.batch, j)
         new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
-        if s.anneal_timesteps is not None:
-            rounds = s.anneal_timesteps / s.timesteps_per_round(self.collecting.env)
-            rate *= jnp.maximum(1 - (learning.round - 1) / rounds, 0.0)
         mean_return = metrics.latest_mean(acting.episodes, num_envs=self.collecting.env.num_envs)
         further = {"step": learning.update + 1, "mean_return": mean_return}  # for sparse optimizers
-        optimizer = self.optimizer(rate(learning.update) if callable(rate) else rate)
+        s, optimizer = self.settings, self.optimizer(self.rate(learning))
         changes, state = optimizer.update(gradient, learning.optimizer, learning.params, **further)
         kl: Any = new["approx_kl"]
         stopped = ((j + 1) % s.num_minibatches == 0) & (kl.total > (s.kl_stop or jnp.inf) * kl.num)
         changed = {"params": optax.apply_updates(learning.params, changes), "optimizer": state, "stopped": stopped}
         return learning._replace(**changed, update=learning.update + 1, metrics=metrics.add(learning.metrics, new))
+
+    def rate(self, learning: Learning) -> Any:
+        rate: Any = (s := self.settings).learning_rate
+        if (total := s.anneal_timesteps) is None:
+            return rate(learning.update) if callable(rate) else rate
+        return rate * jnp.maximum(1 - (learning.round - 1) / (total / s.timesteps_per_round(self.collecting.env)), 0.0)
 
     def optimizer(self, rate: Any) -> optax.GradientTransformationExtraArgs:
         return gradient_transformation(self.settings.optimizer, rate, self.settings.max_gradient_norm)
@@ -294,7 +294,7 @@ class _PPO:
         return self.collecting.watched(learning)
 
     def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
-        return {"timesteps": timesteps} | self.collecting.row(acting, learning)
+        return {"timesteps": timesteps} | self.collecting.row(acting, learning, self.rate(learning))
 
     def candidates(self, learning: Learning) -> list[ArrayTree]:
         return [self.collecting.variables(learning)]
