@@ -204,6 +204,7 @@ def play(given: argparse.Namespace) -> None:
         nonlocal state
         state, metrics = algorithm.step(state)
         assert algorithm.log is not None
+        assert algorithm.log is not None
         rate, lengths = metrics["training_timesteps_per_second"], algorithm.log(state)["length"]
         return {"timesteps_per_second": rate, "occupancy": metrics["occupancy"], "lengths": lengths.tolist()}
 
