@@ -1,13 +1,18 @@
 """Populations on actors of Ray: what handing out costs, what a machine less costs, and how long actors wait.
 
-    python benchmarks/distributed.py cost                   # (a) stub actors, which answer at once
-    python benchmarks/distributed.py efficiency             # (b) two actors of one core against one of two
-    python benchmarks/distributed.py idle                   # (c) with and without repeated portions
+    python benchmarks/distributed.py cost --json            # (a) stub actors, which answer at once
+    python benchmarks/distributed.py efficiency --json      # (b) two actors of one core against one of two
+    python benchmarks/distributed.py idle --json            # (c) with and without repeated portions
+    python benchmarks/distributed.py parts --json           # emulators, networks and decoding alone, for scaling.py
     python benchmarks/distributed.py cost --members 1000 10000 100000 --out cost.json
 
-(a) Seconds of a generation, and memory, of the process that hands out, by members of the population. (b) Members a
-second of two actors with a core each, over those of one actor with both: on a quiet machine, in turns. (c) The share of
-a phase's time in which actors had nothing to do, where episodes differ in length and one actor is three times slower.
+(a) Seconds of a generation, and memory, of the process that hands out, by members of the population. (b) Timesteps a
+second, of those that count, of two actors with a core each over those of one actor with both, and of this process
+without Ray; all are started first, and play a generation each in turns, so that an hour that is slow is slow for all.
+(c) The share of a phase's time in which actors had nothing to do, where episodes differ in length and one actor is
+three times slower. (parts) What (b) is made of: of one process with all cores, and of as many processes as there are
+cores, one on each, which are measured at the same time. Two cores are meant; with `--cores 4`, (b) compares four actors
+with one of four cores.
 """
 
 import argparse
@@ -15,17 +20,27 @@ import json
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from parts import env_steps_per_s, machine
 
 import volvox as vx
 from volvox.distributed.player import RayPlayer
 from volvox.evolution.pools import Place, Request
+from volvox.loop.slots import slot_variables
+from volvox.population.decoding import Member
 from volvox.provenance import provenance
+
+CUTOFF = 400
+"""Timesteps after which an episode of (b) is cut."""
 
 
 def stub(seconds: float):
@@ -39,7 +54,7 @@ def stub(seconds: float):
             from volvox.distributed.actor import installed
 
             cpus = sorted(os.sched_getaffinity(0))
-            about = {"machine": socket.gethostname(), "host": socket.gethostname(), "process": os.getpid()}
+            about = {"machine": socket.gethostname(), "host": socket.gethostname(), "node": "", "process": os.getpid()}
             return about | {"cpus": cpus, "versions": installed()}
 
         def prepare(self, *given):
@@ -128,78 +143,245 @@ def cost(sizes: list[int], slots: int, repeats: int) -> list[dict[str, Any]]:
                 "memory_mb": megabytes(),
             }
         )
-        print(
-            f"{members:>8,} members: {rate:>9,.0f} members/s, {moved:.0f} bytes each, {megabytes():.0f} MB", flush=True
-        )
+        say(f"{members:>8,} members: {rate:>9,.0f} members/s, {moved:.0f} bytes each, {megabytes():.0f} MB")
     one.close()
     ended(made)
     return found
 
 
-def efficiency(game: str, members: int, generations: int, repeats: int) -> dict[str, Any]:
+class Side:
+    """A process that measures what it is told to: every line that it is sent is answered by a line of JSON."""
+
+    def __init__(self, *arguments: Any, cores: list[int] | None = None):
+        pin = None if cores is None else partial(os.sched_setaffinity, 0, cores)
+        command = [sys.executable, __file__, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, preexec_fn=pin)
+
+    def tell(self, what: str) -> None:
+        """Sends a line."""
+        assert self._process.stdin is not None
+        print(what, file=self._process.stdin, flush=True)
+
+    def hear(self) -> Any:
+        """Waits for the next line of JSON, and leaves out what others print."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise RuntimeError(f"a process that measures ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        """Ends the process in order."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def answer(functions: dict[str, Any]) -> None:
+    """What a `Side` runs: reads names of functions, and prints what they return."""
+    print("{}", flush=True)  # it is ready
+    for line in sys.stdin:
+        print(json.dumps(functions[line.strip()]()), flush=True)
+
+
+def parts_of(given: argparse.Namespace) -> tuple[Any, Any]:
+    """Environment and network of (b); `--slots` of all actors together."""
+    env = vx.envs.atari(given.game, num_envs=given.slots // given.divided, groups=2)
+    return env, vx.networks.DeepGA(env.spec.num_actions or 0, size=given.network)
+
+
+def play(given: argparse.Namespace) -> None:
+    """One side of (b): `--divided` actors, or none; plays a generation whenever it is told to."""
+    made = cluster(*[given.cores // given.divided] * given.divided) if given.actors else None
+    env, network = parts_of(given)
+    strategy = vx.GA(population_size=given.members[0], num_validation_episodes=1, num_elite_candidates=2)
+    workers = None if made is None else vx.distributed.ray(address=made.address)
+    algorithm = vx.evolve(strategy, network, env, max_episode_steps=CUTOFF, workers=workers)
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))  # compiles
+
+    def generation() -> dict[str, Any]:
+        nonlocal state
+        state, metrics = algorithm.step(state)
+        rate, lengths = metrics["training_timesteps_per_second"], algorithm.log(state)["length"]
+        return {"timesteps_per_second": rate, "occupancy": metrics["occupancy"], "lengths": lengths.tolist()}
+
+    answer({"generation": generation})
+    algorithm.close()
+    if made is not None:
+        ended(made)
+
+
+def efficiency(given: argparse.Namespace) -> dict[str, Any]:
     """Part (b)."""
-    rates: dict[str, list[float]] = {"one": [], "two": []}
-    for _ in range(repeats):
-        for name, cpus in (("one", (2,)), ("two", (1, 1))):
-            made = cluster(*cpus)
-            env = vx.envs.atari(game, num_envs=32 // len(cpus), groups=2)
-            network = vx.networks.DeepGA(env.spec.num_actions or 0, size="small")
-            strategy = vx.GA(population_size=members, num_validation_episodes=1, num_elite_candidates=2)
-            workers = vx.distributed.ray(address=made.address)
-            algorithm = vx.evolve(strategy, network, env, max_episode_steps=300, workers=workers)
-            state = algorithm.init(jax.random.key(0))
-            state, _ = algorithm.step(state)  # compiles
-            for _ in range(generations):
-                state, metrics = algorithm.step(state)
-                rates[name].append(members / metrics["training_seconds"])
-            algorithm.close()
-            ended(made)
-    ratio = statistics.median(rates["two"]) / statistics.median(rates["one"])
-    print(f"two actors of one core over one of two: {ratio:.3f}  {rates}")
-    return {"game": game, "members": members, "members_per_second": rates, "ratio": ratio}
+    common = ["--members", given.members[0], "--slots", given.slots, "--cores", given.cores]
+    common += ["--game", given.game, "--network", given.network]
+    divided = {"no actor": (1, 0), "one actor": (1, 1), "an actor a core": (given.cores, 1)}
+    sides, rows = {}, []
+    for name, (number, actors) in divided.items():
+        sides[name] = Side("play", *common, "--divided", number, "--actors", actors)
+        sides[name].hear()
+        say(f"{name}: ready")
+    for turn in range(given.repeats):
+        row = {}
+        for name in list(sides)[:: 1 if turn % 2 else -1]:
+            sides[name].tell("generation")
+            row[name] = sides[name].hear()
+        say("  ".join(f"{name}: {row[name]['timesteps_per_second']:.0f} timesteps/s" for name in sides))
+        rows.append(row)
+    for side in sides.values():
+        side.close()
+    rates = {name: [row[name]["timesteps_per_second"] for row in rows] for name in sides}
+    ratios = [two / one for one, two in zip(rates["one actor"], rates["an actor a core"], strict=True)]
+    to_none = [one / none for one, none in zip(rates["one actor"], rates["no actor"], strict=True)]
+    say(f"an actor a core over one actor: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    return {
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "one_actor_over_none": statistics.median(to_none),
+        "timesteps_per_second": rates,
+        "occupancy": {name: [row[name]["occupancy"] for row in rows] for name in sides},
+        "lengths": {name: [row[name]["lengths"] for row in rows] for name in sides},
+    }
+
+
+def measure(given: argparse.Namespace) -> None:
+    """One side of the parts: emulators, networks and decoding of one process, whenever it is told to."""
+    env, network = parts_of(given)
+    genotype = vx.networks.genotype(network, env.spec)
+    code, size = vx.population.encoding(genotype, vx.population.Table()), env.num_envs // 2
+    keys = jax.random.split(jax.random.key(0), size)
+    params = jax.jit(jax.vmap(lambda key: genotype.prepare(genotype.policy.init(key))))(keys)
+    observation = jnp.zeros((size, 1, *env.spec.observation_shape), env.spec.observation_dtype)
+
+    @jax.jit
+    def forward(params, observation, times):
+        def body(i, actions):
+            # The observation depends on the last action, as it does in the loop.
+            seen = observation + (actions[0] + i).astype(observation.dtype)
+            output, _ = jax.vmap(lambda v, o: genotype.policy.apply(v, o, ()))(params, seen)
+            return jnp.argmax(output[:, 0], axis=-1).astype(jnp.int32)
+
+        return jax.lax.fori_loop(0, times, body, jnp.zeros(size, jnp.int32))
+
+    @jax.jit
+    def decoded(code, bases, times):
+        def body(i, total):
+            member = Member(i % 2, i * 1_000, jnp.float32(0.1), jnp.bool_(False))
+            return total + sum(leaf.sum() for leaf in jax.tree.leaves(slot_variables(genotype, code, bases, member)))
+
+        return jax.lax.fori_loop(0, times, body, jnp.float32(0))
+
+    def emulators() -> dict[str, float]:
+        return {"steps_per_s": env_steps_per_s(env.make(0, max_episode_steps=CUTOFF), seconds=given.seconds)}
+
+    def networks() -> dict[str, float]:
+        return {"steps_per_s": size * per_second(lambda: forward(params, observation, 10), given.seconds, 10)}
+
+    def decoding() -> dict[str, float]:
+        return {"seconds": 1 / per_second(lambda: decoded(code, code.zeros(2), 10), given.seconds / 3, 10)}
+
+    answer({"emulators": emulators, "networks": networks, "decoding": decoding})
+
+
+def per_second(run: Any, seconds: float, times: int) -> float:
+    """How often a second something happens that a compiled function does so many times."""
+    jax.block_until_ready(run())
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        jax.block_until_ready(run())
+        count += times
+    return count / (time.perf_counter() - began)
+
+
+def parts(given: argparse.Namespace) -> dict[str, Any]:
+    """What an actor with all cores, and an actor a core, are made of; the latter at the same time."""
+    common = ["--slots", given.slots, "--cores", given.cores, "--game", given.game, "--network", given.network]
+    common += ["--seconds", given.seconds]
+    cores = sorted(os.sched_getaffinity(0))[: given.cores]
+    whole = [Side("measure", *common, cores=cores)]
+    divided = [Side("measure", *common, "--divided", given.cores, cores=[core]) for core in cores]
+    for side in whole + divided:
+        side.hear()
+    found: dict[str, dict[str, list[Any]]] = {"one actor": {}, "an actor a core": {}}
+    for _ in range(given.repeats):
+        for name, sides in zip(found, (whole, divided), strict=True):
+            for part in ("emulators", "networks", "decoding"):
+                for side in sides:
+                    side.tell(part)
+                heard = statistics.mean(next(iter(side.hear().values())) for side in sides)
+                found[name].setdefault(part, []).append(heard)
+                say(f"{name}, {part}: {heard:.4g}")
+    for side in whole + divided:
+        side.close()
+    about = "emulators and networks: steps a second of one actor; decoding: seconds of a member"
+    return {"about": about} | {
+        name: {part: statistics.median(x) for part, x in of.items()} for name, of in found.items()
+    }
 
 
 def idle(members: int, slots: int, repeats: int) -> dict[str, Any]:
     """Part (c)."""
     made, shares = cluster(1, 1, 1), {}
-    for duplicates in (False, True):
-        workers = vx.distributed.ray(address=made.address, duplicates=duplicates)
-        one = RayPlayer(workers, {}, slots, 1.0, actor=stub(0.01))
+    players = {}
+    for name, duplicates in (("once", False), ("repeated", True)):
+        workers = vx.distributed.ray(address=made.address, num_actors=3, duplicates=duplicates)
+        shares[name] = {"seconds": [], "idle": [], "repeated_portions": []}
+        players[name] = one = RayPlayer(workers, {}, slots, 1.0, actor=stub(0.01))
         one.play(request(slots), lambda progress: False)
         one._actors._remotes[0].handle.slow.remote(3.0)
         one.figures()
-        seconds, share = [], []
         for _ in range(repeats):
             began = time.perf_counter()
             one.play(request(members), lambda progress: False)
-            seconds.append(time.perf_counter() - began)
-            share.append(one.figures()["actors_idle"])
+            figures = one.figures()
+            shares[name]["seconds"].append(time.perf_counter() - began)
+            shares[name]["idle"].append(figures["actors_idle"])
+            shares[name]["repeated_portions"].append(figures["repeated_portions"])
         one.close()
-        shares["repeated" if duplicates else "once"] = {"seconds": seconds, "idle": share}
-        print(f"duplicates={duplicates}: {min(seconds):.2f} s, idle {statistics.median(share):.1%}", flush=True)
+        middle = {part: statistics.median(values) for part, values in shares[name].items()}
+        say(f"duplicates={duplicates}: {middle['seconds']:.2f} s, idle {middle['idle']:.1%}")
     ended(made)
     return shares
+
+
+def say(text: str) -> None:
+    """Tells a reader how far it is."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Runs one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("cost", "efficiency", "idle"))
+    parser.add_argument("part", choices=("cost", "efficiency", "idle", "parts", "play", "measure"))
     parser.add_argument("--members", type=int, nargs="+", default=None)
-    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--slots", type=int, default=32, help="of all actors together")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--divided", type=int, default=1, help="actors among which slots and cores are divided")
+    parser.add_argument("--actors", type=int, default=1, help="0: this process plays")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each of the parts")
     parser.add_argument("--game", default="Frostbite")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--network", default="small")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, help="write it to a file")
     given = parser.parse_args()
+    given.members = given.members or {"cost": [1_000, 10_000, 100_000], "idle": [600]}.get(given.part, [96])
+    if given.part in ("play", "measure"):
+        (play if given.part == "play" else measure)(given)
+        return
     if given.part == "cost":
-        found: Any = cost(given.members or [1_000, 10_000, 100_000], given.slots, given.repeats)
-    elif given.part == "efficiency":
-        found = efficiency(given.game, (given.members or [256])[0], 3, given.repeats)
+        found: Any = cost(given.members, given.slots, given.repeats)
+    elif given.part == "idle":
+        found = idle(given.members[0], given.slots, given.repeats)
     else:
-        found = idle((given.members or [600])[0], given.slots, given.repeats)
+        found = (efficiency if given.part == "efficiency" else parts)(given)
+    settings = {name: value for name, value in vars(given).items() if name not in ("json", "out", "actors", "divided")}
+    told = json.dumps({"part": given.part, "results": found, "settings": settings, **machine(), "made": provenance()})
+    if given.json:
+        print(told)
     if given.out is not None:
-        about = {"part": given.part, "cpus": len(os.sched_getaffinity(0)), **provenance()}
-        given.out.write_text(json.dumps({"about": about, "results": found}, indent=1) + "\n")
+        given.out.write_text(told + "\n")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 python experiments/cartpole_primal_dual.py primal-dual --penalty 10 --name "primal-dual c 10"
 python experiments/cartpole_primal_dual.py actor-critic --name actor-critic
-python experiments/compare_seeds.py --run-dir runs/cartpole
+python experiments/compare_runs.py --runs dual=runs/cartpole/DUAL td=runs/cartpole/TD --out runs/comparison
 """
 
 import dataclasses
 import sys
 
-from compare_seeds import write
 from launch import exit_code, read
 
 import volvox as vx
@@ -25,7 +24,7 @@ class Settings:
       seeds: Runs at each rate.
       iterations: Iterations of each run.
       num_envs: Environments whose transitions share an update.
-      run_dir: Where the results of all calls go.
+      run_dir: Where the runs of all calls go, those of a learner and a rate in a directory of their own.
     """
 
     learner: vx.learners.PrimalDual
@@ -42,20 +41,18 @@ PRESETS = {"primal-dual": ("The relaxed Lagrangian.", Settings(learner=DUAL, nam
 PRESETS["actor-critic"] = ("One-step targets.", Settings(learner=TD, name="actor-critic"))
 
 
-def curve(settings: Settings, rate: float, seed: int) -> list[float]:
-    """Mean return of the latest episodes, at most 100, after each iteration."""
-    learner = dataclasses.replace(settings.learner, learning_rate=rate)
-    algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), vx.envs.cartpole(num_envs=settings.num_envs))
-    run = vx.train(algorithm, seed=seed, steps=settings.iterations, progress=False)
-    return [round(row["training_mean"], 1) for row in run.metrics]
-
-
 def main() -> int:
     given = read(PRESETS, __doc__)
-    run_path(given.run_dir)
+    folder = run_path(given.run_dir)
     for rate in given.rates:
-        curves = [curve(given, rate, seed) for seed in range(given.seeds)]
-        write(given.run_dir, f"{given.name}, rate {rate:g}", vx.describe(given) | {"rates": rate}, curves)
+        learner = dataclasses.replace(given.learner, learning_rate=rate)
+        place = folder / f"{given.name}, rate {rate:g}".replace(", ", "_").replace(" ", "_")
+        for seed in range(given.seeds):
+            algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), vx.envs.cartpole(num_envs=given.num_envs))
+            how = {"run_dir": place / f"seed-{seed}", "resume": True, "progress": False, "loggers": ()}
+            run = vx.train(algorithm, seed=seed, steps=given.iterations, **how)
+            algorithm.close()
+            print(place.name, f"seed {seed}:", round(run.metrics[-1]["training_mean"], 1), flush=True)
     return 0
 
 

@@ -45,6 +45,11 @@ def two_items():
     )  # fmt: skip
 
 
+def four_items(**functions):
+    given = {"reset": lambda key: jnp.zeros(1), "step": lambda s, a, k: (s, 0.0, False, {}), "observe": lambda s: s}
+    return vx.envs.from_functions(**(given | functions), name="x", num_envs=1, max_episode_steps=2, num_actions=2)
+
+
 CLASS = r"the class GA itself: make one of it, GA\(\.\.\.\)"
 STRATEGY = r"a strategy \(GA\): vx\.evolve\(strategy, network, env\) makes an algorithm"
 MISTAKES = {
@@ -111,6 +116,12 @@ MISTAKES = {
         "takes an env.*got a partial of <func",
     ),
     "learn-spec": (lambda: vx.learn(vx.A3C(), NET, ENV.spec), "takes an environment.*; got the spec of an environment"),
+    "functions-four": (four_items, r"step must return \(state, reward, terminated\), three items; it returned 4 items"),
+    "functions-arguments": (
+        lambda: four_items(step=lambda state, action: 0),
+        r"^step takes a function of \(state, action, key\); <lambda>\(state, action\) is given: too many",
+    ),
+    "functions-reset": (lambda: four_items(reset=jnp.zeros(1)), r"^reset takes a function of \(key\); got "),
     "play-swapped": (
         lambda: vx.play(algorithm().policy, ENV, {}),
         r"^play\(env, policy, .*takes an env.*; got a policy",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -125,6 +126,15 @@ def test_csv_is_whole_after_each_line(tmp_path):
         assert len(lines(tmp_path / "a.csv")) == number
 
 
+def test_a_table_is_kept_in_files(tmp_path):
+    """That of actors of Ray, for example."""
+    table = [{"actor": 0, "host": "a", "members_per_second": 2.5}, {"actor": 1, "host": "b", "members_per_second": 0.0}]
+    options = {"run_dir": tmp_path, "loggers": (vx.loggers.csv(),)}
+    run = train(counting(lambda number: {"num_actors": 2, "actors": table}), steps=1, **options)
+    assert run.metrics[0]["actors"] == json.loads(lines(tmp_path / "metrics.csv")[0]["actors"]) == table
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["actors"] == table
+
+
 def test_tensorboard_scalars(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
@@ -132,6 +142,7 @@ def test_tensorboard_scalars(tmp_path):
         events = TensorBoard(None, LoggedRun(tmp_path, "", "generation", {}, ({},) * (first - 1)))
         for step in (first, first + 1):
             row = {"score": 10.0 * step, "nan": None, "flag": True, "inf": float("inf"), "text": "x"}
+            row["actors"] = [{"actor": 0, "members_per_second": 2.5}]
             events.write(step, row)
         events.close()
     found, starts = [], []
@@ -255,6 +266,37 @@ def test_wandb_offline(tmp_path):
     data = [path.read_bytes() for path in files]
     assert all(b"score" in one and b"counting" in one for one in data)
     assert [(b"of step 1" in one, b"of step 2" in one) for one in data] == [(True, False), (False, True)]  # once each
+
+
+def test_wandb_goes_on_with_its_run_and_has_all_rows(tmp_path, monkeypatch):
+    begun, logged = [], []
+    client = types.SimpleNamespace(
+        init=lambda **options: begun.append(options) or client,
+        log=lambda values, step: logged.append((step, values["score"], "nan" in values)),
+        finish=lambda: logged.append("finished"),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    algorithm, how = counting(lambda number: {"nan": float("nan")}), {"run_dir": tmp_path / "a", "resume": True}
+    train(algorithm, steps=2, **how)  # without the logger
+    for steps in (3, 4):
+        train(algorithm, steps=steps, loggers=(vx.loggers.wandb("tests"),), **how)
+    assert [entry if entry == "finished" else entry[0] for entry in logged] == [1, 2, 3, "finished", 4, "finished"]
+    assert [entry[1:] for entry in logged if entry != "finished"] == [(10.0 * n, False) for n in range(1, 5)]
+    assert [options["id"] for options in begun] == [(tmp_path / "a" / "wandb_id").read_text()] * 2
+    assert all((options["resume"], options["project"], options["name"]) == ("allow", "tests", "a") for options in begun)
+
+
+def test_csv_after_a_resume_has_new_columns_and_empty_fields_for_nan(tmp_path):
+    algorithm = counting(lambda number: {"loss": float("nan")} if number < 3 else {"loss": 0.5, "later": number})
+    for steps in (2, 4):
+        train(algorithm, steps=steps, run_dir=tmp_path / "a", resume=True, loggers=(vx.loggers.csv(),))
+    found = lines(tmp_path / "a" / "metrics.csv")
+    assert [(row["generation"], row["loss"], row["later"]) for row in found] == [
+        ("1", "", ""),
+        ("2", "", ""),
+        ("3", "0.5", "3"),
+        ("4", "0.5", "4"),
+    ]
 
 
 def test_wandb_that_is_not_installed_says_what_to_install(tmp_path, monkeypatch):

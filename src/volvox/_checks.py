@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import inspect
 import math
 import operator
 import typing
@@ -50,6 +51,25 @@ def count(name: str, value: object) -> int | None:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)
     return integer(name, value, low=1, high=None)
+
+
+def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Checks that a function can be called with these positional arguments, which are named for the message.
+
+    Raises:
+        TypeError: It is no function, or it takes other arguments.
+    """
+    wanted = f"{name} takes a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise TypeError(f"{wanted}; got {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions of C do not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{wanted}; {getattr(function, '__name__', function)}{signature} is given: {error}") from error
 
 
 def typed_key(key: Any) -> jax.Array:

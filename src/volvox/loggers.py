@@ -92,7 +92,8 @@ def wandb(project: str | None = None, **options: Any) -> OpenLogger:
     """Returns a logger to Weights & Biases; `pip install 'volvox[wandb]'`.
 
     The run there has the settings of this one and the name of its run directory. Its id is kept in the run directory
-    (`wandb_id`), so that a resumed run goes on there; steps that are done again are not logged a second time. With
+    (`wandb_id`), so that a resumed run goes on there; steps that are done again are not logged a second time. A run
+    that began without this logger sends its earlier rows, too. Values that are NaN are left out. With
     `mode="offline"`, or the environment variable `WANDB_MODE=offline`, files are written for `wandb sync`.
 
     Args:
@@ -182,18 +183,22 @@ class WeightsAndBiases:
     """A run of Weights & Biases."""
 
     def __init__(self, options: dict[str, Any], run: LoggedRun):
-        """Begins the run there, or goes on with it."""
+        """Begins the run there, with the rows before if it has none, or goes on with it."""
         try:
             import wandb as client  # pyright: ignore[reportMissingImports]  # an extra
         except ImportError as error:
             raise ImportError(f"vx.loggers.wandb: {error}; install it: pip install 'volvox[wandb]'") from error
         own: dict[str, Any] = {"config": dict(run.config)}
+        missing: Sequence[Row] = ()
         if run.path is not None:
             file = run.path / "wandb_id"
             if not file.exists():
                 write_file(file, secrets.token_hex(4))
+                missing = run.rows
             own |= {"dir": str(run.path), "name": run.path.name, "id": file.read_text(), "resume": "allow"}
         self._run = client.init(**(own | options))
+        for step, row in enumerate(missing, 1):
+            self.write(step, row)
 
     def write(self, step: int, row: Row) -> None:
         """Logs the values of a row."""

@@ -251,9 +251,9 @@ class Algorithm(NamedTuple):
       init: `key -> state`, a pytree of arrays, keys and Python numbers. Those of `volvox.evolve`
         and `volvox.learn` take an int for the key.
       step: `(state, *, monitor=None) -> (state, metrics)`: one generation, or one iteration of a learner. `monitor`, if
-        given, is called about once a second with a dict of progress figures; if it returns True, the step is abandoned
-        by raising `Interrupted`, and the state passed in stays valid. A learner's episodes go on only from the very
-        state that was returned last; from any other, equal ones included, it begins new episodes.
+        given, is called about once a second, and once at least, with a dict of progress figures; if it returns True,
+        the step is abandoned by raising `Interrupted`, and the state passed in stays valid. A learner's episodes go on
+        only from the very state that was returned last; from any other, equal ones included, it begins new episodes.
       variables: `state -> variables` for `policy.apply`: the best so far, or the latest where nothing ranks them.
       policy: What acts with these variables.
       env: The environments.

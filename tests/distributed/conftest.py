@@ -43,6 +43,7 @@ class Machines:
         while len(self._nodes) > count:
             self.kill(self._nodes[-1])
         self.add(count - len(self._nodes))
+        self._cluster.wait_for_nodes()  # until those that were killed are known to be dead
 
     def close(self):
         """Ends all."""

@@ -87,6 +87,14 @@ def test_an_actor_says_what_it_is(actor):
     assert {"python", "jax", "jaxlib", "numpy", "ray", "volvox's code"} <= set(about["versions"])
 
 
+def test_an_environment_that_is_missing_here():
+    there = config()
+    there["env"]["made_by"] = {"call": "games_of_others:frostbite"}
+    with pytest.raises(ValueError, match=r"env: .*games_of_others.*No module named") as caught:
+        Actor().prepare(there, 4, 8, 1.0, {}, [])
+    assert "\n" not in str(caught.value)
+
+
 def test_another_number_of_environments_is_refused():
     with pytest.raises(ValueError, match="it has 4 environments, and 5 are wanted"):
         Actor().prepare(config(), 5, 8, 1.0, {}, [])

@@ -69,12 +69,34 @@ def test_what_cannot_be_made_is_asked_for(code):
     new = digests(after)
     wrong = Origin(names, jax.tree.map(np.asarray, survivors()._replace(seed=jnp.array([8, 0, 9], jnp.int32))))
     late = Origin((*names[:2], (1, 1)), jax.tree.map(np.asarray, survivors()))
-    assert held.take(new, wrong, {}) == (new[0],)  # it made another base, and noticed
-    assert set(held.take(new, late, {})) == {new[0], new[2]}  # the second is one that it has
-    assert set(held.take(new, None, {})) == {new[0], new[2]}
-    assert held.names == names
+    for origin, missing in ((wrong, new[:1]), (late, new[::2]), (None, new[::2])):  # the second is one that it has
+        held = Bases(code)
+        held.take(names, None, {name: sent(before, j) for j, name in enumerate(names)})
+        assert held.take(new, origin, {}) == missing  # it made another base, and noticed
+        assert held.names == names
     assert held.take(new, None, {new[0]: sent(after, 0), new[2]: sent(after, 2)}) == ()
     jax.tree.map(np.testing.assert_array_equal, held.tree, after)
+
+
+def test_bases_come_in_pieces(code):
+    held, before = Bases(code), first_generation(code)
+    names = digests(before)
+    assert held.take(names, None, {}) == names
+    assert held.take(names, None, {names[2]: sent(before, 2)}) == names[:2]
+    assert held.take(names, None, {names[0]: sent(before, 0)}) == names[1:2]
+    assert held.tree is None
+    assert held.take(names, None, {names[1]: sent(before, 1)}) == ()
+    jax.tree.map(np.testing.assert_array_equal, held.tree, before)
+    assert held.take(names[:1], None, {}) == ()  # others are held from here
+    jax.tree.map(np.testing.assert_array_equal, held.tree, jax.tree.map(lambda x: x[:1], before))
+
+
+def test_pieces_of_others_are_forgotten(code):
+    held, before = Bases(code), first_generation(code)
+    names = digests(before)
+    assert held.take(names[:2], None, {names[0]: sent(before, 0)}) == names[1:2]
+    assert held.take(names[1:], None, {names[1]: sent(before, 1)}) == names[2:]
+    assert held.take(names[:2], None, {names[1]: sent(before, 1)}) == names[:1]
 
 
 def test_zeros_are_never_sent(code):

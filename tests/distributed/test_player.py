@@ -7,13 +7,17 @@ import dataclasses
 import os
 import signal
 import time
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from volvox import distributed
-from volvox.distributed import actors
+from volvox.distributed import actors, remote
 from volvox.distributed.player import RayPlayer
+from volvox.distributed.player import _Sent as Sent
+from volvox.distributed.remote import Remote
+from volvox.distributed.work import Rows
 from volvox.evolution.pools import Place, Request
 from volvox.types import Interrupted, Population
 
@@ -28,6 +32,8 @@ def stub(folder=None):
     class Stub:
         def __init__(self):
             self._progress, self._dropped = (-1, 0, 0), -1
+            if folder is not None and (folder / "broken").exists():
+                raise OSError("no space left on the device")
 
         def describe(self):
             import os
@@ -36,7 +42,7 @@ def stub(folder=None):
             from volvox.distributed.actor import installed
 
             cpus = sorted(os.sched_getaffinity(0))
-            about = {"machine": "here", "host": socket.gethostname(), "process": os.getpid(), "cpus": cpus}
+            about = {"machine": "here", "node": "", "host": socket.gethostname(), "process": os.getpid(), "cpus": cpus}
             versions = installed()
             if folder is not None and (folder / "other").exists():
                 versions["jax"] = "0.0.1"
@@ -47,6 +53,7 @@ def stub(folder=None):
                 raise ValueError("env: games.py:frostbite cannot be imported here")
 
         def play(self, order, given):
+            import os
             import time
 
             import numpy as np
@@ -57,6 +64,14 @@ def stub(folder=None):
             rows = order.rows
             if folder is not None and (folder / "failing").exists():
                 raise FloatingPointError("an emulator broke")
+            told = (folder / "process").read_text() if folder is not None and (folder / "process").exists() else ""
+            mine = told == str(os.getpid())
+            while mine and (folder / "blocked").exists():
+                time.sleep(seconds)
+            if mine and (folder / "late").exists():
+                time.sleep(3.0)
+                wrong = np.full(rows.seed.size, -1, np.float32)
+                return Answer(order.portion, Results(wrong, rows.member, np.zeros((wrong.size, 0), np.float32)))
             for i in range(rows.seed.size):
                 time.sleep(seconds)
                 self._progress = (order.portion, i, 10 * i)
@@ -113,7 +128,7 @@ def player(machines):
     made = []
 
     def make(folder=None, **settings):
-        workers = distributed.ray(address=machines.address, **{"patience": 5.0, "wait": 60.0} | settings)
+        workers = distributed.ray(**{"address": machines.address, "patience": 5.0, "wait": 60.0} | settings)
         made.append(RayPlayer(workers, {}, 4, 0.1, actor=stub(folder)))
         return made[-1]
 
@@ -137,6 +152,7 @@ def test_all_machines_play(player, machines):
     figures = one.figures()
     assert figures["num_actors"] == len(figures["actors"]) == 2
     assert figures["actor_restarts"] == 0
+    assert 0 < figures["members_per_second"] < 2 * 1.01 / SECONDS
     assert all(row["members_per_second"] > 0 and row["busy"] > 0.2 for row in figures["actors"])
     assert 2 * 90 * 25 < figures["bytes_sent"] < 2 * 90 * 25 * 3
     assert figures["bytes_received"] >= 2 * 90 * 8
@@ -149,14 +165,93 @@ def test_all_machines_play(player, machines):
 def test_an_actor_is_lost(player, machines, how):
     """A hanging one is passed by, and replaced once it has been silent for long."""
     machines.set(2)
-    one = player()
+    one = player(patience=2.5)
     watch = Watch(0.1, lambda: os.kill(process(one, 0), how))
     check(one.play(request(), watch)[0])
     began = time.monotonic()
-    while not one._actors.restarts and time.monotonic() - began < 30:
+    while not (one._actors.restarts and one._actors.size == 2) and time.monotonic() - began < 30:
         check(one.play(request(), watch)[0])
-    assert one.figures()["actor_restarts"] == 1
+    figures = one.figures()
+    assert (figures["actor_restarts"], figures["num_actors"]) == (1, 2)
     assert any("what it played is given to others" in note for note in watch.notes)
+
+
+def test_an_actor_whose_environment_blocks_is_replaced(player, machines, tmp_path):
+    """Though its process answers: only what it plays does not advance."""
+    machines.set(2)
+    one = player(tmp_path, patience=3.0)
+    check(one.play(request(), Watch())[0])  # nothing compiles from here
+    (tmp_path / "process").write_text(str(process(one, 0)))
+    (tmp_path / "blocked").touch()
+    watch = Watch()
+    began = time.monotonic()
+    while not (one._actors.restarts and one._actors.size == 2) and time.monotonic() - began < 30:
+        check(one.play(request(), watch)[0])
+    assert one._actors.size == 2
+    assert any("hangs: it has not played a timestep for 3 seconds" in note for note in watch.notes)
+
+
+def test_who_plays_something_for_the_first_time_has_longer(player, machines, tmp_path):
+    """It compiles, so nothing advances; its process must answer all the same."""
+    machines.set(1)
+    one = player(tmp_path, patience=2.0)
+    (tmp_path / "blocked").touch()
+
+    one._actors.begin(Watch())
+    began = time.monotonic()
+    (tmp_path / "process").write_text(str(process(one, 0)))
+
+    def watch(figures):
+        if time.monotonic() - began > 4:
+            (tmp_path / "blocked").unlink(missing_ok=True)
+
+    check(one.play(request(), watch)[0])
+    assert one._actors.restarts == 0
+
+
+def test_actors_outlast_a_pause_of_the_script(player, machines):
+    """Time in which the script was stopped is not held against them."""
+    machines.set(2)
+    one = player(patience=2.0)
+    check(one.play(request(), Watch(0.1, lambda: time.sleep(4)))[0])
+    assert one._actors.restarts == 0
+
+
+def test_who_answers_late_is_not_heard(player, machines, tmp_path):
+    """Another actor played its episodes meanwhile; the answer comes, wrong, in the next phase."""
+    machines.set(2)
+    one = player(tmp_path)
+    one._actors.begin(Watch())
+    (tmp_path / "process").write_text(str(process(one, 0)))
+    (tmp_path / "late").touch()
+    for _ in range(3):
+        check(one.play(request(), Watch())[0])
+    assert one.figures()["repeated_portions"] > 0
+    assert one._actors.restarts == 0
+
+
+def test_why_an_actor_died_at_the_start(player, machines, tmp_path):
+    machines.set(1)
+    (tmp_path / "broken").touch()
+    message = (
+        "1 actors were asked for, and 0 are there after .*: actor 0 .* died .*OSError: no space left on the device"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        player(tmp_path).play(request(), Watch())
+    assert "\n" not in str(caught.value)
+
+
+def test_another_cluster_than_the_one_connected_to(player, machines):
+    machines.set(1)
+    one = player()
+    one._actors._connect()
+    host, _, port = machines.address.rpartition(":")
+    assert player(address=f"{host}:{port}")._actors._connect() is None
+    assert player(address=None)._actors._connect() is None
+    with pytest.raises(ValueError, match=f"this process is connected to the cluster at .*:{port} already"):
+        player(address=f"{host}:{int(port) + 1}")._actors._connect()
+    with pytest.raises(ValueError, match=r"leave address out, or call ray\.shutdown\(\) before"):
+        player(address="local")._actors._connect()
 
 
 def test_a_machine_is_killed_and_another_joins(player, machines):
@@ -228,6 +323,78 @@ def test_fewer_actors_than_asked(player, machines, asked, message):
     machines.set(1)
     with pytest.raises(ValueError, match=message):
         player(**asked).play(request(), Watch())
+
+
+def test_bases_are_sent_in_pieces_and_counted_once_a_machine(monkeypatch):
+    import ray
+
+    put = []
+    monkeypatch.setattr(ray, "put", lambda value: put.append(value) or len(put))
+    monkeypatch.setattr("volvox.distributed.player._PIECE", 2 * 60_000)
+    monkeypatch.setattr("volvox.distributed.player._KEPT", 4 * 60_000)
+    bases = {"kernel": np.arange(6 * 15_000, dtype=np.float32).reshape(6, -1)}  # of 60 000 bytes each
+    sent = Sent()
+    sent.renew(request()._replace(population=request().population._replace(bases=bases)))
+    names, size = sent.names, 2 * 60_000
+    one, other, elsewhere = (Remote(actors.Place(number, node, 1), MagicMock()) for number, node in enumerate("aab"))
+    assert sent.piece(names, one) == (1, size)
+    assert [list(piece) for piece in put] == [list(names[:2])]
+    np.testing.assert_array_equal(put[0][names[1]], bases["kernel"][1:2])
+    assert sent.piece(names, other) == (1, 0)  # it is on that machine already
+    assert sent.piece(names[1:], elsewhere) == (1, size)  # a piece travels as a whole
+    assert sent.piece(names[2:], one) == (2, size)
+    assert sent.piece(names[5:], one) == (3, 60_000)
+    assert sent.piece(names[5:], other) == (3, 60_000)  # what is small travels to each
+    assert sent.piece(names[3:], other) == (2, 0)
+    assert sent.piece(names, one) == (4, size)  # the first was given up, for those that came later
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_explicit_members_travel_to_who_plays_them(monkeypatch, large):
+    bases = {"kernel": np.arange(24, dtype=np.float32).reshape(8, 3)}
+    members = request().population
+    rows = Rows(*(np.zeros(3, np.int32) for _ in Rows._fields))._replace(parent=np.array([6, 2, 6], np.int32))
+    sent = Sent()
+    monkeypatch.setattr("volvox.distributed.player._AT_ONCE", 0 if large else 100)
+    sent.renew(request()._replace(population=members._replace(bases=bases)))
+    assert sent.explicit
+    remade, names, given = sent.of_rows(rows, 5)
+    np.testing.assert_array_equal(remade.parent, [1, 0, 1])
+    assert names == (sent.names[2], sent.names[6], (0, 0), (0, 0), (0, 0))
+    if large:
+        assert given == []
+    else:
+        assert [list(leaves) for leaves in given] == [list(names[:2])]
+        np.testing.assert_array_equal(given[0][names[0]], bases["kernel"][2:3])
+    assert len(sent.of_rows(rows, 100)[1]) == 8
+    sent.renew(request()._replace(population=members._replace(bases=bases, scale=np.ones(N, np.float32))))
+    assert not sent.explicit
+    sent.renew(request()._replace(population=members._replace(bases=bases), origin=()))  # descends from others
+    assert not sent.explicit
+
+
+def test_slow_actors_are_named():
+    rows = [{"actor": i, "members_per_second": rate, "busy": busy} for i, rate, busy in ROWS]
+    assert remote.slow(rows) == {1}
+    assert remote.slow([]) == frozenset()
+
+
+ROWS = [(0, 9.0, 0.9), (1, 3.0, 0.9), (2, 8.0, 0.8), (3, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "it\nfailed:\n\n  ModuleNotFoundError: No module named 'games'\n",
+            "ModuleNotFoundError: No module named 'games'",
+        ),
+        ("x" * 300, "x" * 240 + "..."),
+        ("", "no reason is known"),
+    ],
+)
+def test_the_reason_of_an_error_is_one_line(message, told):
+    assert remote.why(ValueError(message)) == f"ValueError: {told}"
 
 
 def test_cores_are_shared_out():

@@ -1,7 +1,9 @@
 """What is wrong is said in one line, before anything is started."""
 
 import importlib.util
+import socket
 import sys
+import threading
 
 import jax.numpy as jnp
 import pytest
@@ -74,6 +76,24 @@ pytest.importorskip("ray")
 def test_wrong_address(address, message):
     with pytest.raises(ValueError, match=message):
         evolve(distributed.ray(address=address))
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b""])
+def test_another_program_at_the_address(answer):
+    """Ray's dashboard, for example; Ray would ask it for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with server.accept()[0] as connection:
+                connection.recv(100)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        message = r"no cluster answers there \(a program answers that is not Ray's\); `ray status`"
+        with pytest.raises(ValueError, match=message):
+            evolve(distributed.ray(address=f"127.0.0.1:{server.getsockname()[1]}"))
+        thread.join()
 
 
 class Notebook(networks.MLP):

@@ -11,6 +11,7 @@ import csv
 import json
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -59,10 +60,11 @@ def survey(tasks):
     """Tries tasks in processes of their own; a task at which one ends does not work."""
     left, results = list(tasks), {}
     while left:
-        command = [sys.executable, __file__, "--tasks", *left[:BATCH]]
+        command = [sys.executable, str(Path(__file__).resolve()), "--tasks", *left[:BATCH]]
         try:
-            told = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS).stdout
-            why = "the process ended"
+            with tempfile.TemporaryDirectory() as folder:  # VizDoom writes to the working directory
+                done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=folder)
+            told, why = done.stdout, f"the process ended with status {done.returncode}"
         except subprocess.TimeoutExpired as error:
             told, why = (error.stdout or b"").decode(), f"no answer within {SECONDS} seconds"
         results |= dict(json.loads(line) for line in told.splitlines() if line.startswith("["))

@@ -13,6 +13,7 @@ from gymnasium import spaces
 import volvox as vx
 from volvox import envs
 from volvox._settings import CannotRebuildError, rebuild
+from volvox.envs import gymnasium_workers
 
 LENGTHS = (2, 5, 3)
 LIMIT = {"max_episode_steps": 9}
@@ -132,13 +133,45 @@ def test_what_goes_wrong_in_a_worker_is_told_in_time(kind, message):
     (group,) = env.make(0)
     state, _ = group.recv(group.init())
     state, _ = group.recv(group.send(state, np.zeros(2, np.int32)))
-    (workers,) = [process for process in multiprocessing.active_children() if "AsyncVectorEnv" in process.name]
+    (workers,) = [process for process in multiprocessing.active_children() if "Vector" in process.name]
     with pytest.raises(RuntimeError, match=message):
         group.recv(group.send(state, np.zeros(2, np.int32)))
     assert not workers.is_alive()
     with pytest.raises(RuntimeError, match="Counter, or they were closed"):
         group.send(state, np.zeros(2, np.int32))
     group.close()
+
+
+class Blocking:
+    """What makes an environment, and blocks when a worker reads it or makes the environment."""
+
+    def __init__(self, where):
+        self.where, self.__name__ = where, "Blocking"
+
+    def __call__(self):
+        if self.where == "made" and multiprocessing.parent_process() is not None:
+            time.sleep(1_000)
+        return counter()()
+
+    def __reduce__(self):
+        return (time.sleep, (1_000,)) if self.where == "read" else (Blocking, (self.where,))
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("read", "the workers of Counter did not answer within 3 seconds: they are still importing"),
+        ("made", "the workers of Counter did not answer within 3 seconds: an environment blocks"),
+    ],
+)
+def test_workers_that_do_not_begin_are_told_in_time(where, message, monkeypatch):
+    if where == "read":
+        monkeypatch.setattr(gymnasium_workers, "_SECONDS_TO_START", 3.0)
+    env = envs.gymnasium(Blocking(where), num_envs=2, workers=1, max_episode_steps=9, timeout=3)
+    (group,) = env.make(0)
+    with pytest.raises(RuntimeError, match=message):
+        group.recv(group.init())
+    assert not [process for process in multiprocessing.active_children() if "Vector" in process.name]
 
 
 def test_an_error_in_this_process_names_the_environment():
@@ -148,6 +181,46 @@ def test_an_error_in_this_process_names_the_environment():
     with pytest.raises(KeyError, match="the valve is stuck") as raised:
         group.recv(group.send(state, np.zeros(2, np.int32)))
     assert raised.value.__notes__ == ["This was raised in the environment Counter."]
+
+
+class OldStep(counter()):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class OldReset(counter()):
+    def reset(self):
+        return super().reset()[0]
+
+
+class Unpacks(counter()):
+    def step(self, action):
+        _one, _two = (1, 2, 3)
+
+
+def test_gyms_old_interface_is_told():
+    with pytest.raises(
+        TypeError, match=r"reset of OldReset cannot be seeded.*reset\(self, \*, seed=None, options=None"
+    ):
+        envs.gymnasium(OldReset, num_envs=1, **LIMIT)
+    (group,) = envs.gymnasium(OldStep, num_envs=1, **LIMIT).make(0)
+    state, _ = group.recv(group.init())
+    with pytest.raises(TypeError, match=r"five items, of which Gym's old step had four: .*expected 5, got 4"):
+        group.recv(group.send(state, np.zeros(1, np.int32)))
+    (group,) = envs.gymnasium(Unpacks, num_envs=1, **LIMIT).make(0)
+    state, _ = group.recv(group.init())
+    with pytest.raises(ValueError, match=r"^too many values to unpack"):  # its own mistake
+        group.recv(group.send(state, np.zeros(1, np.int32)))
+
+
+def test_an_environment_that_ignores_its_seed_is_told():
+    class Unseeded(counter()):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=None, options=options)
+
+    with pytest.raises(AssertionError, match=r"same seed must show the same.*super\(\)\.reset\(seed=seed\)"):
+        vx.testing.check_environment(envs.gymnasium(Unseeded, num_envs=2, **LIMIT))
 
 
 def echo(action_space, observation_space):

@@ -46,6 +46,20 @@ def test_mistakes_are_told():
         envs.gymnax("CartPole-v1", num_envs=1, gravit=1.0)
 
 
+def test_a_share_of_the_limit_is_shown_and_gymnax_before_1_0_is_refused(drive, monkeypatch):
+    gymnax = pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+    (group,) = envs.gymnax("DiscountingChain-bsuite", num_envs=1, max_episode_steps=8).make(0)
+    played = drive(group, np.zeros((9, 1), np.int32))
+    np.testing.assert_allclose(played.observation[:9, 0, 1], np.arange(9) / 8, rtol=1e-6)
+    assert (played.truncated[8], played.terminated.any()) == (True, False)
+    with pytest.raises(ValueError, match="max_episode_steps must be an integer of at least 1, got 0"):
+        envs.gymnax("CartPole-v1", num_envs=1, max_episode_steps=0)
+    monkeypatch.setattr(gymnax, "make", lambda task: (object(), object()))
+    with pytest.raises(ImportError, match=r'pip install --upgrade "gymnax>=1\.0"'):
+        envs.gymnax("CartPole-v1", num_envs=1)
+
+
+@pytest.mark.filterwarnings("ignore:Brax System:UserWarning")
 def test_brax_steps_and_truncates(drive, actions_for):
     pytest.importorskip("brax", reason='needs pip install "volvox[brax]"')
     env = envs.brax("inverted_pendulum", num_envs=2, max_episode_steps=3, backend="positional")

@@ -36,7 +36,7 @@ def test_counts_may_be_traced(text):
 @pytest.mark.parametrize(
     "bad",
     [0.0, -1.0, float("nan"), float("inf"), "much", "linear:1,2", "often:1,2,3", "linear:1,0,3", "linear:1,2,0",
-     "exponential:a,b,c", "constant:", None],
+     "exponential:a,b,c", "constant:", None, "linear:1,69404493,1"],
 )  # fmt: skip
 def test_bad_forms_name_the_value(bad):
     with pytest.raises(ValueError, match=re.escape(f"mutation_std={bad!r}")) as error:

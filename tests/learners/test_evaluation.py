@@ -42,6 +42,15 @@ def test_the_numbers_of_an_evaluation():
     assert set(row) == {"evaluation_mean", "evaluation_best", "evaluation_timesteps", "evaluation_frames"}
 
 
+def test_returns_without_a_rank_choose_no_policy(monkeypatch):
+    """Among several policies NaN would be the largest to argmax."""
+    algorithm = make(evaluate_every=600, num_evaluation_episodes=2)
+    monkeypatch.setattr(PolicyEvaluator, "play", lambda *given, **more: (np.full((1, 2), np.nan, np.float32), 4))
+    with pytest.raises(FloatingPointError, match=r"the returns of the evaluation; nothing of.* of probe-corridor are"):
+        algorithm.step(algorithm.init(jax.random.key(0)))
+    algorithm.close()
+
+
 def test_episodes_depend_on_the_seed_alone():
     """Not on the evaluations before: a resumed run sees what an uninterrupted one does."""
     env, policy = probe.countdown(low=1, high=9, num_envs=2), make().policy

@@ -138,6 +138,36 @@ def test_what_work_returns_must_fit(name):
         made(work=broken).work(acting._replace(timesteps=jnp.int32(1)), learning, jax.random.key(0), 0)
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"act": lambda seen, learned, timestep: 0}, r"act takes a function of \(collected, learned, key, timestep\)"),
+        ({"work": lambda seen: 0}, r"work takes a function of \(collected, learned, key\); <lambda>\(seen\) is given"),
+        ({"finish": 3}, r"finish takes a function of .*; got 3"),
+        ({"collect": lambda: 0}, r"collect takes a function of \(num_envs\)"),
+    ],
+)
+def test_wrong_arguments_are_told(parts, message):
+    with pytest.raises(TypeError, match=message):
+        made(**parts)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            lambda learned: learned.params,
+            r"variables\(learned\) fails .*AttributeError.*Give variables=; learned is .* dict",
+        ),
+        (lambda learned: learned["rewards"], r"must give what policy\.apply takes.*gives float32 \[\]"),
+    ],
+)
+def test_variables_of_a_wrong_structure_are_told(variables, message):
+    with pytest.raises(ValueError, match=message) as error:
+        made(variables=variables).init(jax.random.key(0))
+    assert "\n" not in str(error.value)
+
+
 def test_numbers_and_functions_that_are_missing():
     with pytest.raises(ValueError, match="give work, finish or both"):
         made(work=None, finish=None)

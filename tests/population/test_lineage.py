@@ -90,3 +90,10 @@ def test_malformed_lineage_files_are_named(tmp_path, text, message):
 def test_genome_of_a_larger_table_is_refused():
     with pytest.raises(ValueError, match=r"entry 1 has seed 4990.*allow 0 to"):
         population.rebuild(CODE, Genome(0, ((4_990, 0.1),)))
+
+
+def test_the_largest_power_is_read_as_it_was_written():
+    genome = Genome(1, ((2, float(np.finfo(np.float32).max)),))
+    assert lineage.from_json(lineage.to_json(genome)) == genome
+    with pytest.raises(ValueError, match="finite float32 powers"):
+        lineage.from_json([1, [2, 3.41e38]])

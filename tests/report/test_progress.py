@@ -71,7 +71,7 @@ def screen(text):
 
 def test_figures_are_in_order():
     assert figures(METRICS, skip=["generation"], frame_skip=4) == (
-        "elite 9000, best 12.35k, mean 100, 900 steps/s, occupancy 0.973"
+        "elite 9000, best 12.35k, mean 100, 900 timesteps/s, occupancy 0.973"
     )
     scattered = {"x": 2.0, "elite_standard_error": 1.0, "a_loss": 0.5, "test_score": 3, "evaluation_mean": 4}
     assert figures(scattered) == "test 3, evaluation 4, a loss 0.5, x 2, elite standard error 1"
@@ -131,8 +131,8 @@ def test_plain_lines_where_there_is_no_terminal(at):
     shown.note("a note")
     shown.close()
     assert stream.getvalue().splitlines() == [
-        "generation 2/3  elite 9000, best 12.35k, mean 100, 900 steps/s  1:01, 1:01 left",
-        "generation 3/3  elite 9000, best 12.35k, mean 100, 900 steps/s  2:02",
+        "generation 2/3  elite 9000, best 12.35k, mean 100, 900 timesteps/s  1:01, 1:01 left",
+        "generation 3/3  elite 9000, best 12.35k, mean 100, 900 timesteps/s  2:02",
         "a note",
     ]
 
@@ -152,7 +152,7 @@ def test_before_the_first_row_is_said_what_is_waited_for(at):
     for steps in (0, 1_000, 2_000, 3_000, 4_000):
         shown.inside({"phase": "training", "done": 0, "total": 8, "stepped": steps} | share(steps, 20_000))
         at.now += 1
-    assert stream.getvalue().splitlines()[1:] == ["generation 1: takes about 0:20 at 1000 steps/s"]
+    assert stream.getvalue().splitlines()[1:] == ["generation 1: takes about 0:20 at 1000 timesteps/s"]
     shown.step(1, METRICS)
     shown.inside({"phase": "compiling"})
     shown.inside({"phase": "training"} | share(4_000, 20_000))

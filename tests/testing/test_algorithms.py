@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cross_entropy import CrossEntropy
+from q_learning import QLearning
 
 import volvox as vx
 from volvox.testing import check_algorithm
@@ -55,6 +57,17 @@ def in_place(state, *, monitor=None):
     return step(state)
 
 
+def deaf(state, *, monitor=None):
+    return step(state)
+
+
+def unclean(state, *, monitor=None):
+    if monitor({"phase": "training"}):
+        state["x"] += 1
+        raise Interrupted
+    return step(state)
+
+
 hidden = iter(range(100))
 BREACHES = {
     "config": ({"config": {"a": np.float32(1)}}, "config must hold JSON values only"),
@@ -85,6 +98,12 @@ BREACHES = {
         "actions within the bounds; it gives",
     ),
     "genome": ({"from_genome": lambda genome: jnp.zeros(2)}, "must give the variables of the same individual"),
+    "genome-json": ({"genome": lambda state: state["x"]}, "genome must give JSON values, which elite.json holds"),
+    "deaf": ({"step": deaf}, "step must call its monitor, once at least"),
+    "unclean": (
+        {"step": unclean},
+        r"a step that was interrupted must leave the state as it was\. They differ at \['x'",
+    ),
     "log": ({"log": lambda state: {"x": 3}}, "log must give NumPy arrays by name; 'x' is of int"),
 }
 
@@ -138,6 +157,15 @@ OURS = {
     ),
     "td3": lambda: learned(
         vx.TD3(batch_size=8, random_timesteps=16, replay_size=64, timesteps_per_iteration=24), critics(), LINE
+    ),
+    "ask-tell": lambda: evolved(
+        vx.evolution.from_ask_tell(CrossEntropy(population_size=8, num_best=2), num_validation_episodes=2)
+    ),
+    "from-functions": lambda: learned(QLearning(), vx.networks.MLP(2, (4,)), WALK),
+    "ppo": lambda: learned(
+        vx.PPO(segment_length=4, learning_rate=0.01, num_minibatches=2, rounds_per_iteration=2),
+        vx.networks.CategoricalMLP(2, (4,)),
+        WALK,
     ),
     "primal-dual": lambda: learned(
         vx.learners.PrimalDual(timesteps_per_iteration=16), vx.networks.CategoricalMLP(2, (4,)), WALK

@@ -82,6 +82,20 @@ class VectorMetric(Right):
         return super().tell(key, state, asked, evaluation, encoding)[0], {"mean": state.mean}
 
 
+class Impure(Right):
+    def ask(self, key, state, encoding):
+        DRAWN.append(1)  # as a generator of NumPy would, which a compiled program calls once
+        return super().ask(jax.random.fold_in(key, len(DRAWN)), state, encoding)
+
+
+@dataclasses.dataclass(frozen=True)
+class NotJson(Right):
+    spread: float = float("inf")
+
+
+DRAWN = []
+
+
 class Thawed:
     population_size, init, ask, tell = 6, Right.init, Right.ask, Right.tell
 
@@ -115,7 +129,9 @@ def test_a_right_one_passes():
         (NoKey, "another key gives the same run: ask does not use its key"),
         (Worse, "the elite does not become better"),
         (Diverges, "where returns are NaN, the bases are not finite"),
-        (VectorMetric, "()"),
+        (VectorMetric, "the metric 'mean' has shape (6,), not ()"),
+        (Impure, "compiled, a generation gives another state than in Python"),
+        (NotJson, "NotJson has settings that config.json cannot hold"),
         (Thawed, "Thawed is no frozen dataclass"),
         (Remembers, "the same key gives another run"),
     ],
@@ -125,11 +141,30 @@ def test_what_is_wrong_is_named(inner, message):
         testing.check_strategy(elitist(inner()))
 
 
+def claims(state, evaluation):
+    """The score of the elite, and zeros in its place."""
+    return state._replace(bases=jax.tree.map(lambda x: x.at[0].set(0.0), state.bases))
+
+
+def forgets(state, evaluation):
+    """The latest challenger, whether it is better or not."""
+    mean = evaluation.returns[1].mean()
+    score = evolution.strategy.no_score()._replace(selecting=mean)
+    return state._replace(bases=jax.tree.map(lambda x: x.at[0].set(x[1]), state.bases), score=score)
+
+
+def trusts(state, evaluation):
+    """The largest mean return, and a NaN is larger than all numbers to argmax."""
+    means = jnp.where(evaluation.valid.any(1), evaluation.returns.mean(1), -jnp.inf)
+    return state._replace(score=state.score._replace(selecting=means[jnp.argmax(means)]))
+
+
 @dataclasses.dataclass(frozen=True)
-class Claiming:
-    """Reports the score of the elite, and returns another policy."""
+class Wrong:
+    """Changes what follows from validation."""
 
     inner: evolution.Elitism
+    change: Any
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
@@ -140,14 +175,22 @@ class Claiming:
 
         def tell(key, state, asked, evaluation, encoding):
             new, metrics = validation.tell(key, state, asked, evaluation, encoding)
-            return new._replace(bases=jax.tree.map(lambda x: x.at[0].set(0.0), new.bases)), metrics
+            return self.change(new, evaluation), metrics
 
         return training, validation._replace(tell=tell)
 
 
-def test_a_score_of_another_policy_is_found():
-    with pytest.raises(AssertionError, match="and the policy that is returned"):
-        testing.check_strategy(Claiming(elitist(Right())))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (claims, "and the policy that is returned"),
+        (forgets, "the elite became worse, though returns are exact"),
+        (trusts, "a candidate without a return is chosen as elite"),
+    ],
+)
+def test_a_wrong_elite_is_found(change, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_strategy(Wrong(elitist(Right()), change))
 
 
 def test_what_is_no_strategy_is_told_what_is_missing():

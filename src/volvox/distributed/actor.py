@@ -105,6 +105,7 @@ class Actor:
         return {
             "machine": machine.read_text().strip() if machine.exists() else socket.gethostname(),
             "host": socket.gethostname(),
+            "node": _node(),
             "process": os.getpid(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "versions": installed(),
@@ -147,7 +148,7 @@ class Actor:
 
         Args:
           order: What to play.
-          given: Where bases are that were sent: references of Ray to the leaves of some of them, by digest.
+          given: Bases that were sent: their leaves by digest, or references of Ray to such mappings.
         """
         pools, bases = self._pools, self._bases
         assert pools is not None
@@ -181,6 +182,13 @@ class Actor:
         self._dropped = portion
 
 
+def _node() -> str:
+    """Ray's name of this machine; empty outside of actors."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+
+
 def _pin(cpus: Sequence[int]) -> None:
     """Keeps all threads of this process, and those that they will start, on some cores."""
     if cpus:
@@ -189,11 +197,11 @@ def _pin(cpus: Sequence[int]) -> None:
 
 
 def _fetched(given: Sequence[Any]) -> dict[Digest, Sequence[np.ndarray]]:
-    if not given:
-        return {}
-    import ray
+    if any(not isinstance(sent, dict) for sent in given):
+        import ray
 
-    return {name: leaves for sent in ray.get(list(given)) for name, leaves in sent.items()}
+        given = [sent if isinstance(sent, dict) else ray.get(sent) for sent in given]
+    return {name: leaves for sent in given for name, leaves in sent.items()}
 
 
 def _padded(rows: Rows, bases: Any, capacity: int) -> tuple[Population, Part]:

@@ -12,12 +12,15 @@ from typing import Any
 
 from volvox.distributed.actor import Answer, Order, installed, options
 from volvox.distributed.remote import Place, Remote, why
+from volvox.distributed.settings import check_connected
 from volvox.distributed.settings import ray as Settings
 from volvox.evolution.pools import Seen
 from volvox.types import Interrupted
 
 _LOOK = 1.0
 """Seconds between two looks at the cluster."""
+_REASONS = 3
+"""Actors of which an error says why they are not there."""
 _LONGEST_PAUSE = 60.0
 """Seconds until a place that fails again and again is tried once more."""
 
@@ -50,7 +53,9 @@ class Actors:
         self._failures: collections.Counter[int] = collections.Counter()
         self._lost: list[int] = []
         self._notes: list[str] = []
-        self._looked = self._alone = 0.0
+        self._looked = self._awake = 0.0
+        self._ticked = time.monotonic()
+        self._alone: float | None = None
         self._phase_began, self._phases = 0.0, 0.0
 
     @property
@@ -86,20 +91,18 @@ class Actors:
 
     def _begin(self, watch: Seen) -> None:
         self._connect()
-        until = time.monotonic() + self._settings.wait
         asked = self._make(first=True)
         while any(remote.stage in ("describing", "preparing") for remote in self._remotes.values()):
             if watch({"phase": "starting actors"}):
                 raise Interrupted("before actors were there")
-            if time.monotonic() > until:
+            if self._awake > self._settings.wait:
                 break
             self._wait(_LOOK)
         if self.size < (asked if self._settings.num_actors != "nodes" else 1):
-            raise ValueError(
-                f"{asked} actors were asked for, and {self.size} are there after {self._settings.wait:g} seconds: "
-                "`ray status` says what the cluster lacks; ask for fewer (num_actors), or for fewer CPUs for each "
-                "(num_cpus_per_actor)"
-            )
+            reason = "`ray status` says what the cluster lacks; ask for fewer (num_actors), or for fewer CPUs for each "
+            reason = "; ".join(self._notes[:_REASONS]) or f"{reason}(num_cpus_per_actor)"
+            after = f"there after {self._awake:.0f} seconds"
+            raise ValueError(f"{asked} actors were asked for, and {self.size} are {after}: {reason}")
 
     def keep_up(self, watch: Seen) -> None:
         """Looks once a second for actors that hang, places without an actor, and whether any is left.
@@ -111,14 +114,14 @@ class Actors:
         now = time.monotonic()
         if now - self._looked >= _LOOK:
             self._looked = now
-            self._look_after(now)
+            self._look_after()
             self._make(first=False)
         if self.size:
-            self._alone = 0.0
-        elif not self._alone:
-            self._alone = now
+            self._alone = None
+        elif self._alone is None:
+            self._alone = self._awake
             self._notes.append(f"no actor is left; waiting for one, for at most {self._settings.wait:g} seconds")
-        elif now - self._alone > self._settings.wait:
+        elif self._awake - self._alone > self._settings.wait:
             raise ConnectionError(
                 f"there has been no actor for {self._settings.wait:g} seconds: start machines (`ray start "
                 "--address=...`), and resume the run"
@@ -126,7 +129,7 @@ class Actors:
         stop = False
         while self._notes:
             stop |= bool(watch({"phase": "playing" if self.size else "waiting for actors", "note": self._notes.pop(0)}))
-        if self._alone:
+        if self._alone is not None:
             stop |= bool(watch({"phase": "waiting for actors"}))
         if stop:
             raise Interrupted("the phase is dropped")
@@ -134,7 +137,8 @@ class Actors:
     def play(self, remote: Remote, order: Order, given: list[Any]) -> None:
         """Gives an actor a portion."""
         remote.stage, remote.portion, remote.began, remote.dropped = "playing", order.portion, time.monotonic(), False
-        remote.seen, remote.progress = remote.began, (order.portion, 0, 0)
+        remote.progress, remote.kind = (order.portion, 0, 0), (order.place, len(order.names))
+        remote.answered = remote.advanced = self._awake
         remote.call = remote.handle.play.remote(order, given)
 
     def answers(self, seconds: float) -> Iterator[tuple[Remote, Answer]]:
@@ -171,6 +175,10 @@ class Actors:
         remotes = sorted(self._members(), key=lambda remote: remote.number)
         return [remote.row(self._phases, self._restarts[remote.number]) for remote in remotes]
 
+    def members_per_second(self) -> float:
+        """Of all actors, since `idle_share` was asked for."""
+        return sum(remote.members for remote in self._remotes.values()) / max(self._phases, 1e-6)
+
     def idle_share(self) -> float:
         """The share of the phases' time in which actors had nothing to do, since the last call."""
         remotes = self._members()
@@ -197,6 +205,7 @@ class Actors:
 
         self._ray = ray
         if ray.is_initialized():
+            check_connected(self._settings.address, ray.get_runtime_context().gcs_address)
             return
         try:
             ray.init(address=self._settings.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -211,7 +220,8 @@ class Actors:
         now = time.monotonic()
         for place in places:
             if place.number not in self._remotes and now >= self._not_before.get(place.number, 0.0):
-                self._remotes[place.number] = Remote(place, self._created(place))
+                made = self._remotes[place.number] = Remote(place, self._created(place))
+                made.answered = self._awake
         return len(places)
 
     def _wanted(self, nodes: list[dict[str, Any]], *, first: bool) -> list[Place]:
@@ -256,20 +266,28 @@ class Actors:
             .remote()
         )
 
-    def _look_after(self, now: float) -> None:
-        """Asks those who play how far they are, and replaces those who do not answer."""
+    def _look_after(self) -> None:
+        """Asks those who play how far they are, and replaces those who do not answer, or get no further."""
+        patience, wait = self._settings.patience, self._settings.wait
         for remote in list(self._remotes.values()):
-            silent = now - remote.seen
+            silent, still = self._awake - remote.answered, self._awake - remote.advanced
             if remote.stage == "playing":
-                if remote.ping is None:
-                    remote.ping = remote.handle.progress.remote()
-                elif silent > self._settings.patience:
+                # What is played for the first time is compiled, and nothing advances meanwhile.
+                compiles = remote.kind not in remote.compiled and not remote.progress[2]
+                if silent > patience:
                     self._gone(remote, f"has not answered for {silent:.0f} seconds")
-            elif remote.stage in ("describing", "preparing") and self._begun and silent > self._settings.wait:
+                elif still > (max(patience, wait) if compiles else patience):
+                    self._gone(remote, f"hangs: it has not played a timestep for {still:.0f} seconds")
+                elif remote.ping is None:
+                    remote.ping = remote.handle.progress.remote()
+            elif remote.stage in ("describing", "preparing") and self._begun and silent > wait:
                 self._gone(remote, f"was not ready after {silent:.0f} seconds")
 
     def _wait(self, seconds: float) -> list[tuple[Remote, Answer]]:
         """Waits until an actor has answered something; returns what was played."""
+        # Time in which this process was stopped, or was busy with other things, is no silence of actors.
+        before, self._ticked = self._ticked, time.monotonic()
+        self._awake += min(self._ticked - before, _LOOK)
         asked = {remote.call: remote for remote in self._remotes.values() if remote.call is not None}
         asked |= {remote.ping: remote for remote in self._remotes.values() if remote.ping is not None}
         if not asked:
@@ -293,12 +311,13 @@ class Actors:
             self._failed(remote, error)
             return None
         except self._ray.exceptions.RayError as error:
-            self._gone(remote, why(error))
+            self._gone(remote, f"died ({why(error)})")
             return None
-        remote.seen = time.monotonic()
+        remote.answered = self._awake
         if pinged:
             remote.ping = None
-            remote.progress = value if value[0] == remote.portion else remote.progress
+            if value[0] == remote.portion and tuple(value) != remote.progress:
+                remote.progress, remote.advanced = tuple(value), self._awake
             return None
         remote.call = None
         if remote.stage == "describing":
@@ -307,7 +326,9 @@ class Actors:
             remote.stage = "ready"
         elif remote.stage == "playing":
             remote.stage, answer = "ready", value
-            remote.busy_seconds += remote.seen - remote.began
+            remote.busy_seconds += time.monotonic() - remote.began
+            if answer.results is not None:
+                remote.compiled.add(remote.kind)
             return answer
         return None
 
@@ -336,7 +357,7 @@ class Actors:
     def _failed(self, remote: Remote, error: Any) -> None:
         """An actor's method raised an error."""
         cause = getattr(error, "cause", None) or error
-        told = f"{type(cause).__name__}: {cause}"
+        told = why(cause)
         if remote.stage in ("describing", "preparing"):
             self._refuse(remote, f"{remote.about.get('host', remote.name)} cannot play this ({told})")
             return
@@ -358,7 +379,8 @@ class Actors:
         """An actor is gone; what it played is given to others."""
         if remote.stage == "playing":
             self._lost.append(remote.portion)
-        self._notes.append(f"{remote.name} {why}; what it played is given to others")
+        given = "; what it played is given to others" if remote.stage == "playing" else ""
+        self._notes.append(f"{remote.name} {why}{given}")
         self._kill(remote)
         del self._remotes[remote.number]
         self._restarts[remote.number] += 1

@@ -1,10 +1,11 @@
 """Bases that travel as little as they can: each is known by a digest of its numbers, and made where it can be made.
 
 An actor that holds the bases of the generation before makes those of the next one itself, from a few numbers each; what
-did not change stays; and only what is left travels, once a node.
+did not change stays; and only what is left travels, in pieces, once a node.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -56,8 +57,13 @@ def _made(encoding: Encoding, bases: ArrayTree, j: Array, members: Member) -> Ar
     return decode(encoding, bases, jax.tree.map(lambda x: x[j], members))
 
 
+@partial(jax.jit, donate_argnums=0)
+def _placed(bases: ArrayTree, j: Array, row: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda x, new: x.at[j].set(new), bases, row)
+
+
 class Bases:
-    """The bases that an actor holds.
+    """The bases that an actor holds, and for a while those that are to take their place.
 
     Attributes:
       tree: Parameters, leaves `[P, ...]`; None before there are any.
@@ -69,34 +75,45 @@ class Bases:
         self._encoding = encoding
         self.tree: ArrayTree = None
         self.names: tuple[Digest, ...] = ()
+        self._next: tuple[Digest, ...] = ()
+        self._filled: ArrayTree = None
+        self._lacking: list[int] = []
 
     def take(
         self, wanted: Sequence[Digest], origin: Origin | None, given: Mapping[Digest, Sequence[np.ndarray]]
     ) -> tuple[Digest, ...]:
-        """Makes the bases of these digests the ones that are held.
+        """Makes the bases of these digests the ones that are held, once all of them are there.
 
         Args:
           wanted: Digests of the bases, in order.
           origin: How they came from those before, if that is known.
-          given: Leaves of those that were sent.
+          given: Leaves of those that were sent; they are kept until bases of other digests are wanted.
 
         Returns:
-          Digests of bases that could not be made, and must be sent; then nothing is changed. Empty if all is well.
+          Digests of bases that could not be made, and must be sent; until then the bases before are held. Empty if all
+          is well.
         """
-        if tuple(wanted) == self.names:
+        if (wanted := tuple(wanted)) == self.names:
             return ()
-        rows = [self._row(j, name, origin, given) for j, name in enumerate(wanted)]
-        missing = {name for name, row in zip(wanted, rows, strict=True) if row is None}
-        if not missing:
-            self.tree, self.names = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows), tuple(wanted)
-        return tuple(missing)
+        if wanted != self._next:
+            self._next, self._filled = wanted, self._encoding.zeros(len(wanted))
+            self._lacking = [j for j, name in enumerate(wanted) if name != ZEROS]
+        else:
+            origin = None  # what it makes is there
+        for j in list(self._lacking):
+            row = self._row(j, wanted[j], origin, given)
+            if row is not None:
+                self._filled = _placed(self._filled, jnp.int32(j), row)
+                self._lacking.remove(j)
+        if not self._lacking:
+            self.tree, self.names = self._filled, wanted
+            self._filled, self._next = None, ()
+        return tuple(dict.fromkeys(wanted[j] for j in self._lacking))
 
     def _row(self, j: int, name: Digest, origin: Origin | None, given: Mapping[Digest, Sequence[np.ndarray]]) -> Any:
         if name in self.names:
             place = self.names.index(name)
             return jax.tree.map(lambda x: x[place], self.tree)
-        if name == ZEROS:
-            return self._encoding.zeros()
         if name in given:
             return self._encoding.treedef.unflatten(map(jnp.asarray, given[name]))
         if origin is None or origin.previous != self.names:

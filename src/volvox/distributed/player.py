@@ -4,7 +4,8 @@ Nothing here knows what a generation is: a phase's population comes in, and its 
 """
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,18 +14,25 @@ from volvox.distributed import bases as bases_
 from volvox.distributed.actor import Actor, Answer, Order
 from volvox.distributed.actors import Actors
 from volvox.distributed.bases import Digest, Origin
-from volvox.distributed.remote import Remote, text
+from volvox.distributed.remote import Remote, slow, text
 from volvox.distributed.settings import ray as Settings
-from volvox.distributed.work import Work, portion_size
+from volvox.distributed.work import Rows, Work, portion_size
 from volvox.evolution.pools import Request, Seen
 from volvox.loop.evaluator import RolloutStatistics
-from volvox.population.decoding import Member
-from volvox.types import ArrayTree, Config, Evaluation, Interrupted
+from volvox.types import Config, Evaluation, Interrupted
 
 _SLOTFULS = 4
 """Episodes of the largest portion, in slots of an actor."""
 _LOOK = 1.0
 """Seconds, at most, between two looks at interrupts and at the cluster."""
+_SHOWN_EVERY = 600.0
+"""Seconds after which the table of actors is printed although it tells nothing new."""
+_PIECE, _KEPT = 64 * 2**20, 256 * 2**20
+"""Bytes of bases that an actor is sent at a time, and that are kept for others."""
+_AT_ONCE = 16 * 2**20
+"""Bytes of a portion's own bases up to which they are sent with it, before they are asked for."""
+_OWN = 100 * 2**10
+"""Bytes up to which Ray sends an object to each actor that asks for it, and not to its machine once."""
 
 
 class RayPlayer:
@@ -52,7 +60,7 @@ class RayPlayer:
         self._sent = _Sent()
         self._bytes = [0, 0]  # sent, received
         self._repeated = 0
-        self._shown: Any = None
+        self._shown = _Shown()
 
     def play(self, request: Request, watch: Seen) -> tuple[Evaluation, RolloutStatistics]:
         """See `Player`.
@@ -63,7 +71,7 @@ class RayPlayer:
         """
         self._actors.begin(watch)
         began = time.perf_counter()
-        self._sent.renew(request.population.bases, request.origin)
+        self._sent.renew(request)
         work = Work(request.population, request.num_episodes, first_portion=self._next_portion)
         phase = _Phase(request, work)
         try:
@@ -87,11 +95,12 @@ class RayPlayer:
         """See `Player`: how many actors, what they did, and bytes that travelled to them and back."""
         sent, received = self._bytes
         repeated, self._bytes, self._repeated = self._repeated, [0, 0], 0
-        table = self._actors.table()
+        table, rate = self._actors.table(), self._actors.members_per_second()
         return {
             "num_actors": len(table),
             "actor_restarts": self._actors.restarts,
             "actors_idle": self._actors.idle_share(),
+            "members_per_second": rate,
             "repeated_portions": repeated,
             "bytes_sent": sent,
             "bytes_received": received,
@@ -116,32 +125,52 @@ class RayPlayer:
         request, sent = phase.request, self._sent
         # Pools of different actors have seeds of their own.
         pool_seed = (request.pool_seed + remote.number) % 2**31
-        rows = phase.work.rows(number)
-        order = Order(number, rows, request.place, request.seed, pool_seed, sent.names, sent.origin)
-        self._bytes[0] += _num_bytes((rows, sent.names, sent.origin))
+        rows, names = phase.work.rows(number), sent.names
+        if sent.explicit:
+            rows, names, at_once = sent.of_rows(rows, self._capacity)
+            given = given or at_once
+            self._bytes[0] += _num_bytes(at_once) * (given is at_once)
+        order = Order(number, rows, request.place, request.seed, pool_seed, names, sent.origin)
+        self._bytes[0] += _num_bytes((rows, names, sent.origin))
         self._actors.play(remote, order, given)
 
     def _take(self, remote: Remote, answer: Answer, phase: "_Phase") -> None:
         work = phase.work
         if answer.missing and work.is_out(answer.portion):
-            refs, size = self._sent.refs(answer.missing, remote.node)
+            ref, size = self._sent.piece(answer.missing, remote)
             self._bytes[0] += size
-            self._submit(remote, answer.portion, phase, refs)
+            self._submit(remote, answer.portion, phase, [ref])
         elif answer.results is None:
             work.give_back(answer.portion)
         else:
             self._bytes[1] += _num_bytes(answer.results)
+            members = work.members(answer.portion)
             if work.take(answer.portion, answer.results):
-                phase.count(remote, answer)
+                phase.count(remote, members, answer)
                 self._actors.drop(answer.portion)
 
     def _show(self, watch: Seen) -> None:
-        """Prints the table of actors where they are not those that were shown before."""
-        table = self._actors.table()
-        shown = [(row["host"], row["restarts"]) for row in table]
-        if shown != self._shown:
-            self._shown = shown
+        """Prints the table of actors: others than before, one that became slow or fast, or after some minutes."""
+        table, since = self._actors.table(), time.monotonic() - self._shown.at
+        actors, lagging = [(row["actor"], row["host"], row["restarts"]) for row in table], slow(table)
+        soon = actors == self._shown.actors and since < _SHOWN_EVERY
+        if not soon or (lagging != self._shown.lagging and since > _SHOWN_EVERY / 10):
+            self._shown = _Shown(actors, lagging, time.monotonic())
             watch({"phase": "playing", "note": text(table)})
+
+
+class _Shown(NamedTuple):
+    """The table of actors that was printed last.
+
+    Attributes:
+      actors: Which actors they were.
+      lagging: Those that were slow.
+      at: When, seconds.
+    """
+
+    actors: Sequence[Any] = ()
+    lagging: frozenset[int] = frozenset()
+    at: float = 0.0
 
 
 class _Phase:
@@ -159,15 +188,15 @@ class _Phase:
         self._stepped = self._busy = self._timesteps = self._longest = 0
         self._looked = 0.0
 
-    def count(self, remote: Remote, answer: Answer) -> None:
-        """Counts what an actor played."""
+    def count(self, remote: Remote, members: float, answer: Answer) -> None:
+        """Counts what an actor played; of two episodes of a member each is half of one."""
         assert answer.results is not None
         lengths = answer.results.lengths
         self._stepped, self._busy = self._stepped + answer.stepped, self._busy + answer.busy
         self._timesteps += int(lengths.sum(dtype=np.int64))
         self._longest = max(self._longest, int(lengths.max(initial=0)))
         self.makespan[remote.number] = self.makespan.get(remote.number, 0) + answer.makespan
-        remote.count(lengths.size, answer)
+        remote.count(members, answer)
 
     def is_due(self, every: float) -> bool:
         """Whether progress should be shown."""
@@ -206,48 +235,87 @@ class _Phase:
         )
 
 
+class _Piece(NamedTuple):
+    """Some bases that can be fetched.
+
+    Attributes:
+      number: Of all pieces that there ever were.
+      ref: Ray's reference to their leaves by digest.
+      size: Bytes.
+    """
+
+    number: int
+    ref: Any
+    size: int
+
+
 class _Sent:
     """The bases of the phase, and what of them was sent.
 
     Attributes:
       names: Their digests.
       origin: How they came from those of the generation before.
+      explicit: Whether members are bases as they are; then each portion is sent with its own.
     """
 
     def __init__(self):
-        self._bases: ArrayTree = None
         self._leaves: list[Any] = []
-        self._refs: dict[Digest, Any] = {}
-        self._nodes: set[tuple[Digest, str]] = set()
+        self._host: list[np.ndarray] = []
+        self._pieces: dict[Digest, _Piece] = {}
+        self._reached: set[tuple[int, Any]] = set()
+        self._number = 0
         self.names: tuple[Digest, ...] = ()
         self.origin: Origin | None = None
+        self.explicit = False
 
-    def renew(self, bases: ArrayTree, origin: Member | None) -> None:
+    def renew(self, request: Request) -> None:
         """Takes the bases of the next phase, which may be those of the last one."""
-        leaves = jax.tree.leaves(bases)
+        population, origin = request.population, request.origin
+        leaves = jax.tree.leaves(population.bases)
+        num_bases = leaves[0].shape[0] if leaves else 0
+        self.explicit = origin is None and num_bases > 1 and not np.asarray(population.scale).any()
         if len(leaves) == len(self._leaves) and all(a is b for a, b in zip(leaves, self._leaves, strict=True)):
             return
-        before, self._leaves, self.names = self.names, leaves, bases_.digests(bases)
+        before, self._leaves, self.names = self.names, leaves, bases_.digests(population.bases)
+        self._host = []
         if origin is not None and before and before != self.names:
             self.origin = Origin(before, jax.tree.map(np.asarray, origin))
         elif before != self.names:
             self.origin = None
-        self._refs = {name: ref for name, ref in self._refs.items() if name in self.names}
-        self._nodes = {(name, node) for name, node in self._nodes if name in self.names}
+        self._pieces = {name: piece for name, piece in self._pieces.items() if name in self.names}
 
-    def refs(self, missing: tuple[Digest, ...], node: str) -> tuple[list[Any], int]:
-        """Makes bases ready to be fetched; returns references to them, and the bytes that go to this node."""
+    def piece(self, missing: tuple[Digest, ...], remote: Remote) -> tuple[Any, int]:
+        """Makes some of the missing bases ready to be fetched: their reference, and the bytes that travel."""
         import ray
 
-        new = [name for name in missing if name not in self._refs]
-        if new:
-            places = {name: self.names.index(name) for name in new if name in self.names}
-            host = {name: [np.asarray(leaf[j]) for leaf in self._leaves] for name, j in places.items()}
-            self._refs |= dict.fromkeys(host, ray.put(host))
-        fetched = [name for name in missing if (name, node) not in self._nodes]
-        self._nodes |= {(name, node) for name in fetched}
-        one = sum(leaf.nbytes // leaf.shape[0] for leaf in self._leaves)
-        return list(dict.fromkeys(self._refs[name] for name in missing if name in self._refs)), one * len(fetched)
+        if missing[0] not in self._pieces:
+            one = sum(leaf.nbytes // leaf.shape[0] for leaf in self._leaves)
+            lacking = [name for name in missing if name not in self._pieces][: max(_PIECE // one, 1)]
+            host = {name: [np.asarray(leaf[self.names.index(name)]) for leaf in self._leaves] for name in lacking}
+            self._number += 1
+            self._pieces |= dict.fromkeys(host, _Piece(self._number, ray.put(host), one * len(host)))
+            kept = list(dict.fromkeys(self._pieces.values()))
+            while len(kept) > 1 and sum(piece.size for piece in kept) > _KEPT:
+                kept.pop(0)
+            self._pieces = {name: piece for name, piece in self._pieces.items() if piece in kept}
+        piece = self._pieces[missing[0]]
+        place = (piece.number, remote.number if piece.size < _OWN else remote.node)
+        new, self._reached = place not in self._reached, self._reached | {place}
+        return piece.ref, piece.size * new
+
+    def of_rows(self, rows: Rows, capacity: int) -> tuple[Rows, tuple[Digest, ...], list[dict[Digest, Any]]]:
+        """The bases of a portion alone: its episodes with parents among these, their digests, and what to send at once.
+
+        There are as many digests for every portion, so that actors compile once. Large bases are sent when they are
+        asked for.
+        """
+        if not self._host:
+            self._host = [np.asarray(leaf) for leaf in self._leaves]
+        used, parent = np.unique(rows.parent, return_inverse=True)
+        names = [self.names[j] for j in used]
+        leaves = {name: [leaf[j] for leaf in self._host] for name, j in zip(names, used, strict=True)}
+        names += [bases_.ZEROS] * (min(len(self.names), capacity) - len(names))
+        return rows._replace(parent=parent.astype(np.int32)), tuple(names), [leaves] * (_num_bytes(leaves) <= _AT_ONCE)
 
 
 def _num_bytes(tree: Any) -> int:

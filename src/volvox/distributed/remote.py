@@ -1,9 +1,13 @@
 """One actor, as it is seen from here."""
 
+import statistics
 import time
 from typing import Any, NamedTuple
 
 from volvox.distributed.actor import Answer
+
+_LONGEST = 240
+"""Characters of a reason."""
 
 
 class Place(NamedTuple):
@@ -32,6 +36,10 @@ class Remote:
       portion: The portion that it plays or played last.
       about: What it says of itself.
       progress: Of its portion: number, episodes, timesteps.
+      kind: Of what it plays: what is compiled anew for another one.
+      compiled: Kinds that it has played before.
+      answered: When it answered last, in seconds in which this process ran.
+      advanced: When its progress changed last, likewise.
     """
 
     def __init__(self, place: Place, handle: Any):
@@ -40,13 +48,15 @@ class Remote:
         self.ping: Any = None
         self.about: dict[str, Any] = {}
         self.portion, self.progress, self.dropped = -1, (-1, 0, 0), False
-        self.began = self.seen = time.monotonic()
+        self.kind: Any = None
+        self.compiled: set[Any] = set()
+        self.began, self.answered, self.advanced = time.monotonic(), 0.0, 0.0
         self.clear()
 
     @property
     def node(self) -> str:
-        """Where bases that are fetched once serve all."""
-        return self.place.node or self.about["machine"]
+        """Where bases that are fetched once serve all: Ray's name of the machine."""
+        return self.place.node or self.about["node"]
 
     @property
     def name(self) -> str:
@@ -55,11 +65,11 @@ class Remote:
 
     def clear(self) -> None:
         """Begins to count anew."""
-        self.members = self.busy_steps = self.steps = 0
-        self.busy_seconds = 0.0
+        self.busy_steps = self.steps = 0
+        self.members = self.busy_seconds = 0.0
 
-    def count(self, members: int, answer: Answer) -> None:
-        """Counts what was played."""
+    def count(self, members: float, answer: Answer) -> None:
+        """Counts what was played, in members: of two episodes of a member each is half of one."""
         self.members, self.steps = self.members + members, self.steps + answer.stepped
         self.busy_steps += answer.busy
 
@@ -91,7 +101,14 @@ def text(table: list[dict[str, Any]]) -> str:
     return "\n".join([head, *lines])
 
 
+def slow(table: list[dict[str, Any]]) -> frozenset[int]:
+    """Actors that play less than half as many members a second as the median one, of those that played at all."""
+    rates = {row["actor"]: row["members_per_second"] for row in table if row["busy"]}
+    return frozenset(actor for actor, rate in rates.items() if rate < statistics.median(rates.values()) / 2)
+
+
 def why(error: BaseException) -> str:
-    """What Ray says of the death of an actor, in a few words."""
-    told = " ".join(str(error).split())
-    return f"died ({type(error).__name__}: {told[:120]}{'...' if len(told) > 120 else ''})"
+    """What an actor died of, or what it raised, in one line: Ray puts the reason last, after a trace or a list."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    told = lines[-1] if lines else "no reason is known"
+    return f"{type(error).__name__}: {told[:_LONGEST]}{'...' if len(told) > _LONGEST else ''}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from volvox.evolution.pools import Player
 from volvox.types import Config
 
 _SECONDS_TO_ANSWER = 5.0
+_GREETING, _ANSWER = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), b"\x04"
+"""How a connection to a server of gRPC begins, with a frame of settings, and the kind of the frame that answers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,8 @@ class ray:  # noqa: N801  # a record of settings that reads as a call
         machine, or one of this machine alone that is begun.
       wait: Seconds that may pass without any actor, at the start and later, before the run ends with a checkpoint and
         an error.
-      patience: Seconds without a sign of life after which an actor is replaced.
+      patience: Seconds without an answer, or without a timestep that was played, after which an actor is replaced; what
+        it plays for the first time, which is compiled, has `wait` seconds for its first timesteps.
       duplicates: Towards the end of a phase, give portions that are being played to idle actors too, and take the first
         answer.
     """
@@ -113,6 +117,34 @@ def _paths(described: Any) -> Iterator[str]:
             yield from _paths(value)
 
 
+def check_connected(address: str | None, connected: str) -> None:
+    """Raises ValueError where this process is connected to another cluster than the one that is asked for.
+
+    Args:
+      address: That is asked for.
+      connected: Address of the cluster to which it is connected.
+    """
+    if address in (None, "auto"):
+        return
+    if address == "local" or _numeric(address) != _numeric(connected):
+        raise ValueError(
+            f"address={address!r}: this process is connected to the cluster at {connected} already; leave address out, "
+            "or call ray.shutdown() before"
+        )
+
+
+def _numeric(address: str) -> tuple[str, str]:
+    """The numbers of an address; those of this machine are one."""
+    host, _, port = address.rpartition(":")
+    try:
+        host = socket.gethostbyname(host)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+            found.bind((host, 0))  # only this machine's own addresses can be taken
+        return "here", port
+    except OSError:
+        return host, port
+
+
 def _check_address(address: str | None) -> None:
     """Raises ValueError where no cluster answers at an address."""
     if address in (None, "auto", "local"):
@@ -126,7 +158,11 @@ def _check_address(address: str | None) -> None:
     if not host or not port.isdigit():
         raise ValueError(f"address={address!r}: give host:port, such as '10.0.0.1:6379', or 'auto'.")
     try:
-        socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+        with socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER) as connection:
+            # Ray itself would go on asking for minutes.
+            connection.sendall(_GREETING)
+            if os.environ.get("RAY_USE_TLS", "0") == "0" and connection.recv(9)[3:4] != _ANSWER:
+                raise OSError("a program answers that is not Ray's")
     except OSError as error:
         raise ValueError(
             f"address={address!r}: no cluster answers there ({error}); `ray status` on its head shows the address, and "

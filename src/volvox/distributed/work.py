@@ -67,6 +67,7 @@ class Work:
           first_portion: Number of the first portion. Answers to other numbers are ignored.
         """
         episodes = np.asarray(population.episodes)
+        self._weights = 1 / np.maximum(episodes, 1)
         member = np.repeat(np.arange(episodes.size, dtype=np.int32), episodes)
         begins = np.cumsum(episodes) - episodes
         episode = (np.arange(member.size) - begins[member]).astype(np.int32)
@@ -122,6 +123,10 @@ class Work:
     def rows(self, number: int) -> Rows:
         """The episodes of a portion that is out."""
         return Rows(*(field[self._out[number]] for field in self._rows))
+
+    def members(self, number: int) -> float:
+        """Members of a portion, where each of two episodes of a member is half of one; 0 if it is not out."""
+        return float(self._weights[self._rows.member[self._out.get(number, slice(0))]].sum())
 
     def is_out(self, number: int) -> bool:
         """Whether somebody plays a portion, whose results are not there yet."""

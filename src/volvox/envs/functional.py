@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer
+from volvox._checks import integer, takes
 from volvox._settings import recorded
 from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
 from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep
@@ -98,6 +98,9 @@ def from_functions(
       ValueError: a number out of range, not one kind of action given, or functions whose results do not fit.
     """
     integer("max_episode_steps", max_episode_steps, low=1)
+    takes("reset", reset, "key")
+    takes("step", step, "state", "action", "key")
+    takes("observe", observe, "state")
     kinds = {"num_actions": num_actions, "num_choices": num_choices, "action_shape": action_shape}
     if sum(kind is not None for kind in kinds.values()) != 1:
         given = ", ".join(f"{kind}={value!r}" for kind, value in kinds.items())
@@ -154,7 +157,10 @@ class _Functions:
         result = jax.eval_shape(self.step, state, self.action, key)
         if not isinstance(result, tuple) or len(result) != 3:
             given = f"{len(result)} items" if isinstance(result, tuple) else type(result).__name__
-            raise ValueError(f"step must return (state, reward, terminated), three items; it returned {given}")
+            raise ValueError(
+                f"step must return (state, reward, terminated), three items; it returned {given}. Observations are "
+                "made by observe(state), and a limit of time is max_episode_steps"
+            )
         after, reward, terminated = result
         old, new = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in (state, after))
         if old != new:

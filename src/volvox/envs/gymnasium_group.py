@@ -11,6 +11,7 @@ processes, each with a `SyncVectorEnv` of its share. What this module adds:
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,7 +75,8 @@ def gymnasium(
         process steps it, and nothing overlaps.
       max_episode_steps: Timesteps after which an episode is truncated. None takes the environment's own limit. A
         shorter limit that a class or function sets itself holds as well.
-      timeout: Seconds that workers may take for one timestep of the whole group, or for its reset.
+      timeout: Seconds that workers may take for one timestep of the whole group, or for its reset, the first of which
+        makes the environments. To start, and to import what makes them, they have 120 seconds.
       name: What `EnvSpec.name` says; None takes the name given, or that of the environment's class.
       **options: Arguments of the environment.
 
@@ -128,6 +130,13 @@ def _make(make_env: str | Callable[..., Any], options: dict[str, Any], max_episo
     env = make_env(**options)
     if not isinstance(env, library.Env):
         raise TypeError(f"{make_env!r} makes {env!r}, which is no gymnasium.Env")
+    try:
+        inspect.signature(env.unwrapped.reset).bind(seed=0, options=None)
+    except TypeError as error:
+        raise TypeError(
+            f"reset of {type(env.unwrapped).__name__} cannot be seeded ({error}): write reset(self, *, seed=None, "
+            "options=None), and call super().reset(seed=seed) in it"
+        ) from error
     return env if max_episode_steps is None else library.wrappers.TimeLimit(env, max_episode_steps)
 
 

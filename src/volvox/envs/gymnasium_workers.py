@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-_SECONDS_TO_CLOSE = 5.0
+_SECONDS_TO_START, _SECONDS_TO_CLOSE = 120.0, 5.0
 Answer = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
 """(observations, rewards, terminations, truncations) of all environments."""
 
@@ -51,9 +51,17 @@ class Here:
         self._due = functools.partial(self._step, action)
 
     def wait(self) -> Answer:
-        """Returns the answer to the last call."""
+        """Returns the answer to the last call; raises TypeError where `reset` or `step` returns other items."""
         due, self._due = self._due, self._not_begun
-        return due()
+        try:
+            return due()
+        except ValueError as error:
+            if "values to unpack" in str(error) and _raised_by_gymnasium(error):
+                raise TypeError(
+                    "an environment must return (observation, info) from reset, and (observation, reward, terminated, "
+                    f"truncated, info) from step, five items, of which Gym's old step had four: {error}"
+                ) from error
+            raise
 
     def close(self) -> None:
         """Closes the environments."""
@@ -75,6 +83,12 @@ class Here:
         raise RuntimeError("nothing was sent to these environments, or they were closed")
 
 
+def _raised_by_gymnasium(error: Exception) -> bool:
+    """Whether Gymnasium's own code raised this, and not an environment's."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("gymnasium.")
+
+
 class Share:
     """A worker's environments, as one environment that `AsyncVectorEnv` steps.
 
@@ -83,7 +97,7 @@ class Share:
     """
 
     metadata: ClassVar[dict[str, Any]] = {}
-    render_mode = None
+    render_mode, begun = None, True
 
     def __init__(self, make: Callable[[], Any], spaces: tuple[Any, Any], size: int):
         utils = load_gymnasium().vector.utils
@@ -109,6 +123,10 @@ class Share:
         """Closes all."""
         self._environments.close()
 
+    def get_wrapper_attr(self, name: str) -> Any:
+        """What `AsyncVectorEnv.call` reads; `begun` is asked for when a worker starts."""
+        return getattr(self, name)
+
     def _answer(self) -> tuple[Answer, dict[str, Any]]:
         try:
             return self._environments.wait(), {}
@@ -133,7 +151,7 @@ class Workers:
         if seeds is not None:
             each = np.array(seeds).reshape(self._count, -1).tolist()
         vector: Any = self._vector
-        with self._watched():
+        with self._watched(self._timeout):
             vector.reset_async(seed=each)
         self._wait = self._reset_answer
 
@@ -142,14 +160,14 @@ class Workers:
         if self._vector is None:
             self._not_begun(0)
         vector: Any = self._vector
-        with self._watched():
+        with self._watched(self._timeout):
             vector.step_async(action.reshape(self._count, -1, *action.shape[1:]))
         self._wait = self._step_answer
 
     def wait(self) -> Answer:
         """See `Here.wait`; raises RuntimeError where an environment fails, a worker ends, or one takes too long."""
         wait, self._wait = self._wait, self._not_begun
-        with self._watched():
+        with self._watched(self._timeout):
             observation, *others = wait(self._timeout)
         reward, terminated, truncated = (np.asarray(other).reshape(-1) for other in others)
         return observation, reward, terminated, truncated
@@ -172,20 +190,21 @@ class Workers:
             pipe.close()
 
     def _start(self) -> None:
+        class Vector(load_gymnasium().vector.AsyncVectorEnv):
+            def _check_spaces(self) -> None:
+                """Not in the constructor, where Gymnasium would wait without a limit."""
+
         # Processes inherit what this thread blocks: ctrl-c reaches them too, but is for the first process to handle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             make = [self._make_share] * self._count
             options = {"context": "spawn", "autoreset_mode": "Disabled", "copy": False}  # forks of threads may block
-            self._vector = load_gymnasium().vector.AsyncVectorEnv(make, **options)
-        except (EOFError, ConnectionError) as error:
-            raise RuntimeError(
-                f"a worker process for {self._name} ended before it began; what it wrote says why. A script that has "
-                'workers keeps its own statements under `if __name__ == "__main__":`, and what makes the environment '
-                "can be imported or pickled"
-            ) from error
+            self._vector = vector = Vector(make, **options)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with self._watched(_SECONDS_TO_START, begun=False):
+            vector.call_async("begun")
+            vector.call_wait(_SECONDS_TO_START)
 
     def _reset_answer(self, timeout: float) -> Answer:
         observation, info = self._vector.reset_wait(timeout)
@@ -207,26 +226,35 @@ class Workers:
         raise RuntimeError(f"nothing was sent to these environments of {self._name}, or they were closed")
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Stops the workers where one of them fails, and says what happened."""
+    def _watched(self, seconds: float, *, begun: bool = True) -> Iterator[None]:
+        """Stops the workers where one of them fails or takes longer than `seconds`, and says what happened."""
         try:
             yield
         except multiprocessing.TimeoutError as error:
             self.close(seconds=0)
+            why = "an environment blocks, or a timestep takes longer (give a longer timeout, or more workers)"
+            if not begun:
+                why = "they are still importing what makes the environment, or that blocks"
             raise RuntimeError(
-                f"the workers of {self._name} did not answer within {self._timeout:g} seconds: an environment blocks, "
-                "or a timestep takes longer (give a longer timeout, or more workers)"
+                f"the workers of {self._name} did not answer within {seconds:g} seconds: {why}"
             ) from error
         except (EOFError, ConnectionError) as error:
             processes = self._vector.processes
             for process in processes:
                 process.join(0.1)
-            codes = {process.exitcode for process in processes} - {None}
+            codes = ", ".join(str(code) for code in {process.exitcode for process in processes} - {None})
             self.close(seconds=0)
-            raise RuntimeError(
-                f"a worker process of {self._name} ended (exit code {', '.join(map(str, codes))}): its environment "
-                "ended it, or the system did, for example for lack of memory"
-            ) from error
+            told = (
+                f"a worker process of {self._name} ended (exit code {codes}): its environment ended it, or the system "
+                "did, for example for lack of memory"
+            )
+            if not begun:
+                told = (
+                    f"a worker process for {self._name} ended before it began; what it wrote says why. A script that "
+                    'has workers keeps its own statements under `if __name__ == "__main__":`, and what makes the '
+                    "environment can be imported or pickled"
+                )
+            raise RuntimeError(told) from error
         except BaseException:
             self.close(seconds=0)
             raise

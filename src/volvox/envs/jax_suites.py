@@ -1,7 +1,7 @@
 """Environments of other packages that are pure JAX, by `from_functions`: gymnax and Brax.
 
-Both put an episode's time limit among its ends. Here it is taken out of them and becomes `max_episode_steps`, so that
-a time limit truncates and everything else terminates.
+An episode's time limit becomes `max_episode_steps`, so that it truncates and everything else terminates: gymnax's
+`step_env` knows only the ends by the rules, and the wrapper of Brax that limits episodes is left out.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import nearest
+from volvox._checks import integer, nearest
 from volvox._settings import recorded
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
 _NEVER = 2**30
-"""Timesteps of the time limit in place of a package's own."""
+"""Timesteps of the time limit of a task that has none."""
 
 
 @recorded
@@ -37,7 +37,7 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
       The recipe.
 
     Raises:
-      ImportError: gymnax is not installed.
+      ImportError: gymnax is not installed, or older than 1.0.
       ValueError: An unknown task or parameter, a number out of range, or actions of another space than Discrete or Box.
     """
     try:
@@ -47,14 +47,19 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
     if task not in package.registered_envs:
         raise ValueError(f"task {task!r} is not one of gymnax's{nearest(task, package.registered_envs)}")
     env, defaults = package.make(task)
+    if not hasattr(env, "is_truncated"):
+        raise ImportError('this gymnax counts its time limit as a termination: pip install --upgrade "gymnax>=1.0"')
     known = vars(defaults)
     if "max_steps_in_episode" in params:
         raise ValueError(f"max_steps_in_episode of {task}: give max_episode_steps, which cuts the episode there.")
     if unknown := sorted(set(params) - set(known)):
         raise ValueError(f"{unknown[0]!r} is not a parameter of {task}{nearest(unknown[0], known)}")
-    limit = int(max_episode_steps or known.get("max_steps_in_episode", 0) or _NEVER)
-    unlimited = {"max_steps_in_episode": _NEVER} if "max_steps_in_episode" in known else {}
-    values = defaults.replace(**params, **unlimited)
+    if max_episode_steps is not None:
+        integer("max_episode_steps", max_episode_steps, low=1)
+    limit = int(max_episode_steps or known.get("max_steps_in_episode", _NEVER))
+    # Some environments show the share of the limit that has passed.
+    own = {"max_steps_in_episode": limit} if "max_steps_in_episode" in known else {}
+    values = defaults.replace(**params, **own)
 
     def reset(key: Array) -> Any:
         return env.reset_env(key, values)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import group_size, integer
+from volvox._checks import group_size, integer, takes
 from volvox.data import metrics, transitions
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.protocol import Learner, Made, Progress, timesteps_progress
@@ -120,10 +120,21 @@ def from_functions(
 
     Raises:
       ValueError: A number is not positive, neither `work` nor `finish` is given, or a function returns something that
-        does not fit.
+        does not fit, which `volvox.learn` finds.
+      TypeError: A function takes other arguments.
     """
     if work is None and finish is None:
         raise ValueError("from_functions: give work, finish or both; otherwise nothing would be learned")
+    takes("init", init, "key")
+    takes("act", act, "collected", "learned", "key", "timestep")
+    takes("variables", variables, "learned")
+    for name, given, arguments in (
+        ("collect", collect, ("num_envs",)),
+        ("work", work, ("collected", "learned", "key")),
+        ("finish", finish, ("collected", "learned", "key")),
+    ):
+        if given is not None:
+            takes(name, given, *arguments)
     beats = integer("beats_per_round", beats_per_round, low=1)
     integer("timesteps_per_iteration", timesteps_per_iteration, low=1)
     collect_any: Callable[[int], Any] = collect or functools.partial(transitions.init, env.spec)
@@ -214,10 +225,30 @@ class _Functional:
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
         learned, zero = self.functions.init(key), jnp.int32(0)
+        self.check_variables(learned)
         found = _metrics(self.functions, learned, key, self.env)
         return Acting(zero, zero, jnp.array(False), metrics.init_episodes(), ()), Learning(
             learned, zero, metrics.zeros(found)
         )
+
+    def check_variables(self, learned: Any) -> None:
+        """Raises ValueError unless the policy can be applied to what `variables` gives."""
+        try:
+            variables = self.functions.variables(learned)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"variables(learned) fails ({_first_line(error)}); it must give what policy.apply takes, and takes "
+                f"learned.params by default. Give variables=; learned is of the type {type(learned).__name__}"
+            ) from error
+        seen = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), self.env.spec.observation)
+        try:
+            jax.eval_shape(self.policy.apply, variables, seen, self.policy.initial_state(1))
+        except Exception as error:  # whatever the network raises
+            given = jax.tree.map(_shown, variables)
+            raise ValueError(
+                "variables(learned) must give what policy.apply takes, such as policy.init(key) makes; it gives "
+                f"{given}, and the network says: {_first_line(error)}"
+            ) from error
 
     def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
         sizes = [group.num_envs for group in groups]
@@ -273,6 +304,10 @@ def _check_kept(what: str, before: Any, after: Any) -> None:
 
 def _shown(x: Any) -> str:
     return f"{jnp.result_type(x)} {list(jnp.shape(x))}"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _two(what: str, result: Any) -> tuple[Any, Any]:

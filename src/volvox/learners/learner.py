@@ -254,6 +254,7 @@ class _Run:
         began = time.perf_counter()
         # Another seed than that of the training's pools.
         returns, played = evaluator.play(candidates, seed=seed_of(state.key, state.timesteps, 1), monitor=monitor)
+        self.check_finite({"the returns of the evaluation": returns}, int(state.learning.update))  # NaN has no rank
         how = {"timesteps": timesteps, "frames": played * self.env.spec.frame_skip}
         evaluated, row = evaluation.update(state.evaluated, candidates, returns, **how)
         return state._replace(evaluated=evaluated), row | {"evaluation_seconds": time.perf_counter() - began}

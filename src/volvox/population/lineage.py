@@ -107,7 +107,8 @@ def from_json(data: Any) -> Genome:
 _FORM = "a genome is [i0, [i1, power], [i2, power], ...] with integer seeds in [0, 2**31) and finite float32 powers"
 ABOUT = "elite"
 """Key, in a checkpoint's `about`, of the digest of `elite.json`."""
-_LARGEST_POWER = float(np.finfo(np.float32).max)
+_TOO_LARGE = 2**128 - 2**103
+"""The least number that becomes infinite as a float32."""
 
 
 def _is_seed(value: Any) -> bool:
@@ -118,7 +119,7 @@ def _is_mutation(entry: Any) -> bool:
     match entry:
         case [seed, float() | int() as power]:
             # Powers are float32. The comparison is false of NaN, and exact of large integers.
-            return _is_seed(seed) and type(power) is not bool and abs(power) <= _LARGEST_POWER
+            return _is_seed(seed) and type(power) is not bool and abs(power) < _TOO_LARGE
     return False
 
 

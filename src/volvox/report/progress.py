@@ -57,7 +57,7 @@ def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), width: in
         words = _NAMES.get(name, name.removesuffix("_per_second").replace("_", " "))
         figure = f"{words} {short(shown[name])}"
         if name.endswith("_per_second"):
-            figure = f"{_rounded(shown[name])} {'steps' if name == 'frames_per_second' else words}/s"
+            figure = f"{_rounded(shown[name])} {'timesteps' if name == 'frames_per_second' else words}/s"
         longer = f"{line}, {figure}" if line else figure
         if line and len(longer) > width:
             break
@@ -164,6 +164,7 @@ class Progress:
         texts = [f"{self._step_name} {number}: {phase}{count}"]
         rate = {name: value for name, value in shown.items() if name == "frames_per_second"}
         texts += [figures(rate, frame_skip=self._frame_skip)] if rate else []
+        texts += [f"{shown['actors']} actors"] if "actors" in shown else []
         texts += [f"{clock(left)} left"] if left < math.inf else []
         self._screen.status(f"[{'#' * full}{'.' * (_BAR - full)}] {fraction:4.0%}  {', '.join(texts)}")
 
@@ -200,7 +201,7 @@ class Progress:
             return
         self._announced = True
         per_second = (stepped - before) / (now - since)
-        rate = f" at {_rounded(per_second)} steps/s" if per_second > 0 else ""
+        rate = f" at {_rounded(per_second)} timesteps/s" if per_second > 0 else ""
         seconds = (now - since) / (share - begun)
         self.note(f"{self._step_name} {number}: takes about {clock(seconds)}{rate}")
         left = [] if self._total is None else [seconds * (self._total - self._now[0])]

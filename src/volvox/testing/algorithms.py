@@ -143,9 +143,16 @@ def _restored(algorithm: Algorithm, state: Any, key: jax.Array) -> Any:
 
 
 def _check_interrupt(algorithm: Algorithm, state: Any) -> None:
-    before = _saved(algorithm, state)
+    before, asked = _saved(algorithm, state), []
+
+    def stop(figures: Any) -> bool:
+        asked.append(figures)
+        return True
+
     with contextlib.suppress(Interrupted):
-        algorithm.step(state, monitor=lambda figures: True)
+        algorithm.step(state, monitor=stop)
+    if not asked:
+        raise AssertionError("step must call its monitor, once at least: that shows progress and interrupts a run")
     _require_equal(before, _saved(algorithm, state), "a step that was interrupted must leave the state as it was")
 
 
@@ -175,7 +182,10 @@ def _check_policy(algorithm: Algorithm, state: Any, key: jax.Array) -> None:
 
 def _check_extras(algorithm: Algorithm, state: Any) -> None:
     if algorithm.genome is not None and algorithm.from_genome is not None:
-        genome = json.loads(json.dumps(algorithm.genome(state)))
+        try:
+            genome = json.loads(json.dumps(algorithm.genome(state)))
+        except TypeError as error:
+            raise AssertionError(f"genome must give JSON values, which elite.json holds: {error}") from error
         rebuilt, kept = algorithm.from_genome(genome), algorithm.variables(state)
         promise = "from_genome(genome(state)) must give the variables of the same individual"
         _require_equal(jax.tree.map(np.array, kept), jax.tree.map(np.array, rebuilt), promise)

@@ -202,7 +202,10 @@ def _check_seeds(env: Env, actions: np.ndarray, how: dict[str, Any], seed: int, 
         for group in groups:
             group.close()
     same = _equal(played[0], played[1])
-    promise = "groups made with the same seed must show the same for the same actions: draw all that is random from it"
+    promise = (
+        "groups made with the same seed must show the same for the same actions: draw all that is random from it (in a "
+        "gymnasium.Env, call super().reset(seed=seed) and draw from self.np_random)"
+    )
     _require(env, same, promise)
     if draws:
         why = "if nothing in the environment is random, check it with draws=False"

@@ -30,9 +30,9 @@ def check_strategy(
     """Checks that a strategy is what `volvox.evolve` needs, on a small network.
 
     Its settings can be written to `config.json`; its state keeps its shapes and dtypes; populations fit their phases;
-    the same key gives the same run; compiled it does what it does in Python, and is compiled once; returns that are NaN
-    do no harm; the score that it reports is that of the policy that it returns; bases follow from their lineage, where
-    there is one; and a run resumed from a checkpoint goes on with the same bits.
+    the same key gives the same run; compiled it does what it does in Python; returns that are NaN do no harm; the score
+    that it reports is that of the policy that it returns; bases follow from their lineage, where there is one; and a
+    run resumed from a checkpoint goes on with the same bits.
 
     Example:
       >>> volvox.testing.check_strategy(vx.GA(population_size=12, num_parents=3, num_elite_candidates=2))
@@ -83,9 +83,12 @@ def _check_settings(strategy: Any) -> None:
             f"{type(part).__name__} is no frozen dataclass: config.json would not hold its settings, and a run could "
             "be resumed with others; decorate it with @dataclasses.dataclass(frozen=True, kw_only=True).",
         )
-    _require(
-        json.dumps(describe(strategy)) == json.dumps(describe(strategy)), f"{name} is described differently each time."
-    )
+    try:
+        json.dumps(describe(strategy), allow_nan=False)
+    except ValueError as error:
+        raise AssertionError(
+            f"{name} has settings that config.json cannot hold: {error}; give finite numbers."
+        ) from error
     roles = [phase.role for phase in strategy.phases]
     _require(set(roles) <= {"training", "validation", "test"}, f"{name} has phases of the roles {roles}.")
     _require(set(roles) - {"test"}, f"{name} has no phase of training or validation, so nothing would learn.")
@@ -154,31 +157,13 @@ class _Check:
         return state
 
     def compiled_is_eager(self, state: Any) -> None:
-        """In Python and compiled, twice over: the same up to rounding, compiled once."""
-        traces: list[str] = []
-
-        def counted(name: str, function: Any, *args: Any) -> Any:
-            traces.append(name)
-            return function(*args)
-
-        once = [
-            phase._replace(
-                ask=jax.jit(partial(counted, "ask", phase.ask)), tell=jax.jit(partial(counted, "tell", phase.tell))
-            )
-            for phase in self.phases
-            if phase.traceable
-        ]
-        if len(once) < len(self.phases):
+        """In Python and compiled, twice over: the same up to rounding."""
+        if not all(phase.traceable for phase in self.phases):
             return
         eager = jitted = state
         for number in range(2):
             eager, _ = self.generation(self.phases, jax.random.key(number), eager)
-            jitted, _ = self.generation(tuple(once), jax.random.key(number), jitted)
-        _require(
-            len(traces) == 2 * len(once),
-            f"ask and tell were compiled {len(traces)} times in two generations, {2 * len(once)} are enough: shapes, "
-            "dtypes or weak types of the state differ between generations.",
-        )
+            jitted, _ = self.generation(self.compiled, jax.random.key(number), jitted)
         _same(jitted, eager, "compiled, a generation gives another state than in Python", rtol=1e-3, atol=1e-5)
 
     def same_key_same_run(self) -> None:
@@ -199,19 +184,20 @@ class _Check:
         )
 
     def missing_returns(self, state: Any) -> None:
-        """Some returns of a generation are NaN, and all of the next."""
-        for some in (True, False):
-            state, _ = self.generation(self.compiled, jax.random.key(1), state, missing="some" if some else "all")
+        """Some returns of a generation are NaN, those of candidates in validation too, and all of the next."""
+        for missing in ("some", "all"):
+            state, _ = self.generation(self.compiled, jax.random.key(1), state, missing)
             finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.bases))
             _require(
                 finite,
                 "where returns are NaN, the bases are not finite: weigh members by volvox.evolution.fitness, which is "
                 "-inf there, shaped by ranks or by the lowest of the others.",
             )
-        state, _ = self.generation(self.compiled, jax.random.key(2), state)
-        _require(
-            np.isfinite(state.score.selecting), "after a generation without returns, the next one chooses no elite."
-        )
+            _require(
+                np.isfinite(state.score.selecting),
+                "where some returns are NaN, a candidate without a return is chosen as elite: rank candidates by "
+                "volvox.evolution.fitness, which is -inf there.",
+            )
 
     def scores(self, state: Any, improves: bool) -> None:
         """What is claimed is what is returned, and it gets no worse."""
@@ -239,12 +225,12 @@ class _Check:
     def generation(
         self, phases: tuple[Phase, ...], key: Array, state: Any, missing: str = "none"
     ) -> tuple[Any, dict[str, Any]]:
-        """Plays a generation; with `missing` some or all returns of training are NaN."""
+        """Plays a generation; with `missing` some returns, or all of training, are NaN."""
         metrics: dict[str, Any] = {}
         for i, phase in enumerate(phases):
             ask_key, tell_key = jax.random.split(jax.random.fold_in(key, i))
             asked, state = phase.ask(ask_key, state, self.code)
-            result = self.play(phase, asked, missing if phase.role == "training" else "none")
+            result = self.play(phase, asked, "none" if missing == "all" and phase.role != "training" else missing)
             state, told = phase.tell(tell_key, state, asked, result, self.code)
             metrics |= told
         return state, metrics
