@@ -66,6 +66,8 @@ def initialize(
         integer("process_id", process_id, low=0, high=None if num_processes is None else num_processes - 1)
     if address is not None:
         _check_address(address)
+        if missing:
+            raise ValueError(f"address={address!r} is given without {' and '.join(missing)}: give all three.")
     if watched or jax.distributed.is_initialized():
         raise RuntimeError("vx.distributed.initialize was called before; a process joins the others once.")
     if backends_are_initialized():

@@ -12,11 +12,14 @@ import threading
 import time
 from typing import Any
 
+import jax
+
 _FOLDER = "volvox/alive"
 _SECONDS_BETWEEN_SIGNS = 1.0
 _LAST_SECONDS = 5.0
 """For which process 0, whose end would end all others at once, waits for them after an error."""
 
+_SECONDS_TO_DISCONNECT = 2.0
 _GRACE = 15.0
 """Seconds for a process that needs another which has ended to notice by itself, and to save."""
 
@@ -63,7 +66,9 @@ class Peers:
             until = time.monotonic() + (_LAST_SECONDS if self.lost else 2 * self.patience)
             while time.monotonic() < until and not self._are_gone():
                 time.sleep(0.1)
-            time.sleep(0.5)  # for them to disconnect
+            time.sleep(_SECONDS_TO_DISCONNECT)
+        elif not self.lost:
+            jax.distributed.shutdown()
         if self.lost:  # a program that waits for the dead keeps Python from ending
             self._end()
 
