@@ -20,9 +20,8 @@ from volvox.loop.peers import watched
 from volvox.types import ArrayTree, Axis, EnvGroup
 
 _NAME = "devices"
-_OF_EXCHANGES = ("Gloo", "NCCL", "coordination service", "process ")
-"""Words of errors that say that another process is gone."""
-_ANEW = "; start all of them anew"
+_OF_EXCHANGES = ("Gloo", "NCCL", "coordination service")
+"""Words of JAX's errors where an exchange between processes failed."""
 
 
 class Devices(NamedTuple):
@@ -102,10 +101,11 @@ class Devices(NamedTuple):
                 peers.needed += 1
             yield
         except (ConnectionError, ValueError, RuntimeError) as error:
-            if peers is None or not any(word in str(error) for word in _OF_EXCHANGES):
+            theirs = isinstance(error, ConnectionError) or any(word in str(error) for word in _OF_EXCHANGES)
+            if peers is None or peers.lost or not theirs:
                 raise
-            peers.lost, reason = True, str(error).partition("\n")[0].removesuffix(_ANEW)
-            raise ConnectionError(f"the processes cannot go on together: {reason}{_ANEW}") from error
+            peers.lost, reason = True, str(error).partition("\n")[0]
+            raise ConnectionError(f"the processes cannot go on together: {reason}; start all of them anew") from error
         finally:
             if peers is not None:
                 peers.needed -= 1
