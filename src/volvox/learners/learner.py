@@ -82,7 +82,7 @@ def learn(
     num_evaluation_episodes: int = _EVALUATION_EPISODES,
     chunk_seconds: float = 1.0,
     host: bool = False,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Algorithm:
     """Joins a learner's settings, networks and an environment into an algorithm; one step is an iteration.
 
