@@ -203,6 +203,8 @@ def play(given: argparse.Namespace) -> None:
     def generation() -> dict[str, Any]:
         nonlocal state
         state, metrics = algorithm.step(state)
+        assert algorithm.log is not None
+        assert algorithm.log is not None
         rate, lengths = metrics["training_timesteps_per_second"], algorithm.log(state)["length"]
         return {"timesteps_per_second": rate, "occupancy": metrics["occupancy"], "lengths": lengths.tolist()}
 

@@ -11,20 +11,16 @@
 """
 
 import dataclasses
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import tyro
-from parts import machine, show
+from parts import machine, run_peer, show
 
 import volvox as vx
 from volvox.networks.interception import use_kernels
@@ -109,11 +105,8 @@ def measure(options: Options) -> dict[str, Any]:
     figures["speedup_vs_lax"] = figures["volvox_per_s"] / figures["lax_per_s"]
     figures["speedup_vs_lax_in_scan"] = figures["volvox_per_s"] / figures["lax_in_scan_per_s"]
     if options.peers:
-        script = Path(__file__).parent / "peers" / "torch_a2c.py"
-        command = [sys.executable, str(script), "--gradients", str(options.batch), "--size", options.size]
-        command += ["--first-stride", str(options.first_stride)]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        figures["torch_per_s"] = json.loads(printed)["gradients_per_s"]
+        flags = {"gradients": options.batch, "size": options.size, "first-stride": options.first_stride}
+        figures["torch_per_s"] = run_peer("torch_a2c", flags)["gradients_per_s"]
         figures["speedup_vs_torch"] = figures["volvox_per_s"] / figures["torch_per_s"]
     return figures
 

@@ -4,13 +4,13 @@
     python benchmarks/scaling.py --json
 
 An actor takes 1 / emulators + 1 / networks seconds for a timestep of a slot, because both share the cores; a group is
-stepped until its last slot is idle; a member that begins is decoded. Actors pull portions of the sizes that volvox hands
-out, in the population's order, and the process of the script is busy for a while with each member. No machine fails,
-none is faster than the others, and nothing waits for the network.
+stepped until its last slot is idle; a member that begins is decoded. Actors pull portions of the sizes that volvox
+hands out, in the population's order, and the process of the script is busy for a while with each member. No machine
+fails, none is faster than the others, and nothing waits for the network.
 
-First it predicts what `distributed.py efficiency` measured, from what `distributed.py parts` measured. Then it says what
-that means for larger clusters, from the loop of `population_rollout.py` on two cores: as if 16 cores were eight times
-as fast as two. Nothing was measured on a GPU: there it says what the emulators allow at most.
+First it predicts what `distributed.py efficiency` measured, from what `distributed.py parts` measured. Then it says
+what that means for larger clusters, from the loop of `population_rollout.py` on two cores: as if 16 cores were
+eight times as fast as two. Nothing was measured on a GPU: there it says what the emulators allow at most.
 """
 
 import argparse

@@ -15,13 +15,9 @@ All but PyTorch take turns, and the medians are reported; of the ways means, for
 
 import dataclasses
 import itertools
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -29,7 +25,7 @@ import jax.numpy as jnp
 import optax
 import tyro
 from flax import linen as nn
-from parts import env_steps_per_s, machine, show
+from parts import env_steps_per_s, machine, run_peer, show
 
 import volvox as vx
 
@@ -252,11 +248,8 @@ def measure(options: Options) -> dict[str, Any]:
         "ways": ways(options),
     }
     if options.peers:
-        script = Path(__file__).parent / "peers" / "torch_td3.py"
         flags = {"observation": observation, "action": action, "width": options.width, "batch-size": options.batch_size}
-        command = [sys.executable, str(script), *(x for key, value in flags.items() for x in (f"--{key}", str(value)))]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        figures["torch_updates_per_s"] = json.loads(printed)["updates_per_s"]
+        figures["torch_updates_per_s"] = run_peer("torch_td3", flags)["updates_per_s"]
         figures["speedup_vs_torch"] = middle["updates"] / figures["torch_updates_per_s"]
     return figures
 

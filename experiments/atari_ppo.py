@@ -2,6 +2,7 @@
 
 The first word is a preset; flags change single settings of it, and --resume goes on:
     python experiments/atari_ppo.py cleanrl --game Breakout --run-dir runs/breakout
+    python experiments/atari_ppo.py desktop --game Pong --run-dir runs/pong --score-episodes 30
 """
 
 import dataclasses
@@ -29,7 +30,21 @@ class Settings:
     run: Run = Run(run_dir="runs/atari_ppo", frames=40_000_000, checkpoint_every=4)
 
 
-PRESETS = {"cleanrl": ("The constants and the network of CleanRL's script.", Settings(learner=vx.PPO.atari()))}
+DESKTOP = dataclasses.replace(
+    vx.PPO.atari(), segment_length=64, num_epochs=3, learning_rate=5e-4, anneal_timesteps=4_000_000
+)
+PRESETS = {
+    "cleanrl": ("The constants and the network of CleanRL's script.", Settings(learner=vx.PPO.atari())),
+    "desktop": (
+        "For two cores: a small network, 3 epochs, twice the rate, 4 million timesteps.",
+        Settings(
+            learner=DESKTOP,
+            env=Atari(game="Pong", num_envs=16),
+            network="small",
+            run=Run(run_dir="runs/atari_ppo", frames=16_000_000, checkpoint_every=4),
+        ),
+    ),
+}
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import optax
 import tyro
 from flags import Run
@@ -172,6 +173,7 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
 
 def _launch(make: Make, settings: Any, sampled: bool) -> int:
     flags: Run = settings.run
+    vx.distributed.initialize()  # where SLURM, MPI, Kubernetes or the environment say that there are several processes
     one = partial(_train, make, settings, sampled)
     code = in_turn(one, flags.run_dir, seed=flags.seed, seeds=flags.seeds, resume=flags.resume)
     if flags.seeds is not None and not code:
@@ -258,7 +260,7 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
     except FloatingPointError:
         algorithm.close()  # another seed may follow
         raise
-    if not run.interrupted and run.metrics:
+    if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has it
         algorithm.close()
         if flags.score_episodes and _scored(flags) != _scored_of(flags, run):
             score(flags, run, sampled=sampled)
@@ -291,6 +293,8 @@ def _tuned(make: Make, settings: Any) -> dict[str, Any]:
         }
     if settings.run.tune == "off":
         return {}
+    if jax.process_count() > 1:
+        raise ValueError("--tune: several processes cannot try settings together; tune one, and give its flags to all.")
     algorithm, _ = make(settings)  # refuses bad settings before minutes of trials
     if settings.run.log and algorithm.log is None:
         raise ValueError("--log: this algorithm has nothing to log.")

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,12 +20,14 @@ class Monitor:
     half a second, because one Ctrl-C may come twice: from the terminal, and from a program around this one. Outside the
     main thread signals are left alone, since Python delivers them to the main thread only.
 
+    Where several processes make each step, they stop together: what one of them was asked, all are.
+
     Attributes:
-      signal: The number of the first signal that asked to stop, or 0.
+      signal: The number of the first signal that asked to stop, or 0; of several processes, as they agreed last.
     """
 
-    def __init__(self, display: Progress, stack: ExitStack):
-        self.signal, self._since = 0, 0.0
+    def __init__(self, display: Progress, stack: ExitStack, largest: Callable[[float], float] | None = None):
+        self._pressed, self._agreed, self._since, self._largest = 0, 0, 0.0, largest
         self._display, self._announced = display, False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -35,13 +37,34 @@ class Monitor:
 
     def __call__(self, figures: Mapping[str, Any]) -> bool:
         self._display.inside(figures)
-        if self.signal and not self._announced:
+        if self._pressed and not self._announced:
             self._display.note("stopping; once more stops at once, without saving")
             self._announced = True
+        return bool(self._pressed)
+
+    @property
+    def signal(self) -> int:
+        return self._pressed if self._largest is None else self._agreed
+
+    def stops(self) -> bool:
+        """Whether a signal asked any process to stop; all call this at the same points."""
+        self._agreed = int(self.largest(self._pressed))
         return bool(self.signal)
 
+    def largest(self, number: float) -> float:
+        """Returns the largest number of all processes."""
+        return number if self._largest is None else self._largest(number)
+
+    def abandons(self, step: bool) -> bool:
+        """Whether any process has abandoned its `step`; then none has made it."""
+        abandoned = self.largest(step) > 0
+        if abandoned:
+            self._pressed = self._pressed or signal.SIGINT
+            self.stops()
+        return abandoned
+
     def _note(self, number: int, frame: object) -> None:
-        if not self.signal:
-            self.signal, self._since = number, time.monotonic()
+        if not self._pressed:
+            self._pressed, self._since = number, time.monotonic()
         elif time.monotonic() - self._since >= _ONE_PRESS:
             raise KeyboardInterrupt

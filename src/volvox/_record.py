@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from volvox import checkpoint
 from volvox._config import CONFIG, FINGERPRINT, check_settings, config_of, fingerprint, outputs_of, read_config
 from volvox._manifest import sync
@@ -60,13 +62,15 @@ class Record:
     """The record of a run: its rows and, if it has a directory, the files there.
 
     Attributes:
-      path: The run directory; None if nothing is written.
+      path: The run directory; None if nothing is written, as in every process but the first.
+      writes: Whether this process is the first.
       rows: One row for each completed step, those before a resume included.
     """
 
     def __init__(self, algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, *, keep: int, log: bool):
         self.path = None if run_dir is None else run_path(run_dir)
         self.rows: list[rows.Row] = []
+        self.writes = algorithm.largest is None or jax.process_index() == 0
         self._algorithm, self._keep, self._log = algorithm, keep, log
         self._tell: Callable[[int, rows.Row], None] = lambda step, row: None
         self._lock: Any = None
@@ -102,11 +106,30 @@ class Record:
     def open(self, stack: ExitStack, key: Array, *, resume: bool, about: Mapping[str, Any] | None) -> Restored | None:
         """Holds the directory until the stack closes, and reads the run that is there; nothing of it is changed.
 
-        What a refusal leaves is at most an empty directory with the file that is locked.
+        What a refusal leaves is at most an empty directory with the file that is locked. Of several processes the
+        first holds the directory, and the others read it after that.
 
         Returns:
           The run at its newest whole checkpoint; None if the run begins.
         """
+        largest, directory = self._algorithm.largest, self.path
+        if largest is None:
+            return self._open(stack, key, resume, about)
+        found = self._open(stack, key, resume, about) if self.writes else None
+        largest(0)  # the first has opened it
+        if not self.writes:
+            self.path = None
+            if directory is not None and resume and _holds(directory):
+                found = restored(directory, self._algorithm, read_config(directory), key)
+                self.rows = [] if found is None else found.rows
+        if largest(self.done) != -largest(-self.done):
+            raise ValueError(
+                f"run_dir={os.fspath(directory or '')!r} does not hold the same run for all processes: put it on a "
+                "disk that all of them share"
+            )
+        return found
+
+    def _open(self, stack: ExitStack, key: Array, resume: bool, about: Mapping[str, Any] | None) -> Restored | None:
         self._config = config_of(self._algorithm, key, about)
         if self.path is None:
             return None
@@ -140,7 +163,7 @@ class Record:
         logger cannot be opened, nothing is there.
         """
         if self.path is None:
-            self._open_loggers(stack, loggers or ())
+            self._open_loggers(stack, loggers if loggers and self.writes else ())
             return
         if self._saved_step < 0:
             first = self._save_checkpoint(state)

@@ -20,12 +20,13 @@ import dataclasses
 import math
 import os
 import shlex
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import jax
 
 from volvox import _checks, exporting
 from volvox._arguments import check_algorithm, is_true, said, state_and_metrics
@@ -251,6 +252,11 @@ def train(
     is saved, and the run is returned as `interrupted`. A second signal, half a second later or more, raises
     `KeyboardInterrupt` as soon as Python runs again. Outside the main thread, signals are left alone.
 
+    Where several processes learn together (`volvox.distributed.initialize`), each calls this with the same arguments.
+    The first alone writes, logs and shows progress; the others read `run_dir` when a run is resumed, and their `Run`
+    has none. All stop together, whichever of them a signal, `on_step` or `stop_after` ends. A resumed run may have
+    another number of processes.
+
     An algorithm and its pools serve one thread at a time; in a second thread it is refused.
 
     Args:
@@ -314,6 +320,11 @@ def train(
         raise ValueError("log=True: this algorithm has nothing to log")
     if compilation_cache:
         keep_programs()
+    if algorithm.largest is None and jax.process_count() > 1:
+        raise ValueError(
+            f"this algorithm runs in one process, and here are {jax.process_count()}: A3C, PPO and TD3 learn in "
+            "several, and populations are divided by vx.evolve(..., workers=vx.distributed.ray())"
+        )
     key, name = _checks.typed_key(seed), algorithm.step_name
     if name in ("", "seconds", "step_seconds"):
         raise ValueError(f"algorithm.step_name cannot be {name!r}")
@@ -322,14 +333,15 @@ def train(
         stack.enter_context(_checks.one_thread(algorithm.lock))
         saved = record.open(stack, key, resume=resume, about=about)
         budget = {"stop_after": stop_after, "max_frames": max_frames, "frame_skip": algorithm.env.spec.frame_skip}
-        display = Progress(steps, done=record.done, frames=record.frames, step_name=name, enabled=progress, **budget)
+        shown = progress and record.writes
+        display = Progress(steps, done=record.done, frames=record.frames, step_name=name, enabled=shown, **budget)
         stack.callback(display.close)
         if resume:
             begins = f"going on after {name} {record.done}" if saved else "no run there yet, begins now"
             if saved and steps is not None and record.done >= steps:
                 begins = f"nothing to do, because {name} {record.done} is done and steps={steps} asks for no more"
             display.note(f"{run_dir}: {begins}")
-        monitor = Monitor(display, stack)
+        monitor = Monitor(display, stack, algorithm.largest)
         state = algorithm.init(key) if saved is None else saved.state
         if saved is not None and record.path is not None and record.done:
             check_fingerprint(record.path, record.done, algorithm, algorithm.variables(state))
@@ -338,13 +350,12 @@ def train(
         began = time.monotonic()
         seconds_before = record.rows[-1]["seconds"] if record.rows else 0.0
         last, of = (math.inf, "") if steps is None else (steps, f"/{steps}")
-        while record.done < last and not monitor.signal and not record.has_frames(max_frames):
+        while record.done < last and not monitor.stops() and not record.has_frames(max_frames):
             step_began = time.monotonic()
             try:
-                state, figures = state_and_metrics(algorithm.step(state, monitor=monitor))
+                made = state_and_metrics(algorithm.step(state, monitor=monitor))
             except Interrupted:
-                monitor.signal = monitor.signal or signal.SIGINT
-                break
+                made = None
             except Exception as error:
                 record.save(state)  # a step leaves the state that it was given as it is
                 saved_in = "nothing was saved" if run_dir is None else f"its checkpoint is in {run_dir}"
@@ -352,7 +363,9 @@ def train(
                 if isinstance(error, ValueError):
                     error.add_note(f"This was raised inside {name} {record.done + 1}.")
                 raise
-            now = time.monotonic()
+            if monitor.abandons(made is None) or made is None:
+                break
+            (state, figures), now = made, time.monotonic()
             record.add(state, figures, seconds=seconds_before + now - began, step_seconds=now - step_began)
             with record.saving(state):
                 record.tell_loggers()
@@ -361,10 +374,13 @@ def train(
             display.step(record.done, record.rows[-1])
             record.plot_now_and_then()
             with record.saving(state):
-                if on_step is not None and is_true(on_step(Run(algorithm, state, record.rows, record.path, False, 0))):
+                ended = on_step is not None and is_true(
+                    on_step(Run(algorithm, state, record.rows, record.path, False, 0))
+                )
+                if monitor.largest(ended):
                     display.note(f"stopped after {name} {record.done}{of}: on_step returned True")
                     break
-            if stop_after is not None and time.monotonic() - began >= stop_after:
+            if stop_after is not None and monitor.largest(time.monotonic() - began) >= stop_after:
                 if record.done < last:
                     display.note(f"stopped after {name} {record.done}{of}: {stop_after:g} seconds have passed")
                 break

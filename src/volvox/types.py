@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
@@ -143,6 +144,43 @@ class EnvGroup(NamedTuple):
     rekey: Callable[[ArrayTree, Array, Array], ArrayTree] | None = None
 
 
+class Axis(NamedTuple):
+    """The devices that learn together, as the program of one of them sees the others.
+
+    Attributes:
+      name: Name of the axis for `jax.lax`; None outside of their program: nothing is summed then.
+      size: Number of devices.
+    """
+
+    name: str | None = None
+    size: int = 1
+
+    def index(self) -> Any:
+        """Returns the number of this device, from 0."""
+        return 0 if self.name is None else jax.lax.axis_index(self.name)
+
+    def sum(self, tree: ArrayTree) -> ArrayTree:
+        """Returns the sums of the leaves over all devices, by one exchange for each dtype."""
+        if self.name is None:
+            return tree
+        leaves, structure = jax.tree.flatten(tree)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+            places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+            joined = jax.lax.psum(jnp.concatenate([leaves[i].ravel() for i in places]), self.name)
+            ends = np.cumsum([leaves[i].size for i in places])[:-1]
+            for i, part in zip(places, jnp.split(joined, ends), strict=True):
+                leaves[i] = part.reshape(leaves[i].shape)
+        return jax.tree.unflatten(structure, leaves)
+
+    def mean(self, tree: ArrayTree) -> ArrayTree:
+        """Returns the means of the leaves, of floating-point numbers, over all devices."""
+        return tree if self.name is None else jax.tree.map(lambda x: x / self.size, self.sum(tree))
+
+
+ALONE = Axis()
+
+
 class Env(NamedTuple):
     """A recipe for groups of environments: what to make, not yet made.
 
@@ -152,8 +190,10 @@ class Env(NamedTuple):
       num_groups: Groups they are divided into, all of one size.
       make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options) -> groups`. `seed`
         (int) fixes every environment's random numbers; `host=True` gives groups that are driven from Python; `options`
-        are those of the kind of environment (`volvox.envs.envpool` has some).
+        are those of the kind of environment (`volvox.envs.envpool` has some), and `first_group`, the number of the
+        first group, where there are others before it on other devices.
       config: What describes the environment: JSON values.
+      axis: The devices that each have such groups, and learn from all of them together.
     """
 
     spec: EnvSpec
@@ -161,6 +201,24 @@ class Env(NamedTuple):
     num_groups: int
     make: Callable[..., tuple[EnvGroup, ...]]
     config: Config
+    axis: Axis = ALONE
+
+    def keys(self, key: Array, number: Array, g: int) -> Array:
+        """Returns keys `[B]` for the environments of group `g`, each by its number among those of all devices.
+
+        Args:
+          key: The key of all environments' random numbers.
+          number: Integer scalar: how often keys were made before for each environment.
+          g: Index of the group.
+        """
+        b = self.num_envs // self.num_groups
+        first = (self.axis.index() * self.num_groups + g) * b
+        return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, number), first + jnp.arange(b))
+
+    @property
+    def all_envs(self) -> int:
+        """Environments of all devices."""
+        return self.num_envs * self.axis.size
 
 
 class Policy(NamedTuple):
@@ -269,6 +327,8 @@ class Algorithm(NamedTuple):
       step_name: What a step is called, in rows of metrics and in the progress display.
       lock: A `threading.RLock` that is held while the algorithm runs, so that a second thread is refused; None where
         threads may share it.
+      largest: `number -> the largest that a process gives`, where several processes make each step together: all call
+        it at the same points of a run, and process 0 alone writes. None where there is one process.
     """
 
     init: Callable[[Any], Any]
@@ -286,6 +346,7 @@ class Algorithm(NamedTuple):
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     step_name: str = "generation"
     lock: Any = None
+    largest: Callable[[float], float] | None = None
 
 
 class Interrupted(Exception):

@@ -109,7 +109,7 @@ def test_the_count_of_rows_stays_small():
     for i in range(14):
         rows = add(rows, TimeStep(jnp.full((1, 1), float(i)), jnp.zeros(1), no, no, no, {}), jnp.zeros((1, 1)))
         assert int(rows.rows) == (i + 1 if i < 3 else 3 + (i + 1) % 3)
-        assert float(rows.timestep.observation[i % 3, 0, 0]) == float(latest(rows)[0, 0]) == i
+        assert float(rows.timestep.observation[i % 3, 0, 0]) == float(latest(rows).observation[0, 0]) == i
         assert int(num_starts(rows, 1)) == min(i, 2)
 
 
@@ -147,7 +147,7 @@ def test_a_replay_is_filled_by_timesteps_or_to_its_end():
 
 def test_the_latest_row_is_that_added_last():
     seen = history(23)
-    np.testing.assert_array_equal(latest(filled_replay(seen, 20)), seen["observation"][-1])
+    np.testing.assert_array_equal(latest(filled_replay(seen, 20)).observation, seen["observation"][-1])
 
 
 def test_whole_rows_of_a_replay():

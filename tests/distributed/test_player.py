@@ -161,7 +161,13 @@ def test_all_machines_play(player, machines):
     assert len(watch.notes) == 1
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.slow),
+    ],
+)
 def test_an_actor_is_lost(player, machines, how):
     """A hanging one is passed by, and replaced once it has been silent for long."""
     machines.set(2)

@@ -82,26 +82,13 @@ def test_values_are_known(make, observations, values, lag):
     params, functions, metrics = learned(env, lag=lag, anneal_frames=600 * 40, entropy_coefficient=0.0)
     np.testing.assert_allclose(value(params, functions, *observations), values, atol=1e-2)
     assert metrics["lag_max"] == lag
-
-
-def endless(max_episode_steps):
-    """One observation, reward 1 at every step, no end but the time limit."""
-    return from_functions(
-        lambda key: jnp.float32(0),
-        lambda state, action, key: (state, 1.0, False),
-        lambda state: state[None],
-        name="endless",
-        num_envs=8,
-        groups=2,
-        num_actions=2,
-        max_episode_steps=max_episode_steps,
-    )
+    assert metrics["learning_rate"] == 0.0
 
 
 @pytest.mark.parametrize("vtrace", [False, True])
-def test_a_time_limit_bootstraps(vtrace):
+def test_a_time_limit_bootstraps(vtrace, endless):
     """1 / (1 - 0.9) wherever the limit is; taken for a termination, the value would lie below 5."""
-    params, functions, _ = learned(endless(5), updates=1_500, vtrace=vtrace, anneal_frames=1_500 * 40)
+    params, functions, _ = learned(endless, updates=1_500, vtrace=vtrace, anneal_frames=1_500 * 40)
     np.testing.assert_allclose(value(params, functions, 0.0), [10.0], rtol=1e-2)
 
 
@@ -158,30 +145,9 @@ def test_a_gaussian_policy_learns_to_answer():
     assert metrics["training_mean"] > -0.5
 
 
-def recall():
-    """Shows -1 or 1, then 0; then the action is rewarded if it names what was shown."""
-    sign = lambda key: jnp.where(jax.random.bernoulli(key), 1.0, -1.0)  # noqa: E731
-
-    def step(state, action, key):
-        shown, t = state
-        right = (action == 1) == (shown > 0)
-        return (shown, t + 1), jnp.where(t == 1, jnp.where(right, 1.0, -1.0), 0.0), t == 1
-
-    return from_functions(
-        lambda key: (sign(key), jnp.int32(0)),
-        step,
-        lambda state: jnp.where(state[1] == 0, state[0], 0.0)[None],
-        name="recall",
-        num_envs=16,
-        groups=2,
-        num_actions=2,
-        max_episode_steps=10,
-    )
-
-
-def test_only_a_recurrent_policy_recalls():
-    *_, remembers = learned(recall(), RecurrentActorCritic(2, Torso(), width=8), segment_length=7)
-    *_, forgets = learned(recall(), segment_length=7)
+def test_only_a_recurrent_policy_recalls(recall):
+    *_, remembers = learned(recall, RecurrentActorCritic(2, Torso(), width=8), segment_length=7)
+    *_, forgets = learned(recall, segment_length=7)
     assert remembers["training_mean"] > 0.8
     assert abs(forgets["training_mean"]) < 0.5
 

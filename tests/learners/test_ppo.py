@@ -14,7 +14,6 @@ import volvox as vx
 from volvox.data.minibatches import Part
 from volvox.data.segments import Segment
 from volvox.envs import probe
-from volvox.envs.functional import from_functions
 from volvox.learners import PPO, learn
 from volvox.networks import ActorCritic, CategoricalMLP, GaussianMLP, RecurrentActorCritic
 from volvox.training import train
@@ -51,23 +50,15 @@ def value(params, functions, *observations):
 def test_values_are_known(make, observations, values, lag):
     """Terminal rewards count, and nothing behind a termination does; half of all timesteps are resets."""
     env = make(num_envs=8, groups=2)
-    params, functions, _ = learned(env, lag=lag, entropy_coefficient=0.0, anneal_timesteps=150 * 8 * 9)
+    params, functions, metrics = learned(env, lag=lag, entropy_coefficient=0.0, anneal_timesteps=150 * 8 * 9)
+    left = 1 - 149 * (8 + (lag == 0)) / (150 * 9)
+    assert metrics["learning_rate"] == pytest.approx(FAST["learning_rate"] * left, rel=1e-4)
     np.testing.assert_allclose(value(params, functions, *observations), values, atol=3e-2)
 
 
-def test_a_time_limit_bootstraps():
+def test_a_time_limit_bootstraps(endless):
     """1 / (1 - 0.9) wherever the limit is; taken for a termination, the value would lie below 5."""
-    env = from_functions(
-        lambda key: jnp.float32(0),
-        lambda state, action, key: (state, 1.0, False),
-        lambda state: state[None],
-        name="endless",
-        num_envs=8,
-        groups=2,
-        num_actions=2,
-        max_episode_steps=5,
-    )
-    params, functions, _ = learned(env, rounds=300, learning_rate=3e-2, anneal_timesteps=300 * 64)
+    params, functions, _ = learned(endless, rounds=300, learning_rate=3e-2, anneal_timesteps=300 * 64)
     np.testing.assert_allclose(value(params, functions, 0.0), [10.0], rtol=3e-2)
 
 
@@ -85,26 +76,6 @@ def test_a_gaussian_policy_learns_to_answer_with_everything_normalised():
     assert metrics["training_mean"] > -0.8
 
 
-def recall():
-    """Shows -1 or 1, then 0; then the action is rewarded if it names what was shown."""
-
-    def step(state, action, key):
-        shown, t = state
-        right = (action == 1) == (shown > 0)
-        return (shown, t + 1), jnp.where(t == 1, jnp.where(right, 1.0, -1.0), 0.0), t == 1
-
-    return from_functions(
-        lambda key: (jnp.where(jax.random.bernoulli(key), 1.0, -1.0), jnp.int32(0)),
-        step,
-        lambda state: jnp.where(state[1] == 0, state[0], 0.0)[None],
-        name="recall",
-        num_envs=16,
-        groups=2,
-        num_actions=2,
-        max_episode_steps=10,
-    )
-
-
 class Torso(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -112,8 +83,8 @@ class Torso(nn.Module):
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_recurrent_policy_recalls(lag):
-    *_, metrics = learned(recall(), RecurrentActorCritic(2, Torso(), width=8), lag=lag, segment_length=7)
+def test_a_recurrent_policy_recalls(lag, recall):
+    *_, metrics = learned(recall, RecurrentActorCritic(2, Torso(), width=8), lag=lag, segment_length=7)
     assert metrics["training_mean"] > 0.8
 
 

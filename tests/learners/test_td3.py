@@ -17,7 +17,7 @@ from volvox.envs import probe
 from volvox.learners import TD3, learn, side_by_side, table_of, variables_of
 from volvox.sparsity import Dynamic, KeepNOfM, Magnitude, RewardAware, masks_of, sparse
 from volvox.training import train
-from volvox.types import Interrupted, TimeStep
+from volvox.types import Axis, Interrupted, TimeStep
 
 ENV = probe.target(size=1, num_envs=8, groups=2)
 UNBOUNDED = ENV._replace(spec=ENV.spec._replace(action_high=np.float32([np.inf])))
@@ -75,6 +75,22 @@ def numpy_params(tree):
 def both(critics):
     """(kernels `[2, ...]`, biases `[2, ...]`)."""
     return tuple(np.stack(pair) for pair in zip(*map(numpy_params, critics), strict=True))
+
+
+def test_an_update_follows_the_mean_gradient_of_all_devices():
+    options = {"policy_delay": 1, "learning_rate": 0.1, "optimizer": optax.sgd}
+    alone, state = bound(**options)
+    two, _ = bound(env=ENV._replace(axis=Axis("devices", 2)), **options)
+    batch = batch_of(12)._replace(valid=np.ones(12, bool))
+    noise = np.random.default_rng(5).standard_normal((12, 1)).astype(np.float32)
+    given = jax.tree.map(jnp.asarray, (batch, noise))
+    whole = alone.update(state, *jax.tree.map(lambda x: x[None], given), jnp.zeros(1))
+    halves = jax.tree.map(lambda x: x.reshape(2, 1, 6, *x.shape[1:]), given)
+    update = jax.vmap(lambda batch, noise: two.update(state, batch, noise, jnp.zeros(1)), axis_name="devices")
+    parts = update(*halves)
+    for found, wanted in zip(jax.tree.leaves(parts.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy_delay", [1, 2])

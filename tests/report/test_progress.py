@@ -214,6 +214,14 @@ def test_a_terminal_keeps_a_line_a_step_and_redraws_the_last(at, columns):
     assert screen(stream.getvalue()) == [line, note, ""]
 
 
+def test_the_last_line_counts_actors(columns):
+    columns(100)
+    stream = Terminal()
+    shown = Progress(4, stream=stream)
+    shown.inside({"phase": "training", "done": 5, "total": 10, "actors": 3})
+    assert "training 5/10, 3 actors" in screen(stream.getvalue())[-1]
+
+
 def test_a_terminal_of_unknown_width_has_plain_lines(columns):
     columns(0)
     stream = Terminal()

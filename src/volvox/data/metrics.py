@@ -7,6 +7,7 @@ Both are gathered on the device and become numbers on the host, once in each ite
     row = metrics.compute(gathered) | metrics.scores(jax.device_get(episodes))  # {"entropy": 0.69, "training_mean": 20}
 """
 
+import functools
 from typing import NamedTuple
 
 import chex
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.types import Array, TimeStep
+from volvox.types import ALONE, Array, Axis, TimeStep
 
 WINDOW = 100
 """Episodes over which scores are averaged."""
@@ -63,6 +64,12 @@ def add(old: Metrics, new: Metrics) -> Metrics:
 def mean(x: Array, valid: Array) -> Array:
     """Returns the means `[...]` of what is valid in `[..., N]`; 0 where nothing is."""
     return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
+
+
+def variance(x: Array, valid: Array, axis: Axis) -> Array:
+    """Returns the variance of what is valid in `[...]`, on all devices; NaN where nothing is."""
+    total, num = axis.sum((x.sum(where=valid), valid.sum(dtype=jnp.float32)))
+    return axis.sum(((x - total / num) ** 2).sum(where=valid)) / num
 
 
 def compute(gathered: Metrics) -> dict[str, float]:
@@ -150,15 +157,47 @@ def update_episodes(
     return episodes, RunningEpisodes(returns, lengths)
 
 
-def latest_mean(episodes: Episodes, *, num_envs: int) -> Array:
+def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Array:
     """Returns the mean return of the latest episodes; NaN before the first has ended.
 
-    It is of as many episodes as `num_envs` environments play at once, but of at least 10 and at most `WINDOW`.
+    It is of as many episodes as `num_envs` environments play at once, but of at least 10 and at most `WINDOW`. Of
+    several devices each has its share of these episodes and of the environments.
     """
-    count = min(max(num_envs, 10), WINDOW)
+    count = -(-min(max(num_envs, 10), WINDOW) // axis.size)
     age = (episodes.total - 1 - jnp.arange(WINDOW)) % WINDOW  # 0 is the newest
     held = age < jnp.minimum(episodes.total, count)
-    return jnp.where(held, episodes.returns, 0.0).sum() / jnp.where(episodes.total > 0, held.sum(), jnp.nan)
+    total, num = axis.sum((jnp.where(held, episodes.returns, 0.0).sum(), held.sum(dtype=jnp.float32)))
+    return total / jnp.where(num > 0, num, jnp.nan)
+
+
+def joined(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Episodes, Metrics]:
+    """Returns the scores of episodes `[...]`, and the metrics, of all devices together; for a program on all of them.
+
+    Of each device the latest episodes count, as many of one as of the other.
+    """
+    join = functools.partial(_joined, axis=axis)
+    several = jax.vmap(join) if episodes.total.ndim else join
+    totals = {name: x for name, x in gathered.items() if isinstance(x, Mean)}
+    largest = {name: x for name, x in gathered.items() if isinstance(x, Maximum)}
+    summed = {**axis.sum(totals), **jax.lax.pmax(largest, axis.name)}
+    return several(episodes), {name: summed[name] for name in gathered}
+
+
+def _joined(episodes: Episodes, axis: Axis) -> Episodes:
+    ages = jnp.arange(WINDOW)
+    newest = (episodes.total - 1 - ages) % WINDOW
+    held = ages < episodes.total
+    ordered = (held, episodes.returns[newest], episodes.lengths[newest])
+    # The newest of each device, then the second newest of each.
+    held, returns, lengths = (x.T.ravel() for x in jax.lax.all_gather(ordered, axis.name))
+    chosen = jnp.argsort(~held, stable=True)[:WINDOW]
+    total = axis.sum(episodes.total)
+    place = (total - 1 - ages) % WINDOW
+    return Episodes(
+        total=total,
+        returns=jnp.zeros(WINDOW).at[place].set(returns[chosen]),
+        lengths=jnp.zeros(WINDOW, jnp.int32).at[place].set(lengths[chosen]),
+    )
 
 
 def scores(episodes: Episodes) -> dict[str, float]:

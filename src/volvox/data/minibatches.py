@@ -18,7 +18,7 @@ from volvox._checks import group_size, integer
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
 from volvox.data.segments import Segment
-from volvox.types import Array, ArrayTree, Env
+from volvox.types import ALONE, Array, ArrayTree, Axis, Env
 
 _NONE = {"bootstrap": (), "recurrent": ()}
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
       rows: int32 `[J, G, n]`.
       advantage: float32 `[J, G, L, n]`.
       target: float32 `[J, G, L, n]`: What values are moved towards.
-      num_valid: float32 `[J]`: Valid timesteps.
+      num_valid: float32 `[J]`: Valid timesteps, of all devices.
     """
 
     rows: Array
@@ -70,6 +70,7 @@ class Layout:
       num_groups: G.
       whole: Whether a row is a whole segment of an environment, and not a timestep.
       micro_batch: Rows of a group in one part of a minibatch.
+      axis: The devices that each have such segments; a minibatch has as many rows of each.
     """
 
     num_epochs: int
@@ -79,6 +80,7 @@ class Layout:
     num_groups: int
     whole: bool
     micro_batch: int
+    axis: Axis = ALONE
 
     @property
     def num_rows(self) -> int:
@@ -125,7 +127,8 @@ class Layout:
             the deviation is that of a sample, as PyTorch computes it.
         """
         groups, size = self.num_groups, (-1, self.num_rows // self.num_minibatches)
-        keys = jax.random.split(key, (groups, self.num_epochs))
+        numbers = self.axis.index() * groups + jnp.arange(groups)
+        keys = jax.vmap(lambda g: jax.random.split(jax.random.fold_in(key, g), self.num_epochs))(numbers)
         permutation = jax.vmap(jax.vmap(lambda key: jax.random.permutation(key, self.num_rows)))(keys)
         rows = permutation.reshape(groups, *size)  # [G, J, n]
 
@@ -136,12 +139,12 @@ class Layout:
 
         target, advantage, held = map(ordered, (target, advantage, valid))
         each = {"axis": (1, 2, 3), "keepdims": True, "where": held}
-        count = held.sum(axis=(1, 2, 3), keepdims=True)
+        count = self.axis.sum(jnp.ones_like(advantage).sum(**each))
         if normalize:
-            centered = advantage - advantage.sum(**each) / jnp.maximum(count, 1)
-            deviation = jnp.sqrt((centered**2).sum(**each) / jnp.maximum(count - 1, 1))
+            centered = advantage - self.axis.sum(advantage.sum(**each)) / jnp.maximum(count, 1)
+            deviation = jnp.sqrt(self.axis.sum((centered**2).sum(**each)) / jnp.maximum(count - 1, 1))
             advantage = centered / (deviation + 1e-8)
-        return Batch(rows.swapaxes(0, 1), advantage, target, count.ravel().astype(jnp.float32))
+        return Batch(rows.swapaxes(0, 1), advantage, target, count.ravel())
 
     def gradient(
         self,
@@ -152,7 +155,7 @@ class Layout:
         batch: Batch,
         j: Array,
     ) -> tuple[ArrayTree, Metrics]:
-        """Returns the gradient of a minibatch, the sum over its parts, and its metrics.
+        """Returns the gradient of a minibatch, the sum over its parts on all devices, and its metrics on this one.
 
         Args:
           loss: (params, part) -> (loss, metrics); the losses of a minibatch's parts add up to its own.
@@ -173,7 +176,9 @@ class Layout:
             return jax.tree.map(jnp.add, old[0], gradient), metrics.add(old[1], new)
 
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, jnp.int32(0)))
-        return part(jnp.int32(0)) if self.num_parts == 1 else jax.lax.fori_loop(0, self.num_parts, add, nothing)
+        one = self.num_parts == 1
+        gradient, new = part(jnp.int32(0)) if one else jax.lax.fori_loop(0, self.num_parts, add, nothing)
+        return self.axis.sum(gradient), new
 
     def take(self, rings: Sequence[Segment], slot: Array, batch: Batch, j: Array, k: Array) -> Part:
         """Returns part `k` of minibatch `j`, both int32 scalars; for the others see `gradient`."""
@@ -227,6 +232,7 @@ def layout(settings: Any, env: Env, whole: bool) -> Layout:
         num_groups=groups,
         whole=whole,
         micro_batch=micro_batch,
+        axis=env.axis,
     )
     # Counted in int32 as the updates are spread over the beats.
     integer("updates of a round times its timesteps", made.num_updates * length * groups, low=1)

@@ -20,7 +20,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.types import Array, ArrayTree, EnvSpec, Policy, TimeStep
+from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeStep
 
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
@@ -52,13 +52,13 @@ def init(shape: Any) -> Moments:
     return Moments(jnp.float32(0), mean, squares)
 
 
-def update(moments: Moments, observation: ArrayTree) -> Moments:
-    """Adds observations `[B, n...]` (Chan et al. 1979, Updating formulae for computing sample variances)."""
+def update(moments: Moments, observation: ArrayTree, axis: Axis = ALONE) -> Moments:
+    """Adds observations `[B, n...]` of all devices (Chan et al. 1979, Updating formulae for computing variances)."""
     b = jax.tree.leaves(observation)[0].shape[0]
     jax.tree.map(lambda old, new: chex.assert_shape(new, (b, *old.shape)), moments.mean, observation)
-    mean = jax.tree.map(lambda x: x.mean(axis=0), observation)
-    squares = jax.tree.map(lambda x, mean: ((x - mean) ** 2).sum(axis=0), observation, mean)
-    return _merged(moments, b, mean, squares)
+    mean = axis.mean(jax.tree.map(lambda x: x.mean(axis=0), observation))
+    squares = axis.sum(jax.tree.map(lambda x, mean: ((x - mean) ** 2).sum(axis=0), observation, mean))
+    return _merged(moments, b * axis.size, mean, squares)
 
 
 def _merged(moments: Moments, b: int | Array, mean: ArrayTree, squares: ArrayTree) -> Moments:
@@ -110,7 +110,7 @@ def init_rewards(num_groups: int, num_envs: int) -> Rewards:
     return Rewards(init(()), tuple(jnp.zeros(num_envs) for _ in range(num_groups)))
 
 
-def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float) -> Rewards:
+def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float, axis: Axis = ALONE) -> Rewards:
     """Adds the rewards of one timestep of group `g`; those that begin an episode do not count.
 
     Args:
@@ -118,12 +118,13 @@ def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float
       g: Index of the group.
       timestep: Fields `[B]`; the observation is not used.
       discount: Discount γ of a timestep.
+      axis: The devices whose rewards are added.
     """
     live = ~timestep.first
     returns = jnp.where(live, rewards.returns[g] * discount + timestep.reward, rewards.returns[g])
-    num = live.sum(dtype=jnp.float32)
-    mean = returns.mean(where=live | (num == 0))
-    merged = _merged(rewards.moments, num, mean, ((returns - mean) ** 2).sum(where=live))
+    num, total = axis.sum((live.sum(dtype=jnp.float32), returns.sum(where=live)))
+    mean = total / jnp.maximum(num, 1.0)
+    merged = _merged(rewards.moments, num, mean, axis.sum(((returns - mean) ** 2).sum(where=live)))
     moments = jax.tree.map(lambda new, old: jnp.where(num > 0, new, old), merged, rewards.moments)
     left = jnp.where(live & timestep.terminated, 0.0, returns)
     return Rewards(moments, (*rewards.returns[:g], left, *rewards.returns[g + 1 :]))

@@ -203,8 +203,8 @@ def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
     return enough
 
 
-def latest(replay: Replay) -> ArrayTree:
-    """Returns the observations `[B, ...]` of the latest row."""
+def latest(replay: Replay) -> TimeStep:
+    """Returns the latest row, leaves `[B, ...]`."""
     place = (replay.rows - 1) % replay.action.shape[0]
     take = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
-    return jax.tree.map(take, replay.timestep.observation)
+    return jax.tree.map(take, replay.timestep)

@@ -1,4 +1,9 @@
-"""Populations that are played on other machines, by actors of Ray.
+"""Several machines: processes that learn together, and populations that are played by actors of Ray.
+
+    vx.distributed.initialize()  # in every process, first of all; then everything as in one process
+    algorithm = vx.learn(vx.A3C(), network, env)
+
+Each process has environments of its own, and one exchange an update adds up the gradients.
 
     workers = vx.distributed.ray(num_actors="nodes")
     algorithm = vx.evolve(vx.GA(population_size=1_000), network, env, workers=workers)
@@ -7,6 +12,7 @@ What travels is small: episodes to play, a few numbers each, and their returns, 
 at most the few bases, once a generation and node.
 """
 
+from volvox.distributed.processes import initialize
 from volvox.distributed.settings import ray
 
-__all__ = ["ray"]
+__all__ = ["initialize", "ray"]

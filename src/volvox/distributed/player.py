@@ -270,19 +270,16 @@ class _Sent:
 
     def renew(self, request: Request) -> None:
         """Takes the bases of the next phase, which may be those of the last one."""
-        population, origin = request.population, request.origin
-        leaves = jax.tree.leaves(population.bases)
-        num_bases = leaves[0].shape[0] if leaves else 0
-        self.explicit = origin is None and num_bases > 1 and not np.asarray(population.scale).any()
-        if len(leaves) == len(self._leaves) and all(a is b for a, b in zip(leaves, self._leaves, strict=True)):
-            return
-        before, self._leaves, self.names = self.names, leaves, bases_.digests(population.bases)
-        self._host = []
-        if origin is not None and before and before != self.names:
-            self.origin = Origin(before, jax.tree.map(np.asarray, origin))
-        elif before != self.names:
-            self.origin = None
-        self._pieces = {name: piece for name, piece in self._pieces.items() if name in self.names}
+        origin, leaves = request.origin, jax.tree.leaves(request.population.bases)
+        if len(leaves) != len(self._leaves) or any(a is not b for a, b in zip(leaves, self._leaves, strict=True)):
+            before, self._leaves, self._host = self.names, leaves, []
+            self.names = bases_.digests(request.population.bases)
+            if before != self.names:
+                members = jax.tree.map(np.asarray, origin)
+                self.origin = Origin(before, members) if origin is not None and before else None
+            self._pieces = {name: piece for name, piece in self._pieces.items() if name in self.names}
+        few = len(self.names) == 1 or set(self.names) == {bases_.ZEROS}
+        self.explicit = origin is None and not few and not np.asarray(request.population.scale).any()
 
     def piece(self, missing: tuple[Digest, ...], remote: Remote) -> tuple[Any, int]:
         """Makes some of the missing bases ready to be fetched: their reference, and the bytes that travel."""

@@ -187,9 +187,9 @@ class _Functions:
                 found.update(array.tobytes())
         return found.hexdigest()[:16]
 
-    def init(self, key: Array, *, num_envs: int) -> FunctionalState:
-        """Returns the state in which all environments of a group are about to begin an episode."""
-        keys = jax.random.split(key, num_envs)
+    def init(self, key: Array, index: int | Array, *, num_envs: int) -> FunctionalState:
+        """Returns the state in which all environments of group `index` are about to begin an episode."""
+        keys = _keys(key, index, num_envs)
         return FunctionalState(
             key=keys,
             # Replaced at the first `recv`, which resets everywhere; here for its shapes.
@@ -212,6 +212,12 @@ class _Functions:
         return FunctionalState(key, inner, elapsed, done, state.action), timestep
 
 
+def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
+    """Returns the keys `[B]` of the environments of group `index`, each by its number among those of all groups."""
+    numbers = index * num_envs + jnp.arange(num_envs)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+
+
 def _arrays(jaxpr: Any, constants: Iterable[Any] = ()) -> Iterator[np.ndarray]:
     """The constant arrays of a jaxpr and of those that it calls."""
     values = [*constants, *(atom.val for equation in jaxpr.eqns for atom in equation.invars if hasattr(atom, "val"))]
@@ -228,7 +234,7 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
     """Makes group number `index`; `init` and `recv` are those of `_Functions`, compiled."""
 
     def key_of(seed: int) -> Array:
-        return jax.random.fold_in(jax.random.key(integer("seed", seed, low=0, high=2**32 - 1)), index)
+        return jax.random.key(integer("seed", seed, low=0, high=2**32 - 1))
 
     def receive(state: FunctionalState) -> tuple[FunctionalState, TimeStep]:
         state, timestep = recv(state, np.int32(spec.max_episode_steps))
@@ -240,12 +246,12 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
 
     def restart(state: FunctionalState, seed: int | None = None) -> FunctionalState:
         if seed is not None:
-            state = state._replace(key=jax.random.split(key_of(seed), num_envs))
+            state = state._replace(key=_keys(key_of(seed), index, num_envs))
         return state._replace(done=jnp.ones(num_envs, jnp.bool_))
 
     def rekey(state: FunctionalState, where: Array, keys: Array) -> FunctionalState:
         return state._replace(key=jnp.where(where, keys, state.key))
 
-    start = partial(init, key_of(seed), num_envs=num_envs)
+    start = partial(init, key_of(seed), index, num_envs=num_envs)
     functions = (start, receive, send, restart, lambda: None)
     return EnvGroup(spec, num_envs, not host, *functions, resumable=not host, rekey=rekey)

@@ -94,11 +94,12 @@ def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int,
     group_size(num_envs, groups)
     config = describe({**config, "num_envs": num_envs, "groups": groups})
 
-    def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options):
+    def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0, **options):
         seed, count = integer("seed", seed, low=0, high=None), env.num_groups if num_groups is None else num_groups
         size = group_size(env.num_envs if num_envs is None else num_envs, count)
         cut = _with_cutoff(spec, max_episode_steps)
-        made = (make_group(cut, size, index=index, seed=seed, host=host, **options) for index in range(count))
+        indices = range(first_group, first_group + count)
+        made = (make_group(cut, size, index=index, seed=seed, host=host, **options) for index in indices)
         return tuple(_guarded(group) for group in made)
 
     env = Env(spec, int(num_envs), int(groups), make, config)

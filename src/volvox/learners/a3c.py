@@ -147,7 +147,7 @@ class A3C:
 
     def frames_per_update(self, env: Env) -> int:
         """Emulator frames of the rounds that share an update, those that begin an episode included."""
-        return self.rounds_per_update * self.beats_per_round * env.num_envs * env.spec.frame_skip
+        return self.rounds_per_update * self.beats_per_round * env.all_envs * env.spec.frame_skip
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
@@ -205,6 +205,7 @@ class _A3C:
     beats_per_round: int
     timed_rounds: int  # the first, and as many as make an update
     unsaved: tuple[str, ...] = ()
+    parallel: bool = True
 
     @property
     def policy(self) -> Policy:
@@ -256,15 +257,15 @@ class _A3C:
 
     def update(self, learning: Learning, mean_return: Array) -> Learning:
         """Updates the parameters by the gradient gathered; sparse optimizers use the mean return."""
-        gradient = learning.gradient
+        gradient, transitions = self.env.axis.sum((learning.gradient, learning.transitions))
         if self.settings.loss_reduction == "mean":
-            gradient = jax.tree.map(lambda g: g / jnp.maximum(learning.transitions, 1.0), gradient)
+            gradient = jax.tree.map(lambda g: g / jnp.maximum(transitions, 1.0), gradient)
         further = {"step": learning.update + 1, "mean_return": mean_return}
         changes, optimizer = self.optimizer.update(gradient, learning.optimizer, learning.params, **further)
         return learning._replace(
             params=optax.apply_updates(learning.params, changes),
             optimizer=optimizer,
-            gradient=jax.tree.map(jnp.zeros_like, learning.gradient),
+            gradient=jax.tree.map(jnp.zeros_like, gradient),
             transitions=jnp.float32(0),
             update=learning.update + 1,
             metrics=metrics.add(learning.metrics, metrics.means({"gradient_norm": optax.tree.norm(gradient)})),
@@ -303,7 +304,7 @@ class _A3C:
                 learning = self.learn(acting, learning, g, jnp.int32(0), jnp.int32(self.num_batches))
         learned = acting.round - s.lag + 1  # rounds learned since the pools were made
         due = (learned > 0) & (learned % s.rounds_per_update == 0)
-        mean_return = metrics.latest_mean(acting.episodes, num_envs=self.env.num_envs)
+        mean_return = self.collecting.mean_return(acting)
         # A trip count, not a condition, so that parameters stay in place.
         learning = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, x: self.update(x, mean_return), learning)
         return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning

@@ -44,7 +44,7 @@ class Acting(NamedTuple):
     Attributes:
       round: int32: Rounds begun before this one, since the pools were made.
       beat: int32: Beats of this round before this one.
-      draws: int32: How often actions were drawn; it makes the key of the next draw.
+      draws: int32: How often each environment drew an action; it makes the keys of the next, see `Env.keys`.
       timesteps: int32: Timesteps of all environments, without those that begin an episode.
       episodes: Scores of the episodes that have ended.
       collectors: One a group; () between pools.
@@ -147,11 +147,11 @@ class Collecting:
             # The segment holds what the policy saw, so that probabilities are those of the same observations.
             timestep = timestep._replace(observation=normalization.normalize(learning.moments, seen))
         if isinstance(rewards, Rewards):
-            rewards = normalization.update_rewards(rewards, g, timestep, s.discount)
+            rewards = normalization.update_rewards(rewards, g, timestep, s.discount, self.env.axis)
             reward = reward * normalization.reward_scale(rewards)
         recurrent = self.network.reset(timestep.first, me.recurrent)
         output, value, next_recurrent = self.network.apply(learning.params, timestep.observation, recurrent)
-        action = actions.sample(jax.random.fold_in(key, acting.draws), output)
+        action = jax.vmap(actions.sample)(self.env.keys(key, acting.draws, g), output)
         if s.reward_bound is not None:
             reward = jnp.clip(reward, -s.reward_bound, s.reward_bound)
         if s.episodic_life:
@@ -162,7 +162,7 @@ class Collecting:
         ring = segments.add(ring, *place, timestep, action, log_prob, learning.update, recurrent, kept)
         me = Collector(ring, next_recurrent, running, lives, seen)
         acting = acting._replace(
-            draws=acting.draws + 1,
+            draws=acting.draws + (g == self.env.num_groups - 1),
             timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
             collectors=(*acting.collectors[:g], me, *acting.collectors[g + 1 :]),
@@ -172,7 +172,13 @@ class Collecting:
 
     def observe(self, acting: Acting, moments: Any, g: int) -> Any:
         """Returns the moments with the latest observations of group `g`; for `work`, which may change them."""
-        return normalization.update(moments, acting.collectors[g].seen) if isinstance(moments, Moments) else moments
+        if not isinstance(moments, Moments):
+            return moments
+        return normalization.update(moments, acting.collectors[g].seen, self.env.axis)
+
+    def mean_return(self, acting: Acting) -> Array:
+        """Returns the mean return of the latest episodes of all devices, for sparse optimizers."""
+        return metrics.latest_mean(acting.episodes, num_envs=self.env.all_envs, axis=self.env.axis)
 
     def row(self, acting: Acting, learning: Any, rate: Any) -> dict[str, Any]:
         """Returns the metrics of episodes, the learning rate where it changes, and of sparse networks `compression`.

@@ -11,9 +11,11 @@ import dataclasses
 import functools
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -23,15 +25,19 @@ from volvox._resources import check_memory, size_of
 from volvox._settings import describe
 from volvox.checkpoint import restored
 from volvox.data import metrics
+from volvox.data.metrics import Episodes, Metrics
 from volvox.learners import evaluation, side_by_side
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
+from volvox.loop.devices import devices_of
 from volvox.loop.driver import TIMED_EVERY, Loop, Monitor, copied, seed_of
 from volvox.loop.pipeline import Stages
 from volvox.ops.flat import by_path
-from volvox.types import Algorithm, Array, ArrayTree, Env, Interrupted
+from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted
 
 _EVALUATION_EPISODES = 10
+_OF_DEVICES = {"collectors", "replays"}
+"""Fields of `acting` that several devices have each for itself, and do not save."""
 
 
 class LearnState(NamedTuple):
@@ -76,6 +82,7 @@ def learn(
     num_evaluation_episodes: int = _EVALUATION_EPISODES,
     chunk_seconds: float = 1.0,
     host: bool = False,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Algorithm:
     """Joins a learner's settings, networks and an environment into an algorithm; one step is an iteration.
 
@@ -91,6 +98,10 @@ def learn(
       num_evaluation_episodes: Episodes of an evaluation, of each learner.
       chunk_seconds: Seconds, about, between two looks at progress and interrupts.
       host: Whether the loop is driven from Python, for platforms where it cannot be compiled whole.
+      devices: Devices that learn together as one program, each with environments of its own, as many as `env` says:
+        N devices learn what one with N times the environments would, and settings that count environments, timesteps,
+        frames or transitions count those of all. None: all devices of all processes, where
+        `volvox.distributed.initialize` was called in several; otherwise one device.
 
     Returns:
       `Algorithm`. Its rows hold the learner's own metrics; `update`, the updates so far; `frames`, the emulator frames
@@ -110,8 +121,8 @@ def learn(
       maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
 
     Raises:
-      ValueError: The network or the environment does not fit the settings, a number is not positive, or the state does
-        not fit into the memory that is free.
+      ValueError: The network or the environment does not fit the settings, a number is not positive, the learner cannot
+        learn on several devices, or the state does not fit into the memory that is free.
     """
     if not hasattr(settings, "bind") or isinstance(settings, type | nn.Module):
         wanted = "a learner's settings, such as vx.A3C() or vx.TD3(), a network, an env"
@@ -126,10 +137,19 @@ def learn(
     integer("num_evaluation_episodes", num_evaluation_episodes, low=1)
     if evaluate_every is None and num_evaluation_episodes != _EVALUATION_EPISODES:
         raise ValueError(f"num_evaluation_episodes={num_evaluation_episodes} needs evaluate_every; give both, or none.")
+    together = devices_of(devices)
+    env = env._replace(axis=together.axis)
     learner = settings.bind(network, env)
+    # What is made before the first step is made by each process alone.
+    alone = settings.bind(network, env._replace(axis=env.axis._replace(name=None)))
+    if together.mesh is not None and not getattr(learner, "parallel", False):
+        raise ValueError(
+            f"{type(settings).__name__} learns on one device of one process, and here are {env.axis.size}: A3C, PPO "
+            "and TD3 learn on several."
+        )
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
-    make_groups = functools.partial(env.make, host=host)
-    loop = Loop(stages, make_groups, beats_per_round=learner.beats_per_round, chunk_seconds=chunk_seconds)
+    make_groups, how = functools.partial(_make_groups, env, host), {"beats_per_round": learner.beats_per_round}
+    loop = Loop(stages, make_groups, **how, chunk_seconds=chunk_seconds, devices=together)
     config = {
         "algorithm": "learn",
         "settings": describe(settings),
@@ -140,10 +160,10 @@ def learn(
     if evaluate_every is not None:
         config["evaluate_every"] = integer("evaluate_every", evaluate_every, low=1, high=None)
         config["num_evaluation_episodes"] = num_evaluation_episodes
-        policies = jax.eval_shape(lambda key: learner.candidates(learner.init(key)[1]), jax.random.key(0))
+        policies = jax.eval_shape(lambda key: learner.candidates(alone.init(key)[1]), jax.random.key(0))
         sizes = {"num_learners": len(policies), "num_episodes": num_evaluation_episodes}
         evaluator = PolicyEvaluator(learner.policy, env, **sizes)
-    run = _Run(learner, loop, env, evaluator, evaluate_every or 0)
+    run = _Run(learner, loop, env, evaluator, evaluate_every or 0, alone.init)
     state = jax.eval_shape(run.init, jax.random.key(0))  # raises where something does not fit
     # Twice: an iteration works on a copy, and what it began with is kept until it ends.
     sizes = {"replay and what else acting keeps": 2 * size_of(state.acting)}
@@ -162,18 +182,27 @@ def learn(
         last_variables=run.last_variables,
         step_name="iteration",
         lock=run.lock,
+        largest=None if jax.process_count() == 1 else together.largest,
     )
+
+
+def _make_groups(env: Env, host: bool, seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
+    """Makes the groups of the device of a number."""
+    first = {"first_group": device * env.num_groups} if device else {}
+    return env.make(seed, host=host, **first)
 
 
 class _Standing(NamedTuple):
     """Where the loop stands between two iterations.
 
     Attributes:
-      learning: `LearnState.learning` of the state that goes on from here.
-      acting: `LearnState.acting` of that state, with the collectors of the pools.
+      of: `LearnState.learning` of the state that goes on from here.
+      learning: The same on all devices.
+      acting: `LearnState.acting` of that state, with the collectors of the pools, on all devices.
       iterations: Iterations made with these pools.
     """
 
+    of: Any
     learning: Any
     acting: Any
     iterations: int
@@ -186,11 +215,12 @@ class _Run:
     env: Env
     evaluator: PolicyEvaluator | None
     evaluate_every: int
+    first: Callable[[Array], tuple[Any, Any]]
     lock: Any = dataclasses.field(default_factory=threading.RLock)
 
     def init(self, key: int | Array) -> LearnState:
         init_key, run_key = jax.random.split(typed_key(key))
-        acting, learning = jax.jit(self.learner.init)(init_key)
+        acting, learning = jax.jit(self.first)(init_key)
         evaluated = () if self.evaluator is None else evaluation.init(self.learner.candidates(learning))
         return LearnState(run_key, acting, learning, 0, evaluated)
 
@@ -220,8 +250,16 @@ class _Run:
         return state._replace(acting=state.acting._replace(**parts), place=())
 
     def restore(self, saved: ArrayTree) -> LearnState:
+        if self.loop.devices.mesh is not None:  # what belongs to one device is not for several
+            own = dict.fromkeys(("collectors", *self.learner.unsaved), ())
+            saved = {**saved, "acting": {**saved["acting"], **own}, "place": ()}
+        held = {path[1] for path in by_path(saved) if path[0] == "acting"}
+
         def like(key: Array) -> LearnState:
             state = self.save(self.init(key))
+            # Several devices save less.
+            acting = state.acting._replace(**dict.fromkeys(_OF_DEVICES & {*state.acting._fields} - held, ()))
+            state = state._replace(acting=acting)
             if not any(path[0] == "place" for path in by_path(saved)):
                 return state
             groups = self.loop.make_groups(0)
@@ -234,7 +272,8 @@ class _Run:
         with one_thread(self.lock):
             try:
                 monitor = monitor or (lambda progress: False)
-                new, row = self.iteration(state, monitor)
+                with self.loop.devices.together():
+                    new, row = self.iteration(state, monitor)
                 if self.evaluator is not None:
                     new, evaluated = self.evaluate(new, state.timesteps, self.evaluator, monitor)
                     row |= evaluated
@@ -261,64 +300,86 @@ class _Run:
 
     def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
         learner, loop, frame_skip = self.learner, self.loop, self.env.spec.frame_skip
-        standing = self.stand(state, monitor)
-        begun, first = standing.acting, int(state.learning.update)
+        standing, devices = self.stand(state, monitor), self.loop.devices
+        begun, first, key = standing.acting, int(state.learning.update), devices.placed(state.key)
         # The loop donates what it is given; the state passed in, and what the last iteration returned, must outlive it.
-        acting, learning = copied((begun, state.learning))
-        learning = learning._replace(metrics=metrics.zeros(learning.metrics))
+        acting, learning = copied((begun, standing.learning))
+        learning = learning._replace(metrics=devices.placed(metrics.zeros(learning.metrics)))
         times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
         # Not in the first iteration, whose time is compilation anyway.
         if standing.iterations % TIMED_EVERY == 1 and learner.timed_rounds < rounds_left(acting):
-            if standing.iterations == 1 and monitor({"phase": "compiling"}):
+            if standing.iterations == 1 and self.stops(monitor, {"phase": "compiling"}):
                 raise Interrupted("before the stopwatch was compiled")
-            acting, learning, times = loop.time_parts(acting, learning, state.key, rounds=learner.timed_rounds)
+            acting, learning, times = loop.time_parts(acting, learning, key, rounds=learner.timed_rounds)
 
-        began, before, updates, rounds = time.perf_counter(), int(acting.timesteps), int(learning.update), 0
-        for chunk in loop.run(acting, learning, state.key, rounds_left=rounds_left):
+        began, before, updates, rounds = time.perf_counter(), self.made(begun, acting), int(learning.update), 0
+        timesteps = before
+        for chunk in loop.run(acting, learning, key, rounds_left=rounds_left):
             acting, learning = chunk.carry, chunk.memory
-            rounds += chunk.rounds
+            rounds, timesteps = rounds + chunk.rounds, self.made(begun, acting)
             self.check_finite(learning.metrics | learner.watched(learning), int(learning.update))
             progress = self.progress(state, begun, acting, _difference(learning.update, first))
-            shown = {"phase": "training", "done": progress.done, "total": progress.total}
-            shown["stepped"] = _difference(acting.timesteps, begun.timesteps)
-            frames = _difference(acting.timesteps, before) * frame_skip
-            if monitor(shown | {"frames_per_second": frames / (time.perf_counter() - began)}) and progress.rounds_left:
+            shown = {"phase": "training", "done": progress.done, "total": progress.total, "stepped": timesteps}
+            rate = (timesteps - before) * frame_skip / (time.perf_counter() - began)
+            if self.stops(monitor, shown | {"frames_per_second": rate}) and progress.rounds_left:
                 raise Interrupted(f"{progress.done} of {progress.total} {progress.unit} were made and are dropped")
         seconds = time.perf_counter() - began
 
-        timesteps = state.timesteps + _difference(acting.timesteps, begun.timesteps)
-        iterations, place, kept = standing.iterations + 1, (), acting._replace(collectors=())
-        loop.standing = _Standing(learning, acting, iterations)
-        if all(group.resumable for group in loop.groups):
-            place, kept = Place(copied(loop.envs), iterations), acting
-        row = {"update": int(learning.update), "frames": timesteps * frame_skip}
-        row |= learner.row(acting, learning, timesteps) | metrics.compute(learning.metrics)
+        iterations, place = standing.iterations + 1, ()
+        episodes, gathered = self.joined(acting.episodes, learning.metrics)
+        here, learned = devices.local((acting, learning))
+        here = here._replace(episodes=episodes)
+        loop.standing, kept = _Standing(learned, learning, acting, iterations), here._replace(collectors=())
+        if devices.mesh is None and all(group.resumable for group in loop.groups):
+            place, kept = Place(copied(loop.envs), iterations), here
+        total = state.timesteps + timesteps
+        row = {"update": int(learned.update), "frames": total * frame_skip}
+        row |= learner.row(here, learned, total) | metrics.compute(gathered)
         returns = {name: value for name, value in row.items() if name.startswith("training_")}
-        self.check_finite({"the returns of episodes": returns}, int(learning.update))
-        row["predictions_per_second"] = rounds * learner.beats_per_round * self.env.num_envs / seconds
-        row["updates_per_second"] = _difference(learning.update, updates) / seconds
-        row["frames_per_second"] = _difference(acting.timesteps, before) * frame_skip / seconds
+        self.check_finite({"the returns of episodes": returns}, int(learned.update))
+        row["predictions_per_second"] = rounds * learner.beats_per_round * self.env.all_envs / seconds
+        row["updates_per_second"] = _difference(learned.update, updates) / seconds
+        row["frames_per_second"] = (timesteps - before) * frame_skip / seconds
         if times is not None:
-            row |= times.shares(row["predictions_per_second"], working="learning")
-        return LearnState(state.key, kept, learning, timesteps, state.evaluated, place), row
+            row |= times.shares(row["predictions_per_second"] / self.env.axis.size, working="learning")
+        return LearnState(state.key, kept, learned, total, state.evaluated, place), row
+
+    def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
+        """Whether the monitor of any process asks to stop."""
+        return self.loop.devices.largest(bool(monitor(figures))) > 0
+
+    def made(self, begun: Any, acting: Any) -> int:
+        """Timesteps that all devices have made since `begun`."""
+        return _difference(*self.loop.devices.sum((acting.timesteps, begun.timesteps)))
+
+    def joined(self, episodes: Episodes, gathered: Metrics) -> tuple[Episodes, Metrics]:
+        """Returns the episodes and the metrics of all devices."""
+        devices = self.loop.devices
+        if devices.mesh is None:
+            return episodes, gathered
+        join = jax.jit(devices.mapped(functools.partial(metrics.joined, axis=self.env.axis)))
+        return devices.local(devices.waited(join(episodes, gathered)))
 
     def progress(self, state: LearnState, start: Any, acting: Any, updates: int = 0) -> Progress:
         """Returns the progress of the iteration after `state`."""
-        made = Made(state.timesteps, _difference(acting.timesteps, start.timesteps), updates)
-        return self.learner.progress(start, acting, made)
+        return self.learner.progress(start, acting, Made(state.timesteps, self.made(start, acting), updates))
 
     def stand(self, state: LearnState, monitor: Monitor) -> _Standing:
         """Returns where the loop stands if the state is its latest; otherwise the state with new pools."""
-        standing = self.loop.standing
-        if standing is not None and standing.learning is state.learning:
+        standing, devices = self.loop.standing, self.loop.devices
+        if standing is not None and standing.of is state.learning:
             return standing
-        if monitor({"phase": "compiling"}):
+        if self.stops(monitor, {"phase": "compiling"}):
             raise Interrupted("before the loop was compiled")
-        if state.place:
+        if state.place and devices.mesh is None:
             self.loop.open(0, state.place.envs)
-            return _Standing(state.learning, state.acting, state.place.iterations)
+            return _Standing(state.learning, state.learning, state.acting, state.place.iterations)
         self.loop.open(seed_of(state.key, state.timesteps))
-        return _Standing(state.learning, self.learner.begin(state.acting, self.loop.groups), 0)
+        acting = self.learner.begin(state.acting, self.loop.groups)
+        # The episodes so far are counted once.
+        later = acting._replace(episodes=jax.tree.map(jnp.zeros_like, acting.episodes))
+        acting = devices.placed(*(later if number else acting for number in devices.numbers))
+        return _Standing(state.learning, devices.placed(state.learning), acting, 0)
 
     def check_finite(self, watched: dict[str, ArrayTree], update: int) -> None:
         wrong = [name for name, tree in watched.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]

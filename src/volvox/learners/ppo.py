@@ -125,11 +125,11 @@ class PPO:
 
     def timesteps_per_round(self, env: Env) -> int:
         """Timesteps of all environments in a round, those that begin an episode included."""
-        return env.num_envs * (self.segment_length + (self.lag == 0))
+        return env.all_envs * (self.segment_length + (self.lag == 0))
 
     def bind(self, network: nn.Module, env: Env) -> "_PPO":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
-        functions, beats = actor_critic(network, env.spec), self.timesteps_per_round(env) // env.num_envs
+        functions, beats = actor_critic(network, env.spec), self.segment_length + (self.lag == 0)
         collecting = Collecting(self, env, functions, num_segments=self.lag + 1, length=beats, with_values=True)
         layout = minibatches.layout(self, env, whole=collecting.recurrent)
         return _PPO(self, functions, collecting, layout, beats, collecting.policy)
@@ -171,6 +171,7 @@ class _PPO:
     policy: Policy
     timed_rounds: int = 2
     unsaved: tuple[str, ...] = ()
+    parallel: bool = True
 
     def prepare(self, acting: Acting, learning: Learning, key: Array, slot: Array) -> Learning:
         """Computes returns and advantages (equation 11) of the segments at `slot`, and shuffles them for all epochs."""
@@ -183,7 +184,7 @@ class _PPO:
         advantage = target - part.value
         key = jax.random.fold_in(jax.random.fold_in(key, _SHUFFLES), learning.round)
         batch = self.layout.shuffle(key, target, advantage, part.valid, normalize=s.normalize_advantages)
-        spread, left = (jnp.var(x, where=part.valid) for x in (target, advantage))
+        spread, left = (metrics.variance(x, part.valid, self.layout.axis) for x in (target, advantage))
         new = metrics.means({"explained_variance": jnp.where(spread > 0, 1 - left / spread, 0.0)})
         learning = learning._replace(batch=batch, stopped=jnp.array(False), round=learning.round + 1)
         return learning._replace(metrics=metrics.add(learning.metrics, new))
@@ -220,11 +221,10 @@ class _PPO:
         loss, rings = functools.partial(self.loss, update=learning.update), [me.ring for me in acting.collectors]
         gradient, new = self.layout.gradient(loss, learning.params, rings, slot, learning.batch, j)
         new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
-        mean_return = metrics.latest_mean(acting.episodes, num_envs=self.collecting.env.num_envs)
-        further = {"step": learning.update + 1, "mean_return": mean_return}  # for sparse optimizers
+        further = {"step": learning.update + 1, "mean_return": self.collecting.mean_return(acting)}  # if it is sparse
         s, optimizer = self.settings, self.optimizer(self.rate(learning))
         changes, state = optimizer.update(gradient, learning.optimizer, learning.params, **further)
-        kl: Any = new["approx_kl"]
+        kl: Any = self.layout.axis.sum(new["approx_kl"])
         stopped = ((j + 1) % s.num_minibatches == 0) & (kl.total > (s.kl_stop or jnp.inf) * kl.num)
         changed = {"params": optax.apply_updates(learning.params, changes), "optimizer": state, "stopped": stopped}
         return learning._replace(**changed, update=learning.update + 1, metrics=metrics.add(learning.metrics, new))

@@ -45,6 +45,9 @@ class Learner(Protocol):
     which `act` increases and which may overflow (`LearnState.timesteps` cannot), and `collectors`, which belong to the
     environments' states and are () without them. `learning` has the fields `update`, int32, the number of updates,
     and `metrics` (see `volvox.data.metrics`), which is set to zero before each iteration.
+
+    A learner that has the attribute `parallel`, True, may run on several devices as one program (`Env.axis`): what it
+    learns is then equal on all of them, because it learns from sums over all; and `acting` has the field `episodes`.
     """
 
     @property
@@ -134,5 +137,5 @@ def timesteps_progress(
     total = per_iteration * num_learners
     missing = total - made.before % total - made.timesteps
     # Timesteps that begin an episode do not count, so that these rounds may not be enough, and some follow.
-    rounds_left = max(-(-missing // (env.num_envs * beats_per_round)), 0)
+    rounds_left = max(-(-missing // (env.all_envs * beats_per_round)), 0)
     return Progress(made.timesteps // num_learners, per_iteration, "timesteps", rounds_left)

@@ -19,7 +19,7 @@ from volvox.data.normalization import Rewards
 from volvox.data.replay import Batch
 from volvox.sparsity import compression, is_sparse, masks_of, pruned, table
 from volvox.sparsity.masks import is_grouped
-from volvox.types import ArrayTree, Env, TimeStep
+from volvox.types import ArrayTree, Axis, Env, TimeStep
 
 MOST_CREDIT = 2**30
 """The most that timesteps can add up to before updates are made for them, far from where an int32 ends."""
@@ -89,11 +89,13 @@ def init_rewards(settings: Any, env: Env) -> Rewards | tuple[()]:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (settings.num_learners, *x.shape)), made)
 
 
-def update_rewards(rewards: Rewards | tuple[()], g: int, timestep: TimeStep, discount: float) -> Rewards | tuple[()]:
+def update_rewards(
+    rewards: Rewards | tuple[()], g: int, timestep: TimeStep, discount: float, axis: Axis
+) -> Rewards | tuple[()]:
     """Adds the rewards `[S, B / S]` of group `g`, if rewards are scaled; see `normalization.update_rewards`."""
     if not isinstance(rewards, Rewards):
         return ()
-    return jax.vmap(lambda old, x: normalization.update_rewards(old, g, x, discount))(rewards, timestep)
+    return jax.vmap(lambda old, x: normalization.update_rewards(old, g, x, discount, axis))(rewards, timestep)
 
 
 def scaled(batches: Batch, rewards: Rewards | tuple[()]) -> Batch:

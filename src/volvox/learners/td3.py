@@ -106,13 +106,13 @@ class TD3:
     def bind(self, network: ActorAndCritic, env: Env) -> "_TD3":
         """Returns the learners; raises ValueError if networks or environment do not fit the settings."""
         networks = actor_and_critics(network, env.spec)
-        group = group_size(env.num_envs, env.num_groups)
+        group = group_size(env.num_envs, env.num_groups) * env.axis.size  # on all devices
         ratio = update_ratio(self, group)
-        if self.batch_size % (groups := env.num_groups):
+        if self.batch_size % (groups := env.num_groups * env.axis.size):
             raise ValueError(f"batch_size={self.batch_size} must be a multiple of the number of groups, {groups}.")
         if network.representation is not None and self.n_step != 1:
             raise ValueError(f"n_step={self.n_step}: a representation predicts one timestep ahead; take 1.")
-        width = env.num_envs // self.num_learners
+        width = env.all_envs // self.num_learners
         return _TD3(
             settings=self,
             env=env,
@@ -120,7 +120,7 @@ class TD3:
             num_updates=int(ratio * group),
             ratio=ratio,
             num_rows=replay.num_rows(self.replay_size, width, batch_size=self.batch_size, n_step=self.n_step),
-            unsaved=() if self.save_replay else ("replays",),
+            unsaved=() if self.save_replay and env.axis.size == 1 else ("replays",),
         )
 
 
@@ -128,7 +128,7 @@ class Acting(NamedTuple):
     """What acting changes.
 
     Attributes:
-      draws: int32: How often actions were drawn; it makes the key of the next draw.
+      draws: int32: How often each environment drew an action; it makes the keys of the next, see `Env.keys`.
       timesteps: int32: Timesteps of all environments, without those that begin an episode.
       credit: int32: A timestep adds the numerator of `_TD3.ratio`, an update takes the denominator. Below 0 actions are
         random. A count of all timesteps would overflow; this cannot.
@@ -191,6 +191,7 @@ class _TD3:
     ratio: Fraction  # updates for each timestep of any environment
     num_rows: int  # rows of a group's replay
     unsaved: tuple[str, ...]
+    parallel: bool = True
     beats_per_round: int = 1
     timed_rounds: int = 20
     finish: None = None
@@ -267,7 +268,7 @@ class _TD3:
             return optax.apply_updates(params, updates), state
 
         rate = setting(self.settings, "learning_rate")
-        return metrics.means(new), *jax.vmap(one)(gradient, state, params, rate, mean_return)
+        return metrics.means(new), *jax.vmap(one)(self.env.axis.mean(gradient), state, params, rate, mean_return)
 
     def optimizer(self, rate: Array) -> optax.GradientTransformationExtraArgs:
         return gradient_transformation(self.settings.optimizer, None if self.settings.learning_rate is None else rate)
@@ -279,20 +280,18 @@ class _TD3:
         episodes, running = jax.vmap(metrics.update_episodes)(acting.episodes, acting.collectors[g], scored)
         chosen = jax.vmap(self.choose)(_variables(learning), self.split(timestep.observation))
         # One draw for both kinds: making random numbers takes a loop each time.
-        drawn = jax.random.uniform(jax.random.fold_in(key, acting.draws), chosen.shape, minval=_OPEN, maxval=1.0)
+        draw = functools.partial(jax.random.uniform, shape=chosen.shape[2:], minval=_OPEN, maxval=1.0)
+        drawn = jax.vmap(draw)(self.env.keys(key, acting.draws, g)).reshape(chosen.shape)
         noise = setting(s, "exploration_noise")[:, None, None] * (2**0.5 * jax.lax.erf_inv(drawn))
-        action = jnp.where(acting.credit < 0, drawn, jnp.clip(chosen + noise, -1.0, 1.0))
-        action = action.reshape(-1, action.shape[-1])
+        action = jnp.where(acting.credit < 0, drawn, jnp.clip(chosen + noise, -1.0, 1.0)).reshape(-1, chosen.shape[-1])
         rows = replay.add(acting.replays[g], timestep, action)
-        count = (~timestep.first).sum(dtype=jnp.int32)
-        acting = Acting(
-            draws=acting.draws + 1,
-            timesteps=acting.timesteps + count,
-            credit=jnp.minimum(acting.credit + count * self.ratio.numerator, MOST_CREDIT),
+        acting = acting._replace(
+            draws=acting.draws + (g == self.env.num_groups - 1),
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
             replays=(*acting.replays[:g], rows, *acting.replays[g + 1 :]),
             collectors=(*acting.collectors[:g], running, *acting.collectors[g + 1 :]),
-            rewards=side_by_side.update_rewards(acting.rewards, g, scored, s.discount),
+            rewards=side_by_side.update_rewards(acting.rewards, g, scored, s.discount, self.env.axis),
         )
         return acting, self.networks.scale(action)
 
@@ -303,17 +302,19 @@ class _TD3:
 
     def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
         """Makes the updates that are due for the timesteps so far, after group `g` has added its own."""
-        s = self.settings
+        s, axis, newest = self.settings, self.env.axis, replay.latest(acting.replays[g])
+        width = self.env.all_envs // s.num_learners
         if s.normalize_observations:
-            newest = self.split(replay.latest(acting.replays[g]))
-            learning = learning._replace(moments=jax.vmap(normalization.update)(learning.moments, newest))
+            update = jax.vmap(functools.partial(normalization.update, axis=axis))
+            learning = learning._replace(moments=update(learning.moments, self.split(newest.observation)))
+        added = axis.sum((~newest.first).sum(dtype=jnp.int32)) * self.ratio.numerator
+        credit = jnp.minimum(acting.credit + added, MOST_CREDIT)
         # A resumed run may have to fill its replay anew.
-        filled = replay.filled(acting.replays, s.random_timesteps * s.num_learners, s.n_step)
-        latest_mean = functools.partial(metrics.latest_mean, num_envs=self.env.num_envs // s.num_learners)
-        mean_return = jax.vmap(latest_mean)(acting.episodes)
+        filled = replay.filled(acting.replays, s.random_timesteps * s.num_learners // axis.size, s.n_step)
+        mean_return = jax.vmap(functools.partial(metrics.latest_mean, num_envs=width, axis=axis))(acting.episodes)
 
         # Drawn for all updates of the beat at once.
-        key = jax.random.fold_in(jax.random.fold_in(key, _LEARNING), learning.update)
+        key = functools.reduce(jax.random.fold_in, (_LEARNING, learning.update, axis.index()), key)
         keys = jax.random.split(key, s.num_learners + 1)
         batches = self.sample(keys[1:], acting)
         noise = jax.random.normal(keys[0], batches.action.shape)
@@ -322,15 +323,14 @@ class _TD3:
             batch, drawn = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batches, noise))
             return self.update(learning, batch, drawn, mean_return)
 
-        due = jnp.where(filled, jnp.clip(acting.credit // self.ratio.denominator, 0, self.num_updates), 0)
-        acting = acting._replace(credit=acting.credit - due * self.ratio.denominator)
+        due = jnp.where(filled, jnp.clip(credit // self.ratio.denominator, 0, self.num_updates), 0)
+        acting = acting._replace(credit=credit - due * self.ratio.denominator)
         # A trip count, not a condition, so that what is learned stays in place.
         return acting, jax.lax.fori_loop(0, due, one, learning)
 
     def sample(self, keys: Array, acting: Acting) -> Batch:
-        """Returns the batches of all updates of a beat, leaves `[U, S, N, ...]`."""
-        s = self.settings
-        sizes = (s.batch_size, self.num_updates)
+        """Returns this device's share of the batches of a beat's updates, leaves `[U, S, N, ...]`."""
+        s, sizes = self.settings, (self.settings.batch_size // self.env.axis.size, self.num_updates)
         batches = replay.sample_batches(keys, acting.replays, *sizes, discount=s.discount, n_step=s.n_step)
         return side_by_side.scaled(batches, acting.rewards)
 
@@ -385,7 +385,7 @@ class _TD3:
         n = self.settings.num_learners
         row = {"timesteps": timesteps // n, "episodes": int(acting.episodes.total.sum())}
         row |= side_by_side.compression_row(learning.params._asdict(), learning.optimizer._asdict(), n)
-        return row | side_by_side.score_row(acting.episodes, self.env.num_envs // n)
+        return row | side_by_side.score_row(acting.episodes, self.env.all_envs // n)
 
     def candidates(self, learning: Learning) -> list[Variables]:
         return [side_by_side.pick(_variables(learning), i) for i in range(self.settings.num_learners)]

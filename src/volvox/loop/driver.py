@@ -22,6 +22,7 @@ import numpy as np
 
 from volvox._checks import typed_key
 from volvox.loop import pipeline
+from volvox.loop.devices import ALONE, Devices, joined
 from volvox.loop.pipeline import LoopState, RunChunk, Stages, Times
 from volvox.types import Array, ArrayTree, EnvGroup
 
@@ -33,8 +34,9 @@ there."""
 _MOST_ROUNDS = 2**20  # in one chunk
 _PATIENCE = 600.0
 """Seconds for a chunk, which lasts about a second; compilation is not counted."""
+_BLOCKED = "an environment blocks, or a thread of the emulators died"
 _abandoned: list[EnvGroup] = []
-"""Pools whose emulators never answered. A compiled program holds their address, so that they may not be freed."""
+"""Pools whose program never ended. A compiled program holds their address, so that they may not be freed."""
 
 
 class Chunk(NamedTuple):
@@ -63,7 +65,9 @@ class Loop:
 
     Attributes:
       make_groups: seed -> new groups.
-      groups: The pools; () while closed.
+      devices: The devices that run the loop. With several, `carry`, `memory` and `constants` are as `Devices.placed`
+        makes them.
+      groups: The pools, as many as one device has; () while closed.
       envs: The environments' states between two chunks, one a group. The next chunk donates them.
       run_chunk: The form of the loop that runs them, for tests that read what was compiled.
       standing: A mark for the caller, to tell whether a state goes on from where the loop stands; None after `open`,
@@ -73,25 +77,28 @@ class Loop:
     def __init__(
         self,
         stages: Stages,
-        make_groups: Callable[[int], tuple[EnvGroup, ...]],
+        make_groups: Callable[..., tuple[EnvGroup, ...]],
         *,
         beats_per_round: int = 1,
         chunk_seconds: float = 1.0,
+        devices: Devices = ALONE,
     ):
         """Prepares the loop; pools are made by `open`.
 
         Args:
           stages: The algorithm's part in the loop.
-          make_groups: seed -> new groups of environments, of one size; for example `env.make`.
+          make_groups: seed -> new groups of environments, of one size; for example `env.make`. With several devices
+            (seed, number of the device) -> its groups.
           beats_per_round: Beats of a round.
           chunk_seconds: About how long a chunk takes: how often progress and interrupts are looked at.
+          devices: The devices that run the loop as one program, each with groups of its own.
 
         Raises:
           ValueError: `chunk_seconds` is not a positive number.
         """
         if not 0 < chunk_seconds < float("inf"):
             raise ValueError(f"chunk_seconds={chunk_seconds}: give a positive number of seconds.")
-        self._stages, self.make_groups = stages, make_groups
+        self._stages, self.make_groups, self.devices = stages, make_groups, devices
         self._beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
         self.envs: tuple[ArrayTree, ...] = ()
         self._rounds = 4  # of the next chunk
@@ -110,12 +117,19 @@ class Loop:
         """
         self.close()
         with self._closed_on_failure():
-            self.groups = tuple(self.make_groups(seed))
+            self.groups = self._made(seed)
             form = pipeline.traced if all(group.traceable for group in self.groups) else pipeline.driven
-            self.run_chunk = form(self._stages, self.groups, beats_per_round=self._beats_per_round)
-            self._time_parts = pipeline.timed(self._stages, self.groups, beats_per_round=self._beats_per_round)
+            how = {"beats_per_round": self._beats_per_round, "devices": self.devices}
+            self.run_chunk = form(self._stages, self.groups, **how)
+            self._time_parts = pipeline.timed(self._stages, self.groups, **how)
             self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in self.groups]
             self.envs = copied(envs) or tuple(group.init() for group in self.groups)
+
+    def _made(self, seed: int) -> tuple[EnvGroup, ...]:
+        """Makes the pools of this process's devices."""
+        if self.devices.mesh is None:
+            return tuple(self.make_groups(seed))
+        return joined(self.devices, [self.make_groups(seed, number) for number in self.devices.numbers])
 
     def restart(self, seed: int | None = None) -> None:
         """Drops all episodes and begins new ones in the same pools, seeded by `seed` where they can be."""
@@ -151,15 +165,17 @@ class Loop:
           RuntimeError: the loop is not open.
           TimeoutError: the environments did not answer within ten minutes, though a chunk lasts about a second. Their
             program cannot be stopped, and keeps the process from ending in the usual way: end it by `os._exit`.
+          ConnectionError: Another process of this run ended, or does not answer.
         """
         self.standing = None
         while (left := _MOST_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
                 state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
-                done = self._waited(done)
+                answered = f"{self.groups[0].spec.name} did not answer within {_PATIENCE:g} seconds: {_BLOCKED}"
+                done = int(self.devices.waited(done, _PATIENCE, on_timeout=answered))
+                seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
             self.envs, carry, memory = state
-            seconds = time.perf_counter() - began
             if done == self._rounds:  # a chunk that was cut short says little of how long a round takes
                 # Towards chunks of the asked length, at most doubling: the first chunks include compilation.
                 factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
@@ -198,27 +214,11 @@ class Loop:
         self.run_chunk = self._time_parts = _not_open
         self.groups, self.envs, self.standing = (), (), None
 
-    def _waited(self, done: Any) -> int:
-        """Waits for the number of rounds that were done."""
-        # Pauses are added up: a clock would go on while the process, and its emulators with it, are stopped (Ctrl-Z).
-        waited, pause = 0.0, 1e-5
-        is_ready: Callable[[], bool] = getattr(done, "is_ready", lambda: True)  # an int is there at once
-        while not is_ready():
-            if waited > _PATIENCE:
-                raise TimeoutError(
-                    f"{self.groups[0].spec.name} did not answer within {_PATIENCE:g} seconds: an environment blocks, "
-                    "or a thread of the emulators died"
-                )
-            time.sleep(pause)
-            waited += pause
-            pause = min(2 * pause, 1e-3)
-        return int(done)
-
     @contextlib.contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
         try:
             yield
-        except TimeoutError:
+        except (ConnectionError, TimeoutError):
             _abandoned.extend(self.groups)
             self.groups = ()
             self.close()

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
+from volvox.loop.devices import ALONE, Devices
 from volvox.ops.order import after
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
@@ -71,13 +72,16 @@ RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
 remains."""
 
 
-def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> RunChunk:
+def traced(
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
+) -> RunChunk:
     """The fast form: a chunk of rounds as one compiled, donated program.
 
     Args:
       stages: The algorithm.
       groups: Traceable groups; they must outlive the returned function.
       beats_per_round: Beats of a round.
+      devices: The devices that run it as one program.
 
     Returns:
       A `RunChunk`: a `functools.partial` whose `func` is the `jax.jit` function, for tests that read its program.
@@ -126,8 +130,7 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         envs[0] = after(envs[0], (carry, memory), zero, required=False)
         return LoopState(tuple(envs), carry, memory)
 
-    @partial(jax.jit, donate_argnums=0)
-    def chunk(state: LoopState, constants: ArrayTree, rounds: Array | int, *, zero: Array):
+    def rounds_of(state: LoopState, constants: ArrayTree, rounds: Array | int, zero: Array):
         def unfinished(loop):
             done, state = loop
             return (done < rounds) & (True if stages.remaining is None else stages.remaining(state.carry))
@@ -139,16 +142,23 @@ def traced(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
         done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
         return state, done
 
-    return partial(chunk, zero=jnp.int32(0))
+    @partial(jax.jit, donate_argnums=0)
+    def chunk(state: LoopState, constants: ArrayTree, rounds: Array | int, *, zero: Array):
+        return devices.mapped(rounds_of)(state, constants, rounds, zero)
+
+    return partial(chunk, zero=devices.placed(jnp.int32(0)))
 
 
-def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1) -> RunChunk:
+def driven(
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
+) -> RunChunk:
     """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
 
     Args:
       stages: The algorithm.
       groups: Groups of any kind; made with `host=True` where they cannot be traced.
       beats_per_round: Beats of a round.
+      devices: The devices that run it as one program.
 
     Returns:
       A `RunChunk`.
@@ -157,7 +167,7 @@ def driven(stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int =
       ValueError: there are no groups, they differ in size, or a round has no beat.
     """
     _check(groups, beats_per_round)
-    calls = _Calls(stages, groups)
+    calls = _Calls(stages, groups, devices)
 
     def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
@@ -212,7 +222,7 @@ class Times(NamedTuple):
 
 
 def timed(
-    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
 ) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
     """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
 
@@ -224,6 +234,7 @@ def timed(
       stages: The algorithm.
       groups: Groups of one size.
       beats_per_round: Beats of a round.
+      devices: The devices that run it as one program.
 
     Returns:
       (state, constants, rounds) -> (state, times). `rounds` is at least 2: the first one, which may compile, is not
@@ -234,7 +245,7 @@ def timed(
         rounds.
     """
     _check(groups, beats_per_round)
-    calls, num_groups, group_size = _Calls(stages, groups), len(groups), groups[0].num_envs
+    calls, num_groups, group_size = _Calls(stages, groups, devices), len(groups), groups[0].num_envs
 
     def run(state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
         integer("rounds", rounds, low=2)
@@ -250,15 +261,17 @@ def timed(
                 if calls.active(carry, g):
                     if waiting[g] is None:
                         envs[g], waiting[g] = jax.block_until_ready(calls.recv(g, envs[g], carry, constants))
-                    carry, actions[g] = _stopped(spent["acting"], calls.act, carry, memory, constants, g, waiting[g])
+                    carry, actions[g] = calls.stopped(
+                        spent["acting"], calls.act, carry, memory, constants, g, waiting[g]
+                    )
                     if beat == last:  # the last actions stay in flight, as in the other forms
                         envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
                     else:
                         given = (g, envs[g], actions[g], carry, constants)
-                        envs[g], waiting[g] = _stopped(spent["emulators"], calls.step, *given)
-                carry, memory = _stopped(spent["working"], calls.work, carry, memory, constants, g)
+                        envs[g], waiting[g] = calls.stopped(spent["emulators"], calls.step, *given)
+                carry, memory = calls.stopped(spent["working"], calls.work, carry, memory, constants, g)
             if (beat + 1) % beats_per_round == 0:
-                carry, memory = _stopped(spent["working"], calls.finish, carry, memory, constants)
+                carry, memory = calls.stopped(spent["working"], calls.finish, carry, memory, constants)
         for g in range(num_groups):
             if waiting[g] is not None:
                 envs[g] = calls.send[g](envs[g], actions[g])
@@ -270,38 +283,54 @@ def timed(
     return run
 
 
-def _stopped(spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
-    """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
-    began = time.perf_counter()
-    result = jax.block_until_ready(call(*args))
-    spent.append(time.perf_counter() - began)
-    return result
-
-
 class _Calls:
     """The groups' functions and the stages, as Python calls them."""
 
-    def __init__(self, stages: Stages, groups: Sequence[EnvGroup]):
-        self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in groups]
+    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices):
+        self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
         self._groups, self._stages = groups, stages
+        self._wait = jax.block_until_ready if devices.mesh is None else devices.waited
         if stages.episode_keys is not None:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
-        self.send = [jax.jit(group.send) if group.traceable else group.send for group in groups]
-        self.act = jax.jit(stages.act, static_argnums=3, donate_argnums=0)
-        self.work = jax.jit(stages.work, static_argnums=3, donate_argnums=(0, 1))
+        self.send = [compiled(group.send, devices) if group.traceable else group.send for group in groups]
+        self.act = compiled(stages.act, devices, static=3, donate=(0,))
+        self.work = compiled(stages.work, devices, static=3, donate=(0, 1))
         self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
         self.remaining = jax.jit(stages.remaining) if stages.remaining else lambda carry: True
         self.finish = lambda carry, memory, constants: (carry, memory)
         if stages.finish is not None:
-            self.finish = jax.jit(stages.finish, donate_argnums=(0, 1))
+            self.finish = compiled(stages.finish, devices, donate=(0, 1))
 
     def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
         """Waits for a group; episodes that begin have their keys."""
         return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
 
+    def stopped(self, spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
+        """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
+        began = time.perf_counter()
+        result = self._wait(call(*args))
+        spent.append(time.perf_counter() - began)
+        return result
+
     def step(self, g: int, env: ArrayTree, action: Array, carry: ArrayTree, constants: ArrayTree) -> Any:
         """Sends actions to a group, and receives what they led to."""
         return self.recv(g, self.send[g](env, action), carry, constants)
+
+
+def compiled(
+    function: Callable[..., Any], devices: Devices, *, static: int | None = None, donate: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Returns a function that all devices call, compiled; `static` and `donate` are as in `jax.jit`."""
+    if devices.mesh is None:
+        return jax.jit(function, static_argnums=static, donate_argnums=donate)
+    if static is None:
+        return jax.jit(devices.mapped(function), donate_argnums=donate)
+
+    def call(*args: Any) -> Any:
+        arrays = (*args[:static], *args[static + 1 :])
+        return devices.mapped(lambda *given: function(*given[:static], args[static], *given[static:]))(*arrays)
+
+    return jax.jit(call, static_argnums=static, donate_argnums=donate)
 
 
 def _keyed(

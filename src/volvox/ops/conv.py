@@ -20,7 +20,6 @@ from volvox.ops.matmul import served
 from volvox.types import Array
 
 Padding = str | Sequence[tuple[int, int]]
-_CACHED = 2**17  # numbers, half a megabyte
 
 
 class Window(NamedTuple):
@@ -253,35 +252,27 @@ def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[A
       (as x, as kernel).
     """
     chex.assert_shape(g, (x.shape[0], *window.output_size(*x.shape[1:3]), kernel.shape[3]))
-    of_blocks = _gradient_of_blocks(_to_taps(kernel, window), g)
-    of_taps = _gradient_of_taps(x, g, window)
+    blocks = _to_blocks(x, g, window)
+    taps = _to_taps(kernel, window)
+    of_blocks = _gradient_of_blocks(taps, g)
+    of_taps = _gradient_of_taps(blocks, g, window.taps)
     return _from_blocks(of_blocks, x, window), _from_taps(of_taps, kernel, window)
 
 
-def _gradient_of_taps(x: Array, g: Array, window: Window) -> Array:
-    (b, oh, ow, f), (qh, qw), k = g.shape, window.taps, math.prod(window.strides) * x.shape[3]
+def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
+    b, oh, ow, f = g.shape
+    qh, qw = taps
+    k = blocks.shape[-1]
     if qh * qw > 4:
-        # Converted in a loop of its own, as XLA would otherwise convert again for each tap; a loop over one part would
-        # be unrolled.
-        parts, convert = _divisor(b, 4), partial(_to_blocks, like=g, window=window)
-        looped = parts > 1 and window.strides[0] > 1
-        blocks = lax.map(convert, x.reshape(parts, b // parts, *x.shape[1:])) if looped else convert(x)
-        blocks, rows = blocks.reshape(b, *blocks.shape[-3:]), g.reshape(-1, f)
+        rows = g.reshape(-1, f)
         of_taps = [blocks[:, i : i + oh, j : j + ow].reshape(-1, k).T @ rows for i in range(qh) for j in range(qw)]
         return jnp.stack(of_taps).reshape(qh, qw, k, f)
-
-    # Few taps have few features together, so there is one matmul for all, with shifted gradients side by side.
-    def of_some(x: Array, g: Array) -> Array:
-        shifted = [_shift(g, i, j, (qh, qw)) for i in range(qh) for j in range(qw)]
-        return _to_blocks(x, g, window).reshape(-1, k).T @ jnp.concatenate(shifted, axis=-1).reshape(-1, qh * qw * f)
-
-    # A few images at a time stay in a core's cache.
-    most = max(_CACHED // ((oh + qh - 1) * (ow + qw - 1) * k), 1)
-    some = next(n for n in range(min(most, b), 0, -1) if b % n == 0)
-    xs, gs = (y.reshape(b // some, some, *y.shape[1:]) for y in (x, g))
-    of_taps = lax.fori_loop(
-        0, b // some, lambda i, total: total + of_some(xs[i], gs[i]), jnp.zeros((k, qh * qw * f), x.dtype)
-    )
+    # Few taps have few features together, so there is one matmul for all, with shifted gradients side by side. It sums
+    # over very many rows, which is faster in pieces.
+    shifted = [_shift(g, i, j, taps) for i in range(qh) for j in range(qw)]
+    pieces = _divisor(b, 10)
+    rows = jnp.concatenate(shifted, axis=-1).reshape(pieces, -1, qh * qw * f)
+    of_taps = jnp.einsum("pmk,pmf->pkf", blocks.reshape(pieces, -1, k), rows).sum(0)
     return of_taps.reshape(k, qh, qw, f).transpose(1, 2, 0, 3)
 
 
@@ -315,15 +306,23 @@ def _from_taps(taps: Array, like: Array, window: Window) -> Array:
     return split.reshape(qh * sh, qw * sw, channels, features)[:kh, :kw]
 
 
-def _to_blocks(x: Array, like: Array, window: Window) -> Array:
-    """Reshapes images to blocks `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`; `like` has outputs `[.., H', W', F]`."""
-    h, w, c = x.shape[1:]
+def _to_blocks(x: Array, g: Array, window: Window) -> Array:
+    """Reshapes images `[B, H, W, C]` to blocks `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`."""
+    b, h, w, c = x.shape
     (sh, sw), (qh, qw), ((top, _), (left, _)) = window.strides, window.taps, window.padding
-    mh, mw = like.shape[1] + qh - 1, like.shape[2] + qw - 1
+    mh, mw = g.shape[1] + qh - 1, g.shape[2] + qw - 1
     # Rows and columns that no window reaches are cut off: the padding after them may be negative.
     edges = ((0, 0, 0), (top, mh * sh - h - top, 0), (left, mw * sw - w - left, 0), (0, 0, 0))
-    padded = lax.pad(x, jnp.zeros((), x.dtype), edges)
-    return padded.reshape(-1, mh, sh, mw, sw * c).transpose(0, 1, 3, 2, 4).reshape(-1, mh, mw, sh * sw * c)
+    split = (mh, sh, mw, sw * c)
+
+    def convert(images: Array) -> Array:
+        padded = lax.pad(images, jnp.zeros((), images.dtype), edges)
+        return padded.reshape(-1, *split).transpose(0, 1, 3, 2, 4)
+
+    # A loop of its own, as XLA would otherwise convert again for each tap; a loop over one part would be unrolled.
+    parts = _divisor(b, 4)
+    blocks = convert(x) if parts == 1 or sh == 1 else lax.map(convert, x.reshape(parts, b // parts, h, w, c))
+    return blocks.reshape(b, mh, mw, sh * sw * c)
 
 
 def _from_blocks(blocks: Array, like: Array, window: Window) -> Array:

@@ -1,0 +1,87 @@
+"""One process of a run, for the tests: `process.py SETTINGS`, settings as JSON.
+
+It learns a few iterations, and writes the parameters of the policy and the last row of metrics.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+import volvox as vx
+from volvox.envs import probe
+
+
+def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algorithm:
+    """A learner on a pure-JAX environment."""
+    if kind == "a3c":
+        settings: Any = vx.A3C(segment_length=5, learning_rate=0.01, updates_per_iteration=5)
+    elif kind == "ppo":
+        changes: Any = {"kl_stop": 0.02, "normalize_observations": True, "normalize_rewards": True, "lag": 0}
+        settings = vx.PPO(segment_length=8, num_minibatches=1, rounds_per_iteration=3, **changes)
+    else:
+        changes = {"batch_size": 16, "random_timesteps": 32, "replay_size": 256, "timesteps_per_iteration": 64}
+        settings = vx.TD3(learning_rate=3e-3, normalize_observations=True, **changes)
+        env = probe.target(num_envs=num_envs, groups=groups)
+        actor, critic = vx.networks.MLP(2, (8,), activation=nn.relu), vx.networks.QNetwork((8,))
+        return vx.learn(settings, vx.networks.ActorAndCritic(actor, critic), env, **options)
+    env = probe.corridor(num_envs=num_envs, groups=groups)
+    return vx.learn(settings, vx.networks.ActorCritic(2, Torso()), env, **options)
+
+
+class Torso(nn.Module):
+    """A dense layer with tanh."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.tanh(nn.Dense(8)(x.reshape(x.shape[0], -1).astype(np.float32)))
+
+
+def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -> tuple[Any, dict[str, float]]:
+    """The policy's variables, one array, and the last row."""
+    made = algorithm(kind, num_envs, groups, **options)
+    state, row = made.init(0), {}
+    for _ in range(steps):
+        state, row = made.step(state)
+    variables = made.variables(state)
+    made.close()
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(variables)]), row
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Learns, or trains in a run directory."""
+    vx.distributed.initialize(*settings["join"], patience=settings.get("patience", 10.0))
+    if "run_dir" in settings:
+        train(settings)
+        return
+    for name in settings["cases"]:
+        kind, num_envs, groups, steps = name
+        variables, row = learned(kind, num_envs, groups, steps)
+        np.savez(f"{settings['out']}-{kind}-{groups}.npz", variables=variables, row=json.dumps(row))
+
+
+def train(settings: dict[str, Any]) -> None:
+    """Trains until it is stopped."""
+    made = algorithm(*settings["algorithm"], chunk_seconds=0.2)
+
+    def on_step(run: vx.Run) -> None:
+        Path(f"{settings['out']}-step").write_text(str(len(run.metrics)))
+
+    run = vx.train(
+        made,
+        steps=settings["steps"],
+        run_dir=settings["run_dir"],
+        resume=settings.get("resume", False),
+        progress=False,
+        loggers=(),
+        on_step=on_step,
+    )
+    sys.exit(run.exit_code)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,41 @@
+"""Environments with known answers that the tests of several learners use."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from volvox.envs.functional import from_functions
+
+SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
+
+
+@pytest.fixture
+def endless():
+    """One observation, reward 1 at every step, no end but the time limit of 5 steps."""
+    return from_functions(
+        lambda key: jnp.float32(0),
+        lambda state, action, key: (state, 1.0, False),
+        lambda state: state[None],
+        name="endless",
+        max_episode_steps=5,
+        **SIZES | {"num_envs": 8},
+    )
+
+
+@pytest.fixture
+def recall():
+    """Shows -1 or 1, then 0; then the action is rewarded if it names what was shown."""
+
+    def step(state, action, key):
+        shown, t = state
+        right = (action == 1) == (shown > 0)
+        return (shown, t + 1), jnp.where(t == 1, jnp.where(right, 1.0, -1.0), 0.0), t == 1
+
+    return from_functions(
+        lambda key: (jnp.where(jax.random.bernoulli(key), 1.0, -1.0), jnp.int32(0)),
+        step,
+        lambda state: jnp.where(state[1] == 0, state[0], 0.0)[None],
+        name="recall",
+        max_episode_steps=10,
+        **SIZES,
+    )
