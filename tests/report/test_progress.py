@@ -131,7 +131,7 @@ def test_plain_lines_where_there_is_no_terminal(at):
     shown.note("a note")
     shown.close()
     assert stream.getvalue().splitlines() == [
-        "generation 2/3  elite 9000, best 12.35k, mean 100, 900 timesteps/s  1:01, 1:01 left",
+        "generation 2/3  elite 9000, best 12.35k, mean 100  1:01, 1:01 left",  # no room for more
         "generation 3/3  elite 9000, best 12.35k, mean 100, 900 timesteps/s  2:02",
         "a note",
     ]
