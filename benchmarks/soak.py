@@ -7,10 +7,10 @@
 Each algorithm runs in a process of its own, on real emulators, with checkpoints, rows and TensorBoard files. A sample
 is taken after each step. After `--settled` of the time (5 of 30 minutes), the last third is compared with the first:
 the median of the memory in use must be the same within 2%, files as many, the median of threads no more, and the rate
-the same within 5%. Memory in use is what programs hold of the allocator (glibc's `mallinfo2`). Resident memory is written
-too: it holds what the allocator keeps for later, and differs by some 5% from sample to sample. The rate is in frames for
-each piece of fixed work that the processor could have done in their processor time, so that other work on the machine
-hardly changes it; frames a second are written too.
+the same within 5%. Memory in use is what programs hold of the allocator (glibc's `mallinfo2`). Resident memory is
+written too: it holds what the allocator keeps for later, and differs by some 5% from sample to sample. The rate is in
+frames for each piece of fixed work that the processor could have done in their processor time, so that other work on
+the machine hardly changes it; frames a second are written too.
 Writes `soak.json`, and exits with 1 where one of these does not hold.
 """
 
@@ -81,7 +81,18 @@ class Mallinfo(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
     ]
 
 

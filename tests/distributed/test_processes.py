@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import volvox as vx
 from volvox import checkpoint
+from volvox.envs import probe
 
 sys.path.insert(0, str(Path(__file__).parent))
 import process
@@ -243,3 +245,23 @@ def test_a_process_that_dies_or_hangs_ends_the_other_with_a_checkpoint(tmp_path,
     more = vx.train(made, steps=done + 1, run_dir=tmp_path / "run", resume=True, progress=False, loggers=())
     made.close()
     assert len(more.metrics) == done + 1
+
+
+def test_keys_go_by_the_number_of_an_environment():
+    key, whole = jax.random.key(3), probe.corridor(num_envs=8)
+    halves = probe.corridor(num_envs=4, groups=2)._replace(axis=vx.types.Axis("devices", 2))
+    devices = jax.vmap(lambda _: jnp.concatenate([halves.keys(key, 5, g) for g in (0, 1)]), axis_name="devices")
+    found, wanted = devices(jnp.arange(2)).reshape(-1), whole.keys(key, 5, 0)
+    np.testing.assert_array_equal(*map(jax.random.key_data, (found, wanted)))
+    assert len(np.unique(jax.random.key_data(wanted), axis=0)) == 8
+    assert halves.all_envs == 8
+
+
+def test_environments_are_those_of_their_numbers():
+    (whole,) = probe.matched_reward(num_envs=8).make(seed=7)
+    parts = probe.matched_reward(num_envs=4, groups=2)
+    groups = (*parts.make(seed=7), *parts.make(seed=7, first_group=2))
+    shown = [group.recv(group.init())[1].observation for group in groups]
+    np.testing.assert_array_equal(np.concatenate(shown), whole.recv(whole.init())[1].observation)
+    restarted = groups[3].recv(groups[3].restart(groups[3].recv(groups[3].init())[0], 7))[1]
+    np.testing.assert_array_equal(restarted.observation, shown[3])

@@ -80,7 +80,7 @@ def both(critics):
 def test_an_update_follows_the_mean_gradient_of_all_devices():
     options = {"policy_delay": 1, "learning_rate": 0.1, "optimizer": optax.sgd}
     alone, state = bound(**options)
-    two, _ = bound(env=ENV._replace(axis=Axis("devices", 2)), **options)
+    two = TD3(**(SMALL | options)).bind(LINEAR, ENV._replace(axis=Axis("devices", 2)))
     batch = batch_of(12)._replace(valid=np.ones(12, bool))
     noise = np.random.default_rng(5).standard_normal((12, 1)).astype(np.float32)
     given = jax.tree.map(jnp.asarray, (batch, noise))
