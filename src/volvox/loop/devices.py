@@ -134,7 +134,7 @@ class Devices(NamedTuple):
 ALONE = Devices()
 
 
-def devices_of(given: Sequence[jax.Device] | None) -> Devices:
+def devices_of(given: Sequence[Any] | None) -> Devices:
     """Returns the devices that learn together.
 
     Args:
