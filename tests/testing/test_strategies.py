@@ -57,6 +57,11 @@ class TooMany(Right):
         return population.explicit(params, parent=index + 3), state
 
 
+class TooFew(Right):
+    def ask(self, key, state, encoding):
+        return population.explicit(encoding.zeros(5)), state
+
+
 class NoKey(Right):
     def ask(self, key, state, encoding):
         return super().ask(jax.random.key(0), state, encoding)
@@ -125,6 +130,7 @@ def test_a_right_one_passes():
         (OtherDtype, "tell of the training phase: inner/more of the state was float32[], and is int32[]"),
         (OtherShape, "ask of the training phase: inner/mean of the state was float32[6], and is float32[1, 6]"),
         (NoState, "NoState.ask must return (Population, state); it returned Population"),
+        (TooFew, "ask of the training phase: parent is int32[5]; int32[6] is wanted"),
         (TooMany, "parents are no indices of the 6 bases"),
         (NoKey, "another key gives the same run: ask does not use its key"),
         (Worse, "the elite does not become better"),
