@@ -280,7 +280,11 @@ def _checkpointer() -> Any:
 
     # Not orbax's CheckpointManager: it renames a checkpoint into place before a manifest of all its files could be
     # written, does not wait for the disk, and takes half as long again.
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    alone: dict[str, Any] = {}
+    if jax.process_count() > 1:  # each reads, and one writes, without waiting for the others
+        me = jax.process_index()
+        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**alone), **alone)
 
 
 @contextlib.contextmanager

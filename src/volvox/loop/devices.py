@@ -20,6 +20,8 @@ from volvox.loop.peers import watched
 from volvox.types import ArrayTree, Axis, EnvGroup
 
 _NAME = "devices"
+_OF_EXCHANGES = ("Gloo", "NCCL", "coordination service")
+"""Words of JAX's errors where an exchange between processes failed."""
 
 
 class Devices(NamedTuple):
@@ -73,25 +75,40 @@ class Devices(NamedTuple):
         """Returns the sums over all devices, on the host. Every process calls this at the same point of its run."""
         if self.mesh is None:
             return jax.device_get(tree)
-        return jax.device_get(self.waited(_reduced(self, False)(tree)))
+        with self.together():
+            return jax.device_get(self.waited(_reduced(self, False)(tree)))
 
     def largest(self, number: float) -> float:
         """Returns the largest of the numbers that processes give. Every process calls this at the same point."""
         if self.mesh is None:
             return number
-        return float(self.waited(_reduced(self, True)(np.float32(number))))
+        with self.together():
+            return float(self.waited(_reduced(self, True)(np.float32(number))))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is done meanwhile needs the other processes: if one ends, this one ends too, with an error if it can."""
+        """Needs the other processes for what is done meanwhile.
+
+        On CPUs JAX computes what exchanges anything while it is called, and nothing can interrupt that. If another
+        process hangs, this one is therefore ended by the thread of `peers`, where it cannot end itself.
+
+        Raises:
+          ConnectionError: Another process has ended, or gives no sign of life.
+        """
         peers = watched[-1] if watched and self.mesh is not None else None
         try:
             if peers is not None:
-                peers.needed = True
+                peers.needed += 1
             yield
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            theirs = isinstance(error, ConnectionError) or any(word in str(error) for word in _OF_EXCHANGES)
+            if peers is None or peers.lost or not theirs:
+                raise
+            peers.lost, reason = True, str(error).partition("\n")[0]
+            raise ConnectionError(f"the processes cannot go on together: {reason}; start all of them anew") from error
         finally:
             if peers is not None:
-                peers.needed = False
+                peers.needed -= 1
 
     def waited(self, tree: ArrayTree, patience: float = float("inf"), *, on_timeout: str = "") -> ArrayTree:
         """Waits for arrays, and returns them.
@@ -109,26 +126,18 @@ class Devices(NamedTuple):
         # Pauses are added up: a clock would go on while the process, and its emulators with it, are stopped (Ctrl-Z).
         waited, pause, polls, silent = 0.0, 1e-5, 0, 0.0
         ready = [x.is_ready for x in jax.tree.leaves(tree) if hasattr(x, "is_ready")]
-        try:
-            while not all(is_ready() for is_ready in ready):
-                if waited > patience:
-                    raise TimeoutError(on_timeout)
-                if peers is not None:
-                    silent, polls = (silent + pause, polls) if peers.polls == polls else (0.0, peers.polls)
-                    unheard = "process 0, through which processes find each other, does not answer"
-                    if problem := unheard if silent > peers.patience else peers.problem():
-                        raise ConnectionError(problem)
-                time.sleep(pause)
-                waited += pause
-                pause = min(2 * pause, 1e-3)
-            return jax.block_until_ready(tree) if self.mesh is not None else tree
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            if self.mesh is None or jax.process_count() == 1:
-                raise
+        while not all(is_ready() for is_ready in ready):
+            if waited > patience:
+                raise TimeoutError(on_timeout)
             if peers is not None:
-                peers.lost = True
-            reason = str(error).partition("\n")[0]
-            raise ConnectionError(f"the processes cannot go on together: {reason}; start all of them anew") from error
+                silent, polls = (silent + pause, polls) if peers.polls == polls else (0.0, peers.polls)
+                unheard = "process 0, through which processes find each other, does not answer"
+                if problem := unheard if silent > peers.patience else peers.problem():
+                    raise ConnectionError(problem)
+            time.sleep(pause)
+            waited += pause
+            pause = min(2 * pause, 1e-3)
+        return tree if self.mesh is None else jax.block_until_ready(tree)
 
 
 ALONE = Devices()

@@ -12,11 +12,14 @@ import threading
 import time
 from typing import Any
 
+import jax
+
 _FOLDER = "volvox/alive"
 _SECONDS_BETWEEN_SIGNS = 1.0
 _LAST_SECONDS = 5.0
 """For which process 0, whose end would end all others at once, waits for them after an error."""
 
+_SECONDS_TO_DISCONNECT = 2.0
 _GRACE = 15.0
 """Seconds for a process that needs another which has ended to notice by itself, and to save."""
 
@@ -28,12 +31,12 @@ class Peers:
       patience: Seconds without a sign of life after which a process counts as dead.
       polls: How often the thread has heard of the others.
       lost: Another process is known to have ended too early.
-      needed: This process does something that needs the others.
+      needed: How many things this process does that need the others.
     """
 
     def __init__(self, client: Any, process: int, count: int, patience: float):
         """Begins the thread; `client` is that of JAX's coordination service."""
-        self.patience, self.polls, self.lost, self.needed = patience, 0, False, False
+        self.patience, self.polls, self.lost, self.needed = patience, 0, False, 0
         self._client, self._process, self._count = client, process, count
         self._signs: dict[int, str] = {}
         self._silent = dict.fromkeys(range(count), 0.0)  # seconds of polls without a new sign
@@ -63,7 +66,9 @@ class Peers:
             until = time.monotonic() + (_LAST_SECONDS if self.lost else 2 * self.patience)
             while time.monotonic() < until and not self._are_gone():
                 time.sleep(0.1)
-            time.sleep(0.5)  # for them to disconnect
+            time.sleep(_SECONDS_TO_DISCONNECT)
+        elif not self.lost:
+            jax.distributed.shutdown()
         if self.lost:  # a program that waits for the dead keeps Python from ending
             self._end()
 
@@ -94,7 +99,8 @@ class Peers:
             problem = self.problem() if self.needed else None
             late = 0.0 if problem is None else late + _SECONDS_BETWEEN_SIGNS
             if late > _GRACE:  # it hangs where it cannot look
-                print(f"error: {problem}, and this process waits for it: start all of them anew", file=sys.stderr)
+                text = f"error: the processes cannot go on together: {problem}; start all of them anew"
+                print(text, file=sys.stderr)
                 self._end()
 
     def _end(self) -> None:
