@@ -1,7 +1,7 @@
 """Whether a change made anything slower: the benchmarks of two checkouts in turns, on one machine.
 
-    git worktree add /tmp/before a9ac73f
-    python benchmarks/before_after.py --before /tmp/before --pairs 5 --json
+    git worktree add ../before a9ac73f
+    python benchmarks/before_after.py --before ../before --pairs 5 --json
 
 Each pair runs a benchmark of the checkout before and of this one right after one another, in alternating order, each in
 a process of its own with its own `src/`. A ratio is the rate after over the rate before: above 1 is faster. Sizes are

@@ -1,7 +1,7 @@
 """Everything that needs a GPU, in one command of some minutes: tests, kernels, whole networks, rollouts.
 
     python benchmarks/gpu.py
-    python benchmarks/gpu.py --dry-run --out /tmp/dry.json
+    python benchmarks/gpu.py --dry-run --out dry.json
 
 Writes `benchmarks/results/<device>.json` and a picture beside it; needs no network. Without envpool the rollouts are
 left out, and the result says so. `--dry-run` goes through everything at small sizes on whatever device is here, without

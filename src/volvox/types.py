@@ -5,6 +5,7 @@ member, `P` bases. Counts are named by what they count: *frames* (emulator frame
 environment), *episodes*.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -144,7 +145,8 @@ class EnvGroup(NamedTuple):
     rekey: Callable[[ArrayTree, Array, Array], ArrayTree] | None = None
 
 
-class Axis(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Axis:
     """The devices that learn together, as the program of one of them sees the others.
 
     Attributes:

@@ -49,7 +49,7 @@ def tried(task):
         group.recv(state)
         group.close()
     except Exception as error:
-        return {"works": False, "why": " ".join(str(error).replace(repr(task), "task").split())[:120]}
+        return {"works": False, "why": " ".join(str(error).replace(f"task {task!r}", "task").split())[:120]}
     kind = "continuous" if spec.continuous else "discrete" if spec.num_choices is None else "several discrete"
     seen = spec.observation_shape
     shape = "dict" if isinstance(seen, dict) else "image" if len(seen) == 3 else "vector" if seen else "number"

@@ -142,19 +142,23 @@ def test_what_goes_wrong_in_a_worker_is_told_in_time(kind, message):
     group.close()
 
 
-class Blocking:
-    """What makes an environment, and blocks when a worker reads it or makes the environment."""
+def blocking(where):
+    """What makes an environment, and blocks where a worker reads it, or where a worker makes the environment."""
+    make = counter()
 
-    def __init__(self, where):
-        self.where, self.__name__ = where, "Blocking"
+    class Read:
+        def __call__(self):
+            return make()
 
-    def __call__(self):
-        if self.where == "made" and multiprocessing.parent_process() is not None:
+        def __reduce__(self):
+            return time.sleep, (1_000,)
+
+    def made():
+        if multiprocessing.parent_process() is not None:
             time.sleep(1_000)
-        return counter()()
+        return make()
 
-    def __reduce__(self):
-        return (time.sleep, (1_000,)) if self.where == "read" else (Blocking, (self.where,))
+    return Read() if where == "read" else made
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ class Blocking:
 def test_workers_that_do_not_begin_are_told_in_time(where, message, monkeypatch):
     if where == "read":
         monkeypatch.setattr(gymnasium_workers, "_SECONDS_TO_START", 3.0)
-    env = envs.gymnasium(Blocking(where), num_envs=2, workers=1, max_episode_steps=9, timeout=3)
+    env = envs.gymnasium(blocking(where), num_envs=2, workers=1, max_episode_steps=9, timeout=3)
     (group,) = env.make(0)
     with pytest.raises(RuntimeError, match=message):
         group.recv(group.init())

@@ -131,7 +131,7 @@ def test_plain_lines_where_there_is_no_terminal(at):
     shown.note("a note")
     shown.close()
     assert stream.getvalue().splitlines() == [
-        "generation 2/3  elite 9000, best 12.35k, mean 100, 900 timesteps/s  1:01, 1:01 left",
+        "generation 2/3  elite 9000, best 12.35k, mean 100  1:01, 1:01 left",  # no room for more
         "generation 3/3  elite 9000, best 12.35k, mean 100, 900 timesteps/s  2:02",
         "a note",
     ]
@@ -203,7 +203,7 @@ def test_a_terminal_keeps_a_line_a_step_and_redraws_the_last(at, columns):
     at.now += 10
     within = {"phase": "training", "done": 5, "total": 10, "stepped": 50, "frames_per_second": 3600.0}
     shown.inside(within | share(1, 2))
-    assert screen(stream.getvalue()) == ["[########............]  38%  round 2: training 5/10, 900 st"]
+    assert screen(stream.getvalue()) == ["[########............]  38%  round 2: training 5/10, 900 ti"]
     shown.step(2, METRICS)
     shown.note("a note")
     line, note, status = screen(stream.getvalue())

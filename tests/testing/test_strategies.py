@@ -57,6 +57,11 @@ class TooMany(Right):
         return population.explicit(params, parent=index + 3), state
 
 
+class TooFew(Right):
+    def ask(self, key, state, encoding):
+        return population.explicit(encoding.zeros(5)), state
+
+
 class NoKey(Right):
     def ask(self, key, state, encoding):
         return super().ask(jax.random.key(0), state, encoding)
@@ -125,13 +130,14 @@ def test_a_right_one_passes():
         (OtherDtype, "tell of the training phase: inner/more of the state was float32[], and is int32[]"),
         (OtherShape, "ask of the training phase: inner/mean of the state was float32[6], and is float32[1, 6]"),
         (NoState, "NoState.ask must return (Population, state); it returned Population"),
+        (TooFew, "ask of the training phase: parent is int32[5]; int32[6] is wanted"),
         (TooMany, "parents are no indices of the 6 bases"),
         (NoKey, "another key gives the same run: ask does not use its key"),
         (Worse, "the elite does not become better"),
         (Diverges, "where returns are NaN, the bases are not finite"),
         (VectorMetric, "the metric 'mean' has shape (6,), not ()"),
         (Impure, "compiled, a generation gives another state than in Python"),
-        (NotJson, "NotJson has settings that config.json cannot hold"),
+        (NotJson, "Elitism has settings that config.json cannot hold"),
         (Thawed, "Thawed is no frozen dataclass"),
         (Remembers, "the same key gives another run"),
     ],
@@ -147,10 +153,10 @@ def claims(state, evaluation):
 
 
 def forgets(state, evaluation):
-    """The latest challenger, whether it is better or not."""
-    mean = evaluation.returns[1].mean()
-    score = evolution.strategy.no_score()._replace(selecting=mean)
-    return state._replace(bases=jax.tree.map(lambda x: x.at[0].set(x[1]), state.bases), score=score)
+    """Zeros in the third generation, of which nothing wrong is said."""
+    lost, nothing = state.generation == 3, evolution.strategy.no_score()._replace(selecting=jnp.float32(0))
+    bases = jax.tree.map(lambda x: x.at[0].set(jnp.where(lost, 0.0, x[0])), state.bases)
+    return state._replace(bases=bases, score=jax.tree.map(lambda x, y: jnp.where(lost, x, y), nothing, state.score))
 
 
 def trusts(state, evaluation):

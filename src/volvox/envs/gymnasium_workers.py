@@ -190,21 +190,24 @@ class Workers:
             pipe.close()
 
     def _start(self) -> None:
-        class Vector(load_gymnasium().vector.AsyncVectorEnv):
-            def _check_spaces(self) -> None:
-                """Not in the constructor, where Gymnasium would wait without a limit."""
-
         # Processes inherit what this thread blocks: ctrl-c reaches them too, but is for the first process to handle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        workers = self
+
+        class Vector(load_gymnasium().vector.AsyncVectorEnv):
+            def _check_spaces(self) -> None:
+                """Waits for the processes, with a limit; in the constructor, which keeps what they have yet to open."""
+                workers._vector = self
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                with workers._watched(_SECONDS_TO_START, begun=False):
+                    self.call_async("begun")
+                    self.call_wait(_SECONDS_TO_START)
+
         try:
             make = [self._make_share] * self._count
-            options = {"context": "spawn", "autoreset_mode": "Disabled", "copy": False}  # forks of threads may block
-            self._vector = vector = Vector(make, **options)
+            Vector(make, context="spawn", autoreset_mode="Disabled", copy=False)  # forks of threads may block
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        with self._watched(_SECONDS_TO_START, begun=False):
-            vector.call_async("begun")
-            vector.call_wait(_SECONDS_TO_START)
 
     def _reset_answer(self, timeout: float) -> Answer:
         observation, info = self._vector.reset_wait(timeout)

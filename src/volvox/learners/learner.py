@@ -141,7 +141,7 @@ def learn(
     env = env._replace(axis=together.axis)
     learner = settings.bind(network, env)
     # What is made before the first step is made by each process alone.
-    alone = settings.bind(network, env._replace(axis=env.axis._replace(name=None)))
+    alone = settings.bind(network, env._replace(axis=dataclasses.replace(env.axis, name=None)))
     if together.mesh is not None and not getattr(learner, "parallel", False):
         raise ValueError(
             f"{type(settings).__name__} learns on one device of one process, and here are {env.axis.size}: A3C, PPO "

@@ -54,10 +54,10 @@ def check_environment(
         _check_group(env, group, num_envs, limit, host)
         played.append(drive(group, actions, restart_at=restart_at))
         group.close()
+    _check_seeds(env, actions[:8], how, seed, draws)
     _require(env, _equal(*played), "make(host=False) and make(host=True) must show the same bits for the same actions")
     _check_shapes(env, played[1], num_envs)
     _check_episodes(env, played[1], restart_at + 1, limit)
-    _check_seeds(env, actions[:8], how, seed, draws)
     _check_actions(env, how, seed)
     _check_states(env, actions[:8], how, seed)
 

@@ -130,7 +130,8 @@ class _Check:
                     f"ask of the {phase.role} phase must return (Population, state); it returned "
                     f"{type(answer).__name__}.",
                 )
-                state = self._phase(jax.random.key(10 * number + i), phase, state)
+                _check_population(answer[0], phase, self.code, f"ask of the {phase.role} phase")
+                state = self._phase(jax.random.key(10 * number + i), i, state)
             if state.survivors is not None:
                 _same(
                     _decoded(self.code, before, state.survivors),
@@ -140,20 +141,20 @@ class _Check:
                 )
         _check_form(self.strategy.forget_scores(state), state, "forget_scores")
 
-    def _phase(self, key: Array, phase: Phase, state: Any) -> Any:
+    def _phase(self, key: Array, number: int, state: Any) -> Any:
+        phase = self.compiled[number]
         where = f"ask of the {phase.role} phase"
         asked, after = phase.ask(key, state, self.code)
         _check_form(after, state, where)
-        _check_population(asked, phase, self.code, where)
         if state.survivors is not None:
             _same(asked.bases, state.bases, f"{where}: with lineages, a population's bases are those of the state")
-        state, metrics = phase.tell(key, after, asked, self.play(phase, asked), self.code)
+        played = self.play(phase, asked)
+        if phase.traceable:  # before it is compiled, where another message would come first
+            for name, value in self.phases[number].tell(key, after, asked, played, self.code)[1].items():
+                right = isinstance(name, str) and jnp.shape(value) == ()
+                _require(right, f"the metric {name!r} has shape {jnp.shape(value)}, not (): give numbers by name.")
+        state, _ = phase.tell(key, after, asked, played, self.code)
         _check_form(state, after, f"tell of the {phase.role} phase")
-        for name, value in metrics.items():
-            _require(
-                isinstance(name, str) and jnp.shape(value) == (),
-                f"the metric {name!r} has shape {jnp.shape(value)}, not ().",
-            )
         return state
 
     def compiled_is_eager(self, state: Any) -> None:
