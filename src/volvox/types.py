@@ -157,7 +157,7 @@ class Axis:
     name: str | None = None
     size: int = 1
 
-    def index(self) -> Any:
+    def number(self) -> Any:
         """Returns the number of this device, from 0."""
         return 0 if self.name is None else jax.lax.axis_index(self.name)
 
@@ -214,7 +214,7 @@ class Env(NamedTuple):
           g: Index of the group.
         """
         b = self.num_envs // self.num_groups
-        first = (self.axis.index() * self.num_groups + g) * b
+        first = (self.axis.number() * self.num_groups + g) * b
         return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, number), first + jnp.arange(b))
 
     @property

@@ -127,7 +127,7 @@ class Layout:
             the deviation is that of a sample, as PyTorch computes it.
         """
         groups, size = self.num_groups, (-1, self.num_rows // self.num_minibatches)
-        numbers = self.axis.index() * groups + jnp.arange(groups)
+        numbers = self.axis.number() * groups + jnp.arange(groups)
         keys = jax.vmap(lambda g: jax.random.split(jax.random.fold_in(key, g), self.num_epochs))(numbers)
         permutation = jax.vmap(jax.vmap(lambda key: jax.random.permutation(key, self.num_rows)))(keys)
         rows = permutation.reshape(groups, *size)  # [G, J, n]

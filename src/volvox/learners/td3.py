@@ -314,7 +314,7 @@ class _TD3:
         mean_return = jax.vmap(functools.partial(metrics.latest_mean, num_envs=width, axis=axis))(acting.episodes)
 
         # Drawn for all updates of the beat at once.
-        key = functools.reduce(jax.random.fold_in, (_LEARNING, learning.update, axis.index()), key)
+        key = functools.reduce(jax.random.fold_in, (_LEARNING, learning.update, axis.number()), key)
         keys = jax.random.split(key, s.num_learners + 1)
         batches = self.sample(keys[1:], acting)
         noise = jax.random.normal(keys[0], batches.action.shape)

@@ -207,6 +207,6 @@ def _joined(devices: Devices, parts: tuple[EnvGroup, ...]) -> EnvGroup:
             return functions[0]
         # A pool belongs to the call that steps it.
         first = devices.numbers[0]
-        return lambda *args: jax.lax.switch(devices.axis.index() - first, functions, *args)
+        return lambda *args: jax.lax.switch(devices.axis.number() - first, functions, *args)
 
     return one._replace(init=init, recv=switched("recv"), send=switched("send"), close=close)
