@@ -50,7 +50,7 @@ _PLATFORMS = ("cpu", "cuda")
 _EXTRA = 'pip install "volvox[onnx]"'
 _CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 """Primitives that call a function, and the parameter that holds the function."""
-_OTHER_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|(?:lapack|cu|hip)\w+_ffi\b)([^\s"(]+)')
+_OTHER_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|lapack_\w+_ffi\b|(?:cu|hip)\w+\b)([^\s"(]+)')
 """A call out of a program, such as a callback, which is an address in memory. Linear algebra's are allowed."""
 
 
@@ -309,10 +309,9 @@ def _read_stablehlo(path: Path) -> tuple[str, Callable[..., Any]]:
         with zipfile.ZipFile(path) as archive:
             if any(archive.getinfo(name).compress_type != zipfile.ZIP_STORED for name in (_HEADER, _PROGRAM)):
                 raise ValueError(f"{path} is compressed, which volvox's own files are not.")  # it could fill the memory
-            header, program = archive.read(_HEADER).decode(), archive.read(_PROGRAM)
-    except (zipfile.BadZipFile, KeyError, NotImplementedError, UnicodeDecodeError, EOFError) as error:
+            header, exported = archive.read(_HEADER).decode(), jax.export.deserialize(bytearray(archive.read(_PROGRAM)))
+    except Exception as error:  # of the archive, of its text, or of any kind of JAX's reader
         raise ValueError(f"{path} is damaged, or it is no policy that volvox exported: {error}") from error
-    exported = jax.export.deserialize(bytearray(program))
     if strange := sorted(set(_OTHER_CALL.findall(exported.mlir_module()))):
         raise ValueError(f"{path} calls {', '.join(strange)}, which no network does that volvox exports: not loaded.")
     call = jax.jit(exported.call)

@@ -372,11 +372,10 @@ def train(
             if record.done % checkpoint_every == 0:
                 record.save(state)
             display.step(record.done, record.rows[-1])
-            record.plot_now_and_then()
             with record.saving(state):
-                ended = on_step is not None and is_true(
-                    on_step(Run(algorithm, state, record.rows, record.path, False, 0))
-                )
+                record.plot_now_and_then()
+                so_far = Run(algorithm, state, list(record.rows), record.path, False, 0)
+                ended = on_step is not None and is_true(on_step(so_far))
                 if monitor.largest(ended):
                     display.note(f"stopped after {name} {record.done}{of}: on_step returned True")
                     break

@@ -280,3 +280,16 @@ def test_a_notebook_has_one_text_that_stays_readable(monkeypatch):
     shown.close()
     (text,) = outputs
     assert re.fullmatch(r"generation 1/2  elite 3  0:00(, 0:00 left)?", text)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "gone"), ValueError("closed file")])
+def test_a_stream_that_is_gone_ends_nothing(error):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise error
+
+    display = Progress(3, stream=Gone(), done=0, frames=0, step_name="generation", enabled=True)
+    display.note("begins")
+    display.inside({"phase": "training", "done": 1, "total": 2})
+    display.step(1, {"frames": 10})
+    display.close()

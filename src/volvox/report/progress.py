@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, TextIO
 
 from volvox.report.rows import numbers
@@ -166,7 +166,7 @@ class Progress:
         texts += [figures(rate, frame_skip=self._frame_skip)] if rate else []
         texts += [f"{shown['actors']} actors"] if "actors" in shown else []
         texts += [f"{clock(left)} left"] if left < math.inf else []
-        self._screen.status(f"[{'#' * full}{'.' * (_BAR - full)}] {fraction:4.0%}  {', '.join(texts)}")
+        self._show(self._screen.status, f"[{'#' * full}{'.' * (_BAR - full)}] {fraction:4.0%}  {', '.join(texts)}")
 
     def step(self, done: int, metrics: Mapping[str, Any]) -> None:
         """Shows that a step is done: the steps done in all, its metrics, the time passed and the time left."""
@@ -185,11 +185,18 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints one line above the one that is drawn anew."""
-        self._screen.note(text)
+        self._show(self._screen.note, text)
 
     def close(self) -> None:
         """Leaves the lines that were printed."""
-        self._screen.close()
+        self._show(self._screen.close)
+
+    def _show(self, method: Callable[..., None], *text: str) -> None:
+        """Shows something; a terminal or a pipe that is gone, as after a lost connection, ends no run."""
+        try:
+            method(*text)
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._screen, self._enabled = _Nothing(), False
 
     def _announce(self, number: int, share: float, stepped: int) -> None:
         """Says how long the step takes, once that was measured."""
@@ -238,6 +245,18 @@ class _Screen(Protocol):
     def status(self, text: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+class _Nothing:
+    """Where nobody looks any more."""
+
+    def note(self, text: str) -> None:
+        del text
+
+    status = note
+
+    def close(self) -> None:
+        pass
 
 
 class _Lines:
