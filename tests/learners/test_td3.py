@@ -177,7 +177,10 @@ def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
     assert stored(acting, 0).mean() == pytest.approx(0, abs=0.04)
     assert stored(acting, 0).var() == pytest.approx(1 / 3, abs=0.02)
     assert int(acting.timesteps) == 4_096
+    assert int(acting.credit) < 0  # `work` counts it
 
+    acting, _ = jax.jit(partial(learner.work, g=0))(acting, learning, key)
+    assert int(acting.credit) >= 0
     acting, _ = act(acting, learning, key, timestep=timestep)
     noise = stored(acting, 1).ravel() - np.tanh(0.3)
     assert noise.mean() == pytest.approx(0, abs=0.015)
