@@ -198,7 +198,7 @@ except (ValueError, TypeError, AttributeError) as error:
 
 def wait_for_step(tmp_path, number, run):
     """Waits until each process has made so many steps."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 400
     files = [tmp_path / f"p-{i}-step" for i in range(len(run))]
     while time.monotonic() < until:
         if all(file.exists() and int(file.read_text() or 0) >= number for file in files):

@@ -66,6 +66,9 @@ def initialize(
         integer("process_id", process_id, low=0, high=None if num_processes is None else num_processes - 1)
     if address is not None:
         _check_address(address)
+    unknown = f"vx.distributed.initialize does not know {', '.join(missing)}: give them, or start the processes by "
+    if missing and not _is_started_by_others():
+        raise ValueError(f"{unknown}SLURM, MPI or Kubernetes.")
     if watched or jax.distributed.is_initialized():
         raise RuntimeError("vx.distributed.initialize was called before; a process joins the others once.")
     if backends_are_initialized():
@@ -87,8 +90,7 @@ def initialize(
             shutdown_timeout_seconds=_SECONDS_TO_END,
         )
     except ValueError as error:
-        told = f"{', '.join(missing)}: give them, or start the processes by SLURM, MPI or Kubernetes ({error})"
-        raise ValueError(f"vx.distributed.initialize does not know {told}") from error
+        raise ValueError(f"{unknown}SLURM, MPI or Kubernetes ({error})") from error
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise RuntimeError(
