@@ -25,7 +25,7 @@ from volvox._resources import check_memory, size_of
 from volvox._settings import describe
 from volvox.checkpoint import restored
 from volvox.data import metrics
-from volvox.data.metrics import Episodes, Metrics
+from volvox.data.metrics import Metrics
 from volvox.learners import evaluation, side_by_side
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
@@ -326,9 +326,8 @@ class _Run:
         seconds = time.perf_counter() - began
 
         iterations, place = standing.iterations + 1, ()
-        episodes, gathered = self.joined(acting.episodes, learning.metrics)
         here, learned = devices.local((acting, learning))
-        here = here._replace(episodes=episodes)
+        here, gathered = self.joined(acting, learning.metrics, here)
         loop.standing, kept = _Standing(learned, learning, acting, iterations), here._replace(collectors=())
         if devices.mesh is None and all(group.resumable for group in loop.groups):
             place, kept = Place(copied(loop.envs), iterations), here
@@ -352,13 +351,14 @@ class _Run:
         """Timesteps that all devices have made since `begun`."""
         return _difference(*self.loop.devices.sum((acting.timesteps, begun.timesteps)))
 
-    def joined(self, episodes: Episodes, gathered: Metrics) -> tuple[Episodes, Metrics]:
-        """Returns the episodes and the metrics of all devices."""
+    def joined(self, acting: Any, gathered: Metrics, here: Any) -> tuple[Any, Metrics]:
+        """Returns `here`, what acting is on this device, with the episodes of all devices, and the metrics of all."""
         devices = self.loop.devices
         if devices.mesh is None:
-            return episodes, gathered
+            return here, gathered
         join = jax.jit(devices.mapped(functools.partial(metrics.joined, axis=self.env.axis)))
-        return devices.local(devices.waited(join(episodes, gathered)))
+        episodes, gathered = devices.local(devices.waited(join(acting.episodes, gathered)))
+        return here._replace(episodes=episodes), gathered
 
     def progress(self, state: LearnState, start: Any, acting: Any, updates: int = 0) -> Progress:
         """Returns the progress of the iteration after `state`."""
@@ -376,9 +376,10 @@ class _Run:
             return _Standing(state.learning, state.learning, state.acting, state.place.iterations)
         self.loop.open(seed_of(state.key, state.timesteps))
         acting = self.learner.begin(state.acting, self.loop.groups)
-        # The episodes so far are counted once.
-        later = acting._replace(episodes=jax.tree.map(jnp.zeros_like, acting.episodes))
-        acting = devices.placed(*(later if number else acting for number in devices.numbers))
+        if devices.mesh is not None:
+            # The episodes so far are counted once.
+            later = acting._replace(episodes=jax.tree.map(jnp.zeros_like, acting.episodes))
+            acting = devices.placed(*(later if number else acting for number in devices.numbers))
         return _Standing(state.learning, devices.placed(state.learning), acting, 0)
 
     def check_finite(self, watched: dict[str, ArrayTree], update: int) -> None:
