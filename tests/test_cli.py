@@ -217,3 +217,13 @@ def test_the_entry_point():
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip() == "error: /nowhere holds no run: there is no /nowhere/config.json"
+
+
+def test_info_says_that_a_new_elite_has_no_score(run_dir, capsys):
+    run = run_dir("a", elite_score=7.0, validation_mean=5.0)
+    with (run / "metrics.jsonl").open("a") as file:
+        new = {"elite_score": None, "elite_is_new": True, "validation_mean": 11.0, "frames": 300}
+        file.write(json.dumps(new) + "\n")
+    assert cli.main(["info", str(run)]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == "result: validation mean 11, the elite is new and not scored yet"

@@ -196,7 +196,7 @@ class Record:
         """Saves a state where what is done meanwhile, by code that is not ours, raises an error."""
         try:
             yield
-        except Exception:
+        except Exception:  # whatever that code raises; it is raised again
             self.save(state)
             raise
 

@@ -28,7 +28,7 @@ from volvox.loop.scoring import Protocol
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.progress import clock
 from volvox.report.rows import numbers, read_metrics
-from volvox.report.runs import SCORES, methods_of, number_text
+from volvox.report.runs import SCORES, is_unscored, methods_of, number_text
 from volvox.training import Run
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
@@ -173,7 +173,9 @@ def info(run: RunDir, /) -> None:
     config, rows = read_config(run), read_metrics(run / "metrics.jsonl")
     algorithm, last = config["algorithm"], numbers(rows[-1]) if rows else {}
     latest = {name: value for row in rows for name, value in numbers(row).items()}
-    result = [f"{name.replace('_', ' ')} {number_text(latest[name])}" for name in SCORES if name in latest]
+    names = [name for name in SCORES if name in latest and not is_unscored(name, rows)]
+    result = [f"{name.replace('_', ' ')} {number_text(latest[name])}" for name in names]
+    result += ["the elite is new and not scored yet"] if is_unscored("elite_score", rows) else []
     counts = [f"{number_text(last['frames'])} frames"] if "frames" in last else []
     counts += [clock(last["seconds"])] if "seconds" in last else []
     env, network = algorithm.get("env") or {}, algorithm.get("network") or {}

@@ -264,7 +264,7 @@ def _name(given: Any) -> str:
 def _named(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # raised again, with the name of the logger
         error.add_note(f"This was raised by {name}.")
         raise
 
@@ -275,7 +275,7 @@ def _close(name: str, logger: Logger, kind: Any, error: BaseException | None, tr
     try:
         with _named(name):
             logger.close()
-    except Exception as of_closing:
+    except Exception as of_closing:  # whatever a logger's own code raises
         if error is None:
             raise
         error.add_note(f"{name} could not be closed either: {of_closing}")

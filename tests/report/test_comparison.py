@@ -191,3 +191,9 @@ def test_seeds_are_in_the_order_of_their_numbers(series, tmp_path):
     (tmp_path / "ga" / "seed-x").mkdir()
     found = run_dirs(tmp_path / "ga")
     assert [path.name for path in found] == [f"seed-{i}" for i in range(11)]
+
+
+def test_a_new_elite_has_no_score_of_the_elite_before(write):
+    scores = {"elite_score": [135.0, None], "elite_is_new": [False, True], "validation_mean": [130.0, 170.0]}
+    found = vx.compare({"a": write("a", frames=[1, 2], **scores)})
+    assert found.metric == "validation_mean"

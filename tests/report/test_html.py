@@ -119,3 +119,9 @@ def test_a_browser_shows_it(tmp_path, video):
         browser.close()
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_a_new_elite_has_no_score(tmp_path):
+    rows = [{"elite_score": 135.0, "elite_is_new": False}, {"elite_score": None, "elite_is_new": True}]
+    page = html_report(tmp_path / "report.html", rows, CONFIG, title="Frostbite").read_text()
+    assert table(page)["elite score"] == ["new, not scored yet", "135"]

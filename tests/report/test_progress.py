@@ -286,10 +286,13 @@ def test_a_notebook_has_one_text_that_stays_readable(monkeypatch):
 def test_a_stream_that_is_gone_ends_nothing(error):
     class Gone(io.StringIO):
         def write(self, text):
+            written.append(text)
             raise error
 
+    written = []
     display = Progress(3, stream=Gone(), done=0, frames=0, step_name="generation", enabled=True)
     display.note("begins")
     display.inside({"phase": "training", "done": 1, "total": 2})
     display.step(1, {"frames": 10})
     display.close()
+    assert written == ["begins"]  # nothing more is tried

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from volvox.checkpoint import write_file
 from volvox.report.plots import learning_curve
 from volvox.report.rows import numbers
-from volvox.report.runs import SCORES, number_text
+from volvox.report.runs import SCORES, is_unscored, number_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,8 +122,12 @@ def _results(rows: Sequence[Mapping[str, Any]]) -> str:
         return "<p>No step of this run is complete yet.</p>"
     counts = [(label, number_text(rows[-1][name])) for name, label in _FACTS if name in numbers(rows[-1])]
     columns = {name: [row[name] for row in map(numbers, rows) if name in row] for name in SCORES}
-    scores = [(name, found[-1], max(found)) for name, found in columns.items() if found]
-    cells = "".join(_row(_words(name), number_text(last), number_text(best)) for name, last, best in scores)
+    shown = {
+        name: "new, not scored yet" if is_unscored(name, rows) else number_text(x[-1])
+        for name, x in columns.items()
+        if x
+    }
+    cells = "".join(_row(_words(name), text, number_text(max(columns[name]))) for name, text in shown.items())
     table = f"<table>{_row('', 'last', 'largest')}{cells}</table>" if cells else ""
     return _table(dict(counts)) + table
 

@@ -95,13 +95,18 @@ def check_tasks(runs: Mapping[str, list[Recorded]]) -> tuple[str, ...]:
     return tuple(first)
 
 
+def is_unscored(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a run ends on a new elite, which has no `elite_score` yet: the last one is that of the elite before."""
+    return name == "elite_score" and bool(rows) and bool(rows[-1].get("elite_is_new"))
+
+
 def metric_of(runs: list[Recorded], metric: str | None) -> str:
     """Returns the metric to compare; raises ValueError, which says what there is, if a run lacks it."""
     found = [{name for row in run.rows for name in numbers(row)} for run in runs]
     if empty := [str(run.path) for run, names in zip(runs, found, strict=True) if not names]:
         raise ValueError(f"{listed(empty)}: there are no metrics yet, because no step of the run is complete")
     common = set.intersection(*found)
-    scores = [name for name in SCORES if name in common]
+    scores = [name for name in SCORES if name in common and not any(is_unscored(name, run.rows) for run in runs)]
     if metric is None and scores:
         return scores[0]
     if metric is not None and metric in common:
