@@ -32,7 +32,8 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
     assert 0.4 < found["gst"]["average_compression"] < found["gst"]["final_compression"] < 3 * 1024 / 3_811
     assert found["gst"]["return_over_dense"] > 0
     assert len(found["gst"]["return_of_seeds"]) == 2
-    assert found["gst"]["updates"] == found["dense"]["updates"] >= 200
+    # An iteration ends with the beat in which its timesteps are complete, and of two learners one may begin an episode.
+    assert {found["gst"]["updates"], found["dense"]["updates"]} <= {200, 201}
     assert (run_dir / "group_sparse.png").stat().st_size > 5_000
     curves = json.loads((run_dir / "curves.json").read_text())
     assert [len(row) for row in curves["gst"]["returns"]] == [2, 2]
