@@ -5,6 +5,10 @@
 Both learn the same from as many environments. Sides take turns, each in processes of its own, and a side's figure is
 the median of the frames a second of its iterations, without the first and those with the stopwatch. The target is a
 ratio of 0.9.
+
+For the model of `scaling.py` it also measures parts: what emulators, networks and learning take in turns, in a process
+of two cores and in two of one core that run at the same time and know nothing of each other; and an exchange of as many
+numbers as a gradient has.
 """
 
 import argparse
@@ -14,14 +18,15 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-CHILD = "--child"
+CHILD, EXCHANGE = "--child", "--exchange"
 
 
 def child(settings: dict[str, Any]) -> None:
-    """One process: learns on its cores, and prints the frames a second of all processes."""
+    """One process: learns on its cores, and prints the frames a second of all processes, and what its parts take."""
     os.sched_setaffinity(0, settings["cores"])  # before JAX counts them
     import volvox as vx
 
@@ -30,17 +35,53 @@ def child(settings: dict[str, Any]) -> None:
     env = vx.envs.atari(settings["game"], num_envs=settings["envs"], groups=2)
     network = vx.networks.ActorCritic(env.spec.num_actions or 0, vx.networks.SmallTorso())
     algorithm = vx.learn(vx.A3C(updates_per_iteration=settings["updates"]), network, env)
-    state, rates = algorithm.init(0), []
+    state, rates, turns = algorithm.init(0), [], 0.0
     for _ in range(settings["iterations"]):
         state, row = algorithm.step(state)
-        if "share_learning" not in row:
+        if "share_learning" in row:
+            turns = row["predictions_per_second"] / row["speed_over_turns"]
+        else:
             rates.append(row["frames_per_second"])
     algorithm.close()
-    print(json.dumps(rates[1:]), flush=True)
+    per_update = row["predictions_per_second"] / row["updates_per_second"]
+    size = algorithm.config["network"]["num_parameters"]
+    found = {"rates": rates[1:], "turns": turns, "timesteps_per_update": per_update, "num_parameters": size}
+    print(json.dumps(found), flush=True)
 
 
-def side(processes: int, cores: list[int], given: argparse.Namespace) -> float:
-    """Frames a second of all processes, which share the cores."""
+def exchange(settings: dict[str, Any]) -> None:
+    """One process: adds up arrays of all processes, and prints the seconds of one sum."""
+    os.sched_setaffinity(0, settings["cores"])
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import volvox as vx
+
+    vx.distributed.initialize(*settings["join"])
+    mesh = jax.make_mesh((jax.process_count(),), ("processes",))
+    place = NamedSharding(mesh, PartitionSpec("processes"))
+    given = jax.make_array_from_process_local_data(place, np.ones((1, settings["numbers"]), np.float32))
+    specs = {"in_specs": PartitionSpec("processes"), "out_specs": PartitionSpec()}
+    add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "processes"), mesh=mesh, **specs))
+    times = []
+    for _ in range(200):
+        began = time.perf_counter()
+        jax.block_until_ready(add(given))
+        times.append(time.perf_counter() - began)
+    print(json.dumps({"seconds": statistics.median(times[20:])}), flush=True)
+
+
+def side(
+    processes: int,
+    cores: list[int],
+    given: argparse.Namespace,
+    *,
+    joined: bool = True,
+    what: str = CHILD,
+    numbers: int = 0,
+) -> list[dict[str, Any]]:
+    """What each process prints; they share the cores, and run at the same time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -48,18 +89,19 @@ def side(processes: int, cores: list[int], given: argparse.Namespace) -> float:
     for i in range(processes):
         settings = {
             "cores": cores[i * share : (i + 1) * share],
-            "join": None if processes == 1 else [address, processes, i],
+            "join": [address, processes, i] if joined and processes > 1 else None,
+            "numbers": numbers,
             "game": given.game,
             "envs": given.envs // processes,
             "updates": given.updates,
             "iterations": given.iterations,
         }
-        words = [sys.executable, __file__, CHILD, json.dumps(settings)]
+        words = [sys.executable, __file__, what, json.dumps(settings)]
         run.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
     printed = [one.communicate()[0] for one in run]
     if any(one.returncode for one in run):
         raise SystemExit("a process failed; see above")
-    return statistics.median(json.loads(printed[0].splitlines()[-1]))
+    return [json.loads(text.splitlines()[-1]) for text in printed]
 
 
 def main() -> None:
@@ -74,21 +116,31 @@ def main() -> None:
     given = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     rates: dict[str, list[float]] = {"one of two cores": [], "two of one core": []}
+    turns: dict[str, list[float]] = {"one of two cores": [], "each of two that know nothing of each other": []}
     for _ in range(given.repeats):
-        rates["one of two cores"].append(side(1, cores, given))
-        rates["two of one core"].append(side(2, cores, given))
+        (one,), two = side(1, cores, given), side(2, cores, given)
+        apart = side(2, cores, given, joined=False)
+        rates["one of two cores"].append(statistics.median(one["rates"]))
+        rates["two of one core"].append(statistics.median(two[0]["rates"]))
+        turns["one of two cores"].append(one["turns"])
+        turns["each of two that know nothing of each other"] += [each["turns"] for each in apart]
         print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
     ratio = statistics.median(rates["two of one core"]) / statistics.median(rates["one of two cores"])
     print(f"two processes of one core over one of two: {ratio:.3f}")
+    (sums, _) = side(2, cores, given, what=EXCHANGE, numbers=two[0]["num_parameters"])
+    parts = {"timesteps_per_second_in_turns": turns, "exchange_seconds": sums["seconds"]}
+    parts |= {name: two[0][name] for name in ("timesteps_per_update", "num_parameters")}
     if given.out is not None:
         from volvox.provenance import provenance
 
-        written = {"about": provenance(), "frames_per_second": rates, "ratio": ratio}
+        written = {"about": provenance(), "frames_per_second": rates, "ratio": ratio, "parts": parts}
         given.out.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [CHILD]:
         child(json.loads(sys.argv[2]))
+    elif sys.argv[1:2] == [EXCHANGE]:
+        exchange(json.loads(sys.argv[2]))
     else:
         main()

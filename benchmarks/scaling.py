@@ -8,7 +8,8 @@ stepped until its last slot is idle; a member that begins is decoded. Actors pul
 hands out, in the population's order, and the process of the script is busy for a while with each member. No machine
 fails, none is faster than the others, and nothing waits for the network.
 
-First it predicts what `distributed.py efficiency` measured, from what `distributed.py parts` measured. Then it says
+First it predicts what `distributed.py efficiency` measured, from what `distributed.py parts` measured, and what
+`processes.py` measured of a learner that is divided over processes, from parts measured there. Then it says
 what that means for larger clusters, from the loop of `population_rollout.py` on two cores: as if 16 cores were
 eight times as fast as two. Nothing was measured on a GPU: there it says what the emulators allow at most.
 """
@@ -94,6 +95,15 @@ def predicted(parts: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
     return found | {"ratio": {"predicted": ratio, "measured": was, "predicted_over_measured": ratio / was}}
 
 
+def divided(found: dict[str, Any]) -> dict[str, Any]:
+    """The ratio of part (d), by the model: parts in turns, and an exchange for each update."""
+    parts = found["parts"]
+    whole, each = (statistics.median(rates) for rates in parts["timesteps_per_second_in_turns"].values())
+    second = 1 / (2 * each) + parts["exchange_seconds"] / parts["timesteps_per_update"]  # of a timestep of both
+    ratio = 1 / second / whole
+    return {"predicted": ratio, "measured": found["ratio"], "predicted_over_measured": ratio / found["ratio"]}
+
+
 def hours(actor: Actor, actors: int, driver: float, between: float) -> dict[str, float]:
     """Hours of 10^9 frames of the genetic algorithm.
 
@@ -141,24 +151,18 @@ def clusters(rollout: dict[str, Any], cost: dict[str, Any], strategies: dict[str
     }
 
 
-def read(name: str) -> dict[str, Any] | None:
-    """A measurement; None if there is none."""
-    path = RESULTS / f"{name}_cpu2_epyc.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def main() -> None:
     """Prints the predictions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
-    parts, measured = read("distributed_parts"), read("distributed_efficiency")
-    found: dict[str, Any] = {"efficiency": predicted(parts, measured) if parts and measured else None}
+    found: dict[str, Any] = {"efficiency": predicted(_needed("distributed_parts"), _needed("distributed_efficiency"))}
+    found["processes"] = divided(_needed("processes"))
     found["clusters"] = clusters(*map(_needed, ("population_rollout", "distributed_cost", "strategies_1000_table")))
     if given.json:
         print(json.dumps(found))
         return
-    for name, row in (found["efficiency"] or {}).items():
+    for name, row in {**found["efficiency"], "two processes over one": found["processes"]}.items():
         print(f"{name:36} " + "  ".join(f"{key} {value:.4g}" for key, value in row.items()))
     print("predictions of 10^9 frames:")
     for name, row in found["clusters"].items():
@@ -166,9 +170,11 @@ def main() -> None:
 
 
 def _needed(name: str) -> dict[str, Any]:
-    if (found := read(name)) is None:
-        raise FileNotFoundError(f"benchmarks/results has no {name}_cpu2_epyc.json")
-    return found
+    """A measurement."""
+    path = RESULTS / f"{name}_cpu2_epyc.json"
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}, which the benchmark of that name writes")
+    return json.loads(path.read_text())
 
 
 if __name__ == "__main__":

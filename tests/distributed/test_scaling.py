@@ -4,7 +4,7 @@ import json
 
 import pytest
 import scaling
-from scaling import Actor, phase, predicted
+from scaling import Actor, divided, phase, predicted
 
 
 def test_a_slot_after_the_other():
@@ -43,9 +43,20 @@ def test_prediction_over_measurement():
     assert found["ratio"]["predicted_over_measured"] == pytest.approx(0.9 / 0.95)
 
 
+def test_a_learner_that_is_divided():
+    """0.5 ms a timestep of both together, and as much for its share of the exchange: half of what 1 ms would be."""
+    turns = {"one of two cores": [1_900.0, 2_000.0, 2_100.0], "each": [1_000.0] * 6}
+    found = {"ratio": 0.4, "parts": {"timesteps_per_second_in_turns": turns}}
+    found["parts"] |= {"exchange_seconds": 0.05, "timesteps_per_update": 100}
+    assert divided(found) == {"predicted": 0.5, "measured": 0.4, "predicted_over_measured": pytest.approx(1.25)}
+
+
 def test_committed_measurements_are_enough(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["scaling.py", "--json"])
     scaling.main()
-    found = json.loads(capsys.readouterr().out)["clusters"]
+    printed = json.loads(capsys.readouterr().out)
+    for ratio in (printed["efficiency"]["ratio"], printed["processes"]):
+        assert 0.9 <= ratio["predicted_over_measured"] <= 1.1
+    found = printed["clusters"]
     assert found["1 000 cores"]["hours"] <= found["720 cores"]["hours"] < found["16 cores"]["hours"]
     assert all(0 < row["busy"] <= 1 for row in found.values())
