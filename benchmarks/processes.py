@@ -12,6 +12,7 @@ numbers as a gradient has.
 """
 
 import argparse
+import functools
 import json
 import os
 import socket
@@ -35,7 +36,7 @@ def child(settings: dict[str, Any]) -> None:
     env = vx.envs.atari(settings["game"], num_envs=settings["envs"], groups=2)
     network = vx.networks.ActorCritic(env.spec.num_actions or 0, vx.networks.SmallTorso())
     algorithm = vx.learn(vx.A3C(updates_per_iteration=settings["updates"]), network, env)
-    state, rates, turns = algorithm.init(0), [], 0.0
+    state, rates, turns, row = algorithm.init(0), [], 0.0, {}
     for _ in range(settings["iterations"]):
         state, row = algorithm.step(state)
         if "share_learning" in row:
@@ -62,8 +63,8 @@ def exchange(settings: dict[str, Any]) -> None:
     mesh = jax.make_mesh((jax.process_count(),), ("processes",))
     place = NamedSharding(mesh, PartitionSpec("processes"))
     given = jax.make_array_from_process_local_data(place, np.ones((1, settings["numbers"]), np.float32))
-    specs = {"in_specs": PartitionSpec("processes"), "out_specs": PartitionSpec()}
-    add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "processes"), mesh=mesh, **specs))
+    sum_ = functools.partial(jax.lax.psum, axis_name="processes")
+    add = jax.jit(jax.shard_map(sum_, mesh=mesh, in_specs=PartitionSpec("processes"), out_specs=PartitionSpec()))
     times = []
     for _ in range(200):
         began = time.perf_counter()
@@ -117,9 +118,10 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     rates: dict[str, list[float]] = {"one of two cores": [], "two of one core": []}
     turns: dict[str, list[float]] = {"one of two cores": [], "each of two that know nothing of each other": []}
+    known: dict[str, Any] = {}
     for _ in range(given.repeats):
         (one,), two = side(1, cores, given), side(2, cores, given)
-        apart = side(2, cores, given, joined=False)
+        known, apart = two[0], side(2, cores, given, joined=False)
         rates["one of two cores"].append(statistics.median(one["rates"]))
         rates["two of one core"].append(statistics.median(two[0]["rates"]))
         turns["one of two cores"].append(one["turns"])
@@ -127,9 +129,9 @@ def main() -> None:
         print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
     ratio = statistics.median(rates["two of one core"]) / statistics.median(rates["one of two cores"])
     print(f"two processes of one core over one of two: {ratio:.3f}")
-    (sums, _) = side(2, cores, given, what=EXCHANGE, numbers=two[0]["num_parameters"])
+    sums, _ = side(2, cores, given, what=EXCHANGE, numbers=known["num_parameters"])
     parts = {"timesteps_per_second_in_turns": turns, "exchange_seconds": sums["seconds"]}
-    parts |= {name: two[0][name] for name in ("timesteps_per_update", "num_parameters")}
+    parts |= {name: known[name] for name in ("timesteps_per_update", "num_parameters")}
     if given.out is not None:
         from volvox.provenance import provenance
 

@@ -174,8 +174,13 @@ def main() -> int:
             sending.close()
             started.append((name, process, receiving))
         for name, process, receiving in started:
-            found[name] = judged(receiving.recv(), settings.settled)
+            try:
+                samples = receiving.recv()
+            except EOFError:
+                process.join()
+                raise SystemExit(f"the process of {name} ended with exit code {process.exitcode}; see above") from None
             process.join()
+            found[name] = judged(samples, settings.settled)
             print(name, json.dumps(found[name]), flush=True)
     result = {
         **provenance(),

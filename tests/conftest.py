@@ -17,9 +17,7 @@ _CACHE = {
 _QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # Before JAX is imported; workers, and the scripts that tests start, find what is set here.
-    os.environ.setdefault(_QUICK, "0" if os.environ.get("VOLVOX_EXACT") == "1" else "1")
+def _keep_programs() -> None:
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
@@ -29,6 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
     from volvox._programs import tidy
 
     tidy(folder.parent)
+
+
+# Now, before the conftest.py of a folder imports JAX; workers, and the scripts that tests start, find what is set here.
+os.environ.setdefault(_QUICK, "0" if os.environ.get("VOLVOX_EXACT") == "1" else "1")
+_keep_programs()
 
 
 @pytest.hookimpl(tryfirst=True)

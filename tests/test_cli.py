@@ -141,7 +141,7 @@ def exported(tmp_path):
 
 def test_an_exported_policy_plays_without_its_network(exported, capsys):
     assert cli.main(["play", str(exported), "--episodes", "4"]) == 0
-    assert capsys.readouterr().out == "1.0 [1.0, 1.0] (4 episodes, cut at 5 timesteps)\n"
+    assert capsys.readouterr().out == "mean return 1.0, 95% interval [1.0, 1.0] (4 episodes, cut at 5 timesteps)\n"
 
 
 @pytest.mark.parametrize("words", [["watch"], ["plot"], ["report"], ["export", "q.onnx"]])
@@ -150,6 +150,10 @@ def test_what_an_exported_policy_cannot_do_is_said(exported, capsys, words):
     assert line == (
         f"error: {exported} is an exported policy; {words[0]} takes a run directory (play and info take both)."
     )
+
+
+def test_an_exported_policy_has_no_last_one(exported, capsys):
+    assert "which='last' chooses nothing" in refused(capsys, "play", exported, "--which", "last")
 
 
 def test_info_of_an_exported_policy(exported, capsys):
@@ -168,6 +172,8 @@ def refused(capsys, *arguments):
 
 def test_what_is_refused_is_said_in_one_line(run_dir, capsys, tmp_path, monkeypatch):
     assert refused(capsys, "info", tmp_path / "none").startswith(f"error: {tmp_path / 'none'} holds no run")
+    similar = run_dir("frostbite")
+    assert refused(capsys, "info", similar.with_name("frosbite")).endswith(f"; did you mean {similar}?")
     for command in ("play", "compare", "plot", "export"):
         said = refused(capsys, command, tmp_path / "none", *(["p.onnx"] if command == "export" else []))
         assert said.startswith(

@@ -52,7 +52,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch):
 @pytest.mark.parametrize(("content", "cores"), [("max 100000\n", float("inf")), ("150000 100000\n", 1.5)])
 def test_the_quota_of_a_control_group_counts(monkeypatch, tmp_path, content, cores):
     (tmp_path / "cpu.max").write_text(content)
-    monkeypatch.setattr(doctor, "_CGROUP", tmp_path)
+    monkeypatch.setattr(doctor, "control_groups", lambda controller: [tmp_path, tmp_path / "missing"])
     assert doctor._cpu_quota() == cores
     monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: {0, 1})
     found, advice = doctor.CHECKS["cores"]()

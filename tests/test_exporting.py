@@ -15,7 +15,8 @@ from flax import linen as nn
 
 import volvox as vx
 from volvox import networks
-from volvox.exporting import export, load_exported, preprocessing
+from volvox.exported import load_exported
+from volvox.exporting import export, preprocessing
 from volvox.ops.batching import where_rows
 from volvox.types import EnvSpec
 
@@ -283,11 +284,18 @@ def test_a_later_format_is_refused(exported, tmp_path):
         load_exported(changed(exported, tmp_path, format_version=7))
 
 
+@pytest.mark.parametrize("part", ["spec", "inputs", "preprocessing", "config", "versions"])
+def test_a_header_of_another_shape_is_refused(exported, tmp_path, part):
+    with pytest.raises(ValueError, match="is damaged: its header does not have the parts"):
+        load_exported(changed(exported, tmp_path, without=part))
+    for value in (3, "text", [3, 4, 5], None):
+        with pytest.raises(ValueError, match="is damaged: its header does not have the parts"):
+            load_exported(changed(exported, tmp_path, **{part: value}))
+
+
 def test_other_files_are_refused(exported, tmp_path):
     with pytest.raises(ValueError, match="is not a policy that volvox exported"):
         load_exported(changed(exported, tmp_path, format="another"))
-    with pytest.raises(ValueError, match="is not a policy that volvox exported"):
-        load_exported(changed(exported, tmp_path, without="inputs"))
     whole = exported.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
@@ -311,7 +319,8 @@ def of_program(path, function, calls="none"):
     unchecked = [jax.export.DisabledSafetyCheck.custom_call(calls)]
     shape = jax.ShapeDtypeStruct((3, 3), jnp.float32)
     program = jax.export.export(jax.jit(function), disabled_checks=unchecked)(shape)
-    header = {"format": "volvox policy", "format_version": 1, "config": {}, "inputs": [], "spec": {}, "versions": {}}
+    header: dict = {"format": "volvox policy", "format_version": 1, "config": {}, "inputs": [], "versions": {}}
+    header |= {"preprocessing": {}, "spec": {"name": "a", "observation_shape": [3], "observation_dtype": "float32"}}
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("header.json", json.dumps(header))
         file.writestr("program.bin", bytes(program.serialize()))

@@ -38,6 +38,7 @@ LAYER = {
     "training": 10,
     "tuning": 9,
     "doctor": 8,
+    "exported": 4,
     "exporting": 8,
     "testing": 10,
     "loading": 11,

@@ -91,6 +91,14 @@ def test_a_loaded_run_is_exported_and_reported(tmp_path):
     exported = vx.load(run.export(tmp_path / "policy.stablehlo"))
     observation = np.linspace(0, 1, 7, dtype=np.float32)[:, None]
     chex.assert_trees_all_equal(exported(observation), run.actor()(observation))
+    one, other = exported(observation[0]), run.actor()(observation[0])
+    assert type(one) is type(other) is np.int32
+    with pytest.raises(ValueError, match="needs no parts, since it holds the whole policy: leave out network, env"):
+        vx.load(tmp_path / "policy.stablehlo", network=vx.networks.MLP(2, (4,)), env=run.algorithm.env)
+    shutil.copytree(tmp_path / "a", tmp_path / "a.onnx")
+    assert len(vx.load(tmp_path / "a.onnx").metrics) == len(run.metrics)
+    with pytest.raises(ValueError, match=r"a/config\.json is a file; load takes the run directory \(.*/a\?\)"):
+        vx.load(tmp_path / "a" / "config.json")
     assert "corridor" in run.report().read_text()
 
 

@@ -45,6 +45,7 @@ def test_it_is_off_elsewhere_or_jaxs_own(tmp_path):
     assert run(**home, VOLVOX_COMPILATION_CACHE="off")[0] == "None"
     assert run(**home, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "jax"))[0] == "None"
     assert not (tmp_path / "home").exists()
+    assert run(**home, VOLVOX_COMPILATION_CACHE="1")[0].startswith(f"{tmp_path}/home/volvox/programs/")
     assert run(**home, VOLVOX_COMPILATION_CACHE=str(tmp_path / "other"))[0].startswith(f"{tmp_path}/other/")
 
 

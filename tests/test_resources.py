@@ -32,15 +32,36 @@ def test_memory_that_is_free():
     assert 10**7 < size <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_a_control_group_limits_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(_resources, "Path", lambda path: tmp_path)
+def test_a_control_group_limits_memory(tmp_path):
     files = {"memory.max": "5000", "memory.current": "4000", "memory.stat": "anon 1\ninactive_file 300\nactive_file 40"}
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert _resources._in_group("memory.max", "memory.current") == 5000 - 4000 + 340
+    assert _resources._in_group(tmp_path) == 5000 - 4000 + 340
     (tmp_path / "memory.max").write_text("max\n")
-    assert _resources._in_group("memory.max", "memory.current") is None
-    assert _resources._in_group("missing", "memory.current") is None
+    assert _resources._in_group(tmp_path) is None
+    (tmp_path / "memory.max").unlink()
+    assert _resources._in_group(tmp_path) is None
+    (tmp_path / "memory.limit_in_bytes").write_text("7000\n")
+    (tmp_path / "memory.usage_in_bytes").write_text("5000\n")
+    assert _resources._in_group(tmp_path) == 7000 - 5000 + 340
+
+
+@pytest.mark.parametrize(
+    ("membership", "groups"),
+    [
+        ("0::/user/session", ["user/session", "user", ""]),
+        ("0::/elsewhere", [""]),  # of a container, whose own group is the root that it sees
+        ("3:cpu,cpuacct:/user\n2:memory:/user\n", ["memory/user", "memory"]),
+        ("1:name=systemd:/user\n", []),
+    ],
+)
+def test_the_control_groups_of_this_process(tmp_path, monkeypatch, membership, groups):
+    (tmp_path / "user" / "session").mkdir(parents=True)
+    (tmp_path / "memory" / "user").mkdir(parents=True)
+    (tmp_path / "membership").write_text(membership)
+    places = {"/sys/fs/cgroup": tmp_path, "/proc/self/cgroup": tmp_path / "membership"}
+    monkeypatch.setattr(_resources, "Path", places.__getitem__)
+    assert _resources.control_groups("memory") == [tmp_path / group for group in groups]
 
 
 def test_an_accelerator_has_memory_of_its_own(monkeypatch):
@@ -86,10 +107,13 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path, monkeypatch):
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "sparse").touch()
     os.truncate(tmp_path / "first" / "sparse", 10**9)  # takes no disk
-    check_disk(tmp_path, tmp_path / "first")
+    check_disk(tmp_path, tmp_path / "first", 4, 500_000)
+    with pytest.raises(ValueError, match=r"takes up to 600,000 bytes of disk, 4 of them are .* and 2 MB are free for"):
+        check_disk(tmp_path, tmp_path / "first", 4, 600_000)  # compressed to nothing, as zeros are
     (tmp_path / "first" / "array").write_bytes(b"x" * 3_000_000)
-    with pytest.raises(ValueError, match=r"takes 3 MB of disk, and beside the first one 2 MB are free for"):
-        check_disk(tmp_path, tmp_path / "first")
+    check_disk(tmp_path, tmp_path / "first", 1, 0)
+    with pytest.raises(ValueError, match=r"takes up to 3 MB of disk, 2 of them are .* and 5 MB are free for .*keep_ch"):
+        check_disk(tmp_path, tmp_path / "first", 2, 0)
 
 
 @pytest.mark.parametrize("place", ["file", "file/run", "/proc/volvox-run"])
@@ -108,7 +132,9 @@ def test_a_run_is_refused_before_its_first_step(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot be written"):
         vx.train(algorithm, steps=1, run_dir=tmp_path / "file" / "run")
     monkeypatch.setattr(_resources.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=100))
-    with pytest.raises(ValueError, match="of disk, and beside the first one 100 bytes are free"):
+    with pytest.raises(
+        ValueError, match=r"of disk, 4 of them are kept or being written at once, and [\d,]* bytes are free"
+    ):
         vx.train(algorithm, steps=1, run_dir=tmp_path / "run", progress=False)
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {".lock", "checkpoints"}
     monkeypatch.undo()

@@ -1,5 +1,6 @@
 """`config.json` of a run directory, and the fingerprint of its policy: how a run is recognised."""
 
+import difflib
 import json
 import stat
 import warnings
@@ -19,7 +20,9 @@ from volvox.types import Algorithm, Array, ArrayTree, EnvSpec, Policy
 
 FORMAT = 3
 """Format number of `config.json`; `volvox._formats.upgraded` converts older ones."""
-CONFIG, FINGERPRINT = "config.json", "fingerprint.json"
+CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
+ELITE, FINGERPRINT, PLOT, VIDEO = "elite.json", "fingerprint.json", "learning_curve.png", "episode.mp4"
+"""Names in a run directory."""
 _COMPARED = ("algorithm", "key")
 _NOT_COMPARED = (
     ("algorithm", "env", "made_by"),  # it says nothing that the environment's settings do not
@@ -58,15 +61,27 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     if not path.exists():
         seeds = sorted(folder.parent.name for folder in directory.glob(f"seed-*/{CONFIG}"))
-        raise ValueError(
-            f"{directory} holds no run: there is no {path}" + (f"; its runs are {', '.join(seeds)}" if seeds else "")
+        there = sorted(file.parent.name for file in directory.parent.glob(f"*/{CONFIG}"))
+        like = difflib.get_close_matches(directory.name, there, n=1)
+        hint = (
+            f"; its runs are {', '.join(seeds)}"
+            if seeds
+            else f"; did you mean {directory.with_name(like[0])}?"
+            if like
+            else ""
         )
+        raise ValueError(f"{directory} holds no run: there is no {path}{hint}")
     try:
         config = json.loads(path.read_text() if path.is_file() else "")
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict) or not all(isinstance(config.get(name), dict) for name in _COMPARED):
         raise ValueError(f"{path} is not the configuration of a run: 'algorithm' and 'key' are not there")
+    settings = config["algorithm"]
+    parts = {f"algorithm.{name}": settings[name] for name in ("env", "network") if settings.get(name) is not None}
+    parts |= {name: config[name] for name in ("versions", "provenance", "about") if name in config}
+    if wrong := [name for name, value in parts.items() if not isinstance(value, dict)]:
+        raise ValueError(f"{path} is not the configuration of a run: {wrong[0]} is no object of JSON")
     if _is_deeper(config, _DEEPEST):
         raise ValueError(f"{path} is not the configuration of a run: its values are nested too deeply")
     if not isinstance(config.get("format", 1), int) or config.get("format", 1) > FORMAT:
@@ -187,19 +202,28 @@ def fingerprint(step: int, outputs: list[float]) -> str:
     return json.dumps(answers | {"sha256": manifest.digest(answers)}) + "\n"
 
 
-def check_fingerprint(directory: Path, step: int, algorithm: Algorithm, variables: ArrayTree) -> None:
+def is_outputs(value: Any) -> bool:
+    """Whether a value read from JSON is one of `outputs_of`."""
+    return type(value) is list and all(type(number) in (int, float) for number in value)
+
+
+def check_fingerprint(
+    directory: Path, step: int, algorithm: Algorithm, variables: ArrayTree, outputs: list[float] | None = None
+) -> None:
     """Raises ValueError if the best policy of a step does not answer as it did when it was saved.
 
-    Nothing is checked where no answers of this step were saved. A damaged file is a ValueError, too.
+    Its answers are `outputs`, or where the checkpoint has none, those of `fingerprint.json`; where that has none of
+    this step either, nothing is checked. A damaged file is a ValueError, too.
     """
-    if (saved := _saved_outputs(directory / FINGERPRINT, step)) is None:
+    saved = _saved_outputs(directory / FINGERPRINT, step) if outputs is None else outputs
+    if saved is None:
         return
     old, new = np.array(saved), np.array(outputs_of(algorithm.policy, algorithm.env.spec)(variables))
     largest = np.abs(old[np.isfinite(old)]).max(initial=0.0)
     if old.shape != new.shape or not np.allclose(new, old, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
         raise ValueError(
             f"{directory}: with the same parameters this network answers {new[:4]} where the run's network answered "
-            f"{old[:4]} (of a fixed observation, {FINGERPRINT}): give the network that the run was made with"
+            f"{old[:4]} (of a fixed observation): give the network that the run was made with"
         )
 
 
@@ -210,11 +234,14 @@ def _saved_outputs(path: Path, step: int) -> list[float] | None:
     try:
         saved = json.loads(path.read_text() if stat.S_ISREG(path.stat().st_mode) else "")
         outputs = saved["outputs"]
-        known = type(saved["step"]) is int and all(type(number) in (int, float) for number in outputs)
+        known = type(saved["step"]) is int and is_outputs(outputs)
         known = known and saved.keys() <= {"step", "outputs", "sha256"}
         # Format 2 had no sum.
         if known and saved.get("sha256", manifest.digest(saved)) == manifest.digest(saved):
             return outputs if saved["step"] == step else None
     except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError):
         pass
-    raise ValueError(f"{path} is damaged; without this file the run is used, but a wrong network is not noticed")
+    raise ValueError(
+        f"{path} is damaged: remove it to use the run all the same, but then make sure that the network is the run's, "
+        "because a wrong one is not noticed"
+    )

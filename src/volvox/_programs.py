@@ -18,7 +18,7 @@ import jax
 
 VARIABLE = "VOLVOX_COMPILATION_CACHE"
 _MOST_BYTES = 2**30
-_OFF = ("0", "off", "no", "false")
+_ON, _OFF = ("", "1", "on", "yes", "true"), ("0", "off", "no", "false")
 
 
 def keep_programs() -> Path | None:
@@ -37,7 +37,7 @@ def keep_programs() -> Path | None:
         return None
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        root = Path(given or Path(home, "volvox", "programs"))
+        root = Path(home, "volvox", "programs") if given.lower() in _ON else Path(given)
         folder = root / _processor()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tidy(root)

@@ -17,18 +17,30 @@ from typing import Any
 
 import jax
 
+from volvox import _manifest as manifest
 from volvox import checkpoint
-from volvox._config import CONFIG, FINGERPRINT, check_settings, config_of, fingerprint, outputs_of, read_config
+from volvox._config import (
+    CHECKPOINTS,
+    CONFIG,
+    ELITE,
+    FINGERPRINT,
+    METRICS,
+    PLOT,
+    check_settings,
+    config_of,
+    fingerprint,
+    outputs_of,
+    read_config,
+)
 from volvox._manifest import sync
 from volvox._resources import check_disk, check_writable
-from volvox._restoring import CHECKPOINTS, METRICS, Restored, restored, settings_digest
+from volvox._restoring import Restored, read_run, settings_digest
 from volvox.loggers import LoggedRun, opened, tensorboard
 from volvox.population import lineage
 from volvox.report import plots, rows
 from volvox.types import Algorithm, Array, ArrayTree
 
-ELITE, LOCK = "elite.json", ".lock"
-PLOT, _LOG = "learning_curve.png", "log"
+LOCK, _LOG = ".lock", "log"
 _SECONDS_BETWEEN_PLOTS = 60.0
 _PLOTS_SHARE = 0.005
 """Of the time, at most, that goes into plots while the run lasts."""
@@ -120,7 +132,7 @@ class Record:
         if not self.writes:
             self.path = None
             if directory is not None and resume and _holds(directory):
-                found = restored(directory, self._algorithm, read_config(directory), key)
+                found = read_run(directory, self._algorithm, read_config(directory), key)
                 self.rows = [] if found is None else found.rows
         if largest(self.done) != -largest(-self.done):
             raise ValueError(
@@ -146,7 +158,7 @@ class Record:
         self.path.mkdir(parents=True, exist_ok=True)
         sync(self.path.parent)
         self._lock = stack.enter_context(_locked(self.path))
-        found = restored(self.path, self._algorithm, self._config, key) if there else None
+        found = read_run(self.path, self._algorithm, self._config, key) if there else None
         if found is not None:
             self.rows, self._rows_digest, self._saved_step = found.rows, found.rows_digest, found.step
         elif there:
@@ -168,7 +180,7 @@ class Record:
         if self._saved_step < 0:
             first = self._save_checkpoint(state)
             try:
-                check_disk(self.path, first)
+                check_disk(self.path, first, self._keep + 1, manifest.read(first)["bytes"])
             except ValueError:
                 shutil.rmtree(first, ignore_errors=True)
                 raise
@@ -176,8 +188,7 @@ class Record:
         with self._writing():
             for name in filter(_LEFTOVER.fullmatch, os.listdir(self.path)):
                 (self.path / name).unlink()
-            if not (self.path / CONFIG).exists():
-                checkpoint.write_file(self.path / CONFIG, json.dumps(self._config, indent=2) + "\n")
+            self._write_config()
             rows.rewrite(self.path / METRICS, self.rows)
             rows.drop_log_after(self.path / _LOG, self.done)
         self.write_elite(state)  # a kill may have come between a checkpoint and its elite
@@ -220,29 +231,42 @@ class Record:
 
     def save(self, state: Any) -> None:
         """Writes the checkpoint and the elite of the state after the last row, unless they are there."""
-        if self.path is not None and self._saved_step != self.done:
-            self._save_checkpoint(state)
+        if self.path is None:
+            return
+        if self._saved_step != self.done:
+            outputs = self._outputs_of(state)
+            self._save_checkpoint(state, outputs)
             self.write_elite(state)
-            self._write_fingerprint(state)
+            if outputs is not None:  # for what loads the elite without a checkpoint
+                with self._writing():
+                    checkpoint.write_file(self.path / FINGERPRINT, fingerprint(self.done, outputs))
+        with self._writing():
+            self._write_config()
 
-    def _save_checkpoint(self, state: Any) -> Path:
+    def _write_config(self) -> None:
+        """Writes `config.json` if it is not there; somebody may have removed it in the course of the run."""
+        if self.path is not None and not (self.path / CONFIG).exists():
+            checkpoint.write_file(self.path / CONFIG, json.dumps(self._config, indent=2) + "\n")
+
+    def _save_checkpoint(self, state: Any, outputs: list[float] | None = None) -> Path:
         assert self.path is not None
         tree = state if self._algorithm.save is None else self._algorithm.save(state)
-        about = {"settings": self._settings, "rows": self._rows_digest.hexdigest()}
+        about: dict[str, Any] = {"settings": self._settings, "rows": self._rows_digest.hexdigest()}
         if (elite := self._elite(state)) is not None:
             about[lineage.ABOUT] = lineage.digest(elite)
+        if outputs is not None:
+            about["outputs"] = outputs
         with self._writing():
             folder = checkpoint.save(self.path / CHECKPOINTS, self.done, tree, keep=self._keep, about=about)
         self._saved_step = self.done
         return folder
 
-    def _write_fingerprint(self, state: Any) -> None:
-        """Writes what the state's best policy answers to fixed observations, by which a wrong network is noticed."""
-        if self.path is not None and self.done:
-            self._outputs = self._outputs or outputs_of(self._algorithm.policy, self._algorithm.env.spec)
-            text = fingerprint(self.done, self._outputs(self._algorithm.variables(state)))
-            with self._writing():
-                checkpoint.write_file(self.path / FINGERPRINT, text)
+    def _outputs_of(self, state: Any) -> list[float] | None:
+        """What the state's best policy answers to fixed observations, by which a wrong network is noticed."""
+        if not self.done:
+            return None
+        self._outputs = self._outputs or outputs_of(self._algorithm.policy, self._algorithm.env.spec)
+        return self._outputs(self._algorithm.variables(state))
 
     def write_elite(self, state: Any) -> None:
         """Writes the lineage of a state's best individual; before the first step there is none."""

@@ -38,11 +38,26 @@ def available_memory() -> int | None:
 
 def host_memory() -> int | None:
     """Returns the bytes that are free for this process in the machine's memory; None where nothing says so."""
-    found = [_in_machine(), _in_group("memory.max", "memory.current"), _in_group(*_OLD_GROUP)]
+    found = [_in_machine(), *(_in_group(group) for group in control_groups("memory"))]
     return min((size for size in found if size is not None), default=None)
 
 
-_OLD_GROUP = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+def control_groups(controller: str) -> list[Path]:
+    """Returns the folders of this process's control groups, such as a container's, each before the one around it.
+
+    Args:
+      controller: What the groups limit: "memory" or "cpu".
+    """
+    mounted, membership = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+    groups = []
+    for line in membership.read_text().splitlines() if membership.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):  # version 2 has one tree for all controllers
+            root = mounted / controller if controllers else mounted
+            # Where a container sees its own group as the root, what it reads here may not be there.
+            own = root / path.lstrip("/")
+            groups += [group for group in (own, *own.parents) if group.is_relative_to(root) and group.is_dir()]
+    return groups
 
 
 def check_memory(parts: Mapping[str, int], remedy: str) -> None:
@@ -63,18 +78,24 @@ def check_memory(parts: Mapping[str, int], remedy: str) -> None:
         )
 
 
-def check_disk(directory: Path, first: Path) -> None:
-    """Checks that the disk has room for a second checkpoint beside the first, which is as large as on the disk.
+def check_disk(directory: Path, first: Path, number: int, num_bytes: int) -> None:
+    """Checks that the disk has room for a run's checkpoints.
+
+    Args:
+      directory: The run directory, for the message.
+      first: The first checkpoint, which is there. It may be compressed to little, such as a replay that is still empty.
+      number: Checkpoints that are there at once, this one counted.
+      num_bytes: Bytes of a checkpoint's arrays.
 
     Raises:
       ValueError: It has not; the message has the figures.
     """
-    free = shutil.disk_usage(directory).free
-    size = sum(path.stat().st_blocks * 512 for path in first.rglob("*"))
-    if size > free:
+    there = sum(path.stat().st_blocks * 512 for path in first.rglob("*"))
+    size, free = max(there, num_bytes), there + shutil.disk_usage(directory).free
+    if size * number > free:
         raise ValueError(
-            f"a checkpoint takes {shown(size)} of disk, and beside the first one {shown(free)} are free for "
-            f"{directory}; free some, or give another run_dir"
+            f"a checkpoint takes up to {shown(size)} of disk, {number} of them are kept or being written at once, and "
+            f"{shown(free)} are free for {directory}; free some, keep fewer (keep_checkpoints), or give another run_dir"
         )
 
 
@@ -109,12 +130,14 @@ def _in_machine() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
 
 
-def _in_group(limit: str, usage: str) -> int | None:
-    """Bytes that the control group, such as a container, leaves; what files take of them is given back if needed."""
-    group = Path("/sys/fs/cgroup")
+def _in_group(group: Path) -> int | None:
+    """Bytes that a control group leaves; what files take of them is given back if needed."""
+    names = ("memory.max", "memory.current")
+    if not (group / names[0]).exists():  # version 1
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     try:
-        most, used = ((group / name).read_text().strip() for name in (limit, usage))
-        statistics = dict(line.split() for line in (group / limit).with_name("memory.stat").read_text().splitlines())
+        most, used = ((group / name).read_text().strip() for name in names)
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
     if most == "max":

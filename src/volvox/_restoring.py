@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import jax
 
 from volvox import checkpoint
-from volvox._config import CONFIG
+from volvox._config import CHECKPOINTS, CONFIG, METRICS, is_outputs
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.report import rows
 from volvox.types import Algorithm, Array
 
-METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
-_NO_STATE = (AssertionError, AttributeError, LookupError, MemoryError, OverflowError, RecursionError, TypeError)
+_NO_STATE = (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError)
 """Errors that `Algorithm.restore` may raise for a tree that is not its state; another structure is a ValueError."""
 
 
@@ -27,15 +26,17 @@ class Restored(NamedTuple):
       state: The algorithm's state after them.
       rows: Their rows.
       rows_digest: SHA-256 of the lines of these rows.
+      outputs: What the best policy answered when it was saved; None where the checkpoint does not say.
     """
 
     step: int
     state: Any
     rows: list[rows.Row]
     rows_digest: Any
+    outputs: list[float] | None
 
 
-def restored(directory: Path, algorithm: Algorithm, config: Mapping[str, Any], key: Array) -> Restored | None:
+def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any], key: Array) -> Restored | None:
     """Reads the newest checkpoint that is whole and belongs to a run, and the rows up to it.
 
     Args:
@@ -54,18 +55,20 @@ def restored(directory: Path, algorithm: Algorithm, config: Mapping[str, Any], k
     """
     folder, history = directory / CHECKPOINTS, _History(directory, algorithm.step_name, config)
     like = jax.eval_shape(algorithm.init, key) if algorithm.restore is None and checkpoint.steps(folder) else None
-    saved = checkpoint.restore_latest(folder, like, check=history.check)
+
+    def state_of(tree: Any) -> Any:
+        try:
+            return tree if algorithm.restore is None else algorithm.restore(tree)
+        except _NO_STATE as error:
+            raise DamagedCheckpointError(
+                f"a checkpoint in {folder} holds no state of this algorithm ({type(error).__name__}: {error})"
+            ) from error
+
+    saved = checkpoint.restore_latest(folder, like, check=history.check, convert=state_of)
     if saved is None:
         return None
-    step, tree = saved
-    try:
-        state = tree if algorithm.restore is None else algorithm.restore(tree)
-    except _NO_STATE as error:
-        raise DamagedCheckpointError(
-            f"the checkpoint of step {step} in {directory} holds no state of this algorithm "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    return Restored(step, state, history.rows[:step], history.sums[step])
+    step, state = saved
+    return Restored(step, state, history.rows[:step], history.sums[step], history.outputs)
 
 
 class _History:
@@ -74,6 +77,7 @@ class _History:
     Attributes:
       rows: Rows up to the first that is damaged.
       sums: Digests of no row, of the first, of the first two, and so on.
+      outputs: See `Restored`.
     """
 
     def __init__(self, directory: Path, step_name: str, config: Mapping[str, Any]):
@@ -105,6 +109,9 @@ class _History:
             raise DamagedCheckpointError(damage or missing + changed)
         if about.get("rows", self.sums[step].hexdigest()) != self.sums[step].hexdigest():
             raise DamagedCheckpointError(f"{file} is damaged: its first {step} rows are not those that were saved")
+        self.outputs = about.get("outputs")  # earlier versions saved none
+        if self.outputs is not None and not is_outputs(self.outputs):
+            raise DamagedCheckpointError(f"{folder} is damaged: the outputs in its manifest are no numbers")
 
     def _are_counted(self, step: int) -> bool:
         """Whether rows are one for each step up to a given one, with the times that are gone on from."""

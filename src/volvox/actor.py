@@ -44,7 +44,7 @@ class Actor:
             It matters to recurrent policies only.
 
         Returns:
-          The action, `[]` or `[*action_shape]`; of a batch `[B, ...]`.
+          The action: a number of NumPy's, or an array `[*action_shape]`; of a batch `[B, ...]`.
 
         Raises:
           ValueError: An observation of another shape or kind of numbers, or another batch size than in the call before:
@@ -58,7 +58,7 @@ class Actor:
             raise ValueError(f"a batch of {size} observations follows one of another size: call reset() before")
         begins = jnp.broadcast_to(jnp.asarray(False if first is None else first, bool), (size,))
         action, self._state = self._act(self._variables, batch, begins, self._state)
-        return np.asarray(action).reshape(leading + action.shape[1:])
+        return np.asarray(action).reshape(leading + action.shape[1:])[()]
 
     def reset(self) -> None:
         """Forgets the recurrent state: episodes begin with the next call."""

@@ -36,6 +36,7 @@ import numpy as np
 from volvox import _manifest as manifest
 from volvox._checks import integer
 from volvox._manifest import DamagedCheckpointError, is_folder, sync, unwritten
+from volvox._resources import host_memory, shown
 from volvox.ops.flat import by_path
 
 __all__ = ["DamagedCheckpointError", "restore", "restore_latest", "save", "steps"]
@@ -168,8 +169,12 @@ def restore(
 
 
 def restore_latest(
-    directory: str | os.PathLike[str], like: ArrayTree | None = None, *, check: Check | None = None
-) -> tuple[int, ArrayTree] | None:
+    directory: str | os.PathLike[str],
+    like: ArrayTree | None = None,
+    *,
+    check: Check | None = None,
+    convert: Callable[[ArrayTree], Any] = lambda tree: tree,
+) -> tuple[int, Any] | None:
     """Reads the newest checkpoint that is whole.
 
     Warns (`UserWarning`) of each damaged one passed over, and of what else is in the folder and is left alone.
@@ -178,9 +183,10 @@ def restore_latest(
       directory: Folder of all checkpoints of a run.
       like: See `restore`.
       check: See `restore`.
+      convert: Makes of the tree what is wanted; raises `DamagedCheckpointError` to pass the checkpoint over.
 
     Returns:
-      (step, tree), or None if there is no checkpoint at all.
+      (step, converted tree), or None if there is no checkpoint at all.
 
     Raises:
       DamagedCheckpointError: There are checkpoints and every one is damaged.
@@ -195,7 +201,7 @@ def restore_latest(
     while left:
         step = left.pop()
         try:
-            tree = restore(directory, step, like, check=check)
+            tree = convert(restore(directory, step, like, check=check))
         except (DamagedCheckpointError, FileNotFoundError) as damage:
             if is_folder(_folder(directory, step)):
                 damages.append(str(damage))
@@ -347,8 +353,9 @@ def _check_size(folder: Path, saved: int | None) -> None:
     needed = _num_bytes(handler.metadata(folder / _TREE).tree)
     if saved is not None and needed != saved:
         raise DamagedCheckpointError(f"checkpoint {folder} is damaged: it has {needed} bytes of arrays, of {saved}")
-    if needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-        raise MemoryError(f"checkpoint {folder} takes {needed:,} bytes of memory, and this machine has {there:,}")
+    free = host_memory()
+    if free is not None and needed > free:
+        raise MemoryError(f"checkpoint {folder} takes {shown(needed)} of memory, and {shown(free)} are free")
 
 
 def _condemn(folder: Path) -> None:

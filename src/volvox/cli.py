@@ -1,9 +1,9 @@
 """The command line: what can be done with the directory of a run, and a check of this machine.
 
-volvox play runs/frostbite --episodes 30
-volvox compare ga=runs/ga es=runs/es --out comparison.png
-volvox export runs/frostbite policy.stablehlo
-volvox doctor
+- volvox play runs/frostbite --episodes 30
+- volvox compare ga=runs/ga es=runs/es --out comparison.png
+- volvox export runs/frostbite policy.stablehlo
+- volvox doctor
 """
 
 import json
@@ -18,8 +18,8 @@ import tyro
 from flax.traverse_util import flatten_dict
 
 from volvox import doctor as doctor_
-from volvox import exporting
-from volvox._config import read_config
+from volvox import exported
+from volvox._config import METRICS, PLOT, read_config
 from volvox._settings import rebuild
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.loading import load
@@ -34,8 +34,6 @@ from volvox.training import Run
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 _REFUSED = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
 """Answered in one line, unless a note says that the error comes from inside an environment or a step."""
-_SEED = 1_000_003
-"""Of environments in which an exported policy is scored: none that training is likely to use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +67,7 @@ def play(
     /,
     *,
     episodes: int | None = None,
-    which: Literal["best", "last"] = "best",
+    which: Literal["best", "last"] | None = None,
     protocol: Protocol | None = None,
 ) -> None:
     """Scores the policy on whole episodes.
@@ -77,17 +75,19 @@ def play(
     Args:
       run: The run directory, or a file of `volvox export` that ends in `.stablehlo`.
       episodes: Their number; by default 100, or as many as there are starts with the protocol "exact".
-      which: The best policy of a run so far, or its last one.
+      which: The best policy of a run so far (the default), or its last one.
       protocol: How the score is measured; by default with sticky actions on Atari, otherwise in fresh episodes.
     """
-    if not _is_exported(run):
-        print(load(run).evaluate(episodes, which=which, protocol=protocol))
+    if not exported.is_exported(run):
+        print(load(run).evaluate(episodes, which=which or "best", protocol=protocol))
         return
-    exported = exporting.load_exported(run)
-    env = rebuild(exported.header["config"].get("env"), place="env")
+    if which is not None:
+        raise ValueError(f"{run} holds one policy, so that which={which!r} chooses nothing: leave it out.")
+    policy = exported.load_exported(run)
+    env = rebuild(policy.header["config"].get("env"), place="env")
     if env is None:
         raise ValueError(f"{run} does not say in which environment it plays.")
-    print(scoring.play(env, exported.policy(), (), protocol=protocol, num_episodes=episodes, seed=_SEED))
+    print(scoring.play(env, policy.policy(), (), protocol=protocol, num_episodes=episodes, seed=scoring.UNUSED_SEED))
 
 
 def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:
@@ -109,7 +109,7 @@ def plot(run: RunDir, /, *, out: Path | None = None) -> None:
       out: Where to write the PNG; by default `learning_curve.png` in the run directory.
     """
     _loaded(run, "plot").plot(out)
-    print(out or run / "learning_curve.png")
+    print(out or run / PLOT)
 
 
 def compare(
@@ -167,10 +167,10 @@ def info(run: RunDir, /) -> None:
     Args:
       run: The run directory, or a file of `volvox export`.
     """
-    if _is_exported(run):
-        _print_places(exporting.load_exported(run).header)
+    if exported.is_exported(run):
+        _print_places(exported.load_exported(run).header)
         return
-    config, rows = read_config(run), read_metrics(run / "metrics.jsonl")
+    config, rows = read_config(run), read_metrics(run / METRICS)
     algorithm, last = config["algorithm"], numbers(rows[-1]) if rows else {}
     latest = {name: value for row in rows for name, value in numbers(row).items()}
     names = [name for name in SCORES if name in latest and not is_unscored(name, rows)]
@@ -196,13 +196,9 @@ def doctor() -> int:
 
 def _loaded(path: Path, command: str) -> Run:
     """Loads a run; raises ValueError for an exported policy, which is less than a run."""
-    if _is_exported(path):
+    if exported.is_exported(path):
         raise ValueError(f"{path} is an exported policy; {command} takes a run directory (play and info take both).")
     return load(path)
-
-
-def _is_exported(path: Path) -> bool:
-    return path.suffix in exporting.SUFFIXES and not path.is_dir()
 
 
 def _named(described: Any) -> str:

@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox import envs
-from volvox._resources import host_memory
+from volvox._resources import control_groups, host_memory
 from volvox.provenance import versions
 
 _GB = 1e9
 _LEAST_MEMORY, _LEAST_DISK = 4 * _GB, 2 * _GB
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Finding(NamedTuple):
@@ -139,8 +138,16 @@ _ADVICE = {
 
 def _cpu_quota() -> float:
     """Cores whose time this process's control group may use; infinite without a limit."""
+    return min(map(_quota_of, control_groups("cpu")), default=math.inf)
+
+
+def _quota_of(group: Path) -> float:
+    """Cores whose time one control group may use."""
     try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:  # version 1
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError):
         return math.inf

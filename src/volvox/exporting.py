@@ -1,7 +1,7 @@
 """A trained policy as one file, which acts without the code of its network.
 
     export("policy.stablehlo", policy, variables, env.spec, config=algorithm.config)
-    act = load_exported("policy.stablehlo")
+    act = vx.load("policy.stablehlo")
     action = act(observation)
 
 The ending of the path chooses the format. Both hold the parameters, and a header of JSON that says what the inputs are
@@ -21,10 +21,9 @@ import io
 import json
 import logging
 import os
-import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,23 +34,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._settings import describe
-from volvox.actor import converted
 from volvox.checkpoint import write_file
+from volvox.exported import EXTRA, FORMAT, FORMAT_VERSION, HEADER, PROGRAM, SUFFIXES
 from volvox.ops.batching import where_rows
 from volvox.provenance import versions
 from volvox.types import Array, ArrayTree, Config, EnvSpec, Policy
 
-__all__ = ["ExportedPolicy", "export", "load_exported", "preprocessing"]
+__all__ = ["export", "preprocessing"]
 
-FORMAT_VERSION = 1
-SUFFIXES = (".stablehlo", ".onnx")
-_FORMAT, _HEADER, _PROGRAM = "volvox policy", "header.json", "program.bin"
 _PLATFORMS = ("cpu", "cuda")
-_EXTRA = 'pip install "volvox[onnx]"'
 _CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 """Primitives that call a function, and the parameter that holds the function."""
-_OTHER_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|lapack_\w+_ffi\b|(?:cu|hip)\w+\b)([^\s"(]+)')
-"""A call out of a program, such as a callback, which is an address in memory. Linear algebra's are allowed."""
 
 
 class _Program(NamedTuple):
@@ -94,7 +87,7 @@ def export(
         raise ValueError(f"{spec.name} has observations of several arrays, and only policies of one can be exported.")
     program = _program(policy, variables, spec)
     header = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "spec": _finite(describe(spec._asdict() | {"observation_dtype": spec.observation.dtype.name})),
         "inputs": [_described(name, array) for name, array in program.inputs.items()],
@@ -145,123 +138,6 @@ def preprocessing(spec: EnvSpec, env_config: Config) -> dict[str, Any]:
     return found | figures | {"height": height, "width": width, "steps": steps}
 
 
-class ExportedPolicy:
-    """A policy from a file of `export`. Acts on NumPy arrays, and keeps the recurrent state inside.
-
-        act = load_exported("policy.stablehlo")
-        action = act(observation)
-
-    Attributes:
-      header: What the file says of itself: `spec`, `inputs`, `outputs`, `preprocessing`, `config`, `versions`.
-    """
-
-    def __init__(self, header: Mapping[str, Any], step: Callable[[Sequence[Any]], Sequence[Any]], *, traceable: bool):
-        """Makes the policy.
-
-        Args:
-          header: See above.
-          step: From the inputs to the outputs that the header names.
-          traceable: Whether JAX can trace `step`.
-        """
-        self.header = dict(header)
-        self._step, self._traceable = step, traceable
-        self._states = self.header["inputs"][2:]
-        self._state: list[np.ndarray] | None = None
-
-    def reset(self) -> None:
-        """Forgets the recurrent state: the next observations begin episodes."""
-        self._state = None
-
-    def __call__(self, observation: Any, first: Any = None) -> np.ndarray:
-        """Returns the likeliest actions.
-
-        Args:
-          observation: `[*observation_shape]` or `[B, *observation_shape]`, numbers that the dtype in the header holds.
-          first: bool or bool `[B]`: the observation begins an episode. None: none does, except the very first.
-
-        Returns:
-          One action, or actions `[B, ...]`.
-
-        Raises:
-          ValueError: Observations of another shape, or with numbers that their dtype does not hold; or B changed in the
-            middle of recurrent episodes.
-        """
-        spec = self.header["spec"]
-        like = jax.ShapeDtypeStruct(spec["observation_shape"], spec["observation_dtype"])
-        batch, leading = converted(observation, like, spec["name"])
-        if not self._states:
-            action = np.asarray(self._step([batch])[0])
-            return action if leading else action[0]
-        size = len(batch)
-        begins = np.broadcast_to(np.asarray(False if first is None else first, bool), size)
-        if self._state is None:
-            begins = np.ones(size, bool)
-            self._state = [np.zeros((size, *leaf["shape"][1:]), leaf["dtype"]) for leaf in self._states]
-        if len(self._state[0]) != size:
-            raise ValueError(
-                f"{size} observations, but the recurrent state is of {len(self._state[0])} episodes: call reset() "
-                "before another number of episodes begins."
-            )
-        action, *state = self._step([batch, np.array(begins), *self._state])
-        self._state = [np.asarray(leaf) for leaf in state]
-        return np.asarray(action) if leading else np.asarray(action)[0]
-
-    def policy(self) -> Policy:
-        """The same as a `Policy`, whose variables are (), for `volvox.play` and videos.
-
-        Raises:
-          ValueError: The file is `.onnx`, which JAX does not run.
-        """
-        if not self._traceable:
-            raise ValueError("JAX does not run .onnx: take the policy exported as .stablehlo.")
-
-        def initial_state(batch_size: int) -> ArrayTree:
-            leaves = [jnp.zeros((batch_size, *leaf["shape"][1:]), leaf["dtype"]) for leaf in self._states]
-            return [jnp.zeros(batch_size, bool), *leaves] if leaves else []
-
-        def apply(variables: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
-            if not state:
-                return self._step([observation])[0], state
-            begun, *leaves = state
-            action, *leaves = self._step([observation, ~begun, *leaves])
-            return action, [jnp.ones_like(begun), *leaves]
-
-        def sample(key: Array, output: Array) -> Array:
-            raise ValueError("an exported policy takes its likeliest actions; it cannot be sampled from.")
-
-        return Policy(lambda key: (), initial_state, apply, sample, lambda output: output, self.header["config"])
-
-
-def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
-    """Loads a policy that `export` wrote; needs neither the network's code nor volvox's environments.
-
-    Raises:
-      FileNotFoundError: There is no such file.
-      ValueError: It is not a file of `export`, or it is damaged, or of a later format.
-      ImportError: `.onnx` needs onnxruntime, which is not installed.
-    """
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: an exported policy ends in {' or '.join(SUFFIXES)}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file.")
-    text, step = (_read_stablehlo if path.suffix == ".stablehlo" else _read_onnx)(path)
-    try:
-        header: Any = json.loads(text)
-        complete = {"config", "format_version", "inputs", "spec", "versions"} <= header.keys()
-        known = complete and header["format"] == _FORMAT and isinstance(header["format_version"], int)
-    except (AttributeError, RecursionError, TypeError, ValueError):
-        header, known = {}, False
-    if not known:
-        raise ValueError(f"{path} is not a policy that volvox exported.")
-    if header["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {header['format_version']}, and this volvox reads up to {FORMAT_VERSION}: "
-            f"update volvox; the file was written by version {header['versions'].get('volvox')}."
-        )
-    return ExportedPolicy(header, step, traceable=path.suffix == ".stablehlo")
-
-
 def _act(
     policy: Policy, variables: ArrayTree, initial: ArrayTree, observation: Array, *rest: Array
 ) -> tuple[Array, ...]:
@@ -299,30 +175,16 @@ def _stablehlo(program: _Program, header: str) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         # ZipInfo has a fixed date: the same policy gives the same bytes. Weights hardly compress.
-        archive.writestr(zipfile.ZipInfo(_HEADER), header)
-        archive.writestr(zipfile.ZipInfo(_PROGRAM), bytes(exported.serialize()))
+        archive.writestr(zipfile.ZipInfo(HEADER), header)
+        archive.writestr(zipfile.ZipInfo(PROGRAM), bytes(exported.serialize()))
     return content.getvalue()
-
-
-def _read_stablehlo(path: Path) -> tuple[str, Callable[..., Any]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(archive.getinfo(name).compress_type != zipfile.ZIP_STORED for name in (_HEADER, _PROGRAM)):
-                raise ValueError(f"{path} is compressed, which volvox's own files are not.")  # it could fill the memory
-            header, exported = archive.read(_HEADER).decode(), jax.export.deserialize(bytearray(archive.read(_PROGRAM)))
-    except Exception as error:  # of the archive, of its text, or of any kind of JAX's reader
-        raise ValueError(f"{path} is damaged, or it is no policy that volvox exported: {error}") from error
-    if strange := sorted(set(_OTHER_CALL.findall(exported.mlir_module()))):
-        raise ValueError(f"{path} calls {', '.join(strange)}, which no network does that volvox exports: not loaded.")
-    call = jax.jit(exported.call)
-    return header, lambda inputs: call(*inputs)
 
 
 def _onnx(program: _Program, header: str) -> bytes:
     try:
         from jax2onnx import to_onnx
     except ImportError as error:
-        raise ImportError(f"writing .onnx needs jax2onnx: {_EXTRA}") from error
+        raise ImportError(f"writing .onnx needs jax2onnx: {EXTRA}") from error
     # Traced here, without what jax2onnx puts in the place of flax's layers; it then sees array operations alone.
     inlined = partial(_inlined, jax.make_jaxpr(program.function)(*program.inputs.values()))
     names: dict[str, Any] = {"input_names": list(program.inputs), "output_names": list(program.outputs)}
@@ -337,20 +199,6 @@ def _onnx(program: _Program, header: str) -> bytes:
     entry = model.metadata_props.add()
     entry.key, entry.value = "volvox", header
     return model.SerializeToString()
-
-
-def _read_onnx(path: Path) -> tuple[str, Callable[..., Any]]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ImportError(f"{path}: playing .onnx needs onnxruntime: {_EXTRA}") from error
-    try:
-        session: Any = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own kinds, which have no common base
-        raise ValueError(f"{path} is damaged, or it is no model of ONNX: {error}") from error
-    names = [node.name for node in session.get_inputs()]
-    header = session.get_modelmeta().custom_metadata_map.get("volvox", "")
-    return header, lambda inputs: session.run(None, dict(zip(names, inputs, strict=True)))
 
 
 @contextmanager

@@ -11,17 +11,19 @@ functions. They are made again from it: nothing is unpickled, no code of the dir
 what volvox knows or `volvox.recorded` marked.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from volvox import _config, _record, _restoring, exporting
+from volvox import _config, _restoring
 from volvox._formats import upgraded
 from volvox._parts import env_of, network_of
 from volvox._settings import CannotRebuildError, rebuild
 from volvox.evolution import evolve
 from volvox.evolution.schedules import Cutoff
+from volvox.exported import is_exported, load_exported
 from volvox.learners import learn
 from volvox.population import lineage
 from volvox.report import rows
@@ -59,10 +61,14 @@ def load(
       MemoryError: The checkpoint takes more memory than this machine has.
       volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
     """
-    path = Path(run_dir)
-    if path.is_file() or path.suffix in exporting.SUFFIXES:
-        exported: Any = exporting.load_exported(path)
+    path, parts = Path(run_dir), {"network": network, "env": env, "algorithm": algorithm}
+    if is_exported(path):
+        if given := [name for name, part in parts.items() if part is not None]:
+            raise ValueError(f"{path} needs no parts, since it holds the whole policy: leave out {', '.join(given)}")
+        exported: Any = load_exported(path)
         return exported
+    if path.is_file():
+        raise ValueError(f"{path} is a file; load takes the run directory ({path.parent}?), or a file of Run.export")
     saved = _config.read_config(path)
     try:
         config = upgraded(saved)
@@ -71,32 +77,43 @@ def load(
     given = network is not None or algorithm is not None
     if algorithm is None:
         try:
-            algorithm = _rebuilt(config["algorithm"], network, env)
+            with _naming(path, config, network):
+                algorithm = _rebuilt(config["algorithm"], network, env)
         except CannotRebuildError as error:
             raise ValueError(f"{path / _config.CONFIG}: {error} Give it, as network=, env= or algorithm=.") from error
-        except ValueError as error:
-            made_with = str(config["algorithm"]["network"].get("type", "functions")).rpartition(":")[2]
-            if network is None or type(network).__name__ == made_with:
-                raise
-            told = f"the run was made with {made_with}, and network= is a {type(network).__name__}"
-            raise ValueError(f"{path}: {told}: {error}") from error
     key, same_format = _config.saved_key(config), config["algorithm"] == saved["algorithm"]
     # An upgraded config lacks settings that did not exist when it was written.
     compared = {"copies": False, "network": not given, "whole": same_format}
-    _config.check_settings(path, config, _config.config_of(algorithm, key), **compared)
-    found, elite, metrics = _restoring.restored(path, algorithm, saved, key), None, []
+    with _naming(path, config, network):
+        _config.check_settings(path, config, _config.config_of(algorithm, key), **compared)
+    found, elite, metrics = _restoring.read_run(path, algorithm, saved, key), None, []
     if found is not None:
         metrics = found.rows
         variables = algorithm.variables(found.state) if metrics else None
     else:
-        metrics, file = rows.read_metrics(path / _restoring.METRICS), path / _record.ELITE
+        metrics, file = rows.read_metrics(path / _config.METRICS), path / _config.ELITE
         if algorithm.from_genome is not None and os.path.lexists(file):
             elite = algorithm.from_genome(lineage.to_json(lineage.load(file)))
         variables = elite
     if variables is not None:
-        _config.check_fingerprint(path, len(metrics), algorithm, variables)
+        outputs = None if found is None else found.outputs
+        _config.check_fingerprint(path, len(metrics), algorithm, variables, outputs)
     state = None if found is None else found.state
     return Run(algorithm, state, metrics, path, interrupted=None, exit_code=0, elite=elite)
+
+
+@contextlib.contextmanager
+def _naming(path: Path, config: Mapping[str, Any], network: Any) -> Iterator[None]:
+    """Makes an error say first if the network that was given is of another class than that of the run."""
+    try:
+        yield
+    except ValueError as error:
+        recorded = config["algorithm"].get("network") or {}
+        made_with = str(recorded.get("type", "functions")).rpartition(":")[2]
+        if isinstance(error, CannotRebuildError) or network is None or type(network).__name__ == made_with:
+            raise
+        told = f"the run was made with {made_with}, and network= is a {type(network).__name__}"
+        raise ValueError(f"{path}: {told}: {error}") from error
 
 
 def _rebuilt(config: Mapping[str, Any], network: Any, env: Env | None) -> Algorithm:

@@ -30,10 +30,10 @@ import jax
 
 from volvox import _checks, exporting
 from volvox._arguments import check_algorithm, is_true, said, state_and_metrics
-from volvox._config import check_fingerprint, read_config, saved_key
+from volvox._config import PLOT, VIDEO, check_fingerprint, read_config, saved_key
 from volvox._monitor import Monitor
 from volvox._programs import keep_programs
-from volvox._record import PLOT, Record, check_unused, run_path
+from volvox._record import Record, check_unused, run_path
 from volvox.actor import Actor
 from volvox.loggers import Logger, OpenLogger
 from volvox.loop import scoring
@@ -109,7 +109,7 @@ class Run:
         which: Literal["best", "last"] = "best",
         protocol: Protocol | None = None,
         sampled: bool = False,
-        seed: int = 1_000_003,
+        seed: int = scoring.UNUSED_SEED,
     ) -> Score:
         """Scores the policy on whole episodes; see `volvox.play`.
 
@@ -163,7 +163,7 @@ class Run:
           ValueError: There is no run directory.
         """
         directory = self._directory("report")
-        video, config = directory / "episode.mp4", read_config(directory)
+        video, config = directory / VIDEO, read_config(directory)
         shown = video if video.exists() else None
         path = directory / "report.html" if path is None else path
         name = self.algorithm.env.spec.name
@@ -176,10 +176,10 @@ class Run:
           ValueError: There is no run directory, or it was written before command lines were kept.
         """
         config = read_config(self._directory("command"))
-        if "provenance" not in config:
+        command = config.get("provenance", {}).get("command")
+        if not isinstance(command, str):
             raise ValueError(f"{self.run_dir}: config.json is of a version that did not keep the command line")
-        words = shlex.split(config["provenance"]["command"])
-        return shlex.join(word for word in words if word != "--resume")
+        return shlex.join(word for word in shlex.split(command) if word != "--resume")
 
     def _directory(self, method: str) -> Path:
         if self.run_dir is None:
@@ -216,7 +216,7 @@ class Run:
         if path is None:
             if self.run_dir is None:
                 raise ValueError("this run has no run directory: say where to write the video: watch('episode.mp4')")
-            path = self.run_dir / "episode.mp4"
+            path = self.run_dir / VIDEO
         given = (self.algorithm.env, self.algorithm.policy, self.variables(), path)
         recorded = video.record_video(*given, seed=seed, max_episode_steps=max_episode_steps)
         print(f"{recorded.path}: return {recorded.episode_return:g} in {recorded.length} timesteps")
@@ -339,12 +339,13 @@ def train(
         if resume:
             begins = f"going on after {name} {record.done}" if saved else "no run there yet, begins now"
             if saved and steps is not None and record.done >= steps:
-                begins = f"nothing to do, because {name} {record.done} is done and steps={steps} asks for no more"
+                fewer = f" and steps={steps} asks for fewer" if record.done > steps else ""
+                begins = f"nothing to do, because {name} {record.done} is done{fewer}"
             display.note(f"{run_dir}: {begins}")
         monitor = Monitor(display, stack, algorithm.largest)
         state = algorithm.init(key) if saved is None else saved.state
         if saved is not None and record.path is not None and record.done:
-            check_fingerprint(record.path, record.done, algorithm, algorithm.variables(state))
+            check_fingerprint(record.path, record.done, algorithm, algorithm.variables(state), saved.outputs)
         record.begin(stack, state, loggers=loggers)
 
         began = time.monotonic()
@@ -381,7 +382,7 @@ def train(
                     break
             if stop_after is not None and monitor.largest(time.monotonic() - began) >= stop_after:
                 if record.done < last:
-                    display.note(f"stopped after {name} {record.done}{of}: {stop_after:g} seconds have passed")
+                    display.note(f"stopped after {name} {record.done}{of}: {stop_after:.3g} seconds are over")
                 break
         else:
             if record.done < last and not monitor.signal:

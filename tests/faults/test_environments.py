@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import volvox as vx
-from volvox.envs import groups
+from volvox.envs import envpool_group, groups
 from volvox.types import EnvGroup, EnvSpec, TimeStep
 
 SPEC = EnvSpec("gridworld", (2,), np.dtype(np.float32), 2, None, None, None, 10, 1)
@@ -73,9 +76,9 @@ sys.path.insert(0, {experiments!r})
 import jax, jax.numpy as jnp
 import volvox as vx
 from launch import exit_code
-from volvox.loop import driver
+from volvox.envs import groups
 
-driver._PATIENCE = 1.0
+groups.PATIENCE = 1.0
 
 def step(state, action, key):
     # As an emulator whose thread died: the compiled loop waits in C++.
@@ -92,6 +95,44 @@ def main():
 
 sys.exit(exit_code(main))
 """
+
+
+class Blocking:
+    """An envpool of which `recv` blocks from the third call on, as if a thread of its emulators had died."""
+
+    def __init__(self, native, released):
+        self._native, self._calls, self._released = native, 0, released
+
+    def __getattr__(self, name):
+        return getattr(self._native, name)
+
+    def recv(self):
+        self._calls += 1
+        if self._calls > 2:
+            self._released.wait()
+        return self._native.recv()
+
+
+def test_a_pool_that_blocks_is_named_where_python_drives_it(monkeypatch):
+    monkeypatch.setattr(groups, "PATIENCE", 0.6)
+    released, env = threading.Event(), vx.envs.envpool("CartPole-v1", num_envs=2, groups=1)
+    make = envpool_group.load_envpool().make
+    fake = types.SimpleNamespace(make=lambda *args, **options: Blocking(make(*args, **options), released))
+    monkeypatch.setattr(envpool_group, "load_envpool", lambda: fake)
+    policy = vx.learn(vx.A3C(), vx.networks.CategoricalMLP(2, (4,)), env).policy
+    with pytest.raises(TimeoutError, match=r"CartPole-v1 did not answer within 0\.6 seconds: an environment blocks"):
+        vx.play(env, policy, policy.init(jax.random.key(0)), num_episodes=2)
+    assert len(envpool_group._blocked) == 1
+    released.set()  # the thread returns, and the pool can be freed
+    envpool_group._blocked.clear()
+
+
+def test_what_a_call_raises_is_raised_where_its_answer_is_waited_for():
+    answers = groups.Answers()
+    assert answers.of(lambda: 3, "any") == 3
+    with pytest.raises(ZeroDivisionError):
+        answers.of(lambda: 1 // 0, "any")
+    assert not answers.missing
 
 
 def test_an_environment_that_blocks_is_named_within_the_time_that_is_said_and_the_script_ends():

@@ -201,8 +201,8 @@ def test_little_data_that_would_become_large_arrays_is_refused_before_it_is_read
 
 def test_more_than_the_memory_there_is_is_refused_before_it_is_read(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, 1, {"a": np.zeros(100)})
-    monkeypatch.setattr(checkpoint.os, "sysconf", lambda name: 2)
-    with pytest.raises(MemoryError, match=r"takes 800 bytes of memory, and this machine has 4"):
+    monkeypatch.setattr(checkpoint, "host_memory", lambda: 799)
+    with pytest.raises(MemoryError, match=r"takes 800 bytes of memory, and 799 bytes are free"):
         checkpoint.restore(tmp_path, 1)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import volvox as vx
-from volvox import _config, _manifest, checkpoint
+from volvox import _config, _manifest, checkpoint, cli
 from volvox._config import check_settings
 from volvox._formats import upgraded
 from volvox.actor import converted
@@ -191,6 +191,24 @@ def test_a_tree_that_is_no_state_is_not_loaded(loaded):
             loaded(restore=restore)
 
 
+def test_the_checkpoint_before_one_that_is_no_state_is_taken(loaded):
+    def restore(tree):
+        return tree["missing"] if tree["step"] == 2 else tree
+
+    with pytest.warns(
+        UserWarning, match=r"holds no state of this algorithm \(KeyError: 'missing'\); going back to step 1"
+    ):
+        assert len(loaded(restore=restore).metrics) == 1
+
+
+def test_memory_that_runs_out_while_a_state_is_made_is_not_taken_for_damage(loaded):
+    def restore(tree):
+        raise MemoryError("full")
+
+    with pytest.raises(MemoryError, match="full"):
+        loaded(restore=restore)
+
+
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_missed(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, 1, {"a": 1}, keep=1)
     verified, calls = _manifest.verified, []
@@ -243,6 +261,37 @@ def test_a_key_of_another_shape_is_named(run_dir, loaded, key):
         loaded()
 
 
+@pytest.mark.parametrize("name", ["versions", "provenance", "about", "algorithm.env", "algorithm.network"])
+def test_parts_of_another_shape_are_named(run_dir, loaded, capsys, name):
+    def change(config):
+        place = config["algorithm"] if "." in name else config
+        place[name.rpartition(".")[2]] = ["text"]
+
+    run = loaded()
+    edited(run_dir / "config.json", change)
+    commands = [("info", str(run_dir)), ("compare", str(run_dir)), ("report", str(run_dir)), ("play", str(run_dir))]
+    for use in (loaded, run.command, run.report):
+        with pytest.raises(ValueError, match=rf"config\.json is not the configuration of a run: {name} is no object"):
+            use()
+    for command in commands:
+        assert cli.main(command) == 2
+        assert f"{name} is no object" in capsys.readouterr().err
+
+
+def test_a_command_line_of_another_kind_is_named(run_dir, loaded):
+    edited(run_dir / "config.json", lambda config: config["provenance"].update(command=3))
+    with pytest.raises(ValueError, match="did not keep the command line"):
+        loaded().command()
+
+
+def test_a_configuration_that_is_removed_in_mid_run_is_written_again(tmp_path, make, quietly):
+    def remove(run):
+        (tmp_path / "a" / "config.json").unlink()
+
+    quietly(make("hill"), steps=2, run_dir=tmp_path / "a", on_step=remove, checkpoint_every=1)
+    assert len(quietly(make("hill"), steps=3, run_dir=tmp_path / "a", resume=True).metrics) == 3
+
+
 def test_settings_nested_without_end_are_named(run_dir, loaded):
     nested = []
     for _ in range(300):
@@ -252,13 +301,17 @@ def test_settings_nested_without_end_are_named(run_dir, loaded):
         loaded()
 
 
+def scalar(genome):
+    return np.float32(genome[0])
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "[1, [2]]", "[" * 100_000, "\0"], ids=range(6))
 def test_a_damaged_elite_is_named(run_dir, loaded, text):
     shutil.rmtree(run_dir / "checkpoints")
-    assert loaded(from_genome=lambda genome: np.float32(genome[0])).variables() == 2
+    assert loaded(from_genome=scalar).variables() == 2
     (run_dir / "elite.json").write_text(text)
     with pytest.raises(ValueError, match=r"elite\.json"):
-        loaded(from_genome=lambda genome: np.float32(genome[0]))
+        loaded(from_genome=scalar)
 
 
 def pipe(path):
@@ -267,12 +320,12 @@ def pipe(path):
 
 
 def test_pipes_are_not_waited_for(run_dir, make, quietly, loaded):
-    pipe(run_dir / "fingerprint.json")
-    with pytest.raises(ValueError, match=r"fingerprint\.json is damaged"):
-        loaded()
-    (run_dir / "fingerprint.json").unlink()
-    loaded()
     shutil.rmtree(run_dir / "checkpoints")
+    pipe(run_dir / "fingerprint.json")
+    with pytest.raises(ValueError, match=r"fingerprint\.json is damaged: remove it"):
+        loaded(from_genome=scalar)
+    (run_dir / "fingerprint.json").unlink()
+    loaded(from_genome=scalar)
     pipe(run_dir / "elite.json")
     with pytest.raises(ValueError, match=r"elite\.json is no file"):
         loaded(from_genome=lambda genome: genome)
@@ -294,14 +347,34 @@ FINGERPRINTS = ["", "{", "[]", "3", "{}", '{"step": 2}', '{"step": 2, "outputs":
 
 
 @pytest.mark.parametrize("text", FINGERPRINTS, ids=range(len(FINGERPRINTS)))
-def test_a_fingerprint_of_another_shape_is_named(run_dir, loaded, make, quietly, text):
+def test_a_fingerprint_of_another_shape_is_named(run_dir, loaded, text):
     (run_dir / "fingerprint.json").write_text(text)
-    for use in (loaded, lambda: quietly(make("hill"), steps=3, run_dir=run_dir, resume=True)):
-        with pytest.raises(ValueError, match=r"fingerprint\.json is damaged"):
-            use()
+    loaded()  # the checkpoint has the outputs, too
+    shutil.rmtree(run_dir / "checkpoints")
+    with pytest.raises(ValueError, match=r"fingerprint\.json is damaged: remove it"):
+        loaded(from_genome=scalar)
+
+
+def test_a_wrong_network_is_noticed_without_the_fingerprint(run_dir, loaded, make, quietly):
+    (run_dir / "fingerprint.json").unlink()
+    policy = make("hill").policy
+    wrong = policy._replace(apply=lambda *given: jax.tree.map(lambda x: 2 * x + 1, policy.apply(*given)))
+    with pytest.raises(ValueError, match=r"with the same parameters this network answers"):
+        loaded(policy=wrong)
+    with pytest.raises(ValueError, match=r"with the same parameters this network answers"):
+        quietly(make("hill")._replace(policy=wrong), steps=3, run_dir=run_dir, resume=True)
+
+
+def test_outputs_that_are_no_numbers_are_damage(run_dir, loaded):
+    folder = run_dir / "checkpoints" / "00000002"
+    saved = _manifest.read(folder)
+    _manifest.write(folder, step=2, num_bytes=saved["bytes"], about=saved["about"] | {"outputs": ["x"]})
+    with pytest.warns(UserWarning, match="the outputs in its manifest are no numbers; going back to step 1"):
+        loaded()
 
 
 def test_a_flipped_byte_of_a_fingerprint_is_noticed(run_dir, loaded):
+    shutil.rmtree(run_dir / "checkpoints")
     file = run_dir / "fingerprint.json"
     text = file.read_bytes()
     for place in range(0, len(text) - 2, 5):
@@ -309,9 +382,9 @@ def test_a_flipped_byte_of_a_fingerprint_is_noticed(run_dir, loaded):
         damaged[place] ^= 1
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"fingerprint\.json is damaged|utf-8"):
-            loaded()
+            loaded(from_genome=scalar)
     file.write_bytes(text)
-    loaded()
+    loaded(from_genome=scalar)
 
 
 def test_answers_that_are_not_finite_do_not_end_the_comparison(tmp_path, monkeypatch):

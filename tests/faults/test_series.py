@@ -105,7 +105,7 @@ def test_minutes_are_those_of_the_run_and_not_of_the_call(launched, tmp_path, ca
     capsys.readouterr()
     assert launched(minutes=0.01 / 60, resume=True, **how) == 0
     assert [len(lasting(tmp_path / "a" / f"seed-{i}")) for i in range(2)] == [1, 1]
-    assert capsys.readouterr().err.count("minutes are over; it goes on with more --minutes") == 2
+    assert capsys.readouterr().err.count("minutes are over; with more --minutes and --resume it goes on") == 2
     assert launched(minutes=1, resume=True, **{**how, "steps": 2}) == 0
     assert [len(lasting(tmp_path / "a" / f"seed-{i}")) for i in range(2)] == [2, 2]
 

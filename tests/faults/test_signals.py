@@ -55,7 +55,7 @@ def wait_for_steps(process, number):
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["ga", "es", "novelty", "a3c", "td3"])
+@pytest.mark.parametrize("name", ["ga", "es", "novelty", "a3c", "ppo", "td3", "primal-dual"])
 def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(tmp_path, make, quietly, name, kills):
     """Each algorithm at 1 and at 4 moments, drawn anew for each; test_training.py kills a small one many times."""
     draw, run_dir, saved = random.Random(f"{name}{kills}"), tmp_path / "a", 0
@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(tmp_path, make, qu
         process.kill()
         begun = saved + 3 + process.communicate()[0].count("step")
         saved = checkpoint.steps(run_dir / "checkpoints")[-1]
-        assert begun - 2 <= saved <= begun
+        assert begun - 1 <= saved <= begun
     run = quietly(make(name), steps=saved + 1, run_dir=run_dir, resume=True)
     straight = quietly(make(name), steps=saved + 1)
     times = ("second", "share_", "speed_over_turns")

@@ -77,7 +77,7 @@ def test_the_interval_is_that_of_the_mean():
     assert (low, high) == scoring._interval(returns)
     one = scores(probe.corridor(length=5), [0.0, 0.1], num_episodes=1)
     assert one.low == one.mean == one.high == 1
-    assert str(one) == "1.0 [1.0, 1.0] (1 episodes, cut at 10 timesteps)"
+    assert str(one) == "mean return 1.0, 95% interval [1.0, 1.0] (1 episodes, cut at 10 timesteps)"
 
 
 def test_recurrent_state_is_carried():
@@ -133,7 +133,7 @@ def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
     assert exact.low is exact.high is None
     assert exact.returns.size == 3
     assert exact.human_normalized == pytest.approx((exact.mean - 222.4) / (742.0 - 222.4))
-    assert str(exact) == f"{exact.mean:.1f} ({exact.about}; human-normalised {exact.human_normalized:.1%})"
+    assert str(exact) == f"mean return {exact.mean:.1f} ({exact.about}; human-normalised {exact.human_normalized:.1%})"
     np.testing.assert_array_equal(exact.returns, scores(env, idle, protocol="exact", seed=5).returns)
     with_life = scores(env, idle, protocol="fresh", num_episodes=2)
     assert with_life.lengths.max() < exact.lengths.min()

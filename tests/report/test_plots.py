@@ -53,7 +53,7 @@ def test_random_play_is_a_line_and_bands_end_at_the_least_score():
     rows = [{"frames": i, "training_mean": 10.0 * i, "training_std": 15.0} for i in range(3)]
     by_frames, by_time = learning_curve(rows, random=65.2, least=-1.0).axes
     for axes in (by_frames, by_time):
-        (line,) = [line for line in axes.lines if line.get_label() == "random play"]
+        (line,) = [line for line in axes.lines if line.get_label() == "random play (published)"]
         assert set(line.get_ydata()) == {65.2}
     (band,) = by_frames.collections
     assert sorted(set(band.get_paths()[0].vertices[:, 1])) == [-1.0, 5.0, 15.0, 25.0, 35.0]

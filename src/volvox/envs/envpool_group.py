@@ -28,7 +28,7 @@ import numpy as np
 
 from volvox._checks import INT32, integer, nearest
 from volvox._settings import recorded
-from volvox.envs.groups import action_bounds, bounded_action, checked_action, consistent, recipe
+from volvox.envs.groups import Answers, action_bounds, bounded_action, checked_action, consistent, recipe
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
 # Settings of envpool that are set here, or that say nothing about results.
@@ -249,6 +249,10 @@ def _narrowed(array: Any) -> Any:
     return array.astype(narrow(array.dtype))
 
 
+_blocked: list[Any] = []
+"""Pools in which a thread waits for ever: freeing one would wait for it."""
+
+
 class _Pool:
     """An envpool, made with `batch_size == num_envs`, stepped from Python or by compiled functions.
 
@@ -262,6 +266,7 @@ class _Pool:
             warnings.simplefilter("ignore")
             _ = native.observation_space
         self.spec, self.num_envs, self._host, self._started = spec, num_envs, host, False
+        self._answers = Answers() if host else None
         # The only reference, so that `close` can drop it: envpool's threads end with the last reference.
         self._native = native
         arrays = (*native.spec.state_array_spec.values(), *native.spec.action_array_spec.values())
@@ -295,8 +300,8 @@ class _Pool:
 
     def recv(self, state: PoolState) -> tuple[PoolState, TimeStep]:
         native, token = self.native, state.token
-        if self._host:
-            reply = native.recv()
+        if self._answers is not None:
+            reply = self._answers.of(native.recv, self.spec.name)
         else:
             with self._boundary():
                 token, reply = self.calls[1](token)
@@ -325,6 +330,10 @@ class _Pool:
     def close(self) -> None:
         # A compiled loop may still be running; it uses the pool by address.
         jax.effects_barrier()
+        if self._answers is not None:
+            self._answers.close()
+            if self._answers.missing:
+                _blocked.append(self._native)
         self._native = self.calls = None
 
     def _time_step(self, first: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Any:

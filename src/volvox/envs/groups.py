@@ -55,8 +55,12 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 ([False, True], [1.0, 1.0])
 """
 
+import contextlib
 import dataclasses
 import functools
+import queue
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +72,10 @@ import numpy as np
 from volvox._checks import group_size, integer
 from volvox._settings import describe
 from volvox.types import ArrayTree, Env, EnvGroup, EnvSpec, TimeStep
+
+PATIENCE = 600.0
+"""Seconds for environments to answer, or for a chunk of the loop, which lasts about one; compilation is not counted."""
+_PIECES = 600
 
 
 def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int, groups: int, **config: Any) -> Env:
@@ -199,6 +207,62 @@ class _Wrapped:
     def _begin(self, inner: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         own = self.wrapper.init(self.inner.num_envs)
         return inner, jax.tree.map(jnp.asarray, own) if self.inner.traceable else own
+
+
+class Answers:
+    """Calls what blocks in a thread of its own, so that it is waited for with a limit, and Ctrl-C is heard meanwhile.
+
+    Attributes:
+      missing: The last call has not returned. What it uses may not be freed.
+    """
+
+    def __init__(self):
+        self.missing = False
+        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_answer, args=(self._asked, self._given), daemon=True).start()
+        self.close = weakref.finalize(self, self._asked.put, None)
+
+    def of(self, call: Callable[[], Any], name: str) -> Any:
+        """Returns what a call returns, or raises what it raises.
+
+        Args:
+          call: What may block.
+          name: The environment, for the message.
+
+        Raises:
+          TimeoutError: It has not returned within `PATIENCE` seconds.
+        """
+        self.missing = True
+        self._asked.put(call)
+        # Waited for in pieces: a clock goes on while the process, and its emulators with it, are stopped (Ctrl-Z).
+        for _ in range(_PIECES):
+            with contextlib.suppress(queue.Empty):
+                result, error = self._given.get(timeout=PATIENCE / _PIECES)
+                self.missing = False
+                if error is not None:
+                    raise error
+                return result
+        raise TimeoutError(unanswered(name))
+
+
+def _answer(asked: queue.SimpleQueue[Any], given: queue.SimpleQueue[Any]) -> None:
+    """Runs a thread's calls until None comes; keeps nothing of them, so that pools can be freed."""
+    while (call := asked.get()) is not None:
+        try:
+            answer = call(), None
+        except BaseException as error:  # raised in the thread that asked
+            answer = None, error
+        del call
+        given.put(answer)
+        del answer
+
+
+def unanswered(name: str) -> str:
+    """What a TimeoutError says of environments that did not answer."""
+    return (
+        f"{name} did not answer within {PATIENCE:g} seconds: an environment blocks, or a thread of the emulators died"
+    )
 
 
 def array_module(array: Any) -> Any:

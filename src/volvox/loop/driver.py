@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import typed_key
+from volvox.envs import groups as environments
 from volvox.loop import pipeline
 from volvox.loop.devices import ALONE, Devices, joined
 from volvox.loop.pipeline import LoopState, RunChunk, Stages, Times
@@ -32,9 +33,6 @@ TIMED_EVERY = 10
 """Generations, or iterations of a learner: the second after pools were made has a stopwatch, and every tenth from
 there."""
 _MOST_ROUNDS = 2**20  # in one chunk
-_PATIENCE = 600.0
-"""Seconds for a chunk, which lasts about a second; compilation is not counted."""
-_BLOCKED = "an environment blocks, or a thread of the emulators died"
 _abandoned: list[EnvGroup] = []
 """Pools whose program never ended. A compiled program holds their address, so that they may not be freed."""
 
@@ -172,8 +170,8 @@ class Loop:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
                 state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
-                answered = f"{self.groups[0].spec.name} did not answer within {_PATIENCE:g} seconds: {_BLOCKED}"
-                done = int(self.devices.waited(done, _PATIENCE, on_timeout=answered))
+                late = environments.unanswered(self.groups[0].spec.name)
+                done = int(self.devices.waited(done, environments.PATIENCE, on_timeout=late))
                 seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
             self.envs, carry, memory = state
             if done == self._rounds:  # a chunk that was cut short says little of how long a round takes

@@ -20,6 +20,8 @@ from volvox.loop.driver import seed_of
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
 
+UNUSED_SEED = 1_000_003
+"""A seed of environments in which policies are scored: none that training is likely to use."""
 _MOST_AT_ONCE = 1_000
 """Environments; an Atari emulator takes some 0.2 MB."""
 _WAVES = 2**31  # names the keys of waves after the first; those of actions are named by their number, which is smaller
@@ -49,9 +51,9 @@ class Score(NamedTuple):
     human_normalized: float | None
 
     def __str__(self) -> str:
-        interval = "" if self.low is None else f" [{self.low:.1f}, {self.high:.1f}]"
+        interval = "" if self.low is None else f", 95% interval [{self.low:.1f}, {self.high:.1f}]"
         normalized = "" if self.human_normalized is None else f"; human-normalised {self.human_normalized:.1%}"
-        return f"{self.mean:.1f}{interval} ({self.about}{normalized})"
+        return f"mean return {self.mean:.1f}{interval} ({self.about}{normalized})"
 
 
 def play(

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,8 +173,9 @@ def _bound(rows: Sequence[Mapping[str, Any]]) -> str:
         for label, (share, color) in shares.items()
     )
     said = f"The run is bound by {largest}: the largest part, {shares[largest][0]:.0%} of the time if parts take turns."
-    if (speed := last.get("speed_over_turns")) is not None:
-        said += f" Overlapped, the loop is {speed:.2f} times as fast as the parts in turns."
+    if speeds := [row["speed_over_turns"] for row in timed if "speed_over_turns" in row]:
+        speed = f"{statistics.median(speeds):.2f} times as fast as the parts in turns"
+        said += f" Overlapped, the loop is {speed} (median of {len(speeds)} measurements)."
     return f'<div class="bar">{bar}</div><p>{said}</p>'
 
 

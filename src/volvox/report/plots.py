@@ -88,7 +88,7 @@ def learning_curve(
             style = {"color": COLORS[i % len(COLORS)], "linestyle": _STYLES[i // len(COLORS) % len(_STYLES)]}
             _draw(axes, x, columns, name, spreads.get(name), least, **style)
         if scores and random is not None:
-            axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play")
+            axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play (published)")
     for i, name in enumerate(others):
         down, right = divmod(i, _PANELS)
         bottom = 1 - (top + 1.5 * (down + 1) - 0.2) / height

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from volvox._config import CONFIG, read_config
+from volvox._config import CONFIG, METRICS, read_config
 from volvox.envs.envpool_tasks import known_scores
 from volvox.report.rows import Row, numbers, read_metrics
 from volvox.report.statistics import FEWEST
@@ -75,7 +75,7 @@ def runs_of(name: str, given: Runs) -> list[Recorded]:
         config = read_config(path)
         env = config["algorithm"].get("env") or {}
         task = str(env.get("task", env.get("environment")))
-        runs.append(Recorded(path, task, config, read_metrics(path / "metrics.jsonl")))
+        runs.append(Recorded(path, task, config, read_metrics(path / METRICS)))
     return runs
 
 
