@@ -238,7 +238,8 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
     if not flags.resume:
         check_unused(run_dir)  # making the algorithm may take a while
     tuned = _tuned(make, settings)
-    algorithm, steps = make(changed(settings, tuned))
+    algorithm, asked = make(changed(settings, tuned))
+    steps = asked
     before, _ = read_until_damage(Path(run_dir) / "metrics.jsonl")
     seconds = None if flags.minutes is None else 60 * flags.minutes - spent(before)
     if seconds is not None and seconds <= 0:
@@ -259,8 +260,10 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
     except FloatingPointError:
         algorithm.close()  # another seed may follow
         raise
-    if flags.minutes is not None and not run.interrupted and spent(run.metrics) >= 60 * flags.minutes:
-        print(f"{run_dir}: {_over(flags.minutes)}", file=sys.stderr)
+    left = asked is None or len(run.metrics) < asked
+    if flags.minutes is not None and left and not run.interrupted and spent(run.metrics) >= 60 * flags.minutes:
+        over = f"its {flags.minutes:g} minutes are over; with more --minutes and --resume it goes on"
+        print(f"{run_dir}: {over}", file=sys.stderr)
     if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has it
         algorithm.close()
         if flags.score_episodes and _scored(flags) != _scored_of(flags, run):
@@ -273,10 +276,6 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
         ):
             run.watch()
     return run.exit_code
-
-
-def _over(minutes: float) -> str:
-    return f"its {minutes:g} minutes are over; with more --minutes and --resume it goes on"
 
 
 def spent(rows: list[dict[str, Any]]) -> float:

@@ -5,6 +5,7 @@ Most of the suite's time is compilation. Tests therefore compile without most of
 the user's cache folder, which stays from run to run; a program's optimisation and JAX's version are parts of its name.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -32,6 +33,31 @@ def _keep_programs() -> None:
 # Now, before the conftest.py of a folder imports JAX; workers, and the scripts that tests start, find what is set here.
 os.environ.setdefault(_QUICK, "0" if os.environ.get("VOLVOX_EXACT") == "1" else "1")
 _keep_programs()
+
+
+# A worker keeps millions of objects of JAX, and looking at them again and again for garbage took a seventh of its time.
+gc.set_threshold(50_000, 20, 50)
+
+
+_unknown: dict[str, set[str]] = {}
+"""Cases that `slow_except` names and that were not collected, by test."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks cases of a test as slow that `slow_except` does not name."""
+    if (quick := item.get_closest_marker("slow_except")) is not None:
+        test, _, case = item.nodeid.partition("[")
+        _unknown.setdefault(test, set(quick.args)).discard(case.removesuffix("]"))
+        if case.removesuffix("]") not in quick.args:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts tests that are compiled otherwise at the end: what was traced before is lost in between."""
+    items.sort(key=lambda item: item.get_closest_marker("optimized") is not None)
+    unknown = {test: sorted(cases) for test, cases in _unknown.items() if cases}
+    if unknown and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"slow_except names cases that do not exist: {unknown}")
 
 
 @pytest.hookimpl(tryfirst=True)

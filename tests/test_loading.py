@@ -20,6 +20,8 @@ from volvox.report import rows
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 COMMITTED = sorted(path.parent for path in RESULTS.rglob("config.json"))
+QUICK = ("atari_a3c/pong", "low_rank/ga_seaquest/full", "mujoco_a3c/halfcheetah")
+QUICK += ("ppo/halfcheetah-v4-1-million-timesteps/seed-1",)
 
 
 def corridor():
@@ -64,6 +66,7 @@ def lasting(metrics):
     return [{k: v for k, v in row.items() if "second" not in k and "share" not in k} for row in metrics]
 
 
+@pytest.mark.slow_except("ga", "td3")
 @pytest.mark.parametrize("make", [ga, td3, a3c], ids=lambda make: make.__name__)
 def test_a_loaded_run_is_the_run(make, tmp_path):
     run = trained(make(), tmp_path / "a")
@@ -102,6 +105,7 @@ def test_a_loaded_run_is_exported_and_reported(tmp_path):
     assert "corridor" in run.report().read_text()
 
 
+@pytest.mark.slow
 def test_a_loaded_run_goes_on_exactly(tmp_path):
     whole = trained(ga(), tmp_path / "whole", steps=3)
     trained(ga(), tmp_path / "parts", steps=1)
@@ -151,6 +155,7 @@ class Mine(nn.Module):
         return self.sign * nn.Dense(2)(x)
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_imported_is_given(tmp_path):
     class Local(Mine):
         pass
@@ -189,6 +194,7 @@ def test_another_environment_is_refused_but_another_number_of_copies_is_not(tmp_
     assert loaded.algorithm.env.num_envs == 2
 
 
+@pytest.mark.slow
 def test_a_changed_optimizer_is_noticed(tmp_path):
     trained(td3(optax.adam(1e-3), None), tmp_path / "a", steps=1)
     with pytest.raises(ValueError, match="algorithm="):
@@ -232,6 +238,7 @@ def test_a_config_that_is_none_is_named(tmp_path):
         vx.load(tmp_path)
 
 
+@pytest.mark.slow_except(*QUICK)
 @pytest.mark.parametrize("run_dir", COMMITTED, ids=lambda path: str(path.relative_to(RESULTS)))
 def test_committed_runs_load_for_ever(run_dir, tmp_path):
     run = vx.load(run_dir)

@@ -40,6 +40,7 @@ def test_the_next_process_finds_what_was_compiled(tmp_path):
     assert run(**home) == [folder, "7", "True"]
 
 
+@pytest.mark.slow
 def test_it_is_off_elsewhere_or_jaxs_own(tmp_path):
     home = {"XDG_CACHE_HOME": str(tmp_path / "home")}
     assert run(**home, VOLVOX_COMPILATION_CACHE="off")[0] == "None"

@@ -55,6 +55,7 @@ def test_the_fastest_is_found_and_kept(tmp_path, capsys):
         tune({"speed": (2, 8)}, tmp_path)
 
 
+@pytest.mark.slow
 def test_values_that_cannot_be_run_are_passed_over(tmp_path):
     tuned = tune({"fail": (None, "value", "crash")}, tmp_path)
     assert tuned.settings == {"fail": None}

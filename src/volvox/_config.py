@@ -78,7 +78,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not all(isinstance(config.get(name), dict) for name in _COMPARED):
         raise ValueError(f"{path} is not the configuration of a run: 'algorithm' and 'key' are not there")
     settings = config["algorithm"]
-    parts = {f"algorithm.{name}": settings[name] for name in ("env", "network") if settings.get(name) is not None}
+    made_here = settings.get("algorithm") in ("evolve", "learn")  # others may describe their parts as they like
+    names = [name for name in ("env", "network") if made_here and settings.get(name) is not None]
+    parts = {f"algorithm.{name}": settings[name] for name in names}
     parts |= {name: config[name] for name in ("versions", "provenance", "about") if name in config}
     if wrong := [name for name, value in parts.items() if not isinstance(value, dict)]:
         raise ValueError(f"{path} is not the configuration of a run: {wrong[0]} is no object of JSON")

@@ -180,7 +180,7 @@ class Record:
         if self._saved_step < 0:
             first = self._save_checkpoint(state)
             try:
-                check_disk(self.path, first, self._keep + 1, manifest.read(first)["bytes"])
+                check_disk(self.path, first, min(self._keep, 3) + 1, manifest.read(first)["bytes"])
             except ValueError:
                 shutil.rmtree(first, ignore_errors=True)
                 raise
@@ -234,7 +234,11 @@ class Record:
         if self.path is None:
             return
         if self._saved_step != self.done:
-            outputs = self._outputs_of(state)
+            try:
+                outputs = self._outputs_of(state)
+            except BaseException:  # of the policy, or an interrupt: the state is saved first
+                self._save_checkpoint(state)
+                raise
             self._save_checkpoint(state, outputs)
             self.write_elite(state)
             if outputs is not None:  # for what loads the elite without a checkpoint

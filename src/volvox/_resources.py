@@ -142,4 +142,6 @@ def _in_group(group: Path) -> int | None:
         return None
     if most == "max":
         return None
-    return int(most) - int(used) + int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
+    # In version 1 those of groups inside are in the totals alone.
+    files = [statistics.get(f"total_{name}", statistics.get(name, 0)) for name in ("inactive_file", "active_file")]
+    return int(most) - int(used) + sum(map(int, files))

@@ -50,19 +50,18 @@ def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any], k
 
     Raises:
       ValueError: A checkpoint belongs to another run, or holds the state of another algorithm or network.
-      MemoryError: A checkpoint takes more memory than this machine has.
+      MemoryError: A checkpoint takes more memory than is free.
       volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged, or its rows are.
     """
     folder, history = directory / CHECKPOINTS, _History(directory, algorithm.step_name, config)
     like = jax.eval_shape(algorithm.init, key) if algorithm.restore is None and checkpoint.steps(folder) else None
 
-    def state_of(tree: Any) -> Any:
+    def state_of(step: int, tree: Any) -> Any:
         try:
             return tree if algorithm.restore is None else algorithm.restore(tree)
         except _NO_STATE as error:
-            raise DamagedCheckpointError(
-                f"a checkpoint in {folder} holds no state of this algorithm ({type(error).__name__}: {error})"
-            ) from error
+            damaged, reason = folder / f"{step:08d}", f"{type(error).__name__}: {error}"
+            raise DamagedCheckpointError(f"checkpoint {damaged} holds no state of this algorithm ({reason})") from error
 
     saved = checkpoint.restore_latest(folder, like, check=history.check, convert=state_of)
     if saved is None:

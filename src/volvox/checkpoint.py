@@ -146,7 +146,7 @@ def restore(
     Raises:
       FileNotFoundError: There is no checkpoint of this step.
       DamagedCheckpointError: It is not what was written.
-      MemoryError: It takes more memory than this machine has.
+      MemoryError: It takes more memory than is free.
       ValueError: It is of another structure than `like`; the message names the first difference.
     """
     folder = _folder(directory, step)
@@ -173,7 +173,7 @@ def restore_latest(
     like: ArrayTree | None = None,
     *,
     check: Check | None = None,
-    convert: Callable[[ArrayTree], Any] = lambda tree: tree,
+    convert: Callable[[int, ArrayTree], Any] = lambda step, tree: tree,
 ) -> tuple[int, Any] | None:
     """Reads the newest checkpoint that is whole.
 
@@ -183,14 +183,14 @@ def restore_latest(
       directory: Folder of all checkpoints of a run.
       like: See `restore`.
       check: See `restore`.
-      convert: Makes of the tree what is wanted; raises `DamagedCheckpointError` to pass the checkpoint over.
+      convert: (step, tree) -> what is wanted of the tree; raises `DamagedCheckpointError` to pass the checkpoint over.
 
     Returns:
       (step, converted tree), or None if there is no checkpoint at all.
 
     Raises:
       DamagedCheckpointError: There are checkpoints and every one is damaged.
-      MemoryError: It takes more memory than this machine has.
+      MemoryError: It takes more memory than is free.
       ValueError: It is of another structure than `like`; the message names the first difference.
     """
     damages = []
@@ -201,7 +201,7 @@ def restore_latest(
     while left:
         step = left.pop()
         try:
-            tree = convert(restore(directory, step, like, check=check))
+            tree = convert(step, restore(directory, step, like, check=check))
         except (DamagedCheckpointError, FileNotFoundError) as damage:
             if is_folder(_folder(directory, step)):
                 damages.append(str(damage))

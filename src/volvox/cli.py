@@ -178,7 +178,9 @@ def info(run: RunDir, /) -> None:
     result += ["the elite is new and not scored yet"] if is_unscored("elite_score", rows) else []
     counts = [f"{number_text(last['frames'])} frames"] if "frames" in last else []
     counts += [clock(last["seconds"])] if "seconds" in last else []
-    env, network = algorithm.get("env") or {}, algorithm.get("network") or {}
+    # An algorithm that was not made here describes its parts as it likes.
+    parts = {name: algorithm.get(name) or {} for name in ("env", "network")}
+    env, network = (part if isinstance(part, dict) else {"task": part, "type": part} for part in parts.values())
     made_of = [_named(algorithm.get("strategy") or algorithm.get("settings") or algorithm.get("algorithm"))]
     made_of += [f"with {_named(network)}"] if network else []
     made_of += [f"of {network['num_parameters']:,} parameters"] if "num_parameters" in network else []

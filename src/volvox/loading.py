@@ -58,7 +58,7 @@ def load(
     Raises:
       ValueError: No run is there; `config.json` is damaged, or of a newer version; a part cannot be made again and is
         not given; settings differ from those saved; or the network's outputs do.
-      MemoryError: The checkpoint takes more memory than this machine has.
+      MemoryError: The checkpoint takes more memory than is free.
       volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
     """
     path, parts = Path(run_dir), {"network": network, "env": env, "algorithm": algorithm}
@@ -108,9 +108,11 @@ def _naming(path: Path, config: Mapping[str, Any], network: Any) -> Iterator[Non
     try:
         yield
     except ValueError as error:
-        recorded = config["algorithm"].get("network") or {}
+        recorded = config["algorithm"].get("network")
+        recorded = recorded if isinstance(recorded, dict) else {}
         made_with = str(recorded.get("type", "functions")).rpartition(":")[2]
-        if isinstance(error, CannotRebuildError) or network is None or type(network).__name__ == made_with:
+        others = isinstance(error, CannotRebuildError) or "algorithm.env" in str(error)  # the network is not to blame
+        if others or network is None or type(network).__name__ == made_with:
             raise
         told = f"the run was made with {made_with}, and network= is a {type(network).__name__}"
         raise ValueError(f"{path}: {told}: {error}") from error

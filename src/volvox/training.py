@@ -382,7 +382,7 @@ def train(
                     break
             if stop_after is not None and monitor.largest(time.monotonic() - began) >= stop_after:
                 if record.done < last:
-                    display.note(f"stopped after {name} {record.done}{of}: {stop_after:.3g} seconds are over")
+                    display.note(f"stopped after {name} {record.done}{of}: {round(stop_after, 1):g} seconds are over")
                 break
         else:
             if record.done < last and not monitor.signal:

@@ -93,6 +93,7 @@ def players(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_two_actors_are_one_process(machines):
     machines.set(2)
     equal(played("GA", distributed.ray(address=machines.address), generations=2), played("GA", None, generations=2))

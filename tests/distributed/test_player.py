@@ -141,6 +141,7 @@ def process(player, number):
     return player._actors._remotes[number].about["process"]
 
 
+@pytest.mark.slow
 def test_all_machines_play(player, machines):
     machines.set(2)
     one, watch = player(), Watch()
@@ -182,6 +183,7 @@ def test_an_actor_is_lost(player, machines, how):
     assert any("what it played is given to others" in note for note in watch.notes)
 
 
+@pytest.mark.slow
 def test_an_actor_whose_environment_blocks_is_replaced(player, machines, tmp_path):
     """Though its process answers: only what it plays does not advance."""
     machines.set(2)
@@ -197,6 +199,7 @@ def test_an_actor_whose_environment_blocks_is_replaced(player, machines, tmp_pat
     assert any("hangs: it has not played a timestep for 3 seconds" in note for note in watch.notes)
 
 
+@pytest.mark.slow
 def test_who_plays_something_for_the_first_time_has_longer(player, machines, tmp_path):
     """It compiles, so nothing advances; its process must answer all the same."""
     machines.set(1)
@@ -215,6 +218,7 @@ def test_who_plays_something_for_the_first_time_has_longer(player, machines, tmp
     assert one._actors.restarts == 0
 
 
+@pytest.mark.slow
 def test_actors_outlast_a_pause_of_the_script(player, machines):
     """Time in which the script was stopped is not held against them."""
     machines.set(2)
@@ -223,6 +227,7 @@ def test_actors_outlast_a_pause_of_the_script(player, machines):
     assert one._actors.restarts == 0
 
 
+@pytest.mark.slow
 def test_who_answers_late_is_not_heard(player, machines, tmp_path):
     """Another actor played its episodes meanwhile; the answer comes, wrong, in the next phase."""
     machines.set(2)
@@ -260,6 +265,7 @@ def test_another_cluster_than_the_one_connected_to(player, machines):
         player(address="local")._actors._connect()
 
 
+@pytest.mark.slow
 def test_a_machine_is_killed_and_another_joins(player, machines):
     machines.set(2)
     node = machines.add()

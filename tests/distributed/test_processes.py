@@ -89,6 +89,7 @@ def test_two_processes_learn_what_one_does_with_all_environments(tmp_path):
             same_row(row, reported)
 
 
+@pytest.mark.slow
 def test_two_processes_of_a3c_learn_what_one_does(tmp_path):
     ((first, second),) = learned(tmp_path, [("a3c", 4, 2, 1)])
     variables, row = process.learned("a3c", 8, 1, 1)
@@ -209,6 +210,7 @@ def wait_for_step(tmp_path, number, run):
     raise AssertionError("no step was made")
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_one_process_ends_both_and_another_number_goes_on(tmp_path):
     settings = {"algorithm": ["a3c", 4, 2], "steps": 10_000, "run_dir": str(tmp_path / "run")}
     with started(2, tmp_path / "p", **settings) as run:

@@ -88,7 +88,10 @@ STEPS = 45
 RESTART_AT = 5
 
 
-@pytest.fixture(scope="module", params=ENVS)
+SLOW = ("atari", "atari-ends", "atari-uber")
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ENVS])
 def env(request):
     return ENVS[request.param]()
 

@@ -67,11 +67,13 @@ def first_memories(env, *, steps=0):
     return np.asarray(step.extras["ram"])
 
 
+@pytest.mark.slow_except("Breakout")
 @pytest.mark.parametrize("game", ["Seaquest", "Breakout"])
 def test_exact_evaluation_has_every_start_once(game):
     assert len(np.unique(first_memories(envs.atari(game)), axis=0)) == 30
 
 
+@pytest.mark.slow
 def test_starts_are_numbered_by_their_no_ops():
     """Start k and one frame of doing nothing are start k + 1."""
     env = envs.atari("Frostbite", frame_skip=1, fire_reset=False, sticky_actions=0.25)

@@ -123,7 +123,7 @@ def failing(kind):
         ("raises", r"(?s)environment of Counter raised an error in its worker process:.*the valve is stuck"),
         ("raises what cannot be pickled", r"(?s)raised an error in its worker process:.*the valve is stuck"),
         ("ends", r"a worker process of Counter ended \(exit code 7\)"),
-        ("blocks", r"the workers of Counter did not answer within 5 seconds: an environment blocks"),
+        pytest.param("blocks", r"of Counter did not answer within 5 seconds: an environment", marks=pytest.mark.slow),
     ],
 )
 def test_what_goes_wrong_in_a_worker_is_told_in_time(kind, message):
@@ -161,6 +161,7 @@ def blocking(where):
     return Read() if where == "read" else made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "message"),
     [

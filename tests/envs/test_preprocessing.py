@@ -30,6 +30,7 @@ def numpy_resize(image, size):
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(height=st.integers(1, 40), width=st.integers(1, 40), size=st.integers(2, 20))
 def test_resizing_is_the_definition(height, width, size):

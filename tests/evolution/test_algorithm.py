@@ -99,6 +99,7 @@ def test_same_key_same_result_and_policy_is_the_elite_rebuilt():
     jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), rebuilt)
 
 
+@pytest.mark.slow_except("table")
 @pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["table", "low_rank"])
 def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise, tmp_path):
     algorithm = make(noise=noise)
@@ -151,6 +152,7 @@ def test_no_compilation_after_the_first_generation_but_the_stopwatchs_in_the_sec
     assert compilations, "the listener hears nothing; did jax rename its event?"
 
 
+@pytest.mark.slow
 def test_adaptive_cutoff_grows_and_announces_its_compilation():
     env = probe.countdown(low=4, high=12, num_envs=8, groups=2)
     strategy = evolution.GA(
@@ -169,6 +171,7 @@ def test_adaptive_cutoff_grows_and_announces_its_compilation():
     assert announced == [1, 1, 1, 0]
 
 
+@pytest.mark.slow
 def test_scores_of_different_cutoffs_are_never_compared():
     """Rewards are negative: the longer an episode, the lower its return. The first elite must not stay the result."""
     env = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=128)
@@ -196,6 +199,7 @@ def test_scores_of_different_cutoffs_are_never_compared():
     assert any(row["elite_episodes"] for row in rows)
 
 
+@pytest.mark.slow
 def test_test_episodes_have_their_own_cutoff():
     env = probe.countdown(low=9, high=9, num_envs=4, groups=2)
     strategy = evolution.GA(

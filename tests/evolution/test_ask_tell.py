@@ -35,6 +35,7 @@ def played(returns):
     return Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))
 
 
+@pytest.mark.slow_except("SNES")
 @pytest.mark.parametrize("name", [*DISTRIBUTIONS, "DifferentialEvolution"])
 def test_an_algorithm_of_evosax_is_what_it_is_by_itself(name):
     """The same keys and returns, one of them missing: bit for bit the same members and states."""
@@ -64,6 +65,7 @@ def test_an_algorithm_of_evosax_is_what_it_is_by_itself(name):
     np.testing.assert_array_equal([asked.scale, asked.seed], np.zeros((2, N)))
 
 
+@pytest.mark.slow_except("SNES")
 @pytest.mark.parametrize("name", [*DISTRIBUTIONS, "DifferentialEvolution"])
 def test_the_suite_passes(name):
     testing.check_strategy(wrapped(name, num_validation_episodes=2), runs=False)  # which are below
@@ -134,6 +136,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow_except("python_object")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_resumed_with_the_same_bits_and_loaded(name, tmp_path):
     options = {"seed": 1, "progress": False, "loggers": ()}

@@ -46,6 +46,7 @@ def first_pairs(strategy, base_behaviors):
     return state, asked
 
 
+@pytest.mark.slow
 def test_the_archive_begins_with_every_member_and_gains_the_moved_one():
     strategy = novelty_es("ns_es", num_bases=3)
     state, asked = first_pairs(strategy, [1.0, 2.0, 3.0])
@@ -234,6 +235,7 @@ def test_a_trajectory_must_cover_the_largest_cutoff(cutoff, most):
     evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, max_episode_steps=6)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
     strategy = GA(
         population_size=6,
@@ -260,6 +262,7 @@ def test_a_run_that_is_logged_and_resumed_can_be_drawn(tmp_path):
         train(algorithm, seed=0, steps=1, log=True)
 
 
+@pytest.mark.slow
 def test_novelty_spreads_over_the_maze():
     """A few generations in the hard maze: the archive covers more of it than the first generation did."""
     env = hard_maze(num_envs=64, groups=2)

@@ -64,6 +64,7 @@ def test_bad_settings_are_refused(load, read, flags, message):
         module.make_algorithm(read(module, [*TINY, *flags]))
 
 
+@pytest.mark.slow
 def test_a_refusal_is_one_line(tmp_path, a3c):
     assert "Pong" in a3c.refusal(tmp_path / "run", "--game", "Pongg")
 

@@ -51,5 +51,6 @@ def test_an_optimizer_is_an_import_path(load, read, capsys):
     assert "optax:adamm" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_refusal_is_one_line(tmp_path, es):
     assert "Pong" in es.refusal(tmp_path / "run", "--game", "Pongg")

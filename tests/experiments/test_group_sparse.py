@@ -97,6 +97,7 @@ def test_iterative_pruning_is_compared_at_its_best_speed(load):
     assert module.at_equal_return({**found, "gst": {**found["gst"], "return_over_dense": 0.94}}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["InvertedPendulum", "Humanoid"])
 def test_every_way_can_be_made(load, task):
     module = load("group_sparse")

@@ -24,6 +24,7 @@ def test_every_lineage_has_a_committed_score():
     assert lineages == set(COMMITTED)
 
 
+@pytest.mark.slow
 def test_the_first_starts_of_the_shortest_lineage_score_as_committed():
     """Of 30 starts the first two: with at most 2 no-ops there are no others."""
     run = "atari_ga/frostbite/random_search"

@@ -63,6 +63,7 @@ def test_an_environment_that_raises_is_named_in_a_note(quietly):
     assert "This was raised in the environment gridworld." in error.value.__notes__
 
 
+@pytest.mark.slow
 def test_a_run_whose_environment_raised_goes_on_with_a_sound_one(tmp_path, quietly):
     with pytest.raises(ZeroDivisionError):
         quietly(learner(gridworld(raises)), steps=1, run_dir=tmp_path / "a")
@@ -132,6 +133,18 @@ def test_what_a_call_raises_is_raised_where_its_answer_is_waited_for():
     assert answers.of(lambda: 3, "any") == 3
     with pytest.raises(ZeroDivisionError):
         answers.of(lambda: 1 // 0, "any")
+    assert not answers.missing
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_the_next(monkeypatch):
+    monkeypatch.setattr(groups, "PATIENCE", 0.1)
+    answers, released = groups.Answers(), threading.Event()
+    with pytest.raises(TimeoutError, match="any did not answer"):
+        answers.of(released.wait, "any")
+    assert answers.missing
+    released.set()
+    monkeypatch.setattr(groups, "PATIENCE", 60.0)
+    assert answers.of(lambda: "next", "any") == "next"
     assert not answers.missing
 
 

@@ -206,6 +206,7 @@ def test_more_than_the_memory_there_is_is_refused_before_it_is_read(tmp_path, mo
         checkpoint.restore(tmp_path, 1)
 
 
+@pytest.mark.slow
 def test_whole_files_are_no_cause_for_a_warning(tmp_path, make, quietly):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

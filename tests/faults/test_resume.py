@@ -40,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_except("es", "a3c", "ppo")
 @pytest.mark.parametrize("case", CASES)
 def test_resumed_equals_straight_bit_by_bit(tmp_path, make, quietly, case):
     name, options = CASES[case]
@@ -49,6 +50,7 @@ def test_resumed_equals_straight_bit_by_bit(tmp_path, make, quietly, case):
     assert_same(straight, run)
 
 
+@pytest.mark.slow
 def test_a_recurrent_learner_goes_on_in_the_middle_of_an_episode(tmp_path, make, quietly):
     env = vx.envs.probe.corridor(length=30, num_envs=4, groups=2, max_episode_steps=100)
     make_one = lambda: make("a3c", env=env, network=memory(), lag=2, rounds_per_update=2)  # noqa: E731
@@ -58,6 +60,7 @@ def test_a_recurrent_learner_goes_on_in_the_middle_of_an_episode(tmp_path, make,
     assert_same(straight, run)
 
 
+@pytest.mark.slow
 def test_a_learner_interrupted_between_two_checkpoints_loses_only_its_step(tmp_path, make, quietly):
     """The state that is saved when a signal comes is not the one that a checkpoint was just made of."""
     straight, algorithm, steps = quietly(make("a3c"), steps=4), make("a3c"), []
@@ -75,6 +78,7 @@ def test_a_learner_interrupted_between_two_checkpoints_loses_only_its_step(tmp_p
     assert_same(straight, quietly(make("a3c"), steps=4, resume=True, **how))
 
 
+@pytest.mark.slow
 def test_an_evaluated_learner_resumes_bit_by_bit(tmp_path, quietly):
     def make():
         env = vx.envs.probe.corridor(length=4, num_envs=4, groups=2)

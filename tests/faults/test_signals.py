@@ -54,6 +54,7 @@ def wait_for_steps(process, number):
         assert process.stdout.readline() == "step\n", process.communicate()[1]
 
 
+@pytest.mark.slow_except("ga-1")
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["ga", "es", "novelty", "a3c", "ppo", "td3", "primal-dual"])
 def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(tmp_path, make, quietly, name, kills):
@@ -77,6 +78,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(tmp_path, make, qu
     assert rows[0] == rows[1]
 
 
+@pytest.mark.slow_except("SIGSTOP-SIGCONT-SIGTERM-143-interrupted after generation", "SIGINT-SIGINT-130-")
 @pytest.mark.parametrize(
     ("signals", "code", "said"),
     [

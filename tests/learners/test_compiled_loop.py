@@ -61,6 +61,7 @@ def bodies(text):
     return [kinds for kinds in found.values() if "recv" in kinds or "beats" in kinds]
 
 
+@pytest.mark.slow_except("1-3")
 @pytest.mark.parametrize(("lag", "micro_batch"), [(0, 3), (1, 3), (1, B)])
 def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round(lag, micro_batch):
     env = atari("Pong", num_envs=2 * B, groups=2)
@@ -79,6 +80,7 @@ def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round
     assert "copy of rings" not in round_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1])
 def test_ppo_updates_while_groups_step_and_copies_no_ring(lag):
     """An update is a loop over parts in a loop over updates; neither copies what has been collected."""
@@ -99,6 +101,7 @@ def td3_program(request):
     return scheduled(settings.bind(network, env), env)
 
 
+@pytest.mark.slow_except("one-learner")
 def test_updates_are_made_while_simulators_step(td3_program):
     """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
     order, found = [], []

@@ -127,6 +127,7 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     assert (row.get("evaluation_best", 100.0), new.evaluated.best_timesteps) == (100.0, 7)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_both_over_a_resume(tmp_path):
     how = {"seed": 0, "run_dir": tmp_path / "run", "progress": False, "loggers": ()}
     algorithm = make(evaluate_every=1, num_evaluation_episodes=2)

@@ -108,6 +108,7 @@ def test_the_textbooks_ratios_are_1_before_the_first_update():
     assert metrics["clip_fraction"] == 0
 
 
+@pytest.mark.slow_except("1")
 @pytest.mark.parametrize("lag", [0, 1])
 def test_kl_stop_ends_the_epochs_of_a_round(lag):
     """One epoch a round is made in any case."""
@@ -118,6 +119,7 @@ def test_kl_stop_ends_the_epochs_of_a_round(lag):
     assert whole["update"] == 6 * 2 * 5
 
 
+@pytest.mark.slow_except("{'lag': 0, 'kl_stop': 0.001}")
 @pytest.mark.parametrize(
     "options",
     [
@@ -142,6 +144,7 @@ def test_traced_and_driven_agree(options):
     assert traced_metrics == driven_metrics
 
 
+@pytest.mark.slow_except("False")
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_parts_only_split_the_work(recurrent):
     """The gradient is a sum; how it is cut into pieces matters to rounding alone."""
@@ -155,6 +158,7 @@ def test_parts_only_split_the_work(recurrent):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), params(1), params(None))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_bit_by_bit(tmp_path):
     """Cut between two rounds, with a segment that was not learned yet, and with everything normalised."""
     options = {"normalize_observations": True, "normalize_rewards": True, "rounds_per_iteration": 3}
@@ -403,6 +407,7 @@ def test_optimizers_and_schedules_of_any_kind(options):
     assert metrics["update"] == 8
 
 
+@pytest.mark.slow
 def test_what_was_learned_normalises_by_itself_and_is_evaluated():
     env = probe.target(size=1, num_envs=4, groups=2)
     settings = PPO(**FAST, rounds_per_iteration=2, normalize_observations=True)

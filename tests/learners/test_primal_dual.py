@@ -156,6 +156,7 @@ def test_a_time_limit_is_no_end(critic):
     assert transition.valid.all()
 
 
+@pytest.mark.slow
 def test_runs_repeat_bit_for_bit():
     one, other = (learned(cartpole(num_envs=4, groups=2), network=CategoricalMLP(2))[0] for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, one.learning.params, other.learning.params)

@@ -69,6 +69,7 @@ def test_a3c_learns_a_choice_in_each_component():
         vx.exporting.export("signs.onnx", algorithm.policy, algorithm.variables(state), env.spec, config={})
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_td3_reaches_the_bounds_of_each_component():
     networks = vx.networks.ActorAndCritic(vx.networks.MLP(2, (32,)), vx.networks.QNetwork((32,)))

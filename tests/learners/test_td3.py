@@ -77,6 +77,7 @@ def both(critics):
     return tuple(np.stack(pair) for pair in zip(*map(numpy_params, critics), strict=True))
 
 
+@pytest.mark.slow
 def test_an_update_follows_the_mean_gradient_of_all_devices():
     options = {"policy_delay": 1, "learning_rate": 0.1, "optimizer": optax.sgd}
     alone, state = bound(**options)
@@ -134,6 +135,7 @@ def test_an_update_is_the_algorithms(policy_delay):
     np.testing.assert_allclose(both(new.targets.critics)[0], wq + 0.05 * (new_wq - wq), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow_except("plain")
 @pytest.mark.parametrize(
     "options",
     [{}, {"n_step": 3}, {"num_learners": 2}, {"normalize_observations": True}, {"representation": FEATURES}],
@@ -188,6 +190,7 @@ def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
     assert (noise**4).mean() == pytest.approx(3 * 0.2**4, rel=0.2)  # of a normal distribution
 
 
+@pytest.mark.slow_except("0.5-1")
 @pytest.mark.parametrize(("ratio", "num_learners"), [(0.5, 1), (2.0, 2)])
 def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
     """Of steps, not of resets, which are a ninth of what 8 environments do here; and steps end where they should."""
@@ -202,6 +205,7 @@ def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_a_count_of_timesteps_that_overflows_changes_nothing():
     """An int32 ends at 2**31 - 1: after it, iterations are as long as before, and as many updates are made."""
     algorithm = make(timesteps_per_iteration=100)
@@ -253,6 +257,7 @@ def test_learners_have_their_own_settings_and_environments():
     algorithm.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_replay", [True, False])
 def test_a_run_goes_on_where_it_was(tmp_path, save_replay):
     options = {"timesteps_per_iteration": 120, "save_replay": save_replay}
@@ -274,6 +279,7 @@ def test_a_run_goes_on_where_it_was(tmp_path, save_replay):
     assert made > 80 if save_replay else 30 < made < 80
 
 
+@pytest.mark.slow_except("2")
 @pytest.mark.parametrize("num_learners", [1, 2])
 def test_a_sparse_optimiser_keeps_everything_sparse(num_learners):
     rule = Dynamic(sparsity=0.5, drop=0.2, every=51)  # odd: changes fall between the targets' moves, too
@@ -298,6 +304,7 @@ def test_a_sparse_optimiser_keeps_everything_sparse(num_learners):
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_each_learners_sparsity_goes_by_its_own_returns():
     """The second plays almost at random; zeros, or each other's returns, would lie outside of what was seen."""
     optimizer = sparse(optax.adam(3e-3), Magnitude(schedule=RewardAware(final_sparsity=0.5, increment=0.01), every=1))
@@ -315,6 +322,7 @@ def test_each_learners_sparsity_goes_by_its_own_returns():
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_a_learner_whose_returns_fall_gets_weights_back():
     rule = Magnitude(schedule=RewardAware(final_sparsity=0.75, increment=0.25), every=1)
     options = {"optimizer": sparse(optax.sgd(1e-3), rule), "learning_rate": None, "num_learners": 2}
@@ -357,6 +365,7 @@ def test_learners_learn_from_their_own_environments():
         assert [set(x.ravel().tolist()) for x in batch] == [{0, 1, 4, 5}, {2, 3, 6, 7}]
 
 
+@pytest.mark.slow
 def test_without_its_replay_a_resumed_run_gathers_anew_before_it_learns(tmp_path):
     options = {"save_replay": False, "random_timesteps": 200, "timesteps_per_iteration": 160}
     algorithm = make(**options)
@@ -474,6 +483,7 @@ def test_the_policy_cannot_be_sampled_from():
     assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, trained)
 
 
+@pytest.mark.slow
 def test_a_representation_learns_by_itself_and_first():
     """Its update is by the prediction's gradient alone, and critics learn on the features after it."""
     network = networks.ActorAndCritic(LINEAR.actor, LINEAR.critic, FEATURES)

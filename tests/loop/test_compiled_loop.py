@@ -56,6 +56,7 @@ def computations(text):
     return found
 
 
+@pytest.mark.slow_except("full")
 def test_a_beat_is_step_work_step_work(hlo):
     """In the loop's body each group's conditional (recv, act, send) comes before its work, and that before the next."""
     found = computations(hlo)

@@ -208,6 +208,7 @@ def test_too_many_or_no_episodes_are_refused():
             played.evaluate(population_of(code, n, episodes), 1, code)
 
 
+@pytest.mark.slow
 def test_atari_traced_and_driven_agree():
     """Real emulators: the same population scores the same in both forms, cut episodes and restarts included."""
     env = atari("Assault", num_envs=4, groups=2, max_episode_steps=90, threads=2)

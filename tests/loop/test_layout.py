@@ -59,6 +59,7 @@ def played(name, num_envs, groups, *, host=False, part=None, seed=5):
     return jax.tree.map(np.asarray, result)
 
 
+@pytest.mark.slow_except("drawn lengths")
 @pytest.mark.parametrize("name", ENVS)
 def test_slots_groups_and_forms_change_nothing(name):
     reference = played(name, 4, 2)
@@ -69,6 +70,7 @@ def test_slots_groups_and_forms_change_nothing(name):
         jax.tree.map(equal, found, reference)
 
 
+@pytest.mark.slow
 def test_a_population_may_be_cut_anywhere():
     """Single episodes, in another order and in parts, are those of the whole."""
     whole = played("drawn timesteps", 6, 2)
@@ -106,6 +108,7 @@ NOVELTY = Novelty(behavior=Last("elapsed_steps", 1), num_neighbors=3, archive_si
 STRATEGIES = {"GA": SMALL_GA, "ES": SMALL_ES, "novelty": dataclasses.replace(SMALL_GA, objective=NOVELTY)}
 
 
+@pytest.mark.slow_except("GA")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_runs_do_not_depend_on_the_layout(name):
     """Survivors, scores and parameters, bit for bit."""

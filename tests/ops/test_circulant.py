@@ -31,6 +31,7 @@ def written_out(kernel, block):
     return w
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(block=st.sampled_from([1, 2, 3, 4, 8]), i=st.integers(1, 4), j=st.integers(1, 4), b=st.integers(1, 5))
 def test_it_is_the_dense_product(block, i, j, b):

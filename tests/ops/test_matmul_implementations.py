@@ -174,9 +174,12 @@ class TestMosaicInterpreted(Suite):
         np.testing.assert_allclose(np.asarray(out, np.float64), golden(x, w, index), **tolerance(out.dtype, k))
 
 
+LOWERED, SLOW = [*MATMULS, "two-rows", "eight-rows", "wide"], ("tiles", "two-rows", "eight-rows")
+
+
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 @pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("name", [*MATMULS, "two-rows", "eight-rows", "wide"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in LOWERED])
 def test_the_kernels_lower_for_cuda(name, dtypes, semantics, monkeypatch):
     """512 rows through as many kernels, and through 300 by index: what is supported lowers without a GPU.
 

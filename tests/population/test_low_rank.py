@@ -158,6 +158,7 @@ def test_members_play_as_their_formed_weights_do(host):
     assert (size, 12, 2) in held
 
 
+@pytest.mark.slow
 def test_statistics_of_a_reference_batch_are_the_members_own():
     spec = ENV.spec._replace(
         observation_shape=(84, 84, 4), observation_dtype=np.uint8, num_actions=3, action_shape=None
@@ -242,6 +243,7 @@ def nearest(members):
     return (distances + 1e9 * np.eye(len(flat))).min(1).mean()
 
 
+@pytest.mark.slow
 def test_the_first_generation_has_full_noise_and_the_next_low_rank():
     """The members of the first generation are those of full noise, as far apart, and play as they do."""
     table, first, distances = population.Table(size=20_000), [], []
@@ -269,6 +271,7 @@ def test_the_first_generation_has_full_noise_and_the_next_low_rank():
     assert distances[0] == distances[1] > 1
 
 
+@pytest.mark.slow
 def test_lineages_with_low_rank_noise_rebuild_and_runs_resume_from_any_generation():
     noise = population.LowRank(rank=1, source=population.Table(size=20_000), full=("matrix",))
     algorithm = low_rank_ga(noise)

@@ -131,6 +131,7 @@ def _linear(spec):
     return POLICY._replace(apply=lambda w, x, state: (x.reshape(1, -1).astype(jnp.float32) @ w, state)), weights
 
 
+@pytest.mark.slow_except("settings0")
 @pytest.mark.parametrize("settings", [{}, {"sticky_actions": 0.25}, {"preprocessing": "uber"}])
 def test_an_atari_game_in_colour(tmp_path, settings):
     env = atari("Frostbite", num_envs=4, groups=2, **settings)

@@ -65,6 +65,7 @@ def test_the_same_settings_train_both_kinds_of_learners():
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_masks(tmp_path):
     algorithm = td3(GroupSparse(final_sparsity=0.9, increment=0.05, every=20))
     state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
@@ -109,6 +110,7 @@ def test_only_what_is_grouped_is_pruned_and_the_rest_is_as_it_would_be():
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_recurrent_networks_keep_their_state():
     env = probe.countdown(num_envs=4)
     torso = networks.MLP(32, hidden=(32,))
@@ -157,6 +159,7 @@ def test_rates_that_change_do_not_scale_the_updates_of_dead_weights():
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_each_learner_may_have_a_rate_of_its_own():
     algorithm = td3(GroupSparse(block=4, end=4, every=1), num_learners=2, learning_rate=(1e-3, 1e-4))
     state, _ = algorithm.step(algorithm.init(jax.random.key(0)))

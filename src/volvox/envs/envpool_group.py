@@ -330,10 +330,8 @@ class _Pool:
     def close(self) -> None:
         # A compiled loop may still be running; it uses the pool by address.
         jax.effects_barrier()
-        if self._answers is not None:
-            self._answers.close()
-            if self._answers.missing:
-                _blocked.append(self._native)
+        if self._answers is not None and not self._answers.close():
+            _blocked.append(self._native)
         self._native = self.calls = None
 
     def _time_step(self, first: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Any:

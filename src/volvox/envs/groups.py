@@ -217,11 +217,11 @@ class Answers:
     """
 
     def __init__(self):
-        self.missing = False
+        self.missing, self._number = False, 0
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=_answer, args=(self._asked, self._given), daemon=True).start()
-        self.close = weakref.finalize(self, self._asked.put, None)
+        self._end = weakref.finalize(self, self._asked.put, None)
 
     def of(self, call: Callable[[], Any], name: str) -> Any:
         """Returns what a call returns, or raises what it raises.
@@ -233,27 +233,44 @@ class Answers:
         Raises:
           TimeoutError: It has not returned within `PATIENCE` seconds.
         """
-        self.missing = True
-        self._asked.put(call)
+        self.missing, self._number = True, self._number + 1
+        self._asked.put((self._number, call))
         # Waited for in pieces: a clock goes on while the process, and its emulators with it, are stopped (Ctrl-Z).
         for _ in range(_PIECES):
-            with contextlib.suppress(queue.Empty):
-                result, error = self._given.get(timeout=PATIENCE / _PIECES)
-                self.missing = False
-                if error is not None:
-                    raise error
+            try:
+                number, result, error = self._given.get(timeout=PATIENCE / _PIECES)
+            except queue.Empty:
+                continue
+            if number != self._number:  # of a call whose waiting was interrupted
+                continue
+            self.missing = False
+            if error is None:
                 return result
+            try:
+                raise error
+            finally:
+                del error  # whose traceback has this frame
         raise TimeoutError(unanswered(name))
+
+    def close(self) -> bool:
+        """Ends the thread; returns whether it is done with all calls, if need be after a second."""
+        self._end()
+        if self.missing:  # after an interrupt an answer may be on its way
+            with contextlib.suppress(queue.Empty):
+                while self.missing:
+                    self.missing = self._given.get(timeout=1.0)[0] != self._number
+        return not self.missing
 
 
 def _answer(asked: queue.SimpleQueue[Any], given: queue.SimpleQueue[Any]) -> None:
     """Runs a thread's calls until None comes; keeps nothing of them, so that pools can be freed."""
-    while (call := asked.get()) is not None:
+    while (asking := asked.get()) is not None:
+        number, call = asking
         try:
-            answer = call(), None
+            answer = number, call(), None
         except BaseException as error:  # raised in the thread that asked
-            answer = None, error
-        del call
+            answer = number, None, error
+        del asking, call
         given.put(answer)
         del answer
 

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
-from volvox.envs.groups import Answers
 from volvox.loop.devices import ALONE, Devices
 from volvox.ops.order import after
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
@@ -261,7 +260,7 @@ def timed(
             for g in range(num_groups):
                 if calls.active(carry, g):
                     if waiting[g] is None:
-                        envs[g], waiting[g] = calls.stopped([], calls.recv, g, envs[g], carry, constants)
+                        envs[g], waiting[g] = jax.block_until_ready(calls.recv(g, envs[g], carry, constants))
                     carry, actions[g] = calls.stopped(
                         spent["acting"], calls.act, carry, memory, constants, g, waiting[g]
                     )
@@ -291,7 +290,6 @@ class _Calls:
         self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
         self._groups, self._stages = groups, stages
         self._wait = jax.block_until_ready if devices.mesh is None else devices.waited
-        self._answers = Answers()
         if stages.episode_keys is not None:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
         self.send = [compiled(group.send, devices) if group.traceable else group.send for group in groups]
@@ -309,13 +307,9 @@ class _Calls:
 
     def stopped(self, spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
         """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
-
-        def ready() -> tuple[Any, float]:
-            began = time.perf_counter()
-            return self._wait(call(*args)), time.perf_counter() - began
-
-        result, seconds = self._answers.of(ready, self._groups[0].spec.name)
-        spent.append(seconds)
+        began = time.perf_counter()
+        result = self._wait(call(*args))
+        spent.append(time.perf_counter() - began)
         return result
 
     def step(self, g: int, env: ArrayTree, action: Array, carry: ArrayTree, constants: ArrayTree) -> Any:

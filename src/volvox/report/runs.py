@@ -74,7 +74,7 @@ def runs_of(name: str, given: Runs) -> list[Recorded]:
     for path in itertools.chain.from_iterable(map(run_dirs, paths)):
         config = read_config(path)
         env = config["algorithm"].get("env") or {}
-        task = str(env.get("task", env.get("environment")))
+        task = str(env.get("task", env.get("environment")) if isinstance(env, dict) else env)
         runs.append(Recorded(path, task, config, read_metrics(path / METRICS)))
     return runs
 
