@@ -302,6 +302,7 @@ def test_nobody_is_left(player, machines):
     assert "waiting for actors" in watch.phases
 
 
+@pytest.mark.slow
 def test_an_actor_that_fails_is_replaced_and_an_error_that_stays_is_raised(player, machines, tmp_path):
     machines.set(1)
     (tmp_path / "failing").touch()

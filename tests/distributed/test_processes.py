@@ -230,7 +230,8 @@ def test_an_interrupt_of_one_process_ends_both_and_another_number_goes_on(tmp_pa
     assert more.metrics[-1]["update"] == rows[-1]["update"] + 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_dies_or_hangs_ends_the_other_with_a_checkpoint(tmp_path, number):
     settings = {"algorithm": ["a3c", 4, 2], "steps": 10_000, "run_dir": str(tmp_path / "run"), "patience": 5.0}
     with started(2, tmp_path / "p", **settings) as run:

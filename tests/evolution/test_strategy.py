@@ -55,6 +55,7 @@ def test_random_search_has_no_use_for_low_rank_noise():
         STRATEGIES["random_search"]().init(jax.random.key(0), population.encoding(NET, NOISES["low_rank"]))
 
 
+@pytest.mark.slow_except("free")
 @pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["free", "low_rank"])
 def test_strategies_solve_the_probe(noise, tmp_path):
     """The best return of the probe is 0, of the network that answers with its observation."""

@@ -74,6 +74,7 @@ def module(load):
     return load("atari_a3c")
 
 
+@pytest.mark.slow_except("nature-modern", "lstm-ga3c")
 @pytest.mark.parametrize("preset", ["modern", "ga3c"])
 @pytest.mark.parametrize("network", ["small", "nature", "lstm", "ga3c", "ga3c-large"])
 def test_presets_and_networks_make_an_algorithm(preset, network, module, read):

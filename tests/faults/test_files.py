@@ -158,6 +158,7 @@ STATES = [
 ]
 
 
+@pytest.mark.slow_except("ga", "a3c")
 @pytest.mark.parametrize("name", ["ga", "es", "a3c", "td3", "hill"])
 def test_states_of_another_shape_end_in_our_errors(tmp_path, make, quietly, name):
     """Checkpoints whose sums and owner are right, and whose tree is no state."""

@@ -37,6 +37,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.slow_except("ga-reward", "es-observation")
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("name", ["ga", "es"])
 def test_a_population_is_stopped_in_its_first_generation(make, quietly, name, cause):
@@ -64,6 +65,7 @@ def test_novelty_search_is_stopped_too(quietly):
     algorithm.close()
 
 
+@pytest.mark.slow_except("a3c-reward", "a3c-observation", "td3-infinite reward")
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("name", ["a3c", "td3"])
 def test_a_learner_names_rewards_and_observations_before_the_learning_rate(make, quietly, name, cause):

@@ -145,6 +145,7 @@ def test_a_gaussian_policy_learns_to_answer():
     assert metrics["training_mean"] > -0.5
 
 
+@pytest.mark.slow
 def test_only_a_recurrent_policy_recalls(recall):
     *_, remembers = learned(recall, RecurrentActorCritic(2, Torso(), width=8), segment_length=7)
     *_, forgets = learned(recall, segment_length=7)
@@ -152,6 +153,7 @@ def test_only_a_recurrent_policy_recalls(recall):
     assert abs(forgets["training_mean"]) < 0.5
 
 
+@pytest.mark.slow_except("0-1", "1-1", "2-2", "4-3")
 @pytest.mark.parametrize(("lag", "rounds_per_update"), [(0, 1), (0, 2), (1, 1), (1, 3), (2, 1), (2, 2), (4, 3)])
 def test_the_lag_is_what_was_asked_for(lag, rounds_per_update):
     """In rounds; those that share an update share its version."""
@@ -164,6 +166,7 @@ def test_the_lag_is_what_was_asked_for(lag, rounds_per_update):
     assert metrics["update"] == 150
 
 
+@pytest.mark.slow_except("{'micro_batch': 1}")
 @pytest.mark.parametrize("options", [{}, {"lag": 0}, {"lag": 2, "rounds_per_update": 2}, {"micro_batch": 1}], ids=str)
 def test_traced_and_driven_agree(options):
     """Bit for bit, on environments that repeat."""

@@ -118,6 +118,7 @@ def test_updates_are_made_while_simulators_step(td3_program):
     assert found == [["recv", "send", "updates"] * 2]
 
 
+@pytest.mark.slow_except("one-learner")
 def test_the_replay_stays_in_place(td3_program):
     copies = [line.strip()[:120] for line in td3_program.splitlines() if re.search(rf"\[{ROWS},.*? copy\(", line)]
     assert not copies

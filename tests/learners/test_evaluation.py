@@ -82,6 +82,7 @@ def steps():
     return found
 
 
+@pytest.mark.slow
 def test_training_does_not_notice_evaluation(steps):
     """The same bits; and rows have the same numbers."""
     for (state, row), (plain, plain_row) in zip(*steps, strict=True):

@@ -62,6 +62,7 @@ def test_a_time_limit_bootstraps(endless):
     np.testing.assert_allclose(value(params, functions, 0.0), [10.0], rtol=3e-2)
 
 
+@pytest.mark.slow_except("1")
 @pytest.mark.parametrize("lag", [0, 1])
 def test_it_learns_what_to_do(lag):
     *_, metrics = learned(probe.matched_reward(num_envs=16, groups=2), lag=lag)
@@ -82,6 +83,7 @@ class Torso(nn.Module):
         return nn.tanh(nn.Dense(16)(x))
 
 
+@pytest.mark.slow_except("1")
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_recurrent_policy_recalls(lag, recall):
     *_, metrics = learned(recall, RecurrentActorCritic(2, Torso(), width=8), lag=lag, segment_length=7)

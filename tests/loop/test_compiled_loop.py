@@ -76,6 +76,7 @@ def test_a_beat_is_step_work_step_work(hlo):
         pytest.fail("no computation holds both groups' steps")
 
 
+@pytest.mark.slow_except("full")
 def test_recv_comes_before_send_in_a_step(hlo):
     steps = []
     for lines in computations(hlo).values():

@@ -174,7 +174,10 @@ class TestMosaicInterpreted(Suite):
         np.testing.assert_allclose(np.asarray(out, np.float64), golden(x, w, index), **tolerance(out.dtype, k))
 
 
-LOWERED, SLOW = [*MATMULS, "two-rows", "eight-rows", "wide"], ("tiles", "two-rows", "eight-rows")
+LOWERED, SLOW = (
+    [*MATMULS, "two-rows", "eight-rows", "wide"],
+    ("tiles", "two-rows", "eight-rows", "deep_ga_large_hidden"),
+)
 
 
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])

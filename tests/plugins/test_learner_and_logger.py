@@ -35,6 +35,7 @@ def algorithm(plugins):
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_q_learning_learns_the_corridor_resumes_and_is_loaded(plugins, algorithm, tmp_path):
     database = tmp_path / "metrics.db"
     how = {"run_dir": tmp_path / "a", "progress": False, "loggers": (plugins[1].sqlite(database),)}

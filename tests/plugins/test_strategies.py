@@ -32,7 +32,7 @@ def novelty_by_mean_position():
     return vx.evolve(ga, vx.networks.MLP(2, hidden=()), vx.envs.hard_maze(num_envs=8), max_episode_steps=20)
 
 
-@pytest.mark.slow_except("cross_entropy_on_cartpole")
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [cross_entropy_on_cartpole, novelty_by_mean_position])
 def test_a_plugin_trains_with_checkpoints_and_resume(make, tmp_path):
     options = {"seed": 1, "progress": False, "loggers": ()}
