@@ -6,7 +6,7 @@ TRAIN ?= quick
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 # Directories and files whose tests take seconds together.
-QUICK := tests/data tests/report $(filter-out tests/test_tuning.py,$(wildcard tests/test_*.py))
+QUICK := tests/data tests/report $(filter-out $(addprefix tests/test_,loading.py training.py tuning.py),$(wildcard tests/test_*.py))
 
 .PHONY: help setup train check test test-all lint bench clean
 
