@@ -9,9 +9,9 @@ hands out, in the population's order, and the process of the script is busy for 
 fails, none is faster than the others, and nothing waits for the network.
 
 First it predicts what `distributed.py efficiency` measured, from what `distributed.py parts` measured, and what
-`processes.py` measured of a learner that is divided over processes, from parts measured there. Then it says
-what that means for larger clusters, from the loop of `population_rollout.py` on two cores: as if 16 cores were
-eight times as fast as two. Nothing was measured on a GPU: there it says what the emulators allow at most.
+`processes.py` measured of a learner that is divided over processes, from parts measured there. Then it says what that
+means for larger clusters, from the loop of `population_rollout.py` on two cores: as if 16 cores were eight times as
+fast as two. Nothing was measured on a GPU: there it says what the emulators allow at most.
 """
 
 import argparse

@@ -63,13 +63,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         seeds = sorted(folder.parent.name for folder in directory.glob(f"seed-*/{CONFIG}"))
         there = sorted(file.parent.name for file in directory.parent.glob(f"*/{CONFIG}"))
         like = difflib.get_close_matches(directory.name, there, n=1)
-        hint = (
-            f"; its runs are {', '.join(seeds)}"
-            if seeds
-            else f"; did you mean {directory.with_name(like[0])}?"
-            if like
-            else ""
-        )
+        hint = f"; did you mean {directory.with_name(like[0])}?" if like else ""
+        hint = f"; its runs are {', '.join(seeds)}" if seeds else hint
         raise ValueError(f"{directory} holds no run: there is no {path}{hint}")
     try:
         config = json.loads(path.read_text() if path.is_file() else "")

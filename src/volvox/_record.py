@@ -42,6 +42,8 @@ from volvox.types import Algorithm, Array, ArrayTree
 
 LOCK, _LOG = ".lock", "log"
 _SECONDS_BETWEEN_PLOTS = 60.0
+_CERTAIN = 3
+"""Checkpoints, at most, for which the disk must have room at the start: a run that would keep more may be short."""
 _PLOTS_SHARE = 0.005
 """Of the time, at most, that goes into plots while the run lasts."""
 _LEFTOVER = re.compile(r"\.(config\.json|metrics\.jsonl|elite\.json|fingerprint\.json)-\d+-\d+")
@@ -179,8 +181,9 @@ class Record:
             return
         if self._saved_step < 0:
             first = self._save_checkpoint(state)
+            number = min(self._keep, _CERTAIN) + 1  # one is written before the oldest is removed
             try:
-                check_disk(self.path, first, min(self._keep, 3) + 1, manifest.read(first)["bytes"])
+                check_disk(self.path, first, number, manifest.read(first)["bytes"])
             except ValueError:
                 shutil.rmtree(first, ignore_errors=True)
                 raise
@@ -249,7 +252,8 @@ class Record:
 
     def _write_config(self) -> None:
         """Writes `config.json` if it is not there; somebody may have removed it in the course of the run."""
-        if self.path is not None and not (self.path / CONFIG).exists():
+        assert self.path is not None
+        if not (self.path / CONFIG).exists():
             checkpoint.write_file(self.path / CONFIG, json.dumps(self._config, indent=2) + "\n")
 
     def _save_checkpoint(self, state: Any, outputs: list[float] | None = None) -> Path:

@@ -44,7 +44,7 @@ class Actor:
             It matters to recurrent policies only.
 
         Returns:
-          The action: a number of NumPy's, or an array `[*action_shape]`; of a batch `[B, ...]`.
+          The action: a NumPy scalar, or an array `[*action_shape]`; of a batch `[B, ...]`.
 
         Raises:
           ValueError: An observation of another shape or kind of numbers, or another batch size than in the call before:

@@ -28,7 +28,7 @@ from volvox.loop.scoring import Protocol
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.progress import clock
 from volvox.report.rows import numbers, read_metrics
-from volvox.report.runs import SCORES, is_unscored, methods_of, number_text
+from volvox.report.runs import SCORES, is_unscored, methods_of, number_text, task_of
 from volvox.training import Run
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
@@ -178,15 +178,14 @@ def info(run: RunDir, /) -> None:
     result += ["the elite is new and not scored yet"] if is_unscored("elite_score", rows) else []
     counts = [f"{number_text(last['frames'])} frames"] if "frames" in last else []
     counts += [clock(last["seconds"])] if "seconds" in last else []
-    # An algorithm that was not made here describes its parts as it likes.
-    parts = {name: algorithm.get(name) or {} for name in ("env", "network")}
-    env, network = (part if isinstance(part, dict) else {"task": part, "type": part} for part in parts.values())
+    network = algorithm.get("network") or {}
     made_of = [_named(algorithm.get("strategy") or algorithm.get("settings") or algorithm.get("algorithm"))]
     made_of += [f"with {_named(network)}"] if network else []
-    made_of += [f"of {network['num_parameters']:,} parameters"] if "num_parameters" in network else []
+    counted = isinstance(network, Mapping) and "num_parameters" in network
+    made_of += [f"of {network['num_parameters']:,} parameters"] if counted else []
     print(f"result: {', '.join(result) or 'none yet'}")
     print(f"steps: {', '.join([str(len(rows)), *counts])}")
-    print(f"task: {env.get('task', env.get('environment'))}")
+    print(f"task: {task_of(config)}")
     print(f"policy: {' '.join(made_of)}\n")
     _print_places(config)
 

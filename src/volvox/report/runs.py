@@ -73,10 +73,14 @@ def runs_of(name: str, given: Runs) -> list[Recorded]:
     runs = []
     for path in itertools.chain.from_iterable(map(run_dirs, paths)):
         config = read_config(path)
-        env = config["algorithm"].get("env") or {}
-        task = str(env.get("task", env.get("environment")) if isinstance(env, dict) else env)
-        runs.append(Recorded(path, task, config, read_metrics(path / METRICS)))
+        runs.append(Recorded(path, task_of(config), config, read_metrics(path / METRICS)))
     return runs
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """The task of a run, by its configuration; an algorithm that volvox did not make may describe it as it likes."""
+    env = config["algorithm"].get("env") or {}
+    return str(env.get("task", env.get("environment")) if isinstance(env, dict) else env)
 
 
 def check_tasks(runs: Mapping[str, list[Recorded]]) -> tuple[str, ...]:
