@@ -61,9 +61,12 @@ def first_row(command: list[str], cache: Path) -> float:
         environment = {**os.environ, "VOLVOX_COMPILATION_CACHE": str(cache)}
         process = subprocess.Popen([*command, str(run_dir)], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
         rows = run_dir / "metrics.jsonl"
-        while not (rows.exists() and rows.stat().st_size):
-            if process.poll() not in (None, 0):
-                raise RuntimeError(f"{command} failed")
+        while True:
+            code = process.poll()
+            if rows.exists() and rows.stat().st_size:
+                break
+            if code is not None:
+                raise RuntimeError(f"{command} ended with exit code {code} before its first row")
             time.sleep(0.02)
         seconds = time.perf_counter() - began
         process.send_signal(signal.SIGINT)

@@ -39,6 +39,10 @@ _keep_programs()
 gc.set_threshold(50_000, 20, 50)
 
 
+_TIMED_EVERY = 10
+"""Steps of which one has a stopwatch, which is a program of its own, in tests marked `stopwatch`; no other has one."""
+
+
 _unknown: dict[str, set[str]] = {}
 """Cases that `slow_except` names and that were not collected, by test."""
 
@@ -62,9 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Compiles a test, its fixtures and its processes as its mark says."""
+    """Compiles a test, its fixtures and its processes as its mark says, and leaves the stopwatch out, or in."""
     import jax
 
+    from volvox.loop import driver
+
+    driver.TIMED_EVERY = _TIMED_EVERY if item.get_closest_marker("stopwatch") else 1
     quick = item.get_closest_marker("optimized") is None and os.environ.get("VOLVOX_EXACT") != "1"
     os.environ[_QUICK] = str(int(quick))
     if jax.config.read("jax_disable_most_optimizations") != quick:

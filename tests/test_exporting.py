@@ -187,6 +187,7 @@ def test_a_recurrent_one_can_be_scored_too(tmp_path):
     np.testing.assert_array_equal(played(act.policy(), (), seen, first), wanted)
 
 
+@pytest.mark.slow_except("recurrent")
 @pytest.mark.parametrize("make", [deep_ga, recurrent], ids=lambda make: make.__name__)
 def test_a_program_needs_jax_alone(tmp_path, make):
     policy, variables, about = make()

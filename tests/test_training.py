@@ -618,6 +618,7 @@ def start(run_dir, *, steps, chunks, chunk_seconds):
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_script(tmp_path):
     process = start(tmp_path / "a", steps=5, chunks=100, chunk_seconds=0.01)
     for line in process.stdout:
@@ -634,6 +635,7 @@ def test_ctrl_c_in_a_script(tmp_path):
     assert_same_run(run, quietly(hill(), steps=5))
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments(tmp_path):
     rng = np.random.default_rng(1)
     run_dir = tmp_path / "a"

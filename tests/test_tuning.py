@@ -102,6 +102,7 @@ def test_a_change_needs_a_real_gain(gains, faster):
     assert len(calls) == 2 * len(gains)
 
 
+@pytest.mark.slow_except("many calls a step")
 @pytest.mark.parametrize("chunk_seconds", [0.01, 1.0], ids=["many calls a step", "one call a step"])
 def test_a_real_algorithm_is_measured(chunk_seconds):
     net = vx.networks.ActorCritic(2, vx.networks.MLP(4, hidden=(4,)))

@@ -47,6 +47,7 @@ def everyone(code):
     return Population(bases, rows % 2, rows * 11, scale, initial, jnp.full(N, 2, jnp.int32), jnp.zeros(N))
 
 
+@pytest.mark.slow_except("False")
 @pytest.mark.parametrize("test", [False, True])
 def test_a_portion_is_played_as_here(actor, test):
     pools = Pools(genotype(), NOISE, ENV, BEHAVIOR, 2 * N, 1.0)

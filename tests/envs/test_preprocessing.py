@@ -43,6 +43,7 @@ def test_resizing_is_the_definition(height, width, size):
         np.testing.assert_allclose(ours[-1, -1], image[-1, -1], atol=2e-2)
 
 
+@pytest.mark.slow_except("Frostbite-begins_with0")
 @pytest.mark.parametrize(("game", "begins_with"), [("Frostbite", [1, 2]), ("Freeway", [])])
 def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
     actions = np.random.default_rng(0).integers(0, 3, (STEPS, 2)).astype(np.int32)

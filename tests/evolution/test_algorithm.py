@@ -53,6 +53,7 @@ def test_ga_learns_the_probe():
     assert abs(np.asarray(params) - np.eye(2)).max() < 0.5
 
 
+@pytest.mark.slow
 def test_random_search_does_worse_than_ga_at_equal_frames():
     searched = make(
         strategy=evolution.GA.random_search(population_size=48, num_elite_candidates=4, num_validation_episodes=6)
@@ -138,6 +139,7 @@ def test_save_is_small():
     assert sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(saved._replace(key=None))) < 10_000
 
 
+@pytest.mark.stopwatch
 def test_no_compilation_after_the_first_generation_but_the_stopwatchs_in_the_second():
     algorithm = make()
     state = algorithm.init(jax.random.key(0))

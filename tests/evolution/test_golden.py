@@ -123,7 +123,7 @@ def recorded(seed, generations, make):
     return out, rows
 
 
-@pytest.mark.slow_except("ga_table", "es_corridor", "ns_es", "random_search")
+@pytest.mark.slow_except("ga_table", "ns_es")
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name):
     out, rows = recorded(*CASES[name])

@@ -60,7 +60,7 @@ def test_results_are_kept_once_and_failures_named(study, tmp_path):
     assert out.count("study: ") == 1  # only what had failed
 
 
-@pytest.mark.slow_except("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_study_and_it_goes_on_later(study, tmp_path, number):
     process = study("--wait", "").start()

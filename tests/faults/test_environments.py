@@ -51,6 +51,7 @@ def learner(env):
     return vx.learn(vx.A3C(segment_length=3, updates_per_iteration=3), vx.networks.CategoricalMLP(2, (4,)), env)
 
 
+@pytest.mark.slow_except("observation", "first")
 @pytest.mark.parametrize("name", FAULTS)
 def test_wrong_shapes_are_named_with_the_environment(quietly, name):
     with pytest.raises(RuntimeError, match=f"the environment gridworld gave other shapes .*: {name} "):

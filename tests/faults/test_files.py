@@ -42,6 +42,7 @@ def test_a_damaged_row_without_a_checkpoint_before_is_an_error_that_names_the_fi
         quietly(make("hill"), steps=6, run_dir=tmp_path / "a", resume=True)
 
 
+@pytest.mark.slow_except("abc")
 @pytest.mark.parametrize("seconds", ["abc", None, [1], {}])
 def test_times_that_are_no_numbers_are_damage(tmp_path, make, quietly, seconds):
     """In a run of an earlier version too, whose checkpoints do not know their rows."""

@@ -40,7 +40,8 @@ CASES = {
 }
 
 
-@pytest.mark.slow_except("es", "a3c", "ppo")
+@pytest.mark.stopwatch
+@pytest.mark.slow_except("es", "a3c")
 @pytest.mark.parametrize("case", CASES)
 def test_resumed_equals_straight_bit_by_bit(tmp_path, make, quietly, case):
     name, options = CASES[case]

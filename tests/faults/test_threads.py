@@ -7,6 +7,7 @@ import jax
 import pytest
 
 
+@pytest.mark.slow_except("a3c")
 @pytest.mark.parametrize("name", ["ga", "a3c"])
 def test_a_second_thread_is_refused_and_the_first_goes_on(make, quietly, name):
     algorithm, first, errors = make(name), jax.random.key(0), []

@@ -182,7 +182,8 @@ def recorded(name):
     return out, rows
 
 
-@pytest.mark.slow_except("a3c_modern", "a3c_gaussian", "a3c_ga3c", "td3_plain")
+@pytest.mark.stopwatch
+@pytest.mark.slow_except("a3c_modern", "td3_plain")
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_as_before(name):
     golden = np.load(GOLDEN / f"{name}.npz")

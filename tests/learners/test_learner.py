@@ -101,6 +101,7 @@ def test_a_metric_reaches_the_row_by_its_name(env):
     assert algorithm.step_name == "iteration"
 
 
+@pytest.mark.stopwatch
 def test_the_second_iteration_has_a_stopwatch_and_metrics_are_of_one_iteration(env):
     algorithm = learn(Counting(), None, env)
     state, first = algorithm.step(algorithm.init(jax.random.key(0)))
@@ -113,6 +114,7 @@ def test_the_second_iteration_has_a_stopwatch_and_metrics_are_of_one_iteration(e
     assert float(state.learning.metrics["seen"].num) == 80
 
 
+@pytest.mark.stopwatch
 def test_an_older_state_begins_new_pools(env):
     algorithm = learn(Counting(), None, env)
     phases = []

@@ -41,6 +41,7 @@ def value(params, functions, *observations):
     return functions.apply(params, jnp.float32(observations)[:, None], ())[1]
 
 
+@pytest.mark.slow_except("observed-0", "delayed-1")
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize(
     ("make", "observations", "values"),
@@ -93,6 +94,7 @@ def test_a_recurrent_policy_recalls(lag, recall):
 # --- Its schedule -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_except("1-7-15")
 @pytest.mark.parametrize(("lag", "mean", "most"), [(0, 3.5, 7), (1, 7, 15)])
 def test_the_lag_is_what_the_docstring_says(lag, mean, most):
     """In updates, of which a round has 8: about half a round more than in the textbook, and twice as much at most."""
@@ -399,6 +401,7 @@ def test_bad_settings_are_refused(options, message):
         learner(CategoricalMLP(2), probe.corridor(num_envs=8, groups=2), **options)
 
 
+@pytest.mark.slow_except("schedule")
 @pytest.mark.parametrize(
     "options",
     [{"optimizer": optax.sgd(1e-3), "learning_rate": None}, {"learning_rate": optax.linear_schedule(1e-2, 0.0, 9)}],

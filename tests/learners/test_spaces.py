@@ -85,6 +85,7 @@ def test_td3_reaches_the_bounds_of_each_component():
         vx.learn(vx.TD3(**td3), networks, env_of(both_match, **CHOICES))
 
 
+@pytest.mark.slow_except("closeness-actions1-2")
 @pytest.mark.parametrize(("reward", "actions", "size"), [(both_match, CHOICES, 5), (closeness, BOX, 2)])
 def test_a_population_plays_any_actions(reward, actions, size):
     env = env_of(reward, **actions)

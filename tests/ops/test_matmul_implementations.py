@@ -52,7 +52,9 @@ def tolerance(dtype, k):
 def pytest_generate_tests(metafunc):
     """A test for each of a suite's shapes, so that each failure is told."""
     if "shape_name" in metafunc.fixturenames:
-        metafunc.parametrize("shape_name", metafunc.cls.shapes)
+        large = ("deep_ga_large_hidden", "deep_ga_large_patches_1", "deep_ga_large_patches_2")
+        names = [pytest.param(name, marks=[pytest.mark.slow] * (name in large)) for name in metafunc.cls.shapes]
+        metafunc.parametrize("shape_name", names)
 
 
 def served_by_kernels(on):
@@ -176,7 +178,7 @@ class TestMosaicInterpreted(Suite):
 
 LOWERED, SLOW = (
     [*MATMULS, "two-rows", "eight-rows", "wide"],
-    ("tiles", "two-rows", "eight-rows", "deep_ga_large_hidden"),
+    ("tiles", "two-rows", "eight-rows", "deep_ga_small_hidden", "deep_ga_large_hidden"),
 )
 
 

@@ -131,6 +131,7 @@ def members_of(code, n, scale):
     )
 
 
+@pytest.mark.slow_except("traced")
 @pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
 def test_members_play_as_their_formed_weights_do(host):
     code, n = encoded(2), 20

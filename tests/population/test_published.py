@@ -63,6 +63,7 @@ def logits(layers, theta, image):
     return x
 
 
+@pytest.mark.slow_except("small")
 @pytest.mark.parametrize("size", LAYERS)
 def test_a_published_individual_is_rebuilt_to_the_bit_and_plays(size, tmp_path):
     layers = LAYERS[size]

@@ -31,7 +31,7 @@ from volvox.evolution.strategy import (
 )
 from volvox.loop import behaviors
 from volvox.loop.behaviors import Behavior
-from volvox.loop.driver import TIMED_EVERY, Monitor, seed_of
+from volvox.loop.driver import Monitor, is_timed, seed_of
 from volvox.loop.evaluator import RolloutStatistics, check_memory
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, Member, members_of, outline
@@ -297,7 +297,7 @@ class _Evolution:
             # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
             seed=seed_of(state.key, state.generation, i),
             pool_seed=seed_of(state.key, state.generation, len(self.phases) + test),
-            timed=phase.role == "training" and state.generation % TIMED_EVERY == 1,
+            timed=phase.role == "training" and is_timed(state.generation),
             origin=state.strategy.survivors if state.generation else None,
         )
         return self.player.play(request, watch)

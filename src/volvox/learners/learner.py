@@ -30,7 +30,7 @@ from volvox.learners import evaluation, side_by_side
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
 from volvox.loop.devices import devices_of
-from volvox.loop.driver import TIMED_EVERY, Loop, Monitor, copied, seed_of
+from volvox.loop.driver import Loop, Monitor, copied, is_timed, seed_of
 from volvox.loop.pipeline import Stages
 from volvox.ops.flat import by_path
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted
@@ -307,7 +307,7 @@ class _Run:
         learning = learning._replace(metrics=devices.placed(metrics.zeros(learning.metrics)))
         times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
         # Not in the first iteration, whose time is compilation anyway.
-        if standing.iterations % TIMED_EVERY == 1 and learner.timed_rounds < rounds_left(acting):
+        if is_timed(standing.iterations) and learner.timed_rounds < rounds_left(acting):
             if standing.iterations == 1 and self.stops(monitor, {"phase": "compiling"}):
                 raise Interrupted("before the stopwatch was compiled")
             acting, learning, times = loop.time_parts(acting, learning, key, rounds=learner.timed_rounds)

@@ -30,8 +30,7 @@ from volvox.types import Array, ArrayTree, EnvGroup
 Monitor = Callable[[dict[str, Any]], bool | None]
 """Figures that say how far a step is -> whether to stop it."""
 TIMED_EVERY = 10
-"""Generations, or iterations of a learner: the second after pools were made has a stopwatch, and every tenth from
-there."""
+"""Generations, or iterations of a learner, of which one has a stopwatch; 1 for none. See `is_timed`."""
 _MOST_ROUNDS = 2**20  # in one chunk
 _abandoned: list[EnvGroup] = []
 """Pools whose program never ended. A compiled program holds their address, so that they may not be freed."""
@@ -229,6 +228,14 @@ class Loop:
 def copied(tree: ArrayTree) -> ArrayTree:
     """Returns a copy of all arrays of a tree, for a program to which the copy is donated."""
     return jax.tree.map(jnp.copy, tree)
+
+
+def is_timed(count: int) -> bool:
+    """Whether the next generation, or iteration of a learner, has a stopwatch, after so many.
+
+    It is the second, as the time of the first is compilation anyway, and every tenth from there.
+    """
+    return count % TIMED_EVERY == 1
 
 
 def seed_of(key: Array, *numbers: int) -> int:
