@@ -14,6 +14,8 @@ the machine hardly changes it; frames a second are written too.
 Writes `soak.json`, and exits with 1 where one of these does not hold.
 """
 
+import collections
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -96,7 +98,7 @@ class Mallinfo(ctypes.Structure):
     ]
 
 
-def sample() -> dict[str, float]:
+def sample() -> dict[str, Any]:
     """Megabytes in use and resident, threads and open files of this process, and the time of a piece of fixed work."""
     libc = ctypes.CDLL("libc.so.6")
     libc.mallinfo2.restype = Mallinfo
@@ -109,9 +111,19 @@ def sample() -> dict[str, float]:
         "work_seconds": time.thread_time() - began,
         "megabytes": (found.uordblks + found.hblkhd) / 2**20,
         "resident_megabytes": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-        "threads": len(os.listdir("/proc/self/task")),
+        "threads": len(names := _thread_names()),
+        "thread_names": names,
         "files": len(os.listdir("/proc/self/fd")),
     }
+
+
+def _thread_names() -> list[str]:
+    """The names of this process's threads, as the system has them."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.append(path.read_text().strip())
+    return sorted(found)
 
 
 def soak(name: str, minutes: float, out: Any) -> None:
@@ -131,10 +143,11 @@ def soak(name: str, minutes: float, out: Any) -> None:
     out.send(samples)
 
 
-def judged(samples: list[dict[str, float]], settled: float) -> dict[str, Any]:
+def judged(samples: list[dict[str, Any]], settled: float) -> dict[str, Any]:
     """What the samples say, after the time in which a run settles."""
     first = settled * samples[-1]["seconds"]
-    kept = {name: np.array([one[name] for one in samples if one["seconds"] >= first]) for name in samples[0]}
+    names = [collections.Counter(one.pop("thread_names")) for one in samples if one["seconds"] >= first]
+    kept = {name: np.array([one[name] for one in samples if one["seconds"] >= first]) for name in samples[-1]}
     third = len(kept["seconds"]) // 3
     ends = [slice(0, third + 1), slice(-third - 1, None)]
     rates = {
@@ -148,6 +161,10 @@ def judged(samples: list[dict[str, float]], settled: float) -> dict[str, Any]:
         "samples": len(kept["seconds"]),
         **{name: [round(x, 1) for x in medians[name]] for name in ("megabytes", "resident_megabytes", "threads")},
         "resident_range": [round(float(x), 1) for x in np.percentile(kept["resident_megabytes"], (0, 100))],
+        "megabytes_by_tenth": [round(float(np.median(x)), 1) for x in np.array_split(kept["megabytes"], 10)],
+        "threads_by_tenth": [float(np.median(x)) for x in np.array_split(kept["threads"], 10)],
+        "threads_begun": dict(names[-1] - names[0]),
+        "threads_ended": dict(names[0] - names[-1]),
         "files": sorted({int(x) for x in kept["files"]}),
         "frames_per_second": [round(rate) for rate in rates["seconds"]],
         "frames_per_processor_second": [round(rate) for rate in rates["processor_seconds"]],

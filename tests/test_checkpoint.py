@@ -324,6 +324,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_loses_at_most_the_save_in_progress(tmp_path):
     rng = np.random.default_rng(0)
     saved = 0

@@ -66,7 +66,7 @@ def lasting(metrics):
     return [{k: v for k, v in row.items() if "second" not in k and "share" not in k} for row in metrics]
 
 
-@pytest.mark.slow_except("ga", "td3")
+@pytest.mark.slow_except("ga")
 @pytest.mark.parametrize("make", [ga, td3, a3c], ids=lambda make: make.__name__)
 def test_a_loaded_run_is_the_run(make, tmp_path):
     run = trained(make(), tmp_path / "a")

@@ -71,7 +71,7 @@ def told(done):
     return f"{end}: {' | '.join((done.stdout + done.stderr).strip().splitlines()[-3:])}"
 
 
-@pytest.mark.slow_except("classic_control", "minigrid")
+@pytest.mark.slow_except("classic_control")
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_a_task_of_each_family(task, tmp_path):
     done = run(tmp_path, __file__, task)

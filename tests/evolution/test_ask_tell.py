@@ -136,7 +136,7 @@ RUNS = {
 }
 
 
-@pytest.mark.slow_except("python_object")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_resumed_with_the_same_bits_and_loaded(name, tmp_path):
     options = {"seed": 1, "progress": False, "loggers": ()}

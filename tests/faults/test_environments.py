@@ -149,6 +149,7 @@ def test_an_answer_that_comes_late_is_not_taken_for_the_next(monkeypatch):
     assert not answers.missing
 
 
+@pytest.mark.slow
 def test_an_environment_that_blocks_is_named_within_the_time_that_is_said_and_the_script_ends():
     experiments = Path(__file__).parents[2] / "experiments"
     code = STUCK.format(experiments=str(experiments))

@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.stopwatch
-@pytest.mark.slow_except("es", "a3c")
+@pytest.mark.slow_except("a3c")
 @pytest.mark.parametrize("case", CASES)
 def test_resumed_equals_straight_bit_by_bit(tmp_path, make, quietly, case):
     name, options = CASES[case]

@@ -162,6 +162,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_trial_of_tuning_ends_with_the_process_that_started_it(tmp_path):
     path = tmp_path / "tuning_script.py"
     path.write_text(TUNING)

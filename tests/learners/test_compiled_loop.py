@@ -61,7 +61,7 @@ def bodies(text):
     return [kinds for kinds in found.values() if "recv" in kinds or "beats" in kinds]
 
 
-@pytest.mark.slow_except("1-3")
+@pytest.mark.slow
 @pytest.mark.parametrize(("lag", "micro_batch"), [(0, 3), (1, 3), (1, B)])
 def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round(lag, micro_batch):
     env = atari("Pong", num_envs=2 * B, groups=2)
