@@ -306,7 +306,6 @@ class _Run:
         acting, learning = copied((begun, standing.learning))
         learning = learning._replace(metrics=devices.placed(metrics.zeros(learning.metrics)))
         times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
-        # Not in the first iteration, whose time is compilation anyway.
         if is_timed(standing.iterations) and learner.timed_rounds < rounds_left(acting):
             if standing.iterations == 1 and self.stops(monitor, {"phase": "compiling"}):
                 raise Interrupted("before the stopwatch was compiled")
