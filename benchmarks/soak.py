@@ -5,11 +5,13 @@
     python benchmarks/soak.py --minutes 2     # a look
 
 Each algorithm runs in a process of its own, on real emulators, with checkpoints, rows and TensorBoard files. A sample
-is taken after each step. After `--settled` of the time (5 of 30 minutes), the last third is compared with the first:
-the median of the memory in use must be the same within 2%, files as many, the median of threads no more, and the rate
-the same within 5%. Memory in use is what programs hold of the allocator (glibc's `mallinfo2`). Resident memory is
-written too: it holds what the allocator keeps for later, and differs by some 5% from sample to sample. The rate is in
-frames for each piece of fixed work that the processor could have done in their processor time, so that other work on
+is taken after a step, every five seconds or so. After `--settled` of the time (5 of 30 minutes), the last third is
+compared with the first: the median of the memory in use must be the same within 2%, files as many, the median of
+threads no more, and the rate the same within 5%. Memory in use is what programs hold of the allocator (glibc's
+`mallinfo2`) after a collection of Python's garbage; what is in use before it is written too
+(`megabytes_with_garbage`): a drawing of the learning curve, of which there is one a minute, leaves some 12 MB. So is
+resident memory: it holds what the allocator keeps for later, and differs by some 5% from sample to sample. The rate is
+in frames for each piece of fixed work that the processor could have done in their processor time, so that other work on
 the machine hardly changes it; frames a second are written too.
 Writes `soak.json`, and exits with 1 where one of these does not hold.
 """
@@ -18,6 +20,7 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import json
 import multiprocessing
 import os
@@ -75,6 +78,9 @@ def td3() -> vx.Algorithm:
     return vx.learn(settings, networks, env)
 
 
+SECONDS_BETWEEN = 5
+"""Between two samples, at least: a collection takes a quarter of a second."""
+SHOWN = ("megabytes", "megabytes_with_garbage", "resident_megabytes", "threads")
 MAKERS: dict[str, Callable[[], vx.Algorithm]] = {"ga": ga, "a3c": a3c, "td3": td3}
 
 
@@ -102,6 +108,8 @@ def sample() -> dict[str, Any]:
     """Megabytes in use and resident, threads and open files of this process, and the time of a piece of fixed work."""
     libc = ctypes.CDLL("libc.so.6")
     libc.mallinfo2.restype = Mallinfo
+    before = libc.mallinfo2()
+    gc.collect()
     libc.malloc_trim(0)
     found, pages = libc.mallinfo2(), int(Path("/proc/self/statm").read_text().split()[1])
     numbers = np.random.default_rng(0).random(100_000)
@@ -110,6 +118,7 @@ def sample() -> dict[str, Any]:
     return {
         "work_seconds": time.thread_time() - began,
         "megabytes": (found.uordblks + found.hblkhd) / 2**20,
+        "megabytes_with_garbage": (before.uordblks + before.hblkhd) / 2**20,
         "resident_megabytes": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
         "threads": len(names := _thread_names()),
         "thread_names": names,
@@ -134,7 +143,8 @@ def soak(name: str, minutes: float, out: Any) -> None:
     def sampled(state: Any, *, monitor: Any = None) -> Any:
         state, row = step(state, monitor=monitor)
         times = {"seconds": time.monotonic() - began, "processor_seconds": time.process_time()}
-        samples.append({**times, "frames": row["frames"], **sample()})
+        if not samples or times["seconds"] >= samples[-1]["seconds"] + SECONDS_BETWEEN:
+            samples.append({**times, "frames": row["frames"], **sample()})
         return state, row
 
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +169,7 @@ def judged(samples: list[dict[str, Any]], settled: float) -> dict[str, Any]:
     memory, threads = medians["megabytes"], medians["threads"]
     found = {
         "samples": len(kept["seconds"]),
-        **{name: [round(x, 1) for x in medians[name]] for name in ("megabytes", "resident_megabytes", "threads")},
+        **{name: [round(x, 1) for x in medians[name]] for name in SHOWN},
         "resident_range": [round(float(x), 1) for x in np.percentile(kept["resident_megabytes"], (0, 100))],
         "megabytes_by_tenth": [round(float(np.median(x)), 1) for x in np.array_split(kept["megabytes"], 10)],
         "threads_by_tenth": [float(np.median(x)) for x in np.array_split(kept["threads"], 10)],

@@ -1,5 +1,6 @@
 """The commands, on a run directory that is made up and a run that notes what is asked of it."""
 
+import base64
 import inspect
 import json
 import os
@@ -67,13 +68,24 @@ def test_play(loaded, capsys):
     assert capsys.readouterr().out == "the evaluate\n"
 
 
-def test_watch_plot_and_report(loaded, capsys):
+def test_watch(loaded):
     assert cli.main(["watch", "runs/a", "--seed", "3"]) == 0
-    assert cli.main(["plot", "runs/a", "--out", "a.png"]) == 0
-    assert cli.main(["report", "runs/a"]) == 0
-    asked = [("watch", None, {"seed": 3}), ("plot", Path("a.png"), {}), ("report", None, {})]
-    assert loaded.asked[1::2] == asked
-    assert capsys.readouterr().out == "a.png\nthe report\n"
+    assert loaded.asked == [Path("runs/a"), ("watch", None, {"seed": 3})]
+
+
+def test_plot_and_report_need_no_code_of_the_run(loaded, run_dir, capsys, tmp_path):
+    directory = run_dir("a", training_mean=5.0)
+    (directory / "episode.mp4").write_bytes(b"a video")
+    assert cli.main(["plot", str(directory)]) == 0
+    assert cli.main(["plot", str(directory), "--out", str(tmp_path / "a.png")]) == 0
+    assert cli.main(["report", str(directory)]) == 0
+    assert loaded.asked == []
+    paths = [directory / "learning_curve.png", tmp_path / "a.png", directory / "report.html"]
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in paths]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    page = paths[2].read_text()
+    assert "<h1>Pong-v5</h1>" in page
+    assert base64.b64encode(b"a video").decode() in page
 
 
 def test_export(loaded, capsys, tmp_path):

@@ -22,6 +22,7 @@ FORMAT = 3
 """Format number of `config.json`; `volvox._formats.upgraded` converts older ones."""
 CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
 ELITE, FINGERPRINT, PLOT, VIDEO = "elite.json", "fingerprint.json", "learning_curve.png", "episode.mp4"
+REPORT = "report.html"
 """Names in a run directory."""
 _COMPARED = ("algorithm", "key")
 _NOT_COMPARED = (

@@ -19,15 +19,17 @@ from flax.traverse_util import flatten_dict
 
 from volvox import doctor as doctor_
 from volvox import exported
-from volvox._config import METRICS, PLOT, read_config
+from volvox._config import METRICS, PLOT, REPORT, VIDEO, read_config
 from volvox._settings import rebuild
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.loading import load
 from volvox.loop import scoring
 from volvox.loop.scoring import Protocol
+from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
+from volvox.report.html import html_report
 from volvox.report.progress import clock
-from volvox.report.rows import numbers, read_metrics
+from volvox.report.rows import Row, numbers, read_metrics
 from volvox.report.runs import SCORES, is_unscored, methods_of, number_text, task_of
 from volvox.training import Run
 
@@ -108,8 +110,10 @@ def plot(run: RunDir, /, *, out: Path | None = None) -> None:
       run: The run directory.
       out: Where to write the PNG; by default `learning_curve.png` in the run directory.
     """
-    _loaded(run, "plot").plot(out)
-    print(out or run / PLOT)
+    config, rows = _recorded(run, "plot")
+    path, task = run / PLOT if out is None else out, task_of(config)
+    plots.learning_curve(rows, path, title=task, **plots.score_lines(task))
+    print(path)
 
 
 def compare(
@@ -158,7 +162,10 @@ def report(run: RunDir, /, *, out: Path | None = None) -> None:
       run: The run directory.
       out: Where to write it; by default `report.html` in the run directory.
     """
-    print(_loaded(run, "report").report(out))
+    config, rows = _recorded(run, "report")
+    path, task = run / REPORT if out is None else out, task_of(config)
+    video = run / VIDEO if (run / VIDEO).exists() else None
+    print(html_report(path, rows, config, title=task, video=video, **plots.score_lines(task)))
 
 
 def info(run: RunDir, /) -> None:
@@ -197,9 +204,19 @@ def doctor() -> int:
 
 def _loaded(path: Path, command: str) -> Run:
     """Loads a run; raises ValueError for an exported policy, which is less than a run."""
+    _check_run(path, command)
+    return load(path)
+
+
+def _recorded(path: Path, command: str) -> tuple[dict[str, Any], list[Row]]:
+    """Settings and metrics of a run, for which none of its code has to be there; raises ValueError likewise."""
+    _check_run(path, command)
+    return read_config(path), read_metrics(path / METRICS)
+
+
+def _check_run(path: Path, command: str) -> None:
     if exported.is_exported(path):
         raise ValueError(f"{path} is an exported policy; {command} takes a run directory (play and info take both).")
-    return load(path)
 
 
 def _named(described: Any) -> str:

@@ -30,7 +30,7 @@ import jax
 
 from volvox import _checks, exporting
 from volvox._arguments import check_algorithm, is_true, said, state_and_metrics
-from volvox._config import PLOT, VIDEO, check_fingerprint, read_config, saved_key
+from volvox._config import PLOT, REPORT, VIDEO, check_fingerprint, read_config, saved_key
 from volvox._monitor import Monitor
 from volvox._programs import keep_programs
 from volvox._record import Record, check_unused, run_path
@@ -165,7 +165,7 @@ class Run:
         directory = self._directory("report")
         video, config = directory / VIDEO, read_config(directory)
         shown = video if video.exists() else None
-        path = directory / "report.html" if path is None else path
+        path = directory / REPORT if path is None else path
         name = self.algorithm.env.spec.name
         return html.html_report(path, self.metrics, config, title=name, video=shown, **plots.score_lines(name))
 

@@ -200,8 +200,8 @@ class Progress:
 
     def _announce(self, number: int, share: float, stepped: int) -> None:
         """Says how long the step takes, once that was measured."""
-        now = time.monotonic()
-        if self._measured is None or share < self._measured[1] or stepped < self._measured[2]:
+        now, nothing_yet = time.monotonic(), share == 0 and stepped == 0  # actors compile
+        if self._measured is None or nothing_yet or share < self._measured[1] or stepped < self._measured[2]:
             self._measured = (now, share, stepped)
         since, begun, before = self._measured
         if now - since < _MEASURED or share <= begun:
