@@ -21,6 +21,7 @@ from flags import Run
 
 import volvox as vx
 from volvox._checks import nearest
+from volvox.checkpoint import write_file
 from volvox.data.segments import micro_batch_size
 from volvox.report.rows import numbers, read_until_damage
 from volvox.training import check_unused, read_config, run_path
@@ -373,7 +374,7 @@ def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
     for name, result in scores.items():
         print(f"{name}: {result}")
     written = {name: score_values(result) for name, result in scores.items()} | {"of": _scored_of(flags, run)}
-    (Path(flags.run_dir) / "score.json").write_text(json.dumps(written, indent=1) + "\n")
+    write_file(Path(flags.run_dir) / "score.json", json.dumps(written, indent=1) + "\n")
 
 
 def _scored_of(flags: Run, run: vx.Run) -> dict[str, int]:
@@ -382,8 +383,8 @@ def _scored_of(flags: Run, run: vx.Run) -> dict[str, int]:
 
 
 def _scored(flags: Run) -> Any:
-    path = Path(flags.run_dir) / "score.json"
-    return json.loads(path.read_text()).get("of") if path.exists() else None
+    with contextlib.suppress(FileNotFoundError, ValueError):  # one that is no JSON is written anew
+        return json.loads((Path(flags.run_dir) / "score.json").read_text()).get("of")
 
 
 def score_values(score: vx.Score) -> dict[str, Any]:

@@ -83,9 +83,21 @@ def test_plot_and_report_need_no_code_of_the_run(loaded, run_dir, capsys, tmp_pa
     paths = [directory / "learning_curve.png", tmp_path / "a.png", directory / "report.html"]
     assert capsys.readouterr().out.splitlines() == [str(path) for path in paths]
     assert paths[0].read_bytes() == paths[1].read_bytes()
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    vx.report.learning_curve(rows, tmp_path / "wanted.png", title="Pong-v5", random=-20.7, least=-21.0)
+    assert paths[0].read_bytes() == (tmp_path / "wanted.png").read_bytes()
     page = paths[2].read_text()
     assert "<h1>Pong-v5</h1>" in page
     assert base64.b64encode(b"a video").decode() in page
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
+    def load(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load", load)
+    assert cli.main(["play", "runs/a"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_export(loaded, capsys, tmp_path):

@@ -117,6 +117,7 @@ def check_settings(
 
     Functions that are described by a hash of their code are not compared across versions of Python and the libraries,
     with which such a hash may change though the function does the same; a warning names those whose hashes differ.
+    Nor are settings that other versions of volvox or envpool did not have yet; a warning names them and their values.
 
     Args:
       directory: The run directory, for the message.
@@ -133,21 +134,37 @@ def check_settings(
     places = [place for place in dict.fromkeys([*old, *new]) if whole or (place in old and place in new)]
     differ = [place for place in places if not _same(old.get(place), new.get(place))]
     codes = [] if comparable else [place for place in differ if place[-1] == "code"]
-    if codes:
-        then, now = ({name: config.get(name) for name in known} for config in (saved, given))
-        text = (
-            f"was written by other versions ({then}; now {now}), so it cannot be told whether these functions changed"
-        )
-        warnings.warn(f"{directory} {text}: {', '.join(map('.'.join, codes))}", UserWarning, stacklevel=2)
+    then, now = ({name: config.get(name) for name in known} for config in (saved, given))
+    added = [place for place in differ if _is_updated(then, now) and _is_added(place, old)]
+    for places, text in (
+        (list(map(".".join, codes)), "so it cannot be told whether these functions changed"),
+        ([f"{'.'.join(place)} = {new[place]}" for place in added], "which did not have these settings yet"),
+    ):
+        if places:
+            said = f"{directory} was written by other versions ({then}; now {now}), {text}: {', '.join(places)}"
+            warnings.warn(said, UserWarning, stacklevel=2)
     differences = [
         f"\n  {'.'.join(place)}: saved {old.get(place, 'null')}, now {new.get(place, 'null')}"
         for place in differ
-        if place not in codes
+        if place not in codes and place not in added
     ]
     if differences:
         raise ValueError(
             f"{directory} was started with other settings; use those, or another run_dir:{''.join(differences)}"
         )
+
+
+def _is_updated(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether volvox or envpool, whose parts settings are of, is of another version."""
+    one, other = (config["versions"] or {} for config in (then, now))
+    return any(one.get(name) != other.get(name) for name in ("volvox", "envpool"))
+
+
+def _is_added(place: tuple[str, ...], old: Mapping[tuple[str, ...], str]) -> bool:
+    """Whether what holds this setting was saved, and nothing of its name in it; null would be something."""
+    known = {place[:length] for place in old for length in range(1, len(place) + 1)}
+    length = next((length for length in range(1, len(place) + 1) if place[:length] not in known), 0)
+    return length > 1 and place[: length - 1] not in old
 
 
 def _same(old: str | None, new: str | None) -> bool:

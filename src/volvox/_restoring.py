@@ -98,15 +98,12 @@ class _History:
             )
         # Read after the checkpoint was found, since a run in progress writes its rows before.
         self.rows, damage = rows.read_until_damage(file)
-        self.sums = [hashlib.sha256()]
-        for row in self.rows:
-            self.sums.append(self.sums[-1].copy())
-            self.sums[-1].update(rows.to_line(row).encode())
+        self.sums = rows.digests(self.rows)
         if not self._are_counted(step):
             missing = f"{file} does not hold one row for each {self._step_name} from 1 to {step}, where a "
             changed = "checkpoint stands: it was changed by hand, or algorithm.step_name is another"
             raise DamagedCheckpointError(damage or missing + changed)
-        if about.get("rows", self.sums[step].hexdigest()) != self.sums[step].hexdigest():
+        if about.get(rows.ABOUT, self.sums[step].hexdigest()) != self.sums[step].hexdigest():
             raise DamagedCheckpointError(f"{file} is damaged: its first {step} rows are not those that were saved")
         self.outputs = about.get("outputs")  # earlier versions saved none
         if self.outputs is not None and not is_outputs(self.outputs):

@@ -350,7 +350,13 @@ def _check_size(folder: Path, saved: int | None) -> None:
     import orbax.checkpoint as ocp  # half a second
 
     handler: Any = ocp.PyTreeCheckpointHandler()  # takes any path
-    needed = _num_bytes(handler.metadata(folder / _TREE).tree)
+    described = handler.metadata(folder / _TREE).tree
+    for leaf in jax.tree.leaves(described):
+        pieces = getattr(getattr(leaf, "storage", None), "chunk_shape", None) or ()
+        if any(piece > max(size, 1) for piece, size in zip(pieces, getattr(leaf, "shape", ()), strict=True)):
+            # A piece is read whole, and may be of zeros that take next to nothing on disk.
+            raise DamagedCheckpointError(f"checkpoint {folder} is damaged: a piece of {leaf.name} is larger than it")
+    needed = _num_bytes(described)
     if saved is not None and needed != saved:
         raise DamagedCheckpointError(f"checkpoint {folder} is damaged: it has {needed} bytes of arrays, of {saved}")
     free = host_memory()

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 1 if `doctor` found a problem; 2 for a command or a file that is refused, in one line on the
-      standard error stream; 141 if nobody reads on, as `head` does after its lines.
+      standard error stream; 130 after Ctrl-C; 141 if nobody reads on, as `head` does after its lines.
     """
     commands = {f.__name__: f for f in (play, watch, plot, compare, export, info, report, doctor)}
     try:
@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python flushes what is left when it ends, and would print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
     except _REFUSED as error:
         if isinstance(error, ValueError) and getattr(error, "__notes__", ()):
             raise

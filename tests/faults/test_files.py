@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from volvox import _manifest as manifest
-from volvox import checkpoint, population
+from volvox import checkpoint, cli, population
 from volvox.checkpoint import DamagedCheckpointError
+from volvox.report import read_metrics
 
 
 def flipped(path, place):
@@ -33,6 +34,25 @@ def test_no_flipped_byte_of_the_metrics_is_taken_for_a_row(tmp_path, make, quiet
         text = file.read_bytes()  # its times are others
         if place >= len(text) - 9:
             break
+
+
+def test_no_flipped_byte_of_the_metrics_is_plotted_or_compared(tmp_path, make, quietly, capsys):
+    run_dir = tmp_path / "a"
+    rows = quietly(make("hill"), steps=2, run_dir=run_dir).metrics
+    file = run_dir / "metrics.jsonl"
+    assert read_metrics(file) == rows
+    text = file.read_bytes()
+    for place in range(0, len(text), 7):
+        flipped(file, place)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl"):
+            read_metrics(file)
+        file.write_bytes(text)
+    file.write_bytes(text.replace(b'"generation": 2', b'"generation": 3'))
+    for command in (["plot"], ["report"], ["info"], ["compare"]):
+        assert cli.main([*command, str(run_dir)]) == 2
+        assert "metrics.jsonl is damaged: its rows are not those that were saved" in capsys.readouterr().err
+    file.write_bytes(text + text.splitlines(keepends=True)[-1])  # rows may come after the newest checkpoint
+    assert len(read_metrics(file)) == 3
 
 
 def test_a_damaged_row_without_a_checkpoint_before_is_an_error_that_names_the_file(tmp_path, make, quietly):
@@ -199,6 +219,21 @@ def test_little_data_that_would_become_large_arrays_is_refused_before_it_is_read
     monkeypatch.setattr(checkpoint, "_checkpointer", None)
     with pytest.raises(DamagedCheckpointError, match="80000000 bytes of arrays, of 80"):
         checkpoint.restore(tmp_path / "large", 1)
+
+
+def test_a_small_array_in_large_pieces_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    import tensorstore
+
+    folder = checkpoint.save(tmp_path, 1, {"a": np.zeros(10)})
+    said = json.loads((folder / "manifest.json").read_text())
+    kvstore = {"driver": "ocdbt", "base": f"file://{folder}/tree/", "path": "tree.a/"}
+    pieces = {"shape": [10], "chunks": [10_000_000], "dtype": "<f8"}
+    spec = {"driver": "zarr", "kvstore": kvstore, "metadata": pieces}
+    tensorstore.open(spec, create=True, delete_existing=True).result().write(np.zeros(10)).result()
+    manifest.write(folder, step=1, num_bytes=said["bytes"], about={})
+    monkeypatch.setattr(checkpoint, "_checkpointer", None)
+    with pytest.raises(DamagedCheckpointError, match=r"a piece of tree\.a is larger than it"):
+        checkpoint.restore(tmp_path, 1)
 
 
 def test_more_than_the_memory_there_is_is_refused_before_it_is_read(tmp_path, monkeypatch):

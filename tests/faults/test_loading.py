@@ -84,6 +84,33 @@ def test_settings_are_left_out_by_their_whole_place(tmp_path):
         check_settings(tmp_path, old, new)
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_is_named_and_accepted(tmp_path):
+    now, then = config(strategy={"size": 3, "rate": None}), config(strategy={"size": 3})
+    with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved null, now 0\.5"):
+        check_settings(tmp_path, then, config(strategy={"size": 3, "rate": 0.5}))  # of the same version
+    then["versions"] = {"volvox": "0.0.1"}
+    for added in (0.5, {"type": "optax:adam", "size": 1}):
+        with pytest.warns(UserWarning, match=r"did not have these settings yet: algorithm\.strategy\.rate.* = "):
+            check_settings(tmp_path, then, config(strategy={"size": 3, "rate": added}))
+        with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate.*: saved null, now"):
+            check_settings(tmp_path, {**now, "versions": then["versions"]}, config(strategy={"size": 3, "rate": added}))
+    then["algorithm"]["strategy"]["old"] = 1
+    with pytest.raises(ValueError, match=r"algorithm\.strategy\.old: saved 1, now null"):
+        check_settings(tmp_path, then, config(strategy={"size": 3}))
+
+
+def test_a_run_of_an_earlier_version_with_fewer_settings_is_loaded_and_resumed(tmp_path, make, quietly, monkeypatch):
+    algorithm, versions = make("hill"), _config.versions()
+    fewer = {"algorithm": "hill"}
+    monkeypatch.setattr(_config, "versions", lambda: versions | {"volvox": "0.0.1"})
+    quietly(algorithm._replace(config=fewer), steps=1, run_dir=tmp_path / "a")
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match=r"did not have these settings yet: algorithm\.size = 3"):
+        run = vx.load(tmp_path / "a", algorithm=algorithm)
+    with pytest.warns(UserWarning, match=r"did not have these settings yet"):
+        assert len(run.resume(steps=2, progress=False, loggers=()).metrics) == 2
+
+
 def test_a_module_s_name_matters_but_not_that_of_a_script(tmp_path):
     named = [config(strategy={"type": path, "size": 3}) for path in ("__main__:Own", "train:Own", "other:Own")]
     check_settings(tmp_path, named[0], named[1])

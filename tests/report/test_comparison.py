@@ -179,11 +179,14 @@ def test_the_picture(series, tmp_path):
     figure = found.plot(tmp_path / "comparison.png")
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
     curves, chances = figure.axes
-    assert [line.get_label() for line in curves.lines] == ["ga (3 runs)", "es (2 runs)"]
+    *methods, random = curves.lines
+    assert [line.get_label() for line in methods] == ["ga (3 runs)", "es (2 runs)"]
+    assert (random.get_label(), set(random.get_ydata())) == ("random play (published)", {-20.7})
     np.testing.assert_array_equal(curves.lines[1].get_xydata(), [(100, 0), (200, 0.75), (300, 1.5)])
     assert len(curves.collections) == 1  # a band of the three runs, none of the two
     assert [label.get_text() for label in chances.get_yticklabels()] == ["ga\nover es"]
     assert len(vx.compare({"ga": tmp_path / "ga"}).plot().axes) == 1
+    assert len(vx.compare({"ga": tmp_path / "ga"}, metric="seconds").plot().axes[0].lines) == 1
 
 
 def test_seeds_are_in_the_order_of_their_numbers(series, tmp_path):

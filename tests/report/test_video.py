@@ -121,7 +121,7 @@ def test_a_failing_encoder_is_an_error_with_its_words(tmp_path, monkeypatch):
     encoder.write_text("#!/bin/sh\necho no such codec >&2\nexit 1\n")
     encoder.chmod(0o755)
     monkeypatch.setattr(video, "get_ffmpeg_exe", lambda: str(encoder))
-    with pytest.raises(RuntimeError, match=r"ffmpeg .*: no such codec"):
+    with pytest.raises(OSError, match=r"ffmpeg .*: no such codec"):
         record_video(squares(), POLICY, jnp.ones(()), tmp_path / "a.mp4")
     assert [p.name for p in tmp_path.iterdir()] == ["ffmpeg"]
 

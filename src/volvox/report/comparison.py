@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volvox.report import runs as runs_
-from volvox.report.plots import COLORS, finished
+from volvox.report.plots import COLORS, RANDOM, finished, score_lines
 from volvox.report.progress import clock
-from volvox.report.runs import Recorded, Runs, listed, number_text
+from volvox.report.runs import SCORES, Recorded, Runs, listed, number_text
 from volvox.report.statistics import Estimate, interquartile_mean, last_before, probability_of_improvement
 
 if TYPE_CHECKING:  # matplotlib is imported where something is drawn
@@ -68,7 +68,7 @@ class Comparison:
         return "\n\n".join([self._about(), *tables, *(["\n".join(notes)] if notes else [])]) + "\n"
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draws the curves with their bands, and the probabilities of improvement.
+        """Draws the curves with their bands, random play where it is known, and the probabilities of improvement.
 
         Args:
           path: Where to write a PNG, if anywhere.
@@ -87,6 +87,9 @@ class Comparison:
             by_x.step(self.points, curve.value, where="post", color=color, label=runs)
             if curve.low is not None:
                 by_x.fill_between(self.points, curve.low, curve.high, step="post", color=color, alpha=0.2, linewidth=0)
+        known = score_lines(self.tasks[0]) if len(self.tasks) == 1 and not self.normalized else {}
+        if "random" in known and self.metric in SCORES:
+            by_x.axhline(known["random"], **RANDOM)
         by_x.set(xlabel=_words(self.x), ylabel=self._score_name())
         by_x.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
         by_x.legend(frameon=False, fontsize="small")

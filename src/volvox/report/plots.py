@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # matplotlib is imported where something is drawn
 
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 """Told apart by colour-blind readers, too (Okabe and Ito)."""
+RANDOM: Any = {"color": "0.4", "linestyle": "--", "linewidth": 1, "label": "random play (published)"}
 _STYLES = ("-", "--", ":")
 _PANELS = 4
 """In a row."""
@@ -28,9 +29,14 @@ _SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
 _COUNTS = ("frames", "seconds", "step_seconds", "evaluation_frames", "evaluation_seconds", "evaluation_timesteps")
 
 
-def score_lines(game: str) -> dict[str, float]:
-    """What is known of a game's scores that a learning curve shows; nothing of other environments."""
-    return {name: value for name, value in known_scores(game).items() if name in ("random", "least")}
+def score_lines(task: str) -> dict[str, float]:
+    """What is known of a game's scores that a learning curve shows; nothing of other environments.
+
+    Args:
+      task: The game, such as "Pong" or "Pong-v5".
+    """
+    known = known_scores(task.partition("-")[0])
+    return {name: value for name, value in known.items() if name in ("random", "least")}
 
 
 def learning_curve(
@@ -88,7 +94,7 @@ def learning_curve(
             style = {"color": COLORS[i % len(COLORS)], "linestyle": _STYLES[i // len(COLORS) % len(_STYLES)]}
             _draw(axes, x, columns, name, spreads.get(name), least, **style)
         if scores and random is not None:
-            axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play (published)")
+            axes.axhline(random, **RANDOM)
     for i, name in enumerate(others):
         down, right = divmod(i, _PANELS)
         bottom = 1 - (top + 1.5 * (down + 1) - 0.2) / height

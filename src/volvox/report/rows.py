@@ -3,6 +3,7 @@
 Metrics are a row, one JSON object a line (`metrics.jsonl`). The log holds arrays, one compressed file a step.
 """
 
+import hashlib
 import io
 import json
 import math
@@ -16,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from volvox.checkpoint import write_file
+from volvox.checkpoint import about_latest, write_file
 
+ABOUT = "rows"
+"""What a checkpoint calls the digest of the rows up to its step."""
 Row = dict[str, Any]
 """One step's metrics: numbers, strings, booleans, None, or (nested) lists and dicts of them."""
 
@@ -62,12 +65,24 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     """Reads all whole rows; a last line without its newline, cut short by a kill, is left out. No file, no rows.
 
     Raises:
-      ValueError: A whole line is not a JSON object.
+      ValueError: A whole line is not a JSON object, or the newest checkpoint beside the file was saved with others.
     """
+    saved = about_latest(Path(path).parent / "checkpoints").get(ABOUT)  # first, since a run in progress adds rows
     rows, damage = read_until_damage(path)
     if damage:
         raise ValueError(damage)
+    if saved is not None and saved not in [sum_.hexdigest() for sum_ in digests(rows)]:
+        raise ValueError(f"{path} is damaged: its rows are not those that were saved with the newest checkpoint")
     return rows
+
+
+def digests(rows: Iterable[Row]) -> list[Any]:
+    """Returns SHA-256 of no row, of the first, of the first two, and so on, by which checkpoints know their rows."""
+    sums = [hashlib.sha256()]
+    for row in rows:
+        sums.append(sums[-1].copy())
+        sums[-1].update(to_line(row).encode())
+    return sums
 
 
 def read_until_damage(path: str | os.PathLike[str]) -> tuple[list[Row], str]:

@@ -67,8 +67,8 @@ def record_video(
 
     Raises:
       ValueError: Observations that are not images, a path that does not end in `.mp4`, or `max_episode_steps` below 1.
-      RuntimeError: The camera's emulator no longer shows the game that is played (this should never happen), or
-        ffmpeg failed.
+      RuntimeError: The camera's emulator no longer shows the game that is played (this should never happen).
+      OSError: ffmpeg failed, for example because the disk is full.
     """
     path, spec = Path(path), env.spec
     camera = color_screen(env)
@@ -142,7 +142,7 @@ def _mp4(path: Path, form: str) -> Iterator[IO[bytes]]:
             if not isinstance(error, BrokenPipeError):
                 raise
             errors.seek(0)
-            raise RuntimeError(f"ffmpeg failed: {errors.read().decode(errors='replace').strip()}") from error
+            raise OSError(f"ffmpeg failed: {errors.read().decode(errors='replace').strip()}") from error
 
 
 def _episode(groups: list[EnvGroup], policy: Policy, variables: ArrayTree) -> Iterator[list[TimeStep]]:
