@@ -153,15 +153,6 @@ def test_before_the_first_row_is_said_what_is_waited_for(at):
         shown.inside({"phase": "training", "done": 0, "total": 8, "stepped": steps} | share(steps, 20_000))
         at.now += 1
     assert stream.getvalue().splitlines()[1:] == ["generation 1: takes about 0:20 at 1000 timesteps/s"]
-
-
-def test_the_time_before_anything_is_played_is_not_measured(at):
-    stream = io.StringIO()
-    shown = Progress(3, stream=stream)
-    for steps in (*[0] * 60, 1_000, 2_000, 3_000, 4_000):
-        shown.inside({"phase": "training", "done": 0, "total": 8, "stepped": steps} | share(steps, 20_000))
-        at.now += 1
-    assert stream.getvalue() == "generation 1: takes about 0:20 at 1000 timesteps/s\n"
     shown.step(1, METRICS)
     shown.inside({"phase": "compiling"})
     shown.inside({"phase": "training"} | share(4_000, 20_000))
@@ -188,6 +179,15 @@ def test_a_run_that_would_take_centuries_is_told_before_its_first_row(at, limits
     told = [line for line in stream.getvalue().splitlines() if "whole run takes" in line]
     expected = [f"at this rate the whole run takes {years}: ask for less, or set a limit of minutes"]
     assert told == (expected if years and "years" in years else [])
+
+
+def test_the_time_before_anything_is_played_is_not_measured(at):
+    stream = io.StringIO()
+    shown = Progress(3, stream=stream)
+    for steps in (*[0] * 60, 1_000, 2_000, 3_000, 4_000):
+        shown.inside({"phase": "training", "done": 0, "total": 8, "stepped": steps} | share(steps, 20_000))
+        at.now += 1
+    assert stream.getvalue() == "generation 1: takes about 0:20 at 1000 timesteps/s\n"
 
 
 def share(done, total):
