@@ -41,7 +41,9 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     (size,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(size, settings.hidden)
     algorithm = vx.learn(learner, network, env, **vars(settings.evaluation))
-    return algorithm, -(-settings.timesteps // (learner.timesteps_per_round(env) * learner.rounds_per_iteration))
+    # Of the algorithm's env, which has the environments of all processes.
+    timesteps = learner.timesteps_per_round(algorithm.env) * learner.rounds_per_iteration
+    return algorithm, -(-settings.timesteps // timesteps)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 import json
 import re
+import types
 
 import pytest
+
+import volvox as vx
+from volvox.types import Axis
 
 TINY = [
     *("cleanrl", "--task", "InvertedPendulum", "--num-envs", "2", "--segment-length", "16", "--num-minibatches", "2"),
@@ -32,6 +36,17 @@ def test_iterations_are_as_many_as_the_timesteps_need(load, read):
     _, iterations = module.make_algorithm(read(module, [*TINY, "--timesteps", "129"]))
     assert iterations == 3
     _, iterations = module.make_algorithm(read(module, [*TINY, "--lag", "0"]))
+    assert iterations == 2
+
+
+def test_timesteps_are_those_of_all_processes(load, read, monkeypatch):
+    module = load("mujoco_ppo")
+
+    def in_two_processes(settings, network, env, **evaluation):
+        return vx.learn(settings, network, env, **evaluation)._replace(env=env._replace(axis=Axis("devices", 2)))
+
+    monkeypatch.setattr(module, "vx", types.SimpleNamespace(**vars(vx) | {"learn": in_two_processes}))
+    _, iterations = module.make_algorithm(read(module, [*TINY, "--timesteps", "129"]))
     assert iterations == 2
 
 

@@ -11,12 +11,18 @@ from volvox import _manifest as manifest
 from volvox import checkpoint, cli, population
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.report import read_metrics
+from volvox.report.rows import read_until_damage
 
 
 def flipped(path, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
+
+
+def reads_the_same(path, rows):
+    """Whether a file has these rows, although a byte is another: the last digit of a number may be beyond a float."""
+    return read_until_damage(path) == (rows, "")
 
 
 def test_no_flipped_byte_of_the_metrics_is_taken_for_a_row(tmp_path, make, quietly):
@@ -26,12 +32,16 @@ def test_no_flipped_byte_of_the_metrics_is_taken_for_a_row(tmp_path, make, quiet
     file = run_dir / "metrics.jsonl"
     text = file.read_bytes()
     first = text.index(b"\n") + 1
+    rows = run.metrics
     for place in range(first, len(text), 9):
         flipped(file, place)
+        if reads_the_same(file, rows):
+            file.write_bytes(text)
+            continue
         with pytest.warns(UserWarning, match=r"metrics\.jsonl.*going back to step 1"):
             again = quietly(make("hill"), steps=2, run_dir=run_dir, resume=True)
         assert [row["training_best"] for row in again.metrics] == [row["training_best"] for row in run.metrics]
-        text = file.read_bytes()  # its times are others
+        text, rows = file.read_bytes(), again.metrics  # its times are others
         if place >= len(text) - 9:
             break
 
@@ -42,11 +52,15 @@ def test_no_flipped_byte_of_the_metrics_is_plotted_or_compared(tmp_path, make, q
     file = run_dir / "metrics.jsonl"
     assert read_metrics(file) == rows
     text = file.read_bytes()
+    noticed = 0
     for place in range(0, len(text), 7):
         flipped(file, place)
-        with pytest.raises(ValueError, match=r"metrics\.jsonl"):
-            read_metrics(file)
+        if not reads_the_same(file, rows):
+            noticed += 1
+            with pytest.raises(ValueError, match=r"metrics\.jsonl"):
+                read_metrics(file)
         file.write_bytes(text)
+    assert noticed > len(text) // 14
     file.write_bytes(text.replace(b'"generation": 2', b'"generation": 3'))
     for command in (["plot"], ["report"], ["info"], ["compare"]):
         assert cli.main([*command, str(run_dir)]) == 2
