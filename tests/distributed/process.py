@@ -76,6 +76,7 @@ def train(settings: dict[str, Any]) -> None:
         steps=settings["steps"],
         run_dir=settings["run_dir"],
         resume=settings.get("resume", False),
+        checkpoint_every=settings.get("checkpoint_every", 1),
         progress=False,
         loggers=(),
         on_step=on_step,

@@ -49,6 +49,13 @@ def stub(folder=None):
             return about | {"versions": versions}
 
         def prepare(self, config, *others):
+            import contextlib
+            import time
+
+            if folder is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    (folder / "busy").rmdir()  # by the first that comes
+                    time.sleep(30.0)
             if folder is not None and (folder / "missing").exists():
                 raise ValueError("env: games.py:frostbite cannot be imported here")
 
@@ -64,6 +71,8 @@ def stub(folder=None):
             rows = order.rows
             if folder is not None and (folder / "failing").exists():
                 raise FloatingPointError("an emulator broke")
+            if folder is not None and (folder / "deadly").exists():
+                os._exit(1)
             told = (folder / "process").read_text() if folder is not None and (folder / "process").exists() else ""
             mine = told == str(os.getpid())
             while mine and (folder / "blocked").exists():
@@ -311,6 +320,30 @@ def test_an_actor_that_fails_is_replaced_and_an_error_that_stays_is_raised(playe
     assert "another actor failed on the same episodes before" in caught.value.__notes__[0]
 
 
+@pytest.mark.slow
+def test_one_busy_machine_keeps_nobody_waiting(player, machines, tmp_path, monkeypatch):
+    monkeypatch.setattr(actors, "_LATER", 1.0)
+    machines.set(2)
+    (tmp_path / "busy").mkdir()
+    one, began = player(tmp_path, num_actors="nodes"), time.monotonic()
+    check(one.play(request(), Watch())[0])
+    assert not (tmp_path / "busy").exists()
+    assert one._actors.size == 1
+    assert time.monotonic() - began < 25
+
+
+@pytest.mark.slow
+def test_episodes_that_end_every_actor_are_an_error(player, machines, tmp_path, monkeypatch):
+    """As for want of memory: otherwise they would be given to others for ever."""
+    monkeypatch.setattr(actors, "_LONGEST_PAUSE", 0.1)
+    machines.set(1)
+    (tmp_path / "deadly").touch()
+    watch = Watch()
+    with pytest.raises(ChildProcessError, match=r"4 actors died or hung while .* the last was actor 0 .*, which died"):
+        player(tmp_path).play(request(), watch)
+    assert sum("what it played is given to others" in note for note in watch.notes) == 3
+
+
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
@@ -412,16 +445,14 @@ def test_the_reason_of_an_error_is_one_line(message, told):
 
 def test_cores_are_shared_out():
     """Actors of one machine keep to cores of their own."""
-    made = actors.Actors(distributed.ray(), (), object)
 
     class There:
         place = Place
         about: dict
 
         def __init__(self, cpus, count):
-            self.place, self.about = actors.Place(0, None, count), {"machine": "a", "cpus": cpus}
+            self.place, self.about = remote.Place(0, None, count), {"machine": "a", "cpus": cpus}
 
     there = [There([3, 5, 7, 9], 2) for _ in range(3)]
-    made._remotes = dict(enumerate(there))
-    assert [made._cores(one) for one in there] == [[3, 5], [7, 9], [3, 5]]
-    assert made._cores(There([3, 5], 2)) == []  # the machine is its own
+    assert [remote.cores(one, there) for one in there] == [[3, 5], [7, 9], [3, 5]]
+    assert remote.cores(There([3, 5], 2), there) == []  # the machine is its own

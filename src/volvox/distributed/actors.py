@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from volvox.distributed.actor import Answer, Order, installed, options
-from volvox.distributed.remote import Place, Remote, why
+from volvox.distributed.remote import Place, Remote, cores, why
 from volvox.distributed.settings import check_connected
 from volvox.distributed.settings import ray as Settings
 from volvox.evolution.pools import Seen
@@ -21,6 +21,10 @@ _LOOK = 1.0
 """Seconds between two looks at the cluster."""
 _REASONS = 3
 """Actors of which an error says why they are not there."""
+_MOST_DEATHS = 4
+"""Actors that may die or hang while they play the same episodes, before these are held to be the cause."""
+_LATER = 30.0
+"""Seconds, at most, that the first actor of `"nodes"` that is ready waits for the other machines."""
 _LONGEST_PAUSE = 60.0
 """Seconds until a place that fails again and again is tried once more."""
 
@@ -51,6 +55,7 @@ class Actors:
         self._restarts: collections.Counter[int] = collections.Counter()
         self._not_before: dict[int, float] = {}
         self._failures: collections.Counter[int] = collections.Counter()
+        self._deaths: collections.Counter[int] = collections.Counter()
         self._lost: list[int] = []
         self._notes: list[str] = []
         self._looked = self._awake = 0.0
@@ -92,10 +97,13 @@ class Actors:
     def _begin(self, watch: Seen) -> None:
         self._connect()
         asked = self._make(first=True)
+        until = self._settings.wait
         while any(remote.stage in ("describing", "preparing") for remote in self._remotes.values()):
             if watch({"phase": "starting actors"}):
                 raise Interrupted("before actors were there")
-            if self._awake > self._settings.wait:
+            if self.size and self._settings.num_actors == "nodes":  # a busy machine joins when it can
+                until = min(until, self._awake + _LATER)
+            if self._awake > until:
                 break
             self._wait(_LOOK)
         if self.size < (asked if self._settings.num_actors != "nodes" else 1):
@@ -108,6 +116,7 @@ class Actors:
         """Looks once a second for actors that hang, places without an actor, and whether any is left.
 
         Raises:
+          ChildProcessError: Several actors died or hung, one after the other, while they played the same episodes.
           ConnectionError: There has been no actor for too long.
           Interrupted: `watch` returned True.
         """
@@ -341,18 +350,7 @@ class Actors:
             told = ", ".join(f"{name} {there} (here {here.get(name)})" for name, there in wrong.items())
             self._refuse(remote, f"{about['host']} has {told}: install there what is here")
             return
-        remote.call = remote.handle.prepare.remote(*self._given, options(), self._cores(remote))
-
-    def _cores(self, remote: Remote) -> list[int]:
-        """The cores that an actor keeps to, where it does not have the machine for itself: those used least."""
-        own, count = remote.about["cpus"], int(remote.place.cpus)
-        if count < 1 or count >= len(own):
-            remote.about["cores"] = []
-            return []
-        machine = [other for other in self._remotes.values() if other.about.get("machine") == remote.about["machine"]]
-        used = collections.Counter(core for other in machine for core in other.about.get("cores", []))
-        remote.about["cores"] = sorted(sorted(own, key=lambda core: (used[core], core))[:count])
-        return remote.about["cores"]
+        remote.call = remote.handle.prepare.remote(*self._given, options(), cores(remote, self._remotes.values()))
 
     def _failed(self, remote: Remote, error: Any) -> None:
         """An actor's method raised an error."""
@@ -379,6 +377,7 @@ class Actors:
         """An actor is gone; what it played is given to others."""
         if remote.stage == "playing":
             self._lost.append(remote.portion)
+            self._deaths[remote.portion] += 1
         given = "; what it played is given to others" if remote.stage == "playing" else ""
         self._notes.append(f"{remote.name} {why}{given}")
         self._kill(remote)
@@ -386,6 +385,11 @@ class Actors:
         self._restarts[remote.number] += 1
         pause = min(2.0 ** (self._restarts[remote.number] - 1) - 1, _LONGEST_PAUSE)
         self._not_before[remote.number] = time.monotonic() + pause
+        if (deaths := self._deaths[remote.portion]) >= _MOST_DEATHS and given:
+            raise ChildProcessError(
+                f"{deaths} actors died or hung while they played the same episodes; the last was {remote.name}, which "
+                f"{why}: find out whether the environment crashes or memory is short, and resume the run"
+            )
 
     def _kill(self, remote: Remote) -> None:
         remote.stage = "gone"

@@ -66,6 +66,7 @@ class RayPlayer:
         """See `Player`.
 
         Raises:
+          ChildProcessError: Several actors died or hung, one after the other, while they played the same episodes.
           ConnectionError: There was no actor for longer than `wait` says.
           ValueError: Actors cannot be had as they are asked for, or cannot play this.
         """

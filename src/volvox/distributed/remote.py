@@ -1,7 +1,9 @@
 """One actor, as it is seen from here."""
 
+import collections
 import statistics
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from volvox.distributed.actor import Answer
@@ -88,6 +90,26 @@ class Remote:
             "busy": round(min(self.busy_seconds / max(elapsed, 1e-6), 1.0), 4),
             "restarts": restarts,
         }
+
+
+def cores(remote: Remote, remotes: Iterable[Remote]) -> list[int]:
+    """Chooses cores for an actor that does not have its machine for itself: those used least by the other actors.
+
+    Args:
+      remote: The actor; `about["cores"]` is set.
+      remotes: All actors.
+
+    Returns:
+      The cores that it keeps to; none where the machine is its own.
+    """
+    own, count = remote.about["cpus"], int(remote.place.cpus)
+    if count < 1 or count >= len(own):
+        remote.about["cores"] = []
+        return []
+    machine = [other for other in remotes if other.about.get("machine") == remote.about["machine"]]
+    used = collections.Counter(core for other in machine for core in other.about.get("cores", []))
+    remote.about["cores"] = sorted(sorted(own, key=lambda core: (used[core], core))[:count])
+    return remote.about["cores"]
 
 
 def text(table: list[dict[str, Any]]) -> str:
