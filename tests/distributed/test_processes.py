@@ -134,6 +134,42 @@ print(json.dumps([variables.tolist(), row]))
 
 
 @pytest.mark.slow
+def test_two_devices_learn_by_ppo_and_td3(tmp_path):
+    """PPO as one device does. TD3 has a replay on each device, so that only counts are equal."""
+    code = """
+import json, jax, process
+found = {kind: process.learned(kind, 4, 1, 3, devices=jax.devices()) for kind in ("ppo", "td3")}
+print(json.dumps({kind: [variables.tolist(), row] for kind, (variables, row) in found.items()}))
+"""
+    found = on_two_devices(code, tmp_path)
+    variables, row = process.learned("ppo", 8, 1, 3)
+    np.testing.assert_allclose(found["ppo"][0], variables, rtol=1e-5, atol=1e-6)
+    same_row(row, found["ppo"][1])
+    _, row = process.learned("td3", 8, 1, 3)
+    counts = ("timesteps", "update", "frames")
+    assert [found["td3"][1][name] for name in counts] == [row[name] for name in counts]
+    assert np.isfinite(found["td3"][0]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ppo", "td3"])
+def test_one_device_goes_on_where_two_stopped(tmp_path, kind):
+    code = f"""
+import json, jax, process, volvox as vx
+made = process.algorithm({kind!r}, 4, 2, devices=jax.devices())
+run = vx.train(made, steps=2, run_dir={str(tmp_path / "run")!r}, progress=False, loggers=())
+print(json.dumps(run.metrics[-1]))
+"""
+    row = on_two_devices(code, tmp_path)
+    made = process.algorithm(kind, 4, 2)
+    more = vx.train(made, steps=4, run_dir=tmp_path / "run", resume=True, progress=False, loggers=())
+    made.close()
+    assert [one["iteration"] for one in more.metrics] == [1, 2, 3, 4]
+    assert more.metrics[1] == row
+    assert more.metrics[2]["timesteps"] > row["timesteps"]
+
+
+@pytest.mark.slow
 def test_two_devices_step_pools_of_their_own(tmp_path):
     code = """
 import json, jax, numpy as np, volvox as vx
