@@ -1,5 +1,7 @@
 """Strategies as algorithms: learning, repeatability, resume, cutoffs."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -254,6 +256,31 @@ def test_bad_cutoffs_and_networks_come_before_work():
     strategy = evolution.GA.random_search(population_size=8, num_elite_candidates=2)
     with pytest.raises(ValueError, match="3"):
         evolution.evolve(strategy, networks.MLP(3), ENV)
+
+
+@dataclasses.dataclass(frozen=True)
+class Changing(evolution.GA):
+    """A strategy of somebody's: its members stand on other bases than lineages say."""
+
+    add: float = 1.0
+
+    @property
+    def phases(self):
+        (training, *others) = super().phases
+
+        def ask(key, state, encoding):
+            asked, state = training.ask(key, state, encoding)
+            return asked._replace(bases=jax.tree.map(lambda x: x + self.add, asked.bases)), state
+
+        return (training._replace(ask=ask), *others)
+
+
+def test_bases_that_no_lineage_leads_to_are_refused():
+    settings = {"population_size": 8, "num_parents": 2, "num_elite_candidates": 2, "num_validation_episodes": 1}
+    run(made := make(strategy=Changing(**settings, add=0.0)), made.init(0), 2)
+    made = make(strategy=Changing(**settings))
+    with pytest.raises(ValueError, match=r"Changing, training phase: .* ask returned others"):
+        run(made, made.init(0), 2)
 
 
 class _counted_compilations:  # noqa: N801

@@ -13,10 +13,9 @@ from flax import linen as nn
 from volvox import networks
 from volvox._arguments import check_env, check_network, said
 from volvox._checks import integer, one_thread, typed_key
-from volvox._resources import size_of
 from volvox._settings import describe
 from volvox.checkpoint import restored
-from volvox.evolution.compiled import Forwarding, compiled_phases
+from volvox.evolution.compiled import compiled_phases, explicit_bases
 from volvox.evolution.pools import Place, Player, Pools, Request, Workers
 from volvox.evolution.schedules import Cutoff, parse_cutoff
 from volvox.evolution.strategy import (
@@ -25,6 +24,7 @@ from volvox.evolution.strategy import (
     Strategy,
     check_bases,
     check_returns,
+    check_shared,
     fitness,
     mean_length,
     rows,
@@ -34,7 +34,7 @@ from volvox.loop.behaviors import Behavior
 from volvox.loop.driver import Monitor, is_timed, seed_of
 from volvox.loop.evaluator import RolloutStatistics, check_memory
 from volvox.population import lineage as lineages
-from volvox.population.decoding import Encoding, Member, members_of, outline
+from volvox.population.decoding import Member, members_of, outline
 from volvox.population.noise import Noise, Table
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
 
@@ -146,7 +146,7 @@ def evolve(
     phases, num_bases = compiled_phases(strategy), None
     if state.survivors is not None:
         num_bases = state.survivors.seed.shape[0]
-    members = () if num_bases else _explicit(phases, state, shapes)
+    members = () if num_bases else explicit_bases(phases, state, shapes)
     check_memory(genotype, shapes, env.num_envs, state, members)
     if behavior is not None and strategy.behavior.size:
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
@@ -238,6 +238,8 @@ class _Evolution:
             phase_began = time.perf_counter()
             ask_key, tell_key = (jax.random.fold_in(key, number) for number in (i, len(self.phases) + i))
             population, inner = phase.ask(ask_key, inner, self.pools.encoding)
+            if state.lineage is not None:
+                check_shared(population.bases, inner.bases, f"{type(self.strategy).__name__}, {phase.role} phase")
             evaluation, statistics = self._evaluate(i, state, population, monitor)
             check_returns(evaluation, f"{self.env.spec.name}, {phase.role} in generation {state.generation + 1}")
             inner, figures = phase.tell(tell_key, inner, population, evaluation, self.pools.encoding)
@@ -355,20 +357,6 @@ class _Evolution:
 
     def log(self, state: EvolveState) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in (state.members or {}).items()}
-
-
-def _explicit(phases: tuple[Phase, ...], state: Any, encoding: Encoding) -> ArrayTree:
-    """Shapes of the bases of the largest population that is asked for, but for what is a part of the state."""
-    asked = []
-    for phase in phases:
-        if isinstance(phase.ask, Forwarding):
-            asked.append(phase.ask.made(jax.random.key(0), state, encoding)[0].bases)
-        else:
-            like = jax.tree.map(
-                lambda x, n=phase.num_members: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), encoding.like
-            )
-            asked.append(like)
-    return max(asked, key=size_of)
 
 
 def _training_metrics(statistics: RolloutStatistics) -> dict[str, float]:

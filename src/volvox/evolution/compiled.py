@@ -7,7 +7,9 @@ import chex
 import flax.struct
 import jax
 
+from volvox._resources import size_of
 from volvox.evolution.strategy import Phase, Strategy
+from volvox.population.decoding import Encoding
 from volvox.types import ArrayTree
 
 
@@ -77,3 +79,17 @@ def _compiled(phase: Phase) -> Phase:
 
     wrap = Forwarding if phase.traceable else lambda function: function
     return phase._replace(ask=wrap(ask), tell=wrap(tell))
+
+
+def explicit_bases(phases: tuple[Phase, ...], state: Any, encoding: Encoding) -> ArrayTree:
+    """Returns shapes of the bases of the largest population that is asked for, but for what is a part of the state."""
+    asked = []
+    for phase in phases:
+        if isinstance(phase.ask, Forwarding):
+            asked.append(phase.ask.made(jax.random.key(0), state, encoding)[0].bases)
+        else:
+            like = jax.tree.map(
+                lambda x, n=phase.num_members: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), encoding.like
+            )
+            asked.append(like)
+    return max(asked, key=size_of)

@@ -180,6 +180,19 @@ def check_bases(bases: ArrayTree, where: str) -> None:
         )
 
 
+def check_shared(bases: ArrayTree, known: ArrayTree, where: str) -> None:
+    """Raises ValueError if a population's bases are not those of the state, from which lineages lead to its members.
+
+    Arrays that `ask` passed on are not compared.
+    """
+    pairs = zip(jax.tree.leaves(bases), jax.tree.leaves(known), strict=True)
+    if not all(a is b or np.array_equal(a, b) for a, b in pairs):
+        raise ValueError(
+            f"{where}: a strategy with survivors asks for a population of its state's bases, from which lineages lead "
+            "to each network; ask returned others. Leave survivors out (None), or return state.bases."
+        )
+
+
 @jax.jit
 def _finite(tree: ArrayTree) -> Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
