@@ -134,7 +134,10 @@ def main() -> int:
             failed.append(f"{run_dir}: exit code {code}")
             continue
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        keep(run_dir, folder, {**line, **described, "seconds": seconds, "date": today})
+        try:
+            keep(run_dir, folder, {**line, **described, "seconds": seconds, "date": today})
+        except (KeyError, FileNotFoundError) as error:
+            failed.append(f"{run_dir}: there is no score at {line['score']} ({error})")
     for failure in failed:
         print(f"study: failed: {failure}", file=sys.stderr)
     return 1 if failed else 0

@@ -18,7 +18,8 @@ if "--wait" in sys.argv and len(tries.read_text()) == 1:
     time.sleep(60)
 if "--fail" in sys.argv:
     sys.exit(2)
-(folder / "score.json").write_text(json.dumps({"elite": {"mean": 1.5}}))
+name = "policy" if "--policy" in sys.argv else "elite"
+(folder / "score.json").write_text(json.dumps({name: {"mean": 1.5}}))
 (folder / "large.json").write_text(" " * 1_000_001)
 (folder / "metrics.jsonl").write_text("".join(json.dumps({"generation": i + 1}) + chr(10) for i in range(1_100)))
 """
@@ -43,10 +44,11 @@ def study(script, tmp_path):
 
 @pytest.mark.slow
 def test_results_are_kept_once_and_failures_named(study, tmp_path):
-    code, out, err = study("--fail", "").run()
+    code, out, err = study("--fail", "", "--policy").run()
     assert code == 1
-    assert out.count("study: ") == 2
-    assert err.strip().endswith("seed-0: exit code 2")
+    assert out.count("study: ") == 3
+    assert "seed-0: exit code 2" in err
+    assert err.strip().endswith("seed-2: there is no score at score.json:elite:mean ('elite')")
     kept = tmp_path / "results" / "ga-a-b" / "t-v5-9-frames" / "seed-1"
     assert sorted(path.name for path in kept.iterdir()) == ["metrics.jsonl", "run.json", "score.json"]
     run = json.loads((kept / "run.json").read_text())
