@@ -18,6 +18,7 @@ from flax import linen as nn
 import volvox as vx
 from volvox.report import rows
 
+GOLDEN = Path(__file__).parent / "golden" / "format_3"
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 COMMITTED = sorted(path.parent for path in RESULTS.rglob("config.json"))
 QUICK = ("atari_a3c/pong", "low_rank/ga_seaquest/full", "mujoco_a3c/halfcheetah")
@@ -251,3 +252,19 @@ def test_committed_runs_load_for_ever(run_dir, tmp_path):
     if (run_dir / "elite.json").exists():
         sizes = jax.tree.map(jnp.size, run.variables())
         assert sum(jax.tree.leaves(sizes)) >= run.algorithm.policy.config["num_parameters"]
+
+
+@pytest.mark.slow_except("td3")
+@pytest.mark.parametrize("kind", ["ga", "es", "a3c", "ppo", "td3", "primal-dual"])
+def test_checkpoints_of_format_3_load_and_go_on_for_ever(kind, tmp_path):
+    """Made by `tests/golden/make_runs.py`, once."""
+    shutil.unpack_archive(GOLDEN / f"{kind}.zip", tmp_path)
+    run = vx.load(tmp_path)
+    observations = np.random.default_rng(0).standard_normal((2, *run.algorithm.env.spec.observation_shape))
+    output, _ = run.algorithm.policy.apply(run.variables(), observations.astype(np.float32), ())
+    found = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(output)])
+    np.testing.assert_allclose(found, json.loads((tmp_path / "outputs.json").read_text()), rtol=1e-3, atol=1e-5)
+    run = run.resume(steps=3)
+    run.algorithm.close()
+    assert [row.get("iteration", row.get("generation")) for row in run.metrics] == [1, 2, 3]
+    assert run.metrics[2]["frames"] > run.metrics[1]["frames"]
