@@ -60,6 +60,7 @@ def test_a_share_of_the_limit_is_shown_and_gymnax_before_1_0_is_refused(drive, m
 
 
 @pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Accessing .* directly from `Data`:DeprecationWarning")  # Brax with mjx 3.17
 def test_brax_steps_and_truncates(drive, actions_for):
     pytest.importorskip("brax", reason='needs pip install "volvox[brax]"')
     env = envs.brax("inverted_pendulum", num_envs=2, max_episode_steps=3, backend="positional")
