@@ -125,7 +125,7 @@ def main() -> int:
         print(f"study: {run_dir}: {line['command']}", flush=True)
         script, *flags = shlex.split(line["command"])
         began = time.monotonic()
-        code = child.run([sys.executable, str(HERE / script), *flags, "--run-dir", str(run_dir)])
+        code = child.run([sys.executable, os.path.relpath(HERE / script), *flags, "--run-dir", str(run_dir)])
         seconds = spent(run_dir, time.monotonic() - began)
         if child.signal:
             print("study: stopped; the same command goes on", flush=True)
