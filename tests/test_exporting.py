@@ -124,14 +124,7 @@ def played(policy, variables, observation, first):
     return np.stack(actions)
 
 
-@pytest.mark.slow_except(
-    ".stablehlo-gaussian",
-    ".stablehlo-recurrent",
-    ".onnx-virtual_batch_norm",
-    ".onnx-recurrent",
-    ".onnx-td3",
-    ".onnx-gaussian",
-)
+@pytest.mark.slow_except(".stablehlo-gaussian", ".stablehlo-recurrent", ".onnx-td3", ".onnx-gaussian")
 @pytest.mark.parametrize("make", POLICIES, ids=lambda make: make.__name__)
 def test_acts_as_the_policy_does(tmp_path, make, suffix):
     if make is block_circulant and suffix == ".onnx":

@@ -254,7 +254,7 @@ def test_committed_runs_load_for_ever(run_dir, tmp_path):
         assert sum(jax.tree.leaves(sizes)) >= run.algorithm.policy.config["num_parameters"]
 
 
-@pytest.mark.slow_except("td3")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ga", "es", "a3c", "ppo", "td3", "primal-dual"])
 def test_checkpoints_of_format_3_load_and_go_on_for_ever(kind, tmp_path):
     """Made by `tests/golden/make_runs.py`, once."""

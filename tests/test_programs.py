@@ -31,6 +31,7 @@ def run(**environment):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_the_next_process_finds_what_was_compiled(tmp_path):
     home = {"XDG_CACHE_HOME": str(tmp_path)}
     folder, result, found = run(**home)

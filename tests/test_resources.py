@@ -171,6 +171,7 @@ def test_what_is_heavy_is_imported_when_it_is_used():
     assert output(LOADED) == ["[]"]
 
 
+@pytest.mark.slow
 def test_pure_jax_environments_need_no_envpool():
     first, *refusals = output(WITHOUT_ENVPOOL)
     assert first == "1"

@@ -128,6 +128,7 @@ print(describe(mask)["code"], describe(optax.adamw(1e-3, mask=mask))["code"])
 """
 
 
+@pytest.mark.slow
 def test_a_hash_is_the_same_in_each_process():
     found = set()
     for seed in ("1", "2"):

@@ -63,6 +63,7 @@ def test_values_that_cannot_be_run_are_passed_over(tmp_path):
     assert errors == ["ValueError: this does not fit", "the process ended with exit code 3"]
 
 
+@pytest.mark.slow
 def test_where_the_search_begins_must_run(tmp_path):
     with pytest.raises(ValueError, match="this does not fit"):
         tune({"fail": ("value", None)}, tmp_path)

@@ -288,6 +288,7 @@ def test_a_machine_is_killed_and_another_joins(player, machines):
     assert one.figures()["num_actors"] == 3
 
 
+@pytest.mark.slow
 def test_interrupted_and_played_again(player, machines):
     machines.set(2)
     one = player()

@@ -121,6 +121,7 @@ def on_two_devices(code, tmp_path):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_two_devices_of_one_process_learn_what_one_does(tmp_path):
     code = """
 import json, jax, process

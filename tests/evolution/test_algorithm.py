@@ -83,6 +83,7 @@ def test_results_depend_on_the_key_alone():
     assert straight.genome(first) == straight.genome(again) == other.genome(resumed)
 
 
+@pytest.mark.slow_except("raw")
 @pytest.mark.parametrize("key", [jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)], ids=["rbg", "raw"])
 def test_every_kind_of_key_survives_a_checkpoint(key, tmp_path):
     algorithm = make()

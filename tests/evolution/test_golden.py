@@ -123,7 +123,7 @@ def recorded(seed, generations, make):
     return out, rows
 
 
-@pytest.mark.slow_except("ga_table", "ns_es")
+@pytest.mark.slow_except("ga_table")
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name):
     out, rows = recorded(*CASES[name])

@@ -73,6 +73,7 @@ def test_novel_members_are_moved_more_often():
     np.testing.assert_allclose(counts / 4_000, np.array([11, 10, 19]) / 40, atol=0.03)
 
 
+@pytest.mark.slow_except("nsr_es-0.5", "nsra_es-1.0")
 @pytest.mark.parametrize(("kind", "reward_share"), [("ns_es", 0.0), ("nsr_es", 0.5), ("nsra_es", 1.0)])
 def test_what_is_followed(kind, reward_share):
     strategy = novelty_es(kind, es={"optimizer": optax.sgd, "learning_rate": 1.0, "l2_coefficient": 0.0})

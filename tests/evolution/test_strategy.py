@@ -42,7 +42,7 @@ IMPROVES = ("ga", "es", "es-scheduled")
 """Novelty promises no such thing, and random search needs luck."""
 
 
-@pytest.mark.slow_except("ga-free", "es-low_rank")
+@pytest.mark.slow_except("es-low_rank")
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_the_suite_passes(case):
     name, noise = case

@@ -116,5 +116,6 @@ def test_bad_settings_are_refused(load, read, flags, message):
         module.make_algorithm(read(module, [*TINY, *flags]))
 
 
+@pytest.mark.slow
 def test_a_refusal_is_one_line(tmp_path, ga):
     assert "Pong" in ga.refusal(tmp_path / "run", "--game", "Pongg")

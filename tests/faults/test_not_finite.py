@@ -65,7 +65,7 @@ def test_novelty_search_is_stopped_too(quietly):
     algorithm.close()
 
 
-@pytest.mark.slow_except("a3c-observation", "td3-infinite reward")
+@pytest.mark.slow_except("a3c-observation")
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("name", ["a3c", "td3"])
 def test_a_learner_names_rewards_and_observations_before_the_learning_rate(make, quietly, name, cause):

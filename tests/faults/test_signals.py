@@ -103,6 +103,7 @@ def test_signals_end_a_run_without_a_traceback_and_it_goes_on(tmp_path, make, qu
     assert (run.state["x"] == quietly(make("hill"), steps=saved + 2).state["x"]).all()
 
 
+@pytest.mark.slow
 def test_a_second_press_ends_a_run_within_a_step_and_it_goes_on(tmp_path, make, quietly):
     process = start("hill", tmp_path / "a", pause=600.0)
     wait_for_steps(process, 3)

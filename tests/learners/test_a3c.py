@@ -66,7 +66,7 @@ def value(params, functions, *observations):
     return functions.apply(params, jnp.float32(observations)[:, None], ())[1]
 
 
-@pytest.mark.slow_except("constant-0", "observed-1", "delayed-1")
+@pytest.mark.slow_except("observed-1")
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize(
     ("make", "observations", "values"),

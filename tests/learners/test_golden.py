@@ -183,7 +183,7 @@ def recorded(name):
 
 
 @pytest.mark.stopwatch
-@pytest.mark.slow_except("a3c_modern", "td3_plain")
+@pytest.mark.slow_except("a3c_modern")
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_as_before(name):
     golden = np.load(GOLDEN / f"{name}.npz")

@@ -41,7 +41,7 @@ def value(params, functions, *observations):
     return functions.apply(params, jnp.float32(observations)[:, None], ())[1]
 
 
-@pytest.mark.slow_except("observed-0", "delayed-1")
+@pytest.mark.slow_except("observed-0")
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize(
     ("make", "observations", "values"),

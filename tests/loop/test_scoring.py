@@ -119,6 +119,7 @@ def made_with(env):
     return env._replace(make=make), calls
 
 
+@pytest.mark.slow
 def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
     """One action throughout: a lost life ends no episode."""
     env, calls = made_with(atari("Assault", episodic_life=True, noop_max=3, max_episode_steps=250))

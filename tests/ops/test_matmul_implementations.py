@@ -182,6 +182,7 @@ LOWERED, SLOW = (
 )
 
 
+@pytest.mark.slow_except("wide-half-Warpgroup", "wide-float16-Lane", "half_a_tile-half-Lane")
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in LOWERED])

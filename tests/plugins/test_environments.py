@@ -34,7 +34,7 @@ def learned(env):
     return vx.learn(vx.A3C(segment_length=5, updates_per_iteration=3), vx.networks.CategoricalMLP(size, (8,)), env)
 
 
-@pytest.mark.slow_except("heating-evolved")
+@pytest.mark.slow
 @pytest.mark.parametrize("make_algorithm", [evolved, learned])
 @pytest.mark.parametrize("make_env", [catching, heating])
 def test_a_plugin_trains_with_checkpoints_and_resume(make_env, make_algorithm, tmp_path):
