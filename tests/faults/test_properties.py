@@ -4,10 +4,13 @@
 (23 November 2026, an EPYC beside other work, six minutes of processor time: all held.)
 """
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -15,7 +18,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import volvox as vx
@@ -33,6 +37,7 @@ few = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+slow = settings(few, max_examples=max(few.max_examples // 20, 5), phases=[Phase.generate])  # of what takes a tenth of a second each
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -43,10 +48,10 @@ GENOMES = st.tuples(SEEDS, st.lists(st.tuples(SEEDS, POWERS), max_size=8))
 
 
 def refused(call, *args, **named):
-    """What a call returns, and ""; or None, and why it is refused. Nothing but a ValueError refuses."""
+    """What a call returns, and ""; or None, and why it is refused: by a ValueError, or because of damage."""
     try:
         return call(*args, **named), ""
-    except ValueError as error:
+    except (ValueError, DamagedCheckpointError) as error:
         return None, str(error)
 
 
@@ -165,6 +170,81 @@ def test_settings_are_made_or_refused_naming_a_field(kind, changes):
     given = {names[i % len(names)]: value for i, value in changes}
     made, why = refused(kind, **given)
     assert why or isinstance(made, kind)
+
+
+CHANGES = st.tuples(
+    st.integers(0, 99), st.sampled_from(["flip", "cut", "delete", "double", "swap"]), st.integers(0, 10**6)
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, make, quietly):
+    """The directory of a run of two steps, and the run."""
+    folder = tmp_path_factory.mktemp("properties") / "run"
+    return folder, quietly(make("hill"), steps=2, run_dir=folder)
+
+
+@slow
+@given(changes=st.lists(CHANGES, min_size=1, max_size=3))
+def test_a_changed_run_directory_is_gone_on_with_rightly_or_refused(finished, make, quietly, changes):
+    original, wanted = finished
+    run_dir = _scratch() / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    shutil.copytree(original, run_dir)
+    for index, kind, place in changes:
+        files = sorted(path for path in run_dir.rglob("*") if path.is_file())
+        _change(files[index % len(files)], files[place % len(files)], kind, place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it goes back to
+        run, why = refused(quietly, make("hill"), steps=2, run_dir=run_dir, resume=True)
+    if not why:
+        np.testing.assert_array_equal(run.state["x"], wanted.state["x"])
+        assert [row["training_best"] for row in run.metrics] == [row["training_best"] for row in wanted.metrics]
+
+
+def _change(path, other, kind, place):
+    data = bytearray(path.read_bytes())
+    if kind == "flip" and data:
+        data[place % len(data)] ^= 1 << place % 8
+    elif kind == "cut":
+        data = data[: place % (len(data) + 1)]
+    elif kind == "double":
+        data = data + data
+    elif kind == "swap":
+        data = other.read_bytes()
+    if kind == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+FLAGS = [
+    "--population-size",
+    "--num-parents",
+    "--game",
+    "--minutes",
+    "--frames",
+    "--seed",
+    "--noise",
+    "--workers",
+    "--",
+]
+FLAGS += ["--max-episode-steps", "--generations", "--no-video", "--resume", "--preset", "quick", "-h", "--mutation-std"]
+VALUES = st.sampled_from(
+    ["1", "0", "-1", "1e400", "nan", "None", "Pong", "", "adaptive:1,2,3,4", "10" * 30, "nodes", "[]"]
+)
+
+
+@slow
+@given(words=st.lists(st.sampled_from(FLAGS) | VALUES | st.text(max_size=6), max_size=5))
+def test_words_of_a_command_line_are_settings_or_refused(script, words):
+    module, made, why, code = script("atari_ga"), None, "", None
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            made, why = refused(sys.modules["launch"].read, module.PRESETS, module.__doc__, ["quick", *words])
+        except SystemExit as end:
+            code = end.code
+    assert why or code in (0, 2) or isinstance(made, module.Settings)  # 0: help
 
 
 ODD = (None, True, 0, -1, 2**31, 10**400, 0.5, 1e300, float("nan"), float("inf"), "x", "", "linear:1,2,3", "linear:x")
