@@ -38,7 +38,8 @@ few = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-slow = settings(few, max_examples=max(few.max_examples // 20, 5), phases=[Phase.generate])  # of what takes a tenth of a second each
+fewer = max(few.max_examples // 20, 5)  # of what takes a tenth of a second each
+slow = settings(few, max_examples=fewer, phases=[Phase.generate])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
