@@ -34,8 +34,9 @@ class ray:  # noqa: N801  # a record of settings that reads as a call
       >>> algorithm = vx.evolve(vx.GA(population_size=1_000), network, env, workers=workers)
 
     Attributes:
-      num_actors: How many: `"nodes"`, one on each machine of the cluster that has CPUs, those that join later included;
-        `"gpus"`, one for each GPU; or a number. 1 or None plays in this process, without Ray.
+      num_actors: How many: `"nodes"`, one on each machine of the cluster that has CPUs, those that join later included
+        (playing begins 30 seconds after the first is ready, at the latest); `"gpus"`, one for each GPU; or a number. 1
+        or None plays in this process, without Ray.
       num_cpus_per_actor: CPUs that Ray reserves for an actor, and cores that it keeps to; None: all of the machine with
         `"nodes"`, otherwise 1.
       num_gpus_per_actor: GPUs that Ray reserves for an actor; with `"gpus"` always 1.
