@@ -2,11 +2,13 @@
 
 import itertools
 
+import gymnasium
 import numpy as np
 import pytest
 
 import volvox as vx
 from volvox.testing import check_environment
+from volvox.testing.environments import actions_for
 
 
 def altered(change=lambda step: step, **functions):
@@ -132,3 +134,28 @@ def test_restarts_of_groups_that_can_be_seeded(breach, message):
             check_environment(altered(restart=breach)(env), num_timesteps=16)
     else:
         check_environment(env, num_timesteps=16)
+
+
+class Unbounded(gymnasium.Env):
+    """One action without bounds, one with a least value alone, and one with both."""
+
+    action_space = gymnasium.spaces.Box(np.float32([-np.inf, 5, 0]), np.float32([np.inf, np.inf, 2]))
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._left = 4
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._left -= 1
+        return np.zeros(2, np.float32), 0.0, self._left == 0, False, {}
+
+
+def test_actions_without_bounds_are_drawn_near_those_there_are():
+    env = vx.envs.gymnasium(Unbounded, num_envs=2, max_episode_steps=8)
+    actions = actions_for(env, 50)
+    assert actions.shape == (50, 2, 3)
+    assert (actions.min((0, 1)) >= [-1, 5, 0]).all()
+    assert (actions.max((0, 1)) <= [1, 6, 2]).all()
+    check_environment(env, draws=False)

@@ -81,7 +81,7 @@ def gymnasium(
       **options: Arguments of the environment.
 
     Returns:
-      The recipe. `vx.load` makes it again where `make_env` is a name or an imported class of `gymnasium.Env`. Its
+      The recipe. `vx.load` makes it again where `make_env` is a name, or a class that `vx.recorded` marks. Its
       groups raise RuntimeError where an environment fails in a worker, or a worker ends or does not answer in time.
 
     Raises:

@@ -63,14 +63,16 @@ def check_environment(
 
 
 def actions_for(env: Env, num_timesteps: int, num_envs: int | None = None, seed: int = 0) -> np.ndarray:
-    """Returns random actions `[T, B, ...]` of one group."""
+    """Returns random actions `[T, B, ...]` of one group; without a bound, within 1 of the other one, or of 0."""
     rng, spec, shape = np.random.default_rng(seed), env.spec, (num_timesteps, num_envs or env.num_envs)
     shape = (*shape, *(spec.action_shape or ()))
     if (choices := _choices(env)) is not None:
         return rng.integers(0, choices, shape).astype(np.int32)
     assert spec.action_low is not None
     assert spec.action_high is not None
-    return rng.uniform(spec.action_low, spec.action_high, shape).astype(np.float32)
+    least = np.where(np.isfinite(spec.action_low), spec.action_low, np.nan_to_num(spec.action_high, posinf=0.0) - 1)
+    most = np.where(np.isfinite(spec.action_high), spec.action_high, np.nan_to_num(spec.action_low, neginf=0.0) + 1)
+    return rng.uniform(least, most, shape).astype(np.float32)
 
 
 def _choices(env: Env) -> Any:
