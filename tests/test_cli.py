@@ -165,7 +165,7 @@ def exported(tmp_path):
 
 def test_an_exported_policy_plays_without_its_network(exported, capsys):
     assert cli.main(["play", str(exported), "--episodes", "4"]) == 0
-    assert capsys.readouterr().out == "mean return 1.0, 95% interval [1.0, 1.0] (4 episodes, cut at 5 timesteps)\n"
+    assert capsys.readouterr().out == "mean return 1.00, 95% interval [1.00, 1.00] (4 episodes, cut at 5 timesteps)\n"
 
 
 @pytest.mark.parametrize("words", [["watch"], ["plot"], ["report"], ["export", "q.onnx"]])

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from flax import linen as nn
 
 import volvox as vx
+from volvox._parts import what_load_needs
 from volvox.report import rows
 
 GOLDEN = Path(__file__).parent / "golden" / "format_3"
@@ -81,6 +83,44 @@ def test_a_loaded_run_is_the_run(make, tmp_path):
     assert loaded.command() == shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
     assert loaded.interrupted is None
     assert repr(loaded).endswith(f", run_dir='{tmp_path}/a')")
+
+
+class Unmarked(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "env", "needed"),
+    [
+        (vx.networks.MLP(2), corridor(), None),
+        (Unmarked(), corridor(), None),  # flax modules need no mark
+        (vx.networks.MLP(2, activation=lambda x: x), corridor(), r"network=, because of algorithm\.network.*<lambda>"),
+        (vx.networks.MLP(2), corridor()._replace(config={"name": "mine"}), r"env=, because of .*volvox\.recorded"),
+    ],
+)
+def test_train_says_what_load_will_need(network, env, needed, tmp_path, capsys):
+    algorithm = ga(network, env)
+    vx.train(algorithm, steps=1, run_dir=tmp_path / "a", loggers=())
+    algorithm.close()
+    told = [line for line in capsys.readouterr().err.splitlines() if "vx.load will need" in line]
+    assert len(told) == (needed is not None)
+    if needed is not None:
+        assert re.search(f"a: in another process vx.load will need ({needed})", told[0])
+        argument = told[0].partition("need ")[2].partition("=")[0]
+        with pytest.raises(ValueError, match=rf"Give it: vx\.load\(run_dir, {argument}=\.\.\.\)"):
+            vx.load(tmp_path / "a")
+        parts = {"network": network, "env": env}
+        assert vx.load(tmp_path / "a", **{argument: parts[argument]}).metrics
+
+
+def test_a_network_of_a_script_is_said_to_be_needed():
+    config = ga().config
+    assert what_load_needs(config) is None
+    own = dict(config, network={"type": "__main__:Net"})
+    assert what_load_needs(own) == "network=, because Net is defined in the script or notebook that runs"
+    assert what_load_needs({"algorithm": "mine"}) == "algorithm=, because neither vx.evolve nor vx.learn made it"
 
 
 def test_the_command_that_makes_a_run_does_not_resume_it(tmp_path, monkeypatch):

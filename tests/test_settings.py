@@ -56,6 +56,17 @@ def test_values_become_json():
     assert describe(given) == {"a": [1, 2.5, None], "b": [0, 1], "c": 0.5, "d": ["a", "b"], "1": True}
 
 
+def test_numbers_that_json_lacks_are_kept():
+    given = {"bounds": np.float32([-np.inf, 1.0]), "most": np.inf, "unknown": float("nan")}
+    described = describe(given)
+    assert described["bounds"] == [{"float": "-inf"}, 1.0]
+    again = rebuild(json.loads(json.dumps(described, allow_nan=False)))
+    assert again["bounds"] == (-np.inf, 1.0)
+    assert again["most"] == np.inf
+    assert np.isnan(again["unknown"])
+    assert rebuild({"float": "1e400"}) == {"float": "1e400"}  # nothing else is read as a number
+
+
 class Doubled:
     """A function that is an instance, and so has no name of its own."""
 

@@ -79,6 +79,7 @@ class Record:
       path: The run directory; None if nothing is written, as in every process but the first.
       writes: Whether this process is the first.
       rows: One row for each completed step, those before a resume included.
+      config: What `config.json` holds; empty before `open`.
     """
 
     def __init__(self, algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, *, keep: int, log: bool):
@@ -88,7 +89,7 @@ class Record:
         self._algorithm, self._keep, self._log = algorithm, keep, log
         self._tell: Callable[[int, rows.Row], None] = lambda step, row: None
         self._lock: Any = None
-        self._config: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
         self._settings = ""  # digest of the settings, by which checkpoints know their run
         self._rows_digest = hashlib.sha256()
         self._saved_step = -1
@@ -144,7 +145,7 @@ class Record:
         return found
 
     def _open(self, stack: ExitStack, key: Array, resume: bool, about: Mapping[str, Any] | None) -> Restored | None:
-        self._config = config_of(self._algorithm, key, about)
+        self.config = config_of(self._algorithm, key, about)
         if self.path is None:
             return None
         there = False
@@ -152,15 +153,15 @@ class Record:
             check_writable(self.path)
             if there := bool(_holds(self.path)):
                 saved_config = read_config(self.path)
-                check_settings(self.path, saved_config, self._config)
-                self._config = saved_config
+                check_settings(self.path, saved_config, self.config)
+                self.config = saved_config
         else:
             check_unused(self.path)
-        self._settings = settings_digest(self._config)
+        self._settings = settings_digest(self.config)
         self.path.mkdir(parents=True, exist_ok=True)
         sync(self.path.parent)
         self._lock = stack.enter_context(_locked(self.path))
-        found = read_run(self.path, self._algorithm, self._config, key) if there else None
+        found = read_run(self.path, self._algorithm, self.config, key) if there else None
         if found is not None:
             self.rows, self._rows_digest, self._saved_step = found.rows, found.rows_digest, found.step
         elif there:
@@ -254,7 +255,7 @@ class Record:
         """Writes `config.json` if it is not there; somebody may have removed it in the course of the run."""
         assert self.path is not None
         if not (self.path / CONFIG).exists():
-            checkpoint.write_file(self.path / CONFIG, json.dumps(self._config, indent=2) + "\n")
+            checkpoint.write_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
 
     def _save_checkpoint(self, state: Any, outputs: list[float] | None = None) -> Path:
         assert self.path is not None

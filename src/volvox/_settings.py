@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
 import types
@@ -32,6 +33,7 @@ _MARK = "_volvox_recorded"
 _TAGS = ("type", "function", "call")
 _RESERVED = {*_TAGS, "arguments", "values", "code", "repr", "made_by"}
 """Names in descriptions that fields and arguments do not have beside them."""
+_NOT_FINITE = ("inf", "-inf", "nan")
 
 T = TypeVar("T")
 
@@ -44,15 +46,18 @@ def describe(value: Any) -> Any:
     """Describes settings by JSON values.
 
     Args:
-      value: A number, string or None; a dataclass of settings or a flax module, described by its import path (`type`)
-        and its fields; a `functools.partial` or a function, by its import path (`function`) and its arguments; a
-        mapping or sequence of these; an array. Something with a `config` is described by that.
+      value: A number, string or None (a number that is not finite, which JSON lacks, becomes `{"float": "inf"}`); a
+        dataclass of settings or a flax module, described by its import path (`type`) and its fields; a
+        `functools.partial` or a function, by its import path (`function`) and its arguments; a mapping or sequence of
+        these; an array. Something with a `config` is described by that.
 
     Returns:
       JSON values, from which `rebuild` makes the settings again. A function without an import path, such as a lambda or
       an `optax` schedule, and a ready-made `optax.GradientTransformation` are described by a hash of their code and of
       the values it refers to (`code`), as are large arrays: they cannot be made again, but a change is noticed.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(float(value))}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic | np.ndarray | jax.Array):
@@ -89,7 +94,7 @@ def _beside_tags(values: dict[str, Any]) -> dict[str, Any]:
 
 def _array(array: np.ndarray) -> Any:
     if array.size <= _LARGE:
-        return array.tolist()
+        return describe(array.tolist())
     return {
         "type": "numpy:ndarray",
         "shape": list(array.shape),
@@ -240,7 +245,7 @@ def recorded(made: T, check: Callable[[dict[str, Any]], None] | None = None) -> 
     return recording  # pyright: ignore[reportReturnType]  # it has the signature of what was given
 
 
-def rebuild(described: Any, *, place: str = "settings") -> Any:
+def rebuild(described: Any, *, place: str = "settings", only_check: bool = False) -> Any:
     """Makes settings again from their description, as `describe` gave it.
 
     Lists become tuples. Nothing is unpickled or evaluated. Called are the settings of volvox, flax modules, the
@@ -251,44 +256,50 @@ def rebuild(described: Any, *, place: str = "settings") -> Any:
     Args:
       described: JSON values.
       place: What is described, for messages.
+      only_check: Only import what is named, and call nothing.
 
     Returns:
-      The settings.
+      The settings; with `only_check`, nothing of use.
 
     Raises:
       CannotRebuildError: The description does not say enough, names what cannot be imported, or names what must not be
         called.
     """
     try:
-        return _rebuilt(described, place)
+        return _rebuilt(described, place, only_check)
     except RecursionError as error:
         raise CannotRebuildError(f"{place[:80]}: the description is nested too deeply.") from error
 
 
-def _rebuilt(described: Any, place: str) -> Any:
+def _rebuilt(described: Any, place: str, only_check: bool) -> Any:
     if isinstance(described, list):
-        return tuple(_rebuilt(item, f"{place}[{i}]") for i, item in enumerate(described))
+        return tuple(_rebuilt(item, f"{place}[{i}]", only_check) for i, item in enumerate(described))
     if not isinstance(described, dict):
         return described
+    if described.keys() == {"float"} and described["float"] in _NOT_FINITE:
+        return float(described["float"])
     if isinstance(described.get("made_by"), dict):  # the config of an environment's recipe
-        return _rebuilt(described["made_by"], place)
+        return _rebuilt(described["made_by"], place, only_check)
     # A mapping may have such a key too, such as {"type": "windy"}.
     kind = next((tag for tag in _TAGS if ":" in str(described.get(tag, ""))), None)
     if kind is None:
-        return {name: _rebuilt(item, f"{place}.{name}") for name, item in described.items()}
+        return {name: _rebuilt(item, f"{place}.{name}", only_check) for name, item in described.items()}
     path, rest = described[kind], {name: item for name, item in described.items() if name != kind}
     found = _allowed(path, kind, place)
     arguments, inner = rest.pop("arguments", []), rest.pop("values", {})
     if rest.keys() & _RESERVED or not isinstance(inner, dict) or not isinstance(arguments, list):
         raise CannotRebuildError(f"{place}: {path} cannot be made again from its description.")
     given = _without_defaults(found, rest | inner)
-    values = {name: _rebuilt(item, f"{place}.{name}") for name, item in given.items()}
+    values = {name: _rebuilt(item, f"{place}.{name}", only_check) for name, item in given.items()}
     if kind == "function":
-        return functools.partial(found, *_rebuilt(arguments, place), **values) if arguments or values else found
+        positional = _rebuilt(arguments, place, only_check)
+        return functools.partial(found, *positional, **values) if positional or values else found
     if arguments:  # of an instance that is a function
         raise CannotRebuildError(f"{place}: {path} cannot be made again from its description.")
     if kind == "call" and (check := getattr(found, "check_rebuilt", None)) is not None:
         check(values)
+    if only_check:
+        return None
     try:
         return found(**values)
     except (TypeError, ValueError) as error:
@@ -349,7 +360,10 @@ def _imported(path: Any, place: str) -> Any:
             # Not a module that the module imports.
             found = getattr(found, part) if inspect.isclass(found) or found is sys.modules[module] else None
     except (AttributeError, ImportError, ValueError) as error:
-        raise CannotRebuildError(f"{place}: {path} cannot be imported here ({error}).") from error
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == parts[0]:
+            hint = "; PYTHONPATH=. lets Python find modules of the working directory"
+        raise CannotRebuildError(f"{place}: {path} cannot be imported here ({error}{hint}).") from error
     return found
 
 

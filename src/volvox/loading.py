@@ -19,7 +19,7 @@ from typing import Any
 
 from volvox import _config, _restoring
 from volvox._formats import upgraded
-from volvox._parts import env_of, network_of
+from volvox._parts import GIVEN_AS, env_of, network_of
 from volvox._settings import CannotRebuildError, rebuild
 from volvox.evolution import evolve
 from volvox.evolution.schedules import Cutoff
@@ -80,7 +80,9 @@ def load(
             with _naming(path, config, network):
                 algorithm = _rebuilt(config["algorithm"], network, env)
         except CannotRebuildError as error:
-            raise ValueError(f"{path / _config.CONFIG}: {error} Give it, as network=, env= or algorithm=.") from error
+            argument = next((name for place, name in GIVEN_AS.items() if str(error).startswith(place)), "algorithm")
+            told = f"{path / _config.CONFIG}: {error} Give it: vx.load(run_dir, {argument}=...)."
+            raise ValueError(told) from error
     key, same_format = _config.saved_key(config), config["algorithm"] == saved["algorithm"]
     # An upgraded config lacks settings that did not exist when it was written.
     compared = {"copies": False, "network": not given, "whole": same_format}
@@ -126,12 +128,11 @@ def _rebuilt(config: Mapping[str, Any], network: Any, env: Env | None) -> Algori
     for name in ("env", "network", "settings") if kind == "learn" else ("env", "network", "strategy", "noise"):
         if not isinstance(config.get(name), dict):
             raise CannotRebuildError(f"algorithm.{name} is not there.")
-    if env is None:
-        env = env_of(config["env"], place="algorithm.env")
+    made: Env = env_of(config["env"], place="algorithm.env") if env is None else env
     if network is None:
-        network = network_of(config["network"], env, place="algorithm.network")
+        network = network_of(config["network"], made, place="algorithm.network")
     try:
-        return _joined(kind, config, network, env)
+        return _joined(kind, config, network, made)
     except (AttributeError, KeyError, TypeError) as error:  # parts of other kinds than volvox writes
         raise CannotRebuildError(f"the algorithm cannot be made of its parts ({error}).") from error
 

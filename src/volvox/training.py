@@ -32,6 +32,7 @@ from volvox import _checks, exporting
 from volvox._arguments import check_algorithm, is_true, said, state_and_metrics
 from volvox._config import PLOT, REPORT, VIDEO, check_fingerprint, read_config, saved_key
 from volvox._monitor import Monitor
+from volvox._parts import what_load_needs
 from volvox._programs import keep_programs
 from volvox._record import Record, check_unused, run_path
 from volvox.actor import Actor
@@ -342,6 +343,8 @@ def train(
                 fewer = f" and steps={steps} asks for fewer" if record.done > steps else ""
                 begins = f"nothing to do, because {name} {record.done} is done{fewer}"
             display.note(f"{run_dir}: {begins}")
+        elif record.path is not None and (needed := what_load_needs(record.config["algorithm"])) is not None:
+            display.note(f"{run_dir}: in another process vx.load will need {needed}")
         monitor = Monitor(display, stack, algorithm.largest)
         state = algorithm.init(key) if saved is None else saved.state
         if saved is not None and record.path is not None and record.done:
@@ -393,6 +396,5 @@ def train(
             again = f"; train(..., run_dir={str(record.path)!r}, resume=True) goes on (scripts: --resume)"
             display.note(f"interrupted after {name} {record.done}{of}{again if record.path is not None else ''}")
         exit_code = 128 + monitor.signal if monitor.signal else 0
-        run = Run(algorithm, state, record.rows, record.path, bool(monitor.signal), exit_code)
         record.plot()
-        return run
+        return Run(algorithm, state, record.rows, record.path, bool(monitor.signal), exit_code)

@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,21 +9,35 @@ from volvox import envs
 from volvox.envs import probe
 
 
+class Pair(NamedTuple):
+    x: jax.Array
+    y: jax.Array
+
+
 def test_functions_that_do_not_fit_are_told():
     def make(step, **arguments):
         return envs.from_functions(
-            lambda key: jnp.float32(0),
-            step,
-            lambda state: state[None],
-            **{"name": "mine", "num_envs": 2, "max_episode_steps": 3, "num_actions": 2, **arguments},
+            step=step,
+            **{
+                "reset": lambda key: jnp.float32(0),
+                "observe": lambda state: state[None],
+                "name": "mine",
+                "num_envs": 2,
+                "max_episode_steps": 3,
+                "num_actions": 2,
+                **arguments,
+            },
         )
 
     def keep(state, action, key):
         return state, state, state > 0
 
     assert make(keep).spec.observation_shape == (1,)
-    with pytest.raises(ValueError, match="keep the shapes and dtypes of the state"):
+    with pytest.raises(ValueError, match="keep the structure, shapes and dtypes of the state"):
         make(lambda state, action, key: (state[None], state, state > 0))
+    named = {"reset": lambda key: Pair(jnp.zeros(()), jnp.zeros(())), "observe": lambda state: state.x[None]}
+    with pytest.raises(ValueError, match=r"keep the structure, .* of the state: got \(\(\(\), .* from Pair\(x="):
+        make(lambda state, action, key: ((state.x, state.y), 0.0, False), **named)
     with pytest.raises(ValueError, match="scalar reward"):
         make(lambda state, action, key: (state, state[None], state > 0))
     with pytest.raises(ValueError, match="exactly one of num_actions, num_choices and action_shape"):

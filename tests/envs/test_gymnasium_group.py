@@ -219,6 +219,29 @@ def test_gyms_old_interface_is_told():
         group.recv(group.send(state, np.zeros(1, np.int32)))
 
 
+class Wrong(counter()):
+    def __init__(self, wrong, value):
+        super().__init__()
+        self._wrong, self._value = wrong, value
+
+    def step(self, action):
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        return tuple((dict(zip(names, super().step(action), strict=True)) | {self._wrong: self._value}).values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value"),
+    [("observation", np.zeros((2, 3, 4), np.float32)), ("reward", [1.0, 2.0]), ("terminated", np.zeros(2, bool))],
+)
+def test_what_does_not_fit_the_spaces_is_told_with_them(wrong, value):
+    (group,) = envs.gymnasium(Wrong, num_envs=1, **LIMIT, wrong=wrong, value=value).make(0)
+    state, _ = group.recv(group.init())
+    told = r"Wrong must return observations of its observation_space, Box\(.*a number as the reward, .*something else"
+    with pytest.raises(TypeError, match=told):
+        group.recv(group.send(state, np.zeros(1, np.int32)))
+    group.close()
+
+
 def test_an_environment_that_ignores_its_seed_is_told():
     class Unseeded(counter()):
         def reset(self, *, seed=None, options=None):

@@ -77,7 +77,7 @@ def test_the_interval_is_that_of_the_mean():
     assert (low, high) == scoring._interval(returns)
     one = scores(probe.corridor(length=5), [0.0, 0.1], num_episodes=1)
     assert one.low == one.mean == one.high == 1
-    assert str(one) == "mean return 1.0, 95% interval [1.0, 1.0] (1 episodes, cut at 10 timesteps)"
+    assert str(one) == "mean return 1.00, 95% interval [1.00, 1.00] (1 episodes, cut at 10 timesteps)"
 
 
 def test_recurrent_state_is_carried():

@@ -4,11 +4,10 @@ import dataclasses
 import importlib.util
 import os
 import socket
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from volvox._checks import integer, number
-from volvox._parts import env_of, network_of
+from volvox._parts import env_of, import_paths, network_of
 from volvox._settings import CannotRebuildError, rebuild
 from volvox.evolution.pools import Player
 from volvox.types import Config
@@ -89,7 +88,7 @@ class ray:  # noqa: N801  # a record of settings that reads as a call
 
 def _check_parts(config: Config) -> None:
     """Raises ValueError where an actor could not make network or environment."""
-    for path in _paths(config):
+    for path in import_paths(config):
         if path.startswith("__main__:") or "<" in path:
             raise ValueError(
                 f"{path} is defined in the script or notebook that runs, and actors cannot import it: move it to the "
@@ -103,19 +102,6 @@ def _check_parts(config: Config) -> None:
         rebuild(config["behavior"], place="behavior")
     except CannotRebuildError as error:
         raise ValueError(f"actors make their parts from settings, and cannot: {error}") from error
-
-
-def _paths(described: Any) -> Iterator[str]:
-    """Import paths in a description."""
-    if isinstance(described, dict):
-        for key, value in described.items():
-            if key in ("type", "function", "call") and isinstance(value, str):
-                yield value
-            else:
-                yield from _paths(value)
-    elif isinstance(described, list):
-        for value in described:
-            yield from _paths(value)
 
 
 def check_connected(address: str | None, connected: str) -> None:

@@ -163,8 +163,8 @@ class _Functions:
             )
         after, reward, terminated = result
         old, new = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in (state, after))
-        if old != new:
-            raise ValueError(f"step must keep the shapes and dtypes of the state: got {new} from {old}")
+        if old != new or jax.tree.structure(state) != jax.tree.structure(after):
+            raise ValueError(f"step must keep the structure, shapes and dtypes of the state: got {new} from {old}")
         for what, result in (("reward", reward), ("terminated", terminated)):
             if result.shape != ():
                 raise ValueError(f"step must give a scalar {what} for one environment, got shape {result.shape}")

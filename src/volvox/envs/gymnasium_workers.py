@@ -55,13 +55,21 @@ class Here:
         due, self._due = self._due, self._not_begun
         try:
             return due()
-        except ValueError as error:
-            if "values to unpack" in str(error) and _raised_by_gymnasium(error):
+        except (KeyError, TypeError, ValueError) as error:
+            if not _raised_by_gymnasium(error):
+                raise
+            if "values to unpack" in str(error):
                 raise TypeError(
                     "an environment must return (observation, info) from reset, and (observation, reward, terminated, "
                     f"truncated, info) from step, five items, of which Gym's old step had four: {error}"
                 ) from error
-            raise
+            one = self._vector.envs[0]
+            raise TypeError(
+                f"{type(one.unwrapped).__name__} must return observations of its observation_space, "
+                f"{one.observation_space}, a number as the reward, and True or False as terminated and truncated; it "
+                f"returned something else ({type(error).__name__}: {error}). gymnasium.utils.env_checker.check_env "
+                "tells what"
+            ) from error
 
     def close(self) -> None:
         """Closes the environments."""
@@ -84,9 +92,10 @@ class Here:
 
 
 def _raised_by_gymnasium(error: Exception) -> bool:
-    """Whether Gymnasium's own code raised this, and not an environment's."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith("gymnasium.")
+    """Whether Gymnasium's own vectors or wrappers raised this, or NumPy called by them, and not an environment."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_by = next(name for name in reversed(modules) if not name.startswith("numpy."))
+    return raised_by.startswith(("gymnasium.vector.", "gymnasium.wrappers."))
 
 
 class Share:

@@ -51,9 +51,15 @@ class Score(NamedTuple):
     human_normalized: float | None
 
     def __str__(self) -> str:
-        interval = "" if self.low is None else f", 95% interval [{self.low:.1f}, {self.high:.1f}]"
+        low, high, mean = (None if x is None else _rounded(x) for x in (self.low, self.high, self.mean))
+        interval = "" if low is None else f", 95% interval [{low}, {high}]"
         normalized = "" if self.human_normalized is None else f"; human-normalised {self.human_normalized:.1%}"
-        return f"mean return {self.mean:.1f}{interval} ({self.about}{normalized})"
+        return f"mean return {mean}{interval} ({self.about}{normalized})"
+
+
+def _rounded(value: float) -> str:
+    """Writes a return: 1886.0, -38.95, 0.0125."""
+    return f"{value:.{1 if abs(value) >= 100 else 2}f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
 
 
 def play(

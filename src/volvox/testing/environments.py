@@ -23,6 +23,9 @@ def check_environment(
 ) -> None:
     """Plays a few environments with random actions and checks what they show; takes some seconds.
 
+    Episodes are cut after 10 timesteps, unless `max_episode_steps` says otherwise: give a larger number, and more
+    `num_timesteps`, where what is to be checked happens later in an episode.
+
     Checked are the spec and the config; shapes and dtypes; that `first` holds where episodes begin and only there; that
     ends, rewards and the cutoff are as `TimeStep` says; that the compiled and the host-driven form show the same bits;
     that seeds fix everything; restarts; that actions at their bounds are taken and those of another shape refused;
