@@ -117,7 +117,8 @@ def check_settings(
 
     Functions that are described by a hash of their code are not compared across versions of Python and the libraries,
     with which such a hash may change though the function does the same; a warning names those whose hashes differ.
-    Nor are settings that other versions of volvox or envpool did not have yet; a warning names them and their values.
+    Nor are settings that other versions of volvox or envpool, or of a class of the user's, did not have yet; a warning
+    names them and their values.
 
     Args:
       directory: The run directory, for the message.
@@ -135,13 +136,15 @@ def check_settings(
     differ = [place for place in places if not _same(old.get(place), new.get(place))]
     codes = [] if comparable else [place for place in differ if place[-1] == "code"]
     then, now = ({name: config.get(name) for name in known} for config in (saved, given))
-    added = [place for place in differ if _is_updated(then, now) and _is_added(place, old)]
+    updated = _is_updated(then, now)
+    added = [p for p in differ if _is_added(p, old) and (updated or _is_field(p, old, new))]
     for places, text in (
         (list(map(".".join, codes)), "so it cannot be told whether these functions changed"),
         ([f"{'.'.join(place)} = {new[place]}" for place in added], "which did not have these settings yet"),
     ):
         if places:
-            said = f"{directory} was written by other versions ({then}; now {now}), {text}: {', '.join(places)}"
+            others = "by an earlier class" if comparable else f"by other versions ({then}; now {now})"
+            said = f"{directory} was written {others}, {text}: {', '.join(places)}"
             warnings.warn(said, UserWarning, stacklevel=2)
     differences = [
         f"\n  {'.'.join(place)}: saved {old.get(place, 'null')}, now {new.get(place, 'null')}"
@@ -165,6 +168,12 @@ def _is_added(place: tuple[str, ...], old: Mapping[tuple[str, ...], str]) -> boo
     known = {place[:length] for place in old for length in range(1, len(place) + 1)}
     length = next((length for length in range(1, len(place) + 1) if place[:length] not in known), 0)
     return length > 1 and place[: length - 1] not in old
+
+
+def _is_field(place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new: Mapping[tuple[str, ...], str]) -> bool:
+    """Whether this is a field of the same class as before, all of whose fields are saved."""
+    kind = (*place[:-1], "type")
+    return old.get(kind) == new.get(kind) is not None
 
 
 def _same(old: str | None, new: str | None) -> bool:

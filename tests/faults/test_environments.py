@@ -7,11 +7,13 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import volvox as vx
 from volvox.envs import envpool_group, groups
+from volvox.loop import driver, pipeline
 from volvox.types import EnvGroup, EnvSpec, TimeStep
 
 SPEC = EnvSpec("gridworld", (2,), np.dtype(np.float32), 2, None, None, None, 10, 1)
@@ -127,6 +129,51 @@ def test_a_pool_that_blocks_is_named_where_python_drives_it(monkeypatch):
     assert len(envpool_group._blocked) == 1
     released.set()  # the thread returns, and the pool can be freed
     envpool_group._blocked.clear()
+
+
+@pytest.fixture
+def blocking(monkeypatch):
+    """Returns an open loop over environments outside of its state, which block once the event is set."""
+    blocks, released = threading.Event(), threading.Event()
+
+    def called(state):
+        if blocks.is_set():
+            released.wait()
+        return state
+
+    def step(state, action, key):
+        stepped = jax.pure_callback(called, jax.ShapeDtypeStruct((), jnp.float32), state, vmap_method="sequential")
+        return stepped + 1, 0.0, False
+
+    how = {"name": "blocking", "num_envs": 2, "groups": 2, "num_actions": 2, "max_episode_steps": 9}
+    env = vx.envs.from_functions(lambda key: jnp.float32(0), step, lambda state: state[None], **how)
+
+    def act(carry, memory, constants, g, timestep):
+        return carry + 1, jnp.zeros(timestep.reward.shape, jnp.int32)
+
+    loop = driver.Loop(
+        pipeline.Stages(act, lambda carry, memory, constants, g: (carry, memory)),
+        lambda seed: tuple(group._replace(resumable=False) for group in env.make(seed)),
+    )
+    loop.open(0)
+    next(loop.run(jnp.int32(0), (), rounds_left=lambda carry: 1))  # what is called later is compiled
+    loop.restart()
+    loop.time_parts(jnp.int32(0), (), rounds=2)
+    monkeypatch.setattr(groups, "PATIENCE", 0.6)
+    blocks.set()
+    yield loop
+    released.set()
+    driver._abandoned.clear()
+
+
+@pytest.mark.parametrize(
+    "call", [lambda loop: loop.restart(), lambda loop: loop.time_parts(jnp.int32(0), (), rounds=2)]
+)
+def test_an_environment_that_blocks_in_a_restart_or_under_the_stopwatch_is_named(call, blocking):
+    with pytest.raises(TimeoutError, match=r"blocking did not answer within 0\.6 seconds: an environment blocks"):
+        call()
+    assert [group.spec.name for group in driver._abandoned] == ["blocking", "blocking"]
+    assert blocking.groups == ()
 
 
 def test_what_a_call_raises_is_raised_where_its_answer_is_waited_for():

@@ -99,6 +99,18 @@ def test_a_setting_that_an_earlier_version_did_not_have_is_named_and_accepted(tm
         check_settings(tmp_path, then, config(strategy={"size": 3}))
 
 
+def test_a_field_that_an_earlier_class_did_not_have_is_named_and_accepted(tmp_path):
+    now, then = ({"type": "mine:Own", "size": 3, **fields} for fields in ({"rate": 0.5}, {}))
+    with pytest.warns(
+        UserWarning, match=r"by an earlier class, which did not have .*: algorithm\.strategy\.rate = 0\.5"
+    ):
+        check_settings(tmp_path, config(strategy=then), config(strategy=now))
+    with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved 0\.5, now null"):
+        check_settings(tmp_path, config(strategy=now), config(strategy=then))
+    with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved null, now 0\.5"):
+        check_settings(tmp_path, config(strategy=then), config(strategy={**now, "type": "mine:Other"}))
+
+
 def test_a_run_of_an_earlier_version_with_fewer_settings_is_loaded_and_resumed(tmp_path, make, quietly, monkeypatch):
     algorithm, versions = make("hill"), _config.versions()
     fewer = {"algorithm": "hill"}

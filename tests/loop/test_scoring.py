@@ -134,7 +134,7 @@ def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
     assert exact.low is exact.high is None
     assert exact.returns.size == 3
     assert exact.human_normalized == pytest.approx((exact.mean - 222.4) / (742.0 - 222.4))
-    assert str(exact) == f"mean return {exact.mean:.1f} ({exact.about}; human-normalised {exact.human_normalized:.1%})"
+    assert str(exact) == f"mean return {exact.mean:.2f} ({exact.about}; human-normalised {exact.human_normalized:.1%})"
     np.testing.assert_array_equal(exact.returns, scores(env, idle, protocol="exact", seed=5).returns)
     with_life = scores(env, idle, protocol="fresh", num_episodes=2)
     assert with_life.lengths.max() < exact.lengths.min()

@@ -120,7 +120,7 @@ def from_functions(
 
     Raises:
       ValueError: A number is not positive, neither `work` nor `finish` is given, or a function returns something that
-        does not fit, which `volvox.learn` finds.
+        does not fit, which `volvox.learn` finds; of `act`, the first iteration.
       TypeError: A function takes other arguments.
     """
     if work is None and finish is None:
@@ -285,7 +285,8 @@ def _metrics(functions: _Functions, learned: Any, key: Array, env: Env) -> Metri
         collected, gathered = functions.collect(group_size(env.num_envs, env.num_groups)), {}
         for function, of in ((functions.work, collected), (functions.finish, (collected,) * env.num_groups)):
             if function is not None:
-                result = _two("work and finish must return (learned, metrics)", function(of, learned, key))
+                what = "work" if function is functions.work else "finish"
+                result = _two(f"{what} must return (learned, metrics)", function(of, learned, key))
                 gathered |= metrics.means(_floats(result[1]))
         return gathered
 
@@ -312,6 +313,7 @@ def _first_line(error: Exception) -> str:
 
 def _two(what: str, result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
-        given = f"{len(result)} items" if isinstance(result, tuple) else type(result).__name__
+        given = f"a tuple of {len(result)}" if type(result) is tuple else f"a {type(result).__name__}"
+        given = f"one array, {_shown(result)}" if isinstance(result, jax.Array) else given
         raise ValueError(f"{what}, two items; it returned {given}")
     return result

@@ -140,6 +140,8 @@ def learn(
     together = devices_of(devices)
     env = env._replace(axis=together.axis)
     learner = settings.bind(network, env)
+    if not hasattr(learner, "act"):
+        raise TypeError(f"{type(settings).__name__}.bind must return a learner; it returned {said(learner)}")
     # What is made before the first step is made by each process alone.
     alone = settings.bind(network, env._replace(axis=dataclasses.replace(env.axis, name=None)))
     if together.mesh is not None and not getattr(learner, "parallel", False):
@@ -387,7 +389,7 @@ class _Run:
             raise FloatingPointError(
                 f"no longer finite by update {update}: {', '.join(wrong)}; nothing of this iteration is kept. First "
                 f"make sure that all rewards and observations of {self.env.spec.name} are finite. If they are, lower "
-                "the learning rate, or clip the gradient."
+                "the learning rate, or clip the gradient; in a loss of your own, look for a mean over nothing."
             )
 
 

@@ -12,6 +12,7 @@ An algorithm iterates over chunks, so that progress, checks and interrupts are p
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -102,6 +103,7 @@ class Loop:
         self.run_chunk: RunChunk = _not_open
         self._time_parts: Callable[..., tuple[LoopState, Times]] = _not_open
         self._recv: list[Callable[[ArrayTree], tuple[ArrayTree, Any]]] = []
+        self._answers: environments.Answers | None = None
         self.groups: tuple[EnvGroup, ...] = ()
         self.standing: Any = None
 
@@ -118,7 +120,10 @@ class Loop:
             form = pipeline.traced if all(group.traceable for group in self.groups) else pipeline.driven
             how = {"beats_per_round": self._beats_per_round, "devices": self.devices}
             self.run_chunk = form(self._stages, self.groups, **how)
-            self._time_parts = pipeline.timed(self._stages, self.groups, **how)
+            if form is pipeline.traced and not all(group.resumable for group in self.groups):
+                # JAX may run `recv` where it is called, and C++ does not hear Ctrl-C.
+                self._answers = environments.Answers()
+            self._time_parts = pipeline.timed(self._stages, self.groups, answers=self._answers, **how)
             self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in self.groups]
             self.envs = copied(envs) or tuple(group.init() for group in self.groups)
 
@@ -129,12 +134,23 @@ class Loop:
         return joined(self.devices, [self.make_groups(seed, number) for number in self.devices.numbers])
 
     def restart(self, seed: int | None = None) -> None:
-        """Drops all episodes and begins new ones in the same pools, seeded by `seed` where they can be."""
+        """Drops all episodes and begins new ones in the same pools, seeded by `seed` where they can be.
+
+        Raises:
+          TimeoutError: the environments did not answer within ten minutes; see `run`.
+        """
         self.standing = None
         with self._closed_on_failure():
             # What is in flight (the first episodes, or the actions of the last beat) must land first.
-            landed = [recv(env)[0] for recv, env in zip(self._recv, self.envs, strict=True)]
-            self.envs = tuple(group.restart(env, seed) for group, env in zip(self.groups, landed, strict=True))
+            landed = [self._answer(recv, env)[0] for recv, env in zip(self._recv, self.envs, strict=True)]
+            together = zip(self.groups, landed, strict=True)
+            self.envs = tuple(self._answer(group.restart, env, seed) for group, env in together)
+
+    def _answer(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Calls what waits for environments, with a limit where they are stepped in C++."""
+        if self._answers is None:
+            return call(*args)
+        return self._answers.of(functools.partial(call, *args), self.groups[0].spec.name)
 
     def run(
         self,
@@ -197,6 +213,7 @@ class Loop:
 
         Raises:
           RuntimeError: the loop is not open.
+          TimeoutError: the environments did not answer within ten minutes; see `run`.
         """
         self.standing = None
         with self._closed_on_failure():
@@ -206,8 +223,12 @@ class Loop:
 
     def close(self) -> None:
         """Frees the pools and their threads; `open` makes others."""
+        if self._answers is not None and not self._answers.close():
+            _abandoned.extend(self.groups)
+            self.groups = ()
         for group in self.groups:
             group.close()
+        self._answers = None
         self.run_chunk = self._time_parts = _not_open
         self.groups, self.envs, self.standing = (), (), None
 

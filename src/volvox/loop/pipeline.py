@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
+from volvox.envs.groups import Answers
 from volvox.loop.devices import ALONE, Devices
 from volvox.ops.order import after
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
@@ -222,7 +223,12 @@ class Times(NamedTuple):
 
 
 def timed(
-    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
+    stages: Stages,
+    groups: Sequence[EnvGroup],
+    *,
+    beats_per_round: int = 1,
+    devices: Devices = ALONE,
+    answers: Answers | None = None,
 ) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
     """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
 
@@ -235,6 +241,7 @@ def timed(
       groups: Groups of one size.
       beats_per_round: Beats of a round.
       devices: The devices that run it as one program.
+      answers: What waits for groups with a limit; None waits without one.
 
     Returns:
       (state, constants, rounds) -> (state, times). `rounds` is at least 2: the first one, which may compile, is not
@@ -245,7 +252,7 @@ def timed(
         rounds.
     """
     _check(groups, beats_per_round)
-    calls, num_groups, group_size = _Calls(stages, groups, devices), len(groups), groups[0].num_envs
+    calls, num_groups, group_size = _Calls(stages, groups, devices, answers), len(groups), groups[0].num_envs
 
     def run(state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
         integer("rounds", rounds, low=2)
@@ -260,7 +267,7 @@ def timed(
             for g in range(num_groups):
                 if calls.active(carry, g):
                     if waiting[g] is None:
-                        envs[g], waiting[g] = jax.block_until_ready(calls.recv(g, envs[g], carry, constants))
+                        envs[g], waiting[g] = calls.answered([], calls.recv, g, envs[g], carry, constants)
                     carry, actions[g] = calls.stopped(
                         spent["acting"], calls.act, carry, memory, constants, g, waiting[g]
                     )
@@ -268,7 +275,7 @@ def timed(
                         envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
                     else:
                         given = (g, envs[g], actions[g], carry, constants)
-                        envs[g], waiting[g] = calls.stopped(spent["emulators"], calls.step, *given)
+                        envs[g], waiting[g] = calls.answered(spent["emulators"], calls.step, *given)
                 carry, memory = calls.stopped(spent["working"], calls.work, carry, memory, constants, g)
             if (beat + 1) % beats_per_round == 0:
                 carry, memory = calls.stopped(spent["working"], calls.finish, carry, memory, constants)
@@ -286,9 +293,9 @@ def timed(
 class _Calls:
     """The groups' functions and the stages, as Python calls them."""
 
-    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices):
+    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices, answers: Answers | None = None):
         self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
-        self._groups, self._stages = groups, stages
+        self._groups, self._stages, self._answers = groups, stages, answers
         self._wait = jax.block_until_ready if devices.mesh is None else devices.waited
         if stages.episode_keys is not None:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
@@ -311,6 +318,11 @@ class _Calls:
         result = self._wait(call(*args))
         spent.append(time.perf_counter() - began)
         return result
+
+    def answered(self, spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
+        """As `stopped`, of what waits for environments: with a limit, if there are `answers`."""
+        stopped = partial(self.stopped, spent, call, *args)
+        return stopped() if self._answers is None else self._answers.of(stopped, self._groups[0].spec.name)
 
     def step(self, g: int, env: ArrayTree, action: Array, carry: ArrayTree, constants: ArrayTree) -> Any:
         """Sends actions to a group, and receives what they led to."""
