@@ -67,10 +67,10 @@ def test_novelty_search_is_stopped_too(quietly):
 
 @pytest.mark.slow_except("a3c-observation")
 @pytest.mark.parametrize("cause", CAUSES)
-@pytest.mark.parametrize("name", ["a3c", "td3"])
+@pytest.mark.parametrize("name", ["a3c", "ppo", "primal-dual", "td3"])
 def test_a_learner_names_rewards_and_observations_before_the_learning_rate(make, quietly, name, cause):
     field = "observation" if cause == "observation" else "reward"
-    algorithm = make(name, env=broken(**{field: CAUSES[cause]}, discrete=name == "a3c"))
+    algorithm = make(name, env=broken(**{field: CAUSES[cause]}, discrete=name != "td3"))
     with pytest.raises(FloatingPointError, match=r"all rewards and observations of broken are finite.*learning rate"):
         quietly(algorithm, steps=3)
     algorithm.close()

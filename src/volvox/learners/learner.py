@@ -309,7 +309,8 @@ class _Run:
         learning = learning._replace(metrics=devices.placed(metrics.zeros(learning.metrics)))
         times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
         if is_timed(standing.iterations) and learner.timed_rounds < rounds_left(acting):
-            if standing.iterations == 1 and self.stops(monitor, {"phase": "compiling"}):
+            note = {"phase": "compiling", "note": "compiling the stopwatch, which takes some 5 to 30 seconds"}
+            if standing.iterations == 1 and self.stops(monitor, note):
                 raise Interrupted("before the stopwatch was compiled")
             acting, learning, times = loop.time_parts(acting, learning, key, rounds=learner.timed_rounds)
 
