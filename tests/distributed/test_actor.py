@@ -1,6 +1,7 @@
 """An actor, without Ray: what it plays is what this process plays."""
 
 import os
+from importlib.metadata import version
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from volvox import networks, population
 from volvox._settings import describe
-from volvox.distributed.actor import Actor, Order, installed, options
+from volvox.distributed.actor import Actor, Order, code_of, installed, options
 from volvox.distributed.bases import digests
 from volvox.distributed.work import Work
 from volvox.envs import probe
@@ -30,7 +31,8 @@ def genotype():
 
 def config():
     parts = {"network": genotype().policy.config, "env": ENV.config, "noise": NOISE, "behavior": BEHAVIOR}
-    return describe(parts)
+    described = describe(parts)
+    return {**described, "code": code_of(described)}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,33 @@ def test_an_environment_that_is_missing_here():
     with pytest.raises(ValueError, match=r"env: .*games_of_others.*No module named") as caught:
         Actor().prepare(there, 4, 8, 1.0, {}, [])
     assert "\n" not in str(caught.value)
+
+
+def test_other_code_of_an_environment_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "games_of_mine.py"
+    module.write_text(
+        "import volvox as vx\n\n\n@vx.recorded\ndef far(*, num_envs):\n"
+        "    return vx.envs.probe.target(num_envs=num_envs, groups=2, max_episode_steps=5)\n"
+    )
+    there = config()
+    there["env"]["made_by"] = {"call": "games_of_mine:far", "num_envs": 4}
+    there["code"] = code_of({name: part for name, part in there.items() if name != "code"})
+    assert "games_of_mine" in there["code"]
+    Actor().prepare(there, 4, 8, 1.0, {}, [])
+    module.write_text(module.read_text().replace("steps=5", "steps=6"))
+    with pytest.raises(ValueError, match=r"other code than where the run began: games_of_mine \w+ \(there \w+\)"):
+        Actor().prepare(there, 4, 8, 1.0, {}, [])
+
+
+def test_versions_of_the_packages_of_environments_are_compared():
+    made = {
+        "env": {"call": "volvox.envs:gymnasium", "make_env": "CartPole-v1"},
+        "network": {"type": "flax.linen:Dense"},
+    }
+    found = code_of(made)
+    assert found == {"flax.linen": version("flax"), "gymnasium": version("gymnasium")}
+    assert code_of({"env": {"call": "nowhere_to_be_found:f"}}) == {"nowhere_to_be_found": "missing"}
 
 
 def test_another_number_of_environments_is_refused():

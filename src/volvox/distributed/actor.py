@@ -5,6 +5,7 @@ It is made from import paths and settings alone, and told by name what to play; 
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 import volvox.networks as networks
-from volvox._parts import env_of, network_of
+from volvox._parts import env_of, import_paths, network_of
 from volvox._programs import keep_programs
 from volvox._settings import rebuild
 from volvox.distributed.bases import Bases, Digest, Origin
@@ -85,6 +86,22 @@ def installed() -> dict[str, str | None]:
     return {**versions(), **found, "volvox's code": code.hexdigest()[:12]}
 
 
+def code_of(config: Any) -> dict[str, str]:
+    """Versions of what is not volvox's in a description of parts: of a package its version, of a module a hash."""
+    paths = [path.partition(":") for path in import_paths(config)]
+    modules = {module for module, _, _ in paths if module.partition(".")[0] != "volvox"}
+    modules |= {name for _, _, name in paths if name in ("gymnasium", "gymnax", "brax")}  # of volvox.envs
+    found = {}
+    for module in sorted(modules):
+        try:
+            found[module] = importlib.metadata.version(module.partition(".")[0])
+        except importlib.metadata.PackageNotFoundError:
+            spec = importlib.util.find_spec(module)
+            file = None if spec is None else spec.origin
+            found[module] = "missing" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return found
+
+
 class Actor:
     """Plays portions of populations. Ray makes one for each machine or GPU, and calls its methods from several threads.
 
@@ -123,7 +140,7 @@ class Actor:
         """Makes network, environment, noise and behaviour from their settings.
 
         Args:
-          config: See `volvox.evolution.pools.Workers`.
+          config: See `volvox.evolution.pools.Workers`; and `code`, what `code_of` says of it where the run began.
           num_slots: Environments.
           capacity: The most episodes of a portion.
           chunk_seconds: How often it is looked at whether to stop.
@@ -135,6 +152,10 @@ class Actor:
             jax.config.update(name, value)
         keep_programs()
         env = env_of(config["env"])
+        parts = {name: part for name, part in config.items() if name != "code"}
+        if wrong := {name: code for name, code in code_of(parts).items() if code != config["code"].get(name)}:
+            told = ", ".join(f"{name} {code} (there {config['code'].get(name)})" for name, code in wrong.items())
+            raise ValueError(f"here is other code than where the run began: {told}; install here what is there.")
         if env.num_envs != num_slots:
             raise ValueError(f"env: here it has {env.num_envs} environments, and {num_slots} are wanted.")
         network = network_of(config["network"], env)

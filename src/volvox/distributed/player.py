@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from volvox.distributed import bases as bases_
-from volvox.distributed.actor import Actor, Answer, Order
+from volvox.distributed.actor import Actor, Answer, Order, code_of
 from volvox.distributed.actors import Actors
 from volvox.distributed.bases import Digest, Origin
 from volvox.distributed.remote import Remote, slow, text
@@ -55,7 +55,9 @@ class RayPlayer:
         """
         self._settings, self._num_slots, self._look = settings, num_slots, min(chunk_seconds, _LOOK)
         capacity = _SLOTFULS * num_slots
-        self._actors = Actors(settings, (config, num_slots, capacity, chunk_seconds), actor)
+        self._actors = Actors(
+            settings, ({**config, "code": code_of(config)}, num_slots, capacity, chunk_seconds), actor
+        )
         self._capacity, self._next_portion = capacity, 0
         self._sent = _Sent()
         self._bytes = [0, 0]  # sent, received
