@@ -44,6 +44,7 @@ LAYER = {
     "loading": 11,
     "__init__": 12,
     "cli": 12,
+    "__main__": 13,
 }
 
 

@@ -239,9 +239,11 @@ def _described(name: str, array: jax.ShapeDtypeStruct) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinities: an action without a bound has None."""
+    """Other readers of JSON know no infinities: an action without a bound has None."""
+    if isinstance(value, dict) and value.keys() == {"float"}:
+        return None
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return value
