@@ -120,6 +120,7 @@ def test_a_network_of_a_script_is_said_to_be_needed():
     assert what_load_needs(config) is None
     own = dict(config, network={"type": "__main__:Net"})
     assert what_load_needs(own) == "network=, because Net is defined in the script or notebook that runs"
+    assert what_load_needs({"algorithm": "learn"}) == "env=, because algorithm.env is not described"
     assert what_load_needs({"algorithm": "mine"}) == "algorithm=, because neither vx.evolve nor vx.learn made it"
 
 

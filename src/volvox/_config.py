@@ -172,8 +172,8 @@ def _is_added(place: tuple[str, ...], old: Mapping[tuple[str, ...], str]) -> boo
 
 def _is_field(place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new: Mapping[tuple[str, ...], str]) -> bool:
     """Whether this is a field of the same class as before, all of whose fields are saved."""
-    kind = (*place[:-1], "type")
-    return old.get(kind) == new.get(kind) is not None
+    one, other = (config.get((*place[:-1], "type"), "") for config in (old, new))
+    return one == other and ":" in one
 
 
 def _same(old: str | None, new: str | None) -> bool:

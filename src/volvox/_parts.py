@@ -30,6 +30,8 @@ def what_load_needs(config: Mapping[str, Any]) -> str | None:
         return "algorithm=, because neither vx.evolve nor vx.learn made it"
     for place, argument in GIVEN_AS.items():
         described = config.get(place.rpartition(".")[2])
+        if argument != "algorithm" and not isinstance(described, dict):
+            return f"{argument}=, because {place} is not described"
         own = [path.partition(":")[2] for path in import_paths(described) if path.startswith("__main__:")]
         if own:
             return f"{argument}=, because {own[0]} is defined in the script or notebook that runs"

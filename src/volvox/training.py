@@ -343,7 +343,7 @@ def train(
                 fewer = f" and steps={steps} asks for fewer" if record.done > steps else ""
                 begins = f"nothing to do, because {name} {record.done} is done{fewer}"
             display.note(f"{run_dir}: {begins}")
-        elif record.path is not None and (needed := what_load_needs(record.config["algorithm"])) is not None:
+        if saved is None and record.path and (needed := what_load_needs(record.config["algorithm"])):
             display.note(f"{run_dir}: in another process vx.load will need {needed}")
         monitor = Monitor(display, stack, algorithm.largest)
         state = algorithm.init(key) if saved is None else saved.state

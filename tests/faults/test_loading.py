@@ -107,8 +107,10 @@ def test_a_field_that_an_earlier_class_did_not_have_is_named_and_accepted(tmp_pa
         check_settings(tmp_path, config(strategy=then), config(strategy=now))
     with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved 0\.5, now null"):
         check_settings(tmp_path, config(strategy=now), config(strategy=then))
-    with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved null, now 0\.5"):
-        check_settings(tmp_path, config(strategy=then), config(strategy={**now, "type": "mine:Other"}))
+    for one, other in (("mine:Own", "mine:Other"), ("windy", "windy")):  # another class; no class at all
+        given = config(strategy=then | {"type": one}), config(strategy=now | {"type": other})
+        with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved null, now 0\.5"):
+            check_settings(tmp_path, *given)
 
 
 def test_a_run_of_an_earlier_version_with_fewer_settings_is_loaded_and_resumed(tmp_path, make, quietly, monkeypatch):

@@ -56,7 +56,7 @@ class Here:
         try:
             return due()
         except (KeyError, TypeError, ValueError) as error:
-            if not _raised_by_gymnasium(error):
+            if self._vector is None or not _raised_by_gymnasium(error):
                 raise
             if "values to unpack" in str(error):
                 raise TypeError(
