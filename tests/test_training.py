@@ -18,7 +18,7 @@ import pytest
 
 from volvox import _monitor, checkpoint
 from volvox.report import rows
-from volvox.training import train
+from volvox.training import read_config, train
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
 
 SPEC = EnvSpec("hill", (1,), np.float32, 2, None, None, None, 10, 1)
@@ -251,6 +251,23 @@ def test_an_existing_run_is_never_overwritten(tmp_path):
         quietly(hill(calls=calls), steps=1, run_dir=tmp_path / "a")
     assert calls == []
     assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_without_a_step_is_begun_anew(tmp_path):
+    def fails(state, *, monitor=None):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        quietly(hill()._replace(step=fails, config={"size": 1}), steps=1, run_dir=tmp_path / "a", seed=1)
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0]
+    mended = hill()._replace(config={"size": 2})
+    run = quietly(mended, steps=2, run_dir=tmp_path / "a", seed=2)
+    assert read_config(tmp_path / "a")["algorithm"] == {"size": 2}
+    chex.assert_trees_all_equal(run.state, quietly(mended, steps=2, seed=2).state)
+    again = quietly(mended, steps=3, run_dir=tmp_path / "a", seed=2, resume=True)
+    assert [row["generation"] for row in again.metrics] == [1, 2, 3]
+    with pytest.raises(FileExistsError):
+        quietly(mended, steps=2, run_dir=tmp_path / "a", seed=2)
 
 
 @pytest.mark.parametrize("left", ["config.json", "metrics.jsonl", "checkpoints"])

@@ -51,14 +51,15 @@ _LEFTOVER = re.compile(r"\.(config\.json|metrics\.jsonl|elite\.json|fingerprint\
 
 
 def check_unused(run_dir: str | os.PathLike[str]) -> None:
-    """Checks, before long work, that a directory holds no run, as `train` does without `resume`.
+    """Checks, before long work, that a directory holds no run with a step, as `train` does without `resume`.
 
     Raises:
       FileExistsError: It holds a run.
       ValueError: The name is empty, or the directory cannot be written.
     """
-    check_writable(run_path(run_dir))
-    if holds := _holds(run_path(run_dir)):
+    directory = run_path(run_dir)
+    check_writable(directory)
+    if (holds := _holds(directory)) and not _has_no_step(directory):
         raise FileExistsError(
             f"{os.fspath(run_dir)} already holds a run ({', '.join(holds)}): pass resume=True (scripts: --resume) to "
             "go on with it, or give another run_dir, or remove the directory"
@@ -161,6 +162,8 @@ class Record:
         self.path.mkdir(parents=True, exist_ok=True)
         sync(self.path.parent)
         self._lock = stack.enter_context(_locked(self.path))
+        if not resume and _has_no_step(self.path):
+            (self.path / CONFIG).unlink()
         found = read_run(self.path, self._algorithm, self.config, key) if there else None
         if found is not None:
             self.rows, self._rows_digest, self._saved_step = found.rows, found.rows_digest, found.step
@@ -345,6 +348,14 @@ def _holds(directory: Path) -> list[str]:
     holds = [name for name in (CONFIG, METRICS) if os.path.lexists(directory / name)]
     # That of no step alone is what a start left that was killed.
     return holds + ([CHECKPOINTS] if any(checkpoint.steps(directory / CHECKPOINTS)) else [])
+
+
+def _has_no_step(directory: Path) -> bool:
+    """Whether a run was begun here and has no step, as after an error in its first one: it may be begun anew."""
+    if not (directory / CONFIG).is_file() or os.path.lexists(directory / ELITE):
+        return False
+    metrics, steps = directory / METRICS, checkpoint.steps(directory / CHECKPOINTS)
+    return metrics.is_file() and metrics.stat().st_size == 0 and steps == [0]
 
 
 @contextlib.contextmanager

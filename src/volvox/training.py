@@ -293,7 +293,7 @@ def train(
       `step_seconds`.
 
     Raises:
-      FileExistsError: `run_dir` holds a run and `resume` is False.
+      FileExistsError: `run_dir` holds a run of at least one step, and `resume` is False.
       ValueError: An argument is out of its range; none of `steps`, `stop_after` and `max_frames` is given; with
         `max_frames`, the algorithm counts no frames; `run_dir` cannot be written, or its disk is too small; or, with
         `resume`, settings differ from those saved (all are named), or the run directory lacks a file it must have.
