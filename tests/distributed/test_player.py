@@ -289,6 +289,25 @@ def test_a_machine_is_killed_and_another_joins(player, machines):
 
 
 @pytest.mark.slow
+def test_a_machine_that_joins_with_other_versions_is_tried_again(player, machines, tmp_path, monkeypatch):
+    monkeypatch.setattr(actors, "_LONGEST_PAUSE", 1.0)
+    machines.set(1)
+    one, watch, began = player(tmp_path), Watch(), time.monotonic()
+    check(one.play(request(), watch)[0])
+    (tmp_path / "other").touch()
+    machines.add()
+    while not any("left out" in note for note in watch.notes) and time.monotonic() - began < 60:
+        check(one.play(request(), watch)[0])
+    (tmp_path / "other").unlink()
+    while len(one._actors.table()) < 2 and time.monotonic() - began < 90:
+        check(one.play(request(), watch)[0])
+    assert one.figures()["num_actors"] == 2
+    refused = [note for note in watch.notes if "has jax 0.0.1" in note]
+    assert len(refused) == 1
+    assert refused[0].endswith("; it is left out, and tried again every 1 seconds")
+
+
+@pytest.mark.slow
 def test_interrupted_and_played_again(player, machines):
     machines.set(2)
     one = player()

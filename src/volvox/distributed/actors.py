@@ -26,7 +26,7 @@ _MOST_DEATHS = 4
 _LATER = 30.0
 """Seconds, at most, that the first actor of `"nodes"` that is ready waits for the other machines."""
 _LONGEST_PAUSE = 60.0
-"""Seconds until a place that fails again and again is tried once more."""
+"""Seconds until a place that fails again and again, or a machine that cannot take part, is tried once more."""
 
 
 class Actors:
@@ -57,11 +57,11 @@ class Actors:
         self._failures: collections.Counter[int] = collections.Counter()
         self._deaths: collections.Counter[int] = collections.Counter()
         self._lost: list[int] = []
+        self._refused: set[str] = set()
         self._notes: list[str] = []
-        self._looked = self._awake = 0.0
+        self._looked = self._awake = self._phase_began = self._phases = 0.0
         self._ticked = time.monotonic()
         self._alone: float | None = None
-        self._phase_began, self._phases = 0.0, 0.0
 
     @property
     def restarts(self) -> int:
@@ -366,12 +366,15 @@ class Actors:
         self._gone(remote, f"failed ({told})")
 
     def _refuse(self, remote: Remote, why: str) -> None:
-        """A machine cannot take part: at the start that ends the run, later it is left out."""
+        """A machine cannot take part: at the start that ends the run, later it is tried again now and then."""
         if not self._begun:
             raise ValueError(why)
-        self._notes.append(f"{why}; it is left out")
+        if why not in self._refused:
+            self._refused.add(why)
+            self._notes.append(f"{why}; it is left out, and tried again every {_LONGEST_PAUSE:g} seconds")
         self._kill(remote)
-        remote.call, remote.ping = None, None  # it stays in its place, so that no other is made there
+        del self._remotes[remote.number]
+        self._not_before[remote.number] = time.monotonic() + _LONGEST_PAUSE
 
     def _gone(self, remote: Remote, why: str) -> None:
         """An actor is gone; what it played is given to others."""
