@@ -5,13 +5,12 @@ places fail; and with `"nodes"` one for each machine that joins.
 """
 
 import collections
-import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from volvox.distributed.actor import Answer, Order, installed, options
-from volvox.distributed.remote import Place, Remote, cores, why
+from volvox.distributed.remote import Place, Remote, connect, cores, why
 from volvox.distributed.settings import check_connected
 from volvox.distributed.settings import ray as Settings
 from volvox.evolution.pools import Seen
@@ -216,10 +215,7 @@ class Actors:
         if ray.is_initialized():
             check_connected(self._settings.address, ray.get_runtime_context().gcs_address)
             return
-        try:
-            ray.init(address=self._settings.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ValueError(f"no connection to a cluster of Ray: {' '.join(str(error).split())}") from error
+        connect(self._settings.address)
         self._own = True
 
     def _make(self, *, first: bool) -> int:

@@ -1,8 +1,10 @@
 """One actor, as it is seen from here."""
 
 import collections
+import logging
 import statistics
 import time
+import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -24,6 +26,19 @@ class Place(NamedTuple):
     number: int
     node: str | None
     cpus: float
+
+
+def connect(address: str | None) -> None:
+    """Connects to a cluster of Ray, or begins one; raises ValueError where that fails."""
+    import ray
+
+    with warnings.catch_warnings():
+        # JAX warns of every fork of a process with threads; Ray's are programs of their own at once.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ValueError(f"no connection to a cluster of Ray: {' '.join(str(error).split())}") from error
 
 
 class Remote:
