@@ -1,3 +1,7 @@
+import os
+import pty
+import subprocess
+import sys
 from typing import NamedTuple
 
 import jax
@@ -12,6 +16,16 @@ from volvox.envs import probe
 class Pair(NamedTuple):
     x: jax.Array
     y: jax.Array
+
+
+def test_the_hash_of_what_is_computed_is_the_same_in_a_terminal():
+    """Where JAX prints in colours."""
+    program = "import sys; from volvox.envs import probe; sys.stderr.write(probe.corridor(num_envs=2).config{})"
+    program = program.format("['settings']['code']")
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours), os.fdopen(theirs) as terminal:
+        done = subprocess.run([sys.executable, "-c", program], stdout=terminal, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.endswith(probe.corridor(num_envs=2).config["settings"]["code"])
 
 
 def test_functions_that_do_not_fit_are_told():

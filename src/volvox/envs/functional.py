@@ -181,7 +181,9 @@ class _Functions:
         state = jax.eval_shape(self.reset, key)
         traced = [jax.make_jaxpr(self.reset)(key), jax.make_jaxpr(self.step)(state, self.action, key)]
         traced += [jax.make_jaxpr(function)(state) for function in (self.observe, self.extras)]
-        found = hashlib.sha256(re.sub(r"0x\w+", "", "".join(map(str, traced))).encode())
+        # In a terminal or a notebook `str` would give a jaxpr colours.
+        printed = "".join(closed.pretty_print(use_color=False) for closed in traced)
+        found = hashlib.sha256(re.sub(r"0x\w+", "", printed).encode())
         for closed in traced:  # printed, an array is a name
             for array in _arrays(closed.jaxpr, closed.consts):
                 found.update(array.tobytes())
