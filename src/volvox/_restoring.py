@@ -57,11 +57,15 @@ def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any], k
     like = jax.eval_shape(algorithm.init, key) if algorithm.restore is None and checkpoint.steps(folder) else None
 
     def state_of(step: int, tree: Any) -> Any:
+        place = folder / f"{step:08d}"
         try:
             return tree if algorithm.restore is None else algorithm.restore(tree)
+        except ValueError as error:
+            changed = "if the algorithm's code was changed, take that with which the run began"
+            raise ValueError(f"{place}: {error}; {changed}") from error
         except _NO_STATE as error:
-            damaged, reason = folder / f"{step:08d}", f"{type(error).__name__}: {error}"
-            raise DamagedCheckpointError(f"checkpoint {damaged} holds no state of this algorithm ({reason})") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise DamagedCheckpointError(f"checkpoint {place} holds no state of this algorithm ({reason})") from error
 
     saved = checkpoint.restore_latest(folder, like, check=history.check, convert=state_of)
     if saved is None:
