@@ -240,7 +240,7 @@ def _described(name: str, array: jax.ShapeDtypeStruct) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     """Other readers of JSON know no infinities: an action without a bound has None."""
-    if isinstance(value, dict) and value.keys() == {"float"}:
+    if value in [{"float": name} for name in ("inf", "-inf", "nan")]:
         return None
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}

@@ -107,11 +107,11 @@ def test_other_code_of_an_environment_is_refused(tmp_path, monkeypatch):
     )
     there = config()
     there["env"]["made_by"] = {"call": "games_of_mine:far", "num_envs": 4}
-    there["code"] = code_of({name: part for name, part in there.items() if name != "code"})
+    there["code"] = code_of(there)
     assert "games_of_mine" in there["code"]
     Actor().prepare(there, 4, 8, 1.0, {}, [])
     module.write_text(module.read_text().replace("steps=5", "steps=6"))
-    with pytest.raises(ValueError, match=r"other code than where the run began: games_of_mine \w+ \(there \w+\)"):
+    with pytest.raises(ValueError, match=r"other code than where the run began: games_of_mine \w+ \(there \w+\);"):
         Actor().prepare(there, 4, 8, 1.0, {}, [])
 
 
@@ -121,8 +121,12 @@ def test_versions_of_the_packages_of_environments_are_compared():
         "network": {"type": "flax.linen:Dense"},
     }
     found = code_of(made)
-    assert found == {"flax.linen": version("flax"), "gymnasium": version("gymnasium")}
-    assert code_of({"env": {"call": "nowhere_to_be_found:f"}}) == {"nowhere_to_be_found": "missing"}
+    assert {name: code.split()[0] for name, code in found.items()} == {
+        "flax.linen": version("flax"),
+        "gymnasium": version("gymnasium"),
+    }
+    others = {"env": {"call": "nowhere.to_be_found:f", "type": "windy"}, "noise": {"function": "builtins:abs"}}
+    assert code_of(others) == {"builtins": "missing", "nowhere.to_be_found": "missing"}
 
 
 def test_another_number_of_environments_is_refused():

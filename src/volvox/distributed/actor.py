@@ -3,6 +3,7 @@
 It is made from import paths and settings alone, and told by name what to play; see `volvox.distributed.player`.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -87,19 +88,25 @@ def installed() -> dict[str, str | None]:
 
 
 def code_of(config: Any) -> dict[str, str]:
-    """Versions of what is not volvox's in a description of parts: of a package its version, of a module a hash."""
-    paths = [path.partition(":") for path in import_paths(config)]
-    modules = {module for module, _, _ in paths if module.partition(".")[0] != "volvox"}
-    modules |= {name for _, _, name in paths if name in ("gymnasium", "gymnax", "brax")}  # of volvox.envs
-    found = {}
-    for module in sorted(modules):
-        try:
-            found[module] = importlib.metadata.version(module.partition(".")[0])
-        except importlib.metadata.PackageNotFoundError:
-            spec = importlib.util.find_spec(module)
-            file = None if spec is None else spec.origin
-            found[module] = "missing" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    return found
+    """Modules, outside of volvox, that a description of parts names: versions of their packages, hashes of their files.
+
+    Other modules that these import are not looked at.
+    """
+    paths = [path.split(":", 1) for path in import_paths(config) if ":" in path]
+    modules = {module for module, _ in paths if module.partition(".")[0] != "volvox"}
+    modules |= {name for _, name in paths if name in ("gymnasium", "gymnax", "brax")}  # of volvox.envs
+    return {module: _version(module) for module in sorted(modules)}
+
+
+def _version(module: str) -> str:
+    said = []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        said.append(importlib.metadata.version(module.partition(".")[0]))
+    with contextlib.suppress(ImportError, ValueError):  # of a module without a specification, such as __main__
+        file = Path(getattr(importlib.util.find_spec(module), "origin", None) or "")
+        if file.is_file():
+            said.append(hashlib.sha256(file.read_bytes()).hexdigest()[:12])
+    return " ".join(said) or "missing"
 
 
 class Actor:
@@ -152,8 +159,7 @@ class Actor:
             jax.config.update(name, value)
         keep_programs()
         env = env_of(config["env"])
-        parts = {name: part for name, part in config.items() if name != "code"}
-        if wrong := {name: code for name, code in code_of(parts).items() if code != config["code"].get(name)}:
+        if wrong := {name: code for name, code in code_of(config).items() if code != config["code"].get(name)}:
             told = ", ".join(f"{name} {code} (there {config['code'].get(name)})" for name, code in wrong.items())
             raise ValueError(f"here is other code than where the run began: {told}; install here what is there.")
         if env.num_envs != num_slots:
