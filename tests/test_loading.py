@@ -96,8 +96,8 @@ class Unmarked(nn.Module):
     [
         (vx.networks.MLP(2), corridor(), None),
         (Unmarked(), corridor(), None),  # flax modules need no mark
-        (vx.networks.MLP(2, activation=lambda x: x), corridor(), r"network=, because of algorithm\.network.*<lambda>"),
-        (vx.networks.MLP(2), corridor()._replace(config={"name": "mine"}), r"env=, because of .*volvox\.recorded"),
+        (vx.networks.MLP(2, activation=lambda x: x), corridor(), r"network= \(algorithm\.network.*<lambda>"),
+        (vx.networks.MLP(2), corridor()._replace(config={"name": "mine"}), r"env= \(.*volvox\.recorded"),
     ],
 )
 def test_train_says_what_load_will_need(network, env, needed, tmp_path, capsys):
@@ -118,10 +118,13 @@ def test_train_says_what_load_will_need(network, env, needed, tmp_path, capsys):
 def test_a_network_of_a_script_is_said_to_be_needed():
     config = ga().config
     assert what_load_needs(config) is None
-    own = dict(config, network={"type": "__main__:Net"})
-    assert what_load_needs(own) == "network=, because Net is defined in the script or notebook that runs"
-    assert what_load_needs({"algorithm": "learn"}) == "env=, because algorithm.env is not described"
-    assert what_load_needs({"algorithm": "mine"}) == "algorithm=, because neither vx.evolve nor vx.learn made it"
+    script = "is defined in the script or notebook that runs"
+    both = dict(config, network={"type": "__main__:Net"}, env={"made_by": {"call": "__main__:env"}})
+    assert what_load_needs(both) == f"env= (env {script}) and network= (Net {script})"
+    assert what_load_needs(both | {"strategy": {"type": "__main__:Own"}}) == f"algorithm= (Own {script})"
+    told = "env= (algorithm.env is not described) and network= (algorithm.network is not described)"
+    assert what_load_needs({"algorithm": "learn"}) == told
+    assert what_load_needs({"algorithm": "mine"}) == "algorithm= (neither vx.evolve nor vx.learn made it)"
 
 
 def test_the_command_that_makes_a_run_does_not_resume_it(tmp_path, monkeypatch):

@@ -257,8 +257,11 @@ def test_a_run_without_a_step_is_begun_anew(tmp_path):
     def fails(state, *, monitor=None):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        quietly(hill()._replace(step=fails, config={"size": 1}), steps=1, run_dir=tmp_path / "a", seed=1)
+    for size in (0, 1):
+        with pytest.raises(ZeroDivisionError):
+            quietly(hill()._replace(step=fails, config={"size": size}), steps=1, run_dir=tmp_path / "a", seed=1)
+    with pytest.raises(ZeroDivisionError):  # before anything of the new run is written
+        quietly(hill()._replace(init=lambda key: 1 // 0), steps=1, run_dir=tmp_path / "a")
     assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0]
     mended = hill()._replace(config={"size": 2})
     run = quietly(mended, steps=2, run_dir=tmp_path / "a", seed=2)

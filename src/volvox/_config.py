@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from volvox import _manifest as manifest
-from volvox._settings import resolved
+from volvox._settings import defaults_of, resolved
 from volvox.provenance import provenance, versions
 from volvox.types import Algorithm, Array, ArrayTree, EnvSpec, Policy
 
@@ -117,8 +117,8 @@ def check_settings(
 
     Functions that are described by a hash of their code are not compared across versions of Python and the libraries,
     with which such a hash may change though the function does the same; a warning names those whose hashes differ.
-    Nor are settings that other versions of volvox or envpool, or of a class of the user's, did not have yet; a warning
-    names them and their values.
+    Nor are settings that other versions of volvox or envpool did not have yet, nor fields that a class did not have yet
+    and that have their defaults; a warning names them and their values.
 
     Args:
       directory: The run directory, for the message.
@@ -137,13 +137,13 @@ def check_settings(
     codes = [] if comparable else [place for place in differ if place[-1] == "code"]
     then, now = ({name: config.get(name) for name in known} for config in (saved, given))
     updated = _is_updated(then, now)
-    added = [p for p in differ if _is_added(p, old) and (updated or _is_field(p, old, new))]
+    added = [p for p in differ if _added(p, old) and (updated or _is_default(_added(p, old), old, new))]
     for places, text in (
         (list(map(".".join, codes)), "so it cannot be told whether these functions changed"),
         ([f"{'.'.join(place)} = {new[place]}" for place in added], "which did not have these settings yet"),
     ):
         if places:
-            others = "by an earlier class" if comparable else f"by other versions ({then}; now {now})"
+            others = f"by other versions ({then}; now {now})" if updated or codes else "by an earlier form of a class"
             said = f"{directory} was written {others}, {text}: {', '.join(places)}"
             warnings.warn(said, UserWarning, stacklevel=2)
     differences = [
@@ -163,17 +163,25 @@ def _is_updated(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return any(one.get(name) != other.get(name) for name in ("volvox", "envpool"))
 
 
-def _is_added(place: tuple[str, ...], old: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether what holds this setting was saved, and nothing of its name in it; null would be something."""
+def _added(place: tuple[str, ...], old: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
+    """The setting at this place or around it of which nothing was saved (null would be something), in one that was.
+
+    () if there is none.
+    """
     known = {place[:length] for place in old for length in range(1, len(place) + 1)}
     length = next((length for length in range(1, len(place) + 1) if place[:length] not in known), 0)
-    return length > 1 and place[: length - 1] not in old
+    return place[:length] if length > 1 and place[: length - 1] not in old else ()
 
 
-def _is_field(place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether this is a field of the same class as before, all of whose fields are saved."""
-    one, other = (config.get((*place[:-1], "type"), "") for config in (old, new))
-    return one == other and ":" in one
+def _is_default(place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new: Mapping[tuple[str, ...], str]) -> bool:
+    """Whether a setting is a field of the same class as before, and has its default."""
+    *parent, name = place
+    path = new.get((*parent, "type"))
+    if path is None or old.get((*parent, "type")) != path or name not in (defaults := defaults_of(json.loads(path))):
+        return False
+    described = flatten_dict({name: defaults[name]}, keep_empty_nodes=True)
+    wanted = {(*parent, *inner): json.dumps(value, default=lambda empty: {}) for inner, value in described.items()}
+    return wanted == {other: text for other, text in new.items() if other[: len(place)] == place}
 
 
 def _same(old: str | None, new: str | None) -> bool:

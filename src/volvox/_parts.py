@@ -21,25 +21,35 @@ GIVEN_AS = {
 def what_load_needs(config: Mapping[str, Any]) -> str | None:
     """Says, before a run, what `volvox.load` will have to be given in another process, and why; None if nothing.
 
-    Nothing is called, so a part that will refuse what was saved is not noticed.
+    No part is made, so one that will refuse what was saved is not noticed.
 
     Args:
       config: `algorithm.config`, as JSON values.
     """
     if config.get("algorithm") not in ("evolve", "learn"):
-        return "algorithm=, because neither vx.evolve nor vx.learn made it"
+        return "algorithm= (neither vx.evolve nor vx.learn made it)"
+    reasons: dict[str, str] = {}
     for place, argument in GIVEN_AS.items():
-        described = config.get(place.rpartition(".")[2])
-        if argument != "algorithm" and not isinstance(described, dict):
-            return f"{argument}=, because {place} is not described"
-        own = [path.partition(":")[2] for path in import_paths(described) if path.startswith("__main__:")]
-        if own:
-            return f"{argument}=, because {own[0]} is defined in the script or notebook that runs"
-        check = {"env": env_of, "network": network_of}.get(argument, rebuild)
-        try:
-            check(described, place=place, only_check=True)
-        except CannotRebuildError as error:
-            return f"{argument}=, because of {error}"
+        reason = _why_not(config.get(place.rpartition(".")[2]), place, argument)
+        if reason is not None:
+            reasons.setdefault(argument, reason)
+    if "algorithm" in reasons:  # which has all of them
+        reasons = {"algorithm": reasons["algorithm"]}
+    return " and ".join(f"{argument}= ({reason})" for argument, reason in reasons.items()) or None
+
+
+def _why_not(described: Any, place: str, argument: str) -> str | None:
+    """Says why a part cannot be made again from its description in another process; None if it can."""
+    own = [path.partition(":")[2] for path in import_paths(described) if path.startswith("__main__:")]
+    if own:
+        return f"{own[0]} is defined in the script or notebook that runs"
+    if argument != "algorithm" and not isinstance(described, dict):
+        return f"{place} is not described"
+    check = {"env": env_of, "network": network_of}.get(argument, rebuild)
+    try:
+        check(described, place=place, only_check=True)
+    except CannotRebuildError as error:
+        return str(error).rstrip(".")
     return None
 
 

@@ -162,8 +162,6 @@ class Record:
         self.path.mkdir(parents=True, exist_ok=True)
         sync(self.path.parent)
         self._lock = stack.enter_context(_locked(self.path))
-        if not resume and _has_no_step(self.path):
-            (self.path / CONFIG).unlink()
         found = read_run(self.path, self._algorithm, self.config, key) if there else None
         if found is not None:
             self.rows, self._rows_digest, self._saved_step = found.rows, found.rows_digest, found.step
@@ -183,7 +181,8 @@ class Record:
         if self.path is None:
             self._open_loggers(stack, loggers if loggers and self.writes else ())
             return
-        if self._saved_step < 0:
+        begins = self._saved_step < 0
+        if begins:
             first = self._save_checkpoint(state)
             number = min(self._keep, _CERTAIN) + 1  # one is written before the oldest is removed
             try:
@@ -195,7 +194,7 @@ class Record:
         with self._writing():
             for name in filter(_LEFTOVER.fullmatch, os.listdir(self.path)):
                 (self.path / name).unlink()
-            self._write_config()
+            self._write_config(anew=begins)
             rows.rewrite(self.path / METRICS, self.rows)
             rows.drop_log_after(self.path / _LOG, self.done)
         self.write_elite(state)  # a kill may have come between a checkpoint and its elite
@@ -254,10 +253,10 @@ class Record:
         with self._writing():
             self._write_config()
 
-    def _write_config(self) -> None:
-        """Writes `config.json` if it is not there; somebody may have removed it in the course of the run."""
+    def _write_config(self, *, anew: bool = False) -> None:
+        """Writes `config.json` anew, or if it is not there: somebody may have removed it in the course of the run."""
         assert self.path is not None
-        if not (self.path / CONFIG).exists():
+        if anew or not (self.path / CONFIG).exists():
             checkpoint.write_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
 
     def _save_checkpoint(self, state: Any, outputs: list[float] | None = None) -> Path:
@@ -352,10 +351,8 @@ def _holds(directory: Path) -> list[str]:
 
 def _has_no_step(directory: Path) -> bool:
     """Whether a run was begun here and has no step, as after an error in its first one: it may be begun anew."""
-    if not (directory / CONFIG).is_file() or os.path.lexists(directory / ELITE):
-        return False
-    metrics, steps = directory / METRICS, checkpoint.steps(directory / CHECKPOINTS)
-    return metrics.is_file() and metrics.stat().st_size == 0 and steps == [0]
+    metrics, empty = directory / METRICS, not any(checkpoint.steps(directory / CHECKPOINTS))
+    return empty and metrics.is_file() and metrics.stat().st_size == 0 and not os.path.lexists(directory / ELITE)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,8 @@ def _beside_tags(values: dict[str, Any]) -> dict[str, Any]:
 
 def _array(array: np.ndarray) -> Any:
     if array.size <= _LARGE:
-        return describe(array.tolist())
+        wide = array.dtype == np.longdouble  # which Python has no number for
+        return describe((array.astype(np.float64) if wide else array).tolist())
     return {
         "type": "numpy:ndarray",
         "shape": list(array.shape),
@@ -306,13 +307,22 @@ def _rebuilt(described: Any, place: str, only_check: bool) -> Any:
         raise CannotRebuildError(f"{place}: {path} does not take what was saved: {error}") from error
 
 
+def defaults_of(path: str) -> dict[str, Any]:
+    """Describes the defaults of a dataclass's fields; {} for other paths, and where its module is not imported."""
+    module, _, name = path.partition(":")
+    return _defaults(_loaded(module, name))
+
+
+def _defaults(found: Any) -> dict[str, Any]:
+    if not inspect.isclass(found) or not dataclasses.is_dataclass(found):
+        return {}
+    fields = [field for field in dataclasses.fields(found) if field.default is not dataclasses.MISSING]
+    return {field.name: describe(field.default) for field in fields}
+
+
 def _without_defaults(found: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Leaves out the fields of a dataclass that have their defaults, which may be functions without an import path."""
-    defaults = {}
-    if inspect.isclass(found) and dataclasses.is_dataclass(found):
-        for field in dataclasses.fields(found):
-            if field.default is not dataclasses.MISSING:
-                defaults[field.name] = describe(field.default)
+    defaults = _defaults(found)
     return {name: item for name, item in values.items() if name not in defaults or not _equal(item, defaults[name])}
 
 

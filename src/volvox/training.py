@@ -268,7 +268,7 @@ def train(
         `max_frames` ends the run.
       run_dir: Where to keep the run; None keeps nothing on disk.
       resume: Go on from the newest whole checkpoint in `run_dir`; where there is none yet, begin there.
-      checkpoint_every: Steps between checkpoints, some tenths of a second each; the last step done is always saved.
+      checkpoint_every: Steps between checkpoints, which take some tenths of a second; the last step is always saved.
       keep_checkpoints: How many of the newest checkpoints stay.
       progress: Show a bar (terminal, notebook) or print one line a step (elsewhere) on the standard error stream.
       loggers: Where rows go besides `metrics.jsonl`, such as `(vx.loggers.csv(), vx.loggers.wandb("project"))`; see

@@ -199,6 +199,11 @@ class OldReset(counter()):
         return super().reset()[0]
 
 
+class NoAction(counter()):
+    def step(self):
+        return super().step(0)
+
+
 class Unpacks(counter()):
     def step(self, action):
         _one, _two = (1, 2, 3)
@@ -212,6 +217,10 @@ def test_gyms_old_interface_is_told():
     (group,) = envs.gymnasium(OldStep, num_envs=1, **LIMIT).make(0)
     state, _ = group.recv(group.init())
     with pytest.raises(TypeError, match=r"five items, of which Gym's old step had four: .*expected 5, got 4"):
+        group.recv(group.send(state, np.zeros(1, np.int32)))
+    (group,) = envs.gymnasium(NoAction, num_envs=1, **LIMIT).make(0)
+    state, _ = group.recv(group.init())
+    with pytest.raises(TypeError, match=r"must have reset\(self, .* and step\(self, action\): .*takes 1 positional"):
         group.recv(group.send(state, np.zeros(1, np.int32)))
     (group,) = envs.gymnasium(Unpacks, num_envs=1, **LIMIT).make(0)
     state, _ = group.recv(group.init())

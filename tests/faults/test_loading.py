@@ -1,5 +1,6 @@
 """What resuming refuses, loading refuses too; files of another shape are named; what differs is compared."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -8,16 +9,19 @@ import sys
 import textwrap
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import volvox as vx
 from volvox import _config, _manifest, checkpoint, cli
 from volvox._config import check_settings
 from volvox._formats import upgraded
+from volvox._settings import describe
 from volvox.actor import converted
 from volvox.checkpoint import DamagedCheckpointError
 
@@ -99,16 +103,30 @@ def test_a_setting_that_an_earlier_version_did_not_have_is_named_and_accepted(tm
         check_settings(tmp_path, then, config(strategy={"size": 3}))
 
 
-def test_a_field_that_an_earlier_class_did_not_have_is_named_and_accepted(tmp_path):
-    now, then = ({"type": "mine:Own", "size": 3, **fields} for fields in ({"rate": 0.5}, {}))
-    with pytest.warns(
-        UserWarning, match=r"by an earlier class, which did not have .*: algorithm\.strategy\.rate = 0\.5"
-    ):
+@dataclasses.dataclass(frozen=True)
+class Own:
+    size: int
+    rate: float = 0.5
+    optimizer: Any = optax.adam
+    most: float = float("inf")
+
+
+def test_fields_with_their_defaults_that_an_earlier_class_did_not_have_are_named_and_accepted(tmp_path):
+    now = json.loads(json.dumps(describe(Own(size=3))))
+    then = {"type": now["type"], "size": 3}
+    told = r"by an earlier form of a class, which did not have .*: algorithm\.strategy\.rate = 0\.5, .*optax:adam"
+    with pytest.warns(UserWarning, match=told):
         check_settings(tmp_path, config(strategy=then), config(strategy=now))
     with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved 0\.5, now null"):
         check_settings(tmp_path, config(strategy=now), config(strategy=then))
-    for one, other in (("mine:Own", "mine:Other"), ("windy", "windy")):  # another class; no class at all
-        given = config(strategy=then | {"type": one}), config(strategy=now | {"type": other})
+    for other in (Own(size=3, rate=0.9), Own(size=3, optimizer=optax.sgd), Own(size=3, most=2.0)):
+        with (
+            pytest.warns(UserWarning, match="did not have"),
+            pytest.raises(ValueError, match=r"saved null, now (0\.9|\"optax:sgd\"|2\.0)"),
+        ):
+            check_settings(tmp_path, config(strategy=then), config(strategy=json.loads(json.dumps(describe(other)))))
+    for kinds in (("mine:Own", "mine:Other"), ("windy", "windy")):  # another class; no class at all
+        given = (config(strategy=fields | {"type": kind}) for fields, kind in zip((then, now), kinds, strict=True))
         with pytest.raises(ValueError, match=r"algorithm\.strategy\.rate: saved null, now 0\.5"):
             check_settings(tmp_path, *given)
 

@@ -158,10 +158,11 @@ class Actor:
         for name, value in how.items():
             jax.config.update(name, value)
         keep_programs()
-        env = env_of(config["env"])
-        if wrong := {name: code for name, code in code_of(config).items() if code != config["code"].get(name)}:
+        others = {name: code for name, code in code_of(config).items() if code != config["code"].get(name)}
+        if wrong := {name: code for name, code in others.items() if code != "missing"}:  # that is said below
             told = ", ".join(f"{name} {code} (there {config['code'].get(name)})" for name, code in wrong.items())
             raise ValueError(f"here is other code than where the run began: {told}; install here what is there.")
+        env = env_of(config["env"])
         if env.num_envs != num_slots:
             raise ValueError(f"env: here it has {env.num_envs} environments, and {num_slots} are wanted.")
         network = network_of(config["network"], env)

@@ -362,7 +362,7 @@ class Actors:
         self._gone(remote, f"failed ({told})")
 
     def _refuse(self, remote: Remote, why: str) -> None:
-        """A machine cannot take part: at the start that ends the run, later it is tried again now and then."""
+        """A machine cannot take part: at the start that ends the run, later it is tried again every minute."""
         if not self._begun:
             raise ValueError(why)
         if why not in self._refused:

@@ -169,7 +169,8 @@ def wrapped(env: Env, wrapper: Any, *, spec: EnvSpec | None = None, hidden_steps
         inner = env.make(seed, max_episode_steps=cut.max_episode_steps + hidden_steps, **options)
         return tuple(_Wrapped(group, wrapper).group(cut) for group in inner)
 
-    return env._replace(spec=spec, make=make, config={**env.config, **describe(config)})
+    kept = {name: value for name, value in env.config.items() if name != "made_by"}  # that makes it without the wrapper
+    return env._replace(spec=spec, make=make, config={**kept, **describe(config)})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

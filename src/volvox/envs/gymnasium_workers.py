@@ -55,9 +55,13 @@ class Here:
         due, self._due = self._due, self._not_begun
         try:
             return due()
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             if self._vector is None or not _raised_by_gymnasium(error):
                 raise
+            if isinstance(error, TypeError) and "argument" in str(error):
+                raise TypeError(
+                    f"an environment must have reset(self, *, seed=None, options=None) and step(self, action): {error}"
+                ) from error
             if "values to unpack" in str(error):
                 raise TypeError(
                     "an environment must return (observation, info) from reset, and (observation, reward, terminated, "
@@ -68,7 +72,7 @@ class Here:
                 f"{type(one.unwrapped).__name__} must return observations of its observation_space, "
                 f"{one.observation_space}, a number as the reward, and True or False as terminated and truncated; it "
                 f"returned something else ({type(error).__name__}: {error}). gymnasium.utils.env_checker.check_env "
-                "tells what"
+                "says what is wrong"
             ) from error
 
     def close(self) -> None:

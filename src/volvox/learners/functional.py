@@ -120,7 +120,7 @@ def from_functions(
 
     Raises:
       ValueError: A number is not positive, neither `work` nor `finish` is given, or a function returns something that
-        does not fit, which `volvox.learn` finds; of `act`, the first iteration.
+        does not fit: `volvox.learn` finds it, and where it is `act`, the first iteration.
       TypeError: A function takes other arguments.
     """
     if work is None and finish is None:
@@ -313,7 +313,7 @@ def _first_line(error: Exception) -> str:
 
 def _two(what: str, result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
-        given = f"a tuple of {len(result)}" if type(result) is tuple else f"a {type(result).__name__}"
+        given = f"a tuple of {len(result)}" if type(result) is tuple else f"an object of {type(result).__name__}"
         given = f"one array, {_shown(result)}" if isinstance(result, jax.Array) else given
         raise ValueError(f"{what}, two items; it returned {given}")
     return result

@@ -121,7 +121,8 @@ class Loop:
             how = {"beats_per_round": self._beats_per_round, "devices": self.devices}
             self.run_chunk = form(self._stages, self.groups, **how)
             if form is pipeline.traced and not all(group.resumable for group in self.groups):
-                # JAX may run `recv` where it is called, and C++ does not hear Ctrl-C.
+                # JAX may run `recv` where it is called, and C++ does not hear Ctrl-C. JAX's own contexts, such as
+                # enable_x64, do not reach that thread; emulators' arrays do not depend on them.
                 self._answers = environments.Answers()
             self._time_parts = pipeline.timed(self._stages, self.groups, answers=self._answers, **how)
             self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in self.groups]

@@ -51,15 +51,11 @@ class Score(NamedTuple):
     human_normalized: float | None
 
     def __str__(self) -> str:
-        low, high, mean = (None if x is None else _rounded(x) for x in (self.low, self.high, self.mean))
-        interval = "" if low is None else f", 95% interval [{low}, {high}]"
+        size = abs(self.mean)
+        digits = 1 if size >= 100 else 2 if size >= 1 or size == 0 else 4
+        interval = "" if self.low is None else f", 95% interval [{self.low:.{digits}f}, {self.high:.{digits}f}]"
         normalized = "" if self.human_normalized is None else f"; human-normalised {self.human_normalized:.1%}"
-        return f"mean return {mean}{interval} ({self.about}{normalized})"
-
-
-def _rounded(value: float) -> str:
-    """Writes a return: 1886.0, -38.95, 0.0125."""
-    return f"{value:.{1 if abs(value) >= 100 else 2}f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+        return f"mean return {self.mean + 0.0:.{digits}f}{interval} ({self.about}{normalized})"
 
 
 def play(
