@@ -91,6 +91,7 @@ class Unmarked(nn.Module):
         return nn.Dense(2)(x)
 
 
+@pytest.mark.slow_except("unmarked")
 @pytest.mark.parametrize(
     ("network", "env", "needed"),
     [
@@ -99,6 +100,7 @@ class Unmarked(nn.Module):
         (vx.networks.MLP(2, activation=lambda x: x), corridor(), r"network= \(algorithm\.network.*<lambda>"),
         (vx.networks.MLP(2), corridor()._replace(config={"name": "mine"}), r"env= \(.*volvox\.recorded"),
     ],
+    ids=["nothing", "flax", "lambda", "unmarked"],
 )
 def test_train_says_what_load_will_need(network, env, needed, tmp_path, capsys):
     algorithm = ga(network, env)

@@ -97,7 +97,7 @@ ACTS = {
     "kind": (lambda seen, learned, key, step: (seen, jnp.zeros(B)), r"actions int32 \[2\].*returned float32 \[2\]"),
     "items": (
         lambda seen, learned, key, step: step,
-        r"act must return \(collected, action\), two items; it returned a TimeStep",
+        r"act must return \(collected, action\), two items; it returned TimeStep",
     ),
     "kept": (
         lambda seen, learned, key, step: (seen._replace(reward=step.first), jnp.zeros(B, jnp.int32)),
@@ -111,7 +111,7 @@ ACTS = {
 WORKS = {
     "items": (
         lambda seen, learned, key: learned,
-        r"work must return \(learned, metrics\), two items; it returned a dict",
+        r"work must return \(learned, metrics\), two items; it returned dict",
     ),
     "names": (lambda seen, learned, key: (learned, {"frames": jnp.zeros(())}), "metrics cannot be named frames"),
     "metrics": (lambda seen, learned, key: (learned, {"a": jnp.zeros(2)}), "metrics must be a dict of scalars by name"),
