@@ -312,7 +312,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _two(what: str, result: Any) -> tuple[Any, Any]:
-    if not isinstance(result, tuple) or len(result) != 2:
+    if type(result) is not tuple or len(result) != 2:  # a NamedTuple of two fields is what is learned alone
         given = f"a tuple of {len(result)}" if type(result) is tuple else type(result).__name__
         given = f"one array, {_shown(result)}" if isinstance(result, jax.Array) else given
         raise ValueError(f"{what}, two items; it returned {given}")
