@@ -273,6 +273,27 @@ def test_a_run_without_a_step_is_begun_anew(tmp_path):
         quietly(mended, steps=2, run_dir=tmp_path / "a", seed=2)
 
 
+def test_whenever_another_process_ends_what_was_done_is_saved(tmp_path):
+    """Processes agree several times in a step; each of these times is the last one once."""
+
+    def largest_until(last):
+        def largest(number):
+            calls.append(number)
+            if len(calls) > last:
+                raise ConnectionError("the other process ended")
+            return number
+
+        return largest
+
+    calls = []
+    quietly(hill()._replace(largest=largest_until(10**6)), steps=1, run_dir=tmp_path / "whole")
+    for last in range(len(calls), 3 * len(calls)):
+        calls, run_dir = [], tmp_path / str(last)
+        with pytest.raises(ConnectionError):
+            quietly(hill()._replace(largest=largest_until(last)), steps=50, run_dir=run_dir, checkpoint_every=100)
+        assert checkpoint.steps(run_dir / "checkpoints")[-1] == len(rows.read_metrics(run_dir / "metrics.jsonl")) > 0
+
+
 @pytest.mark.parametrize("left", ["config.json", "metrics.jsonl", "checkpoints"])
 def test_any_part_of_a_run_counts_as_one(tmp_path, left):
     quietly(hill(), steps=1, run_dir=tmp_path / "a")

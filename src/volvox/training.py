@@ -258,8 +258,6 @@ def train(
     has none. All stop together, whichever of them a signal, `on_step` or `stop_after` ends. A resumed run may have
     another number of processes.
 
-    An algorithm and its pools serve one thread at a time; in a second thread it is refused.
-
     Args:
       algorithm: What to run. It is not closed. Its `config` must hold every setting that shapes the results, the
         environment's and the network's included: it is what `resume` compares.
@@ -350,6 +348,8 @@ def train(
         if saved is not None and record.path is not None and record.done:
             check_fingerprint(record.path, record.done, algorithm, algorithm.variables(state), saved.outputs)
         record.begin(stack, state, loggers=loggers)
+        # Another process may end whenever this one agrees with it, between steps too.
+        stack.push(lambda kind, error, trace: record.save(state) if kind is ConnectionError else None)
 
         began = time.monotonic()
         seconds_before = record.rows[-1]["seconds"] if record.rows else 0.0
