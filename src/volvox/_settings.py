@@ -393,7 +393,7 @@ def document_fields(module: ModuleType) -> None:
     """
     for value in vars(module).values():
         names = getattr(value, "_fields", ())
-        if inspect.isclass(value) and issubclass(value, tuple) and names:
+        if names and inspect.isclass(value) and issubclass(value, tuple) and value.__module__ == module.__name__:
             _, _, section = (inspect.getdoc(value) or "").partition("Attributes:\n")
             for listed, text in re.findall(r"^  ([\w, ]+): (.*(?:\n {4}.*)*)", section, flags=re.MULTILINE):
                 for name in set(listed.split(", ")) & set(names):
