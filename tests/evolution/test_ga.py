@@ -118,6 +118,18 @@ def test_the_elite_gives_way_only_to_a_better_one():
         assert all(jax.tree.leaves(same)) is stays
 
 
+@pytest.mark.parametrize(("pool_validations", "third_is_new"), [(False, True), (True, False)])
+def test_pooled_validations_outweigh_an_unlucky_one(pool_validations, third_is_new):
+    strategy = ga(pool_validations=pool_validations)
+    state, new = strategy.init(jax.random.key(0), CODE), []
+    # The elite's means are 9 and 1, which is 5 over both; 4 exceeds the latest alone, and 8 all that is known.
+    for number, validation in enumerate([[2.0, 1.0], [9.0, 0.0], [1.0, 4.0], [6.0, 8.0]]):
+        state, _, metrics = generation(strategy, state, range(8), validation, key=number)
+        new.append(bool(metrics["elite_is_new"]))
+    np.testing.assert_array_equal(new, [True, False, third_is_new, True])
+    np.testing.assert_array_equal(float(metrics["elite_selecting_score"]), 8.0)
+
+
 def test_the_score_is_the_mean_of_all_validations_but_the_selecting_one():
     strategy = ga()
     state, seen = strategy.init(jax.random.key(0), CODE), []

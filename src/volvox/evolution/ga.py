@@ -22,6 +22,7 @@ from volvox.evolution.strategy import (
     EliteScore,
     Metrics,
     Phase,
+    extended,
     fitness,
     mean_length,
     no_score,
@@ -85,6 +86,8 @@ class GA:
       num_elite_candidates: C, how many play for elite: the elite so far, and the best of training; at least 2.
       num_validation_episodes: Validation episodes of each candidate in each generation; the best mean return makes the
         elite, and those of an elite that stays make its score (see `volvox.evolution.EliteScore`).
+      pool_validations: Whether the elite so far counts with the mean over all its validations since it was chosen.
+        By default it counts with the latest alone, as published, so that a few unlucky episodes can displace it.
       num_test_episodes: Episodes the elite then plays in the test environments (published: 200); 0 for no test.
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
@@ -95,6 +98,7 @@ class GA:
     objective: Objective = Returns()  # noqa: RUF009  # frozen
     num_elite_candidates: int = 4
     num_validation_episodes: int = 8
+    pool_validations: bool = False
     num_test_episodes: int = 0
     num_episodes: int = 1
 
@@ -131,9 +135,14 @@ class GA:
 
     @classmethod
     def quick(cls) -> "GA":
-        """For two cores and five minutes: a small population."""
+        """For two cores and five minutes: a small population, and validations that are pooled since they are short."""
         return cls(
-            population_size=32, num_parents=6, mutation_std=0.01, num_elite_candidates=3, num_validation_episodes=4
+            population_size=32,
+            num_parents=6,
+            mutation_std=0.01,
+            num_elite_candidates=3,
+            num_validation_episodes=4,
+            pool_validations=True,
         )
 
     @classmethod
@@ -240,7 +249,11 @@ class GA:
     ) -> tuple[GAState, Metrics]:
         """Elitism: the candidate of the best mean return is the elite; with returns it is also a parent."""
         scores, t = fitness(evaluation), self.num_parents
-        winner = jnp.argmax(scores)  # the first of equals: the elite gives way only to a better one
+        compared = scores
+        if self.pool_validations:
+            known = extended(state.score, evaluation, 0)
+            compared = scores.at[0].set(jnp.where((state.generation > 0) & (known.episodes > 0), known.mean, scores[0]))
+        winner = jnp.argmax(compared)  # the first of equals: the elite gives way only to a better one
         elite = rows((state.candidates, state.candidate_lengths), winner)
         place = winner - (state.generation > 0)  # in training; negative if it was the elite before
         parents = state.parents, state.parent_lengths

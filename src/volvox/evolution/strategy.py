@@ -251,6 +251,14 @@ def no_score() -> EliteScore:
     return EliteScore(jnp.float32(jnp.nan), jnp.float32(0), jnp.int32(0))
 
 
+def extended(score: EliteScore, evaluation: Evaluation, elite: Array | int) -> EliteScore:
+    """Adds to a score the episodes that the elite played, which is row `elite` of an evaluation."""
+    returns = evaluation.returns[elite]
+    valid = evaluation.valid[elite] & ~jnp.isnan(returns)
+    episodes = score.episodes + valid.sum(dtype=jnp.int32)
+    return score._replace(total=score.total + returns.sum(where=valid), episodes=episodes)
+
+
 def validated(score: EliteScore, evaluation: Evaluation, winner: Array, is_new: Array) -> tuple[EliteScore, Metrics]:
     """Adds a generation's validation to what is known of the elite.
 
@@ -264,16 +272,12 @@ def validated(score: EliteScore, evaluation: Evaluation, winner: Array, is_new: 
       (`EliteScore`, metrics): `validation_mean` of the elite with its standard error, `elite_score` with
       `elite_episodes`, `elite_selecting_score`, `elite_is_new`, and `validation_num_nan`.
     """
-    returns, mean = evaluation.returns[winner], fitness(evaluation)[winner]
-    valid = evaluation.valid[winner] & ~jnp.isnan(returns)
-    score = EliteScore(
-        selecting=jnp.where(is_new, mean, score.selecting),
-        total=jnp.where(is_new, 0.0, score.total + returns.sum(where=valid)),
-        episodes=jnp.where(is_new, 0, score.episodes + valid.sum(dtype=jnp.int32)),
-    )
+    mean = fitness(evaluation)[winner]
+    new = no_score()._replace(selecting=mean)
+    score = jax.tree.map(lambda new, old: jnp.where(is_new, new, old), new, extended(score, evaluation, winner))
     return score, {
         "validation_mean": mean,
-        "validation_standard_error": standard_error(returns),
+        "validation_standard_error": standard_error(evaluation.returns[winner]),
         "elite_score": score.mean,
         "elite_episodes": score.episodes,
         "elite_selecting_score": score.selecting,
