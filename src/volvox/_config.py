@@ -118,7 +118,8 @@ def check_settings(
     Functions that are described by a hash of their code are not compared across versions of Python and the libraries,
     with which such a hash may change though the function does the same; a warning names those whose hashes differ.
     Nor are settings that other versions of volvox or envpool did not have yet, nor fields that a class did not have yet
-    and that have their defaults; a warning names them and their values.
+    and that have their defaults; a warning names them and their values. It leaves out fields of volvox's own classes,
+    since with its default a field that is added to one does what the class did without it.
 
     Args:
       directory: The run directory, for the message.
@@ -140,7 +141,10 @@ def check_settings(
     added = [p for p in differ if _added(p, old) and (updated or _is_default(_added(p, old), old, new))]
     for places, text in (
         (list(map(".".join, codes)), "so it cannot be told whether these functions changed"),
-        ([f"{'.'.join(place)} = {new[place]}" for place in added], "which did not have these settings yet"),
+        (
+            [f"{'.'.join(p)} = {new[p]}" for p in added if not _is_own_default(_added(p, old), old, new)],
+            "which did not have these settings yet",
+        ),
     ):
         if places:
             others = f"by other versions ({then}; now {now})" if updated or codes else "by an earlier form of a class"
@@ -182,6 +186,14 @@ def _is_default(place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new:
     described = flatten_dict({name: defaults[name]}, keep_empty_nodes=True)
     wanted = {(*parent, *inner): json.dumps(value, default=lambda empty: {}) for inner, value in described.items()}
     return wanted == {other: text for other, text in new.items() if other[: len(place)] == place}
+
+
+def _is_own_default(
+    place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new: Mapping[tuple[str, ...], str]
+) -> bool:
+    """Whether a setting is a field of the same class of volvox as before, and has its default."""
+    path = json.loads(new.get((*place[:-1], "type"), "null"))
+    return isinstance(path, str) and path.startswith("volvox") and _is_default(place, old, new)
 
 
 def _same(old: str | None, new: str | None) -> bool:

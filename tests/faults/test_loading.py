@@ -131,6 +131,14 @@ def test_fields_with_their_defaults_that_an_earlier_class_did_not_have_are_named
             check_settings(tmp_path, *given)
 
 
+def test_a_field_added_to_a_class_of_volvox_is_accepted_without_a_warning(tmp_path):
+    now = json.loads(json.dumps(describe(vx.evolution.GA(population_size=4, num_parents=2))))
+    then = {name: value for name, value in now.items() if name != "pool_validations"}
+    check_settings(tmp_path, config(strategy=then), config(strategy=now))
+    with pytest.raises(ValueError, match=r"algorithm\.strategy\.pool_validations: saved null, now true"):
+        check_settings(tmp_path, config(strategy=then), config(strategy=now | {"pool_validations": True}))
+
+
 def test_a_run_of_an_earlier_version_with_fewer_settings_is_loaded_and_resumed(tmp_path, make, quietly, monkeypatch):
     algorithm, versions = make("hill"), _config.versions()
     fewer = {"algorithm": "hill"}
