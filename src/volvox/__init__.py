@@ -8,46 +8,54 @@ algorithm = vx.evolve(vx.GA(population_size=128), net, env)
 run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
 """
 
-import sys
+import gc as _gc
+import sys as _sys
 
-from volvox import (
-    data,
-    distributed,
-    envs,
-    evolution,
-    learners,
-    loggers,
-    loop,
-    networks,
-    ops,
-    population,
-    report,
-    sparsity,
-    testing,
-)
-from volvox._settings import describe, recorded
-from volvox._settings import document_fields as _document_fields
-from volvox.actor import Actor
-from volvox.checkpoint import DamagedCheckpointError
-from volvox.evolution import ES, GA, Novelty, Returns, evolve
-from volvox.learners import A3C, PPO, TD3, learn
-from volvox.loading import load
-from volvox.loop import Score, play, play_randomly, reference_batch
-from volvox.report import compare
-from volvox.training import Run, train
-from volvox.tuning import Tuned, tune
-from volvox.types import (
-    Algorithm,
-    Env,
-    EnvGroup,
-    EnvSpec,
-    Evaluation,
-    Genotype,
-    Interrupted,
-    Policy,
-    Population,
-    TimeStep,
-)
+# Nothing that is imported here becomes garbage; looking for it would take a sixth of the time of this import.
+_collects = _gc.isenabled()
+_gc.disable()
+try:
+    from volvox import (
+        data,
+        distributed,
+        envs,
+        evolution,
+        learners,
+        loggers,
+        loop,
+        networks,
+        ops,
+        population,
+        report,
+        sparsity,
+        testing,
+    )
+    from volvox._settings import describe, recorded
+    from volvox._settings import document_fields as _document_fields
+    from volvox.actor import Actor
+    from volvox.checkpoint import DamagedCheckpointError
+    from volvox.evolution import ES, GA, Novelty, Returns, evolve
+    from volvox.learners import A3C, PPO, TD3, learn
+    from volvox.loading import load
+    from volvox.loop import Score, play, play_randomly, reference_batch
+    from volvox.report import compare
+    from volvox.training import Run, train
+    from volvox.tuning import Tuned, tune
+    from volvox.types import (
+        Algorithm,
+        Env,
+        EnvGroup,
+        EnvSpec,
+        Evaluation,
+        Genotype,
+        Interrupted,
+        Policy,
+        Population,
+        TimeStep,
+    )
+finally:
+    if _collects:
+        _gc.enable()
 
 __version__ = "0.1.0"
 __all__ = ["A3C", "ES", "GA", "PPO", "TD3", "Actor", "Algorithm", "DamagedCheckpointError", "Env", "EnvGroup"]
@@ -56,6 +64,6 @@ __all__ += ["Score", "TimeStep", "Tuned", "compare", "data", "describe", "distri
 __all__ += ["learn", "learners", "load", "loggers", "loop", "networks", "ops", "play", "play_randomly", "population"]
 __all__ += ["recorded", "reference_batch", "report", "sparsity", "testing", "train", "tune"]
 
-for _name, _module in list(sys.modules.items()):
+for _name, _module in list(_sys.modules.items()):
     if _name.startswith("volvox."):
         _document_fields(_module)

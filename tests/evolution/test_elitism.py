@@ -134,5 +134,6 @@ def test_bad_settings_are_refused(changes, error, message):
 
 
 def test_what_only_asks_and_tells_is_no_strategy_yet():
-    with pytest.raises(TypeError, match=r"Counting.*make one of it: vx.evolution.from_ask_tell"):
-        evolution.evolve(Counting(), networks.MLP(2, hidden=()), ENV)
+    for given in (Counting(), Counting):
+        with pytest.raises(TypeError, match=r"got Counting, which asks and tells: \S+from_ask_tell\(Counting"):
+            evolution.evolve(given, networks.MLP(2, hidden=()), ENV)

@@ -96,6 +96,11 @@ class Impure(Right):
         return super().ask(jax.random.fold_in(key, len(DRAWN)), state, encoding)
 
 
+class NoMetrics(Right):
+    def tell(self, key, state, population, evaluation, encoding):
+        return super().tell(key, state, population, evaluation, encoding)[0]
+
+
 class Thawed:
     population_size, init, ask, tell = 6, Right.init, Right.ask, Right.tell
 
@@ -125,6 +130,7 @@ def test_a_right_one_passes():
         (OtherDtype, "tell of the training phase: inner/more of the state was float32[], and is int32[]"),
         (OtherShape, "ask of the training phase: inner/mean of the state was float32[6], and is float32[1, 6]"),
         (NoState, "NoState.ask must return (Population, state); it returned Population"),
+        (NoMetrics, "NoMetrics.tell must return (state, metrics), metrics as a dict of scalars by name; it returned"),
         (TooFew, "ask of the training phase: parent is int32[5]; int32[6] is wanted"),
         (TooMany, "parents are no indices of the 6 bases"),
         (NoKey, "another key gives the same run: ask does not use its key"),

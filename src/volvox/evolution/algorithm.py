@@ -130,9 +130,11 @@ def evolve(
         does not tell or that does not cover an episode.
     """
     if not hasattr(strategy, "phases") or isinstance(strategy, type):
-        other = "; make one of it: vx.evolution.from_ask_tell(...)" if hasattr(strategy, "ask") else ""
-        wanted = "evolve takes a strategy, such as vx.GA() or vx.ES(), a network, an env"
-        raise TypeError(f"{wanted}; got {said(strategy)}{other}")
+        given = said(strategy)
+        if hasattr(strategy, "ask") and not hasattr(strategy, "phases"):
+            name = getattr(strategy, "__name__", type(strategy).__name__)
+            given = f"{name}, which asks and tells: vx.evolution.from_ask_tell({name}, ...) makes a strategy of it"
+        raise TypeError(f"evolve takes a strategy, such as vx.GA() or vx.ES(), a network, an env; got {given}")
     check_network("evolve(strategy, network, env)", network)
     check_env("evolve(strategy, network, env)", env)
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)

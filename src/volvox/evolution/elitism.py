@@ -10,6 +10,7 @@ algorithm = vx.evolve(vx.evolution.from_ask_tell(Mine()), network, env)
 """
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -177,7 +178,13 @@ class Elitism:
         self, key: Array, state: ElitismState, population: Population, evaluation: Evaluation, encoding: Encoding
     ) -> tuple[ElitismState, Metrics]:
         """Tells `inner`, and takes the challengers from the members."""
-        inner, metrics = self.inner.tell(key, state.inner, population, evaluation, encoding)
+        answer: Any = self.inner.tell(key, state.inner, population, evaluation, encoding)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
+            raise TypeError(
+                f"{type(self.inner).__name__}.tell must return (state, metrics), metrics as a dict of scalars by name; "
+                f"it returned {type(answer).__name__}."
+            )
+        inner, metrics = answer
         mean = getattr(self.inner, "mean", _no_mean)(inner, encoding)
         new = _challengers(encoding, population, evaluation, mean, self.num_elite_candidates - 1)
         kept = state.bases, state.expected_length
