@@ -1,7 +1,8 @@
 """What was given in place of what is wanted, in one line."""
 
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -53,6 +54,8 @@ def said(given: Any) -> str:
         words, instead = _FOREIGN[library]
         return f"{words} ({name}): {instead}"
     if callable(given) and hasattr(given, "__qualname__"):
+        if given.__name__ == "<lambda>":
+            return "a function (lambda)"
         called = given.__qualname__.rpartition(".<locals>.")[2]
         return f"the function {called}, and not what it returns: call it, {called}(...)"
     text = repr(given).splitlines()[0] if repr(given) else ""
@@ -79,10 +82,29 @@ def check_network(caller: str, network: Any) -> None:
         raise TypeError(f"{caller} takes a network, such as vx.networks.MLP(2); got {said(network)}")
 
 
-def check_algorithm(algorithm: Any) -> None:
-    """Raises TypeError for anything but an algorithm, and says how one is made."""
+def check_algorithm(caller: str, algorithm: Any) -> None:
+    """Raises TypeError for anything but an algorithm, and says how one is made; `caller` says what takes it."""
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"train takes an algorithm, as vx.evolve and vx.learn make it; got {said(algorithm)}")
+        raise TypeError(f"{caller} takes an algorithm, as vx.evolve and vx.learn make it; got {said(algorithm)}")
+
+
+def check_part(name: str, part: Any, uses: Iterable[str], examples: str) -> None:
+    """Raises TypeError unless a part, such as an objective, has what is used of it; a class has it not yet.
+
+    Args:
+      name: The argument, for the message.
+      part: What was given.
+      uses: Names of the functions and values that it must have.
+      examples: What can be given, for the message.
+    """
+    if isinstance(part, type) or any(not hasattr(part, use) for use in uses):
+        raise TypeError(f"{name} takes {examples}; got {said(part)}")
+
+
+def check_path(name: str, path: Any) -> None:
+    """Raises TypeError unless `path` is a path, as text or a `pathlib.Path`."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} takes a path, such as 'runs/frostbite'; got {said(path)}")
 
 
 def state_and_metrics(result: Any) -> tuple[Any, Mapping[str, Any]]:

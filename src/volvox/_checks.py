@@ -105,10 +105,10 @@ def group_size(num_envs: object, num_groups: object) -> int:
     return total // groups
 
 
-def nearest(value: str, names: Iterable[str]) -> str:
+def nearest(value: object, names: Iterable[str]) -> str:
     """Returns an ending for a message about an unknown name: `; the nearest are 'Pong', 'Pooyan'`, or nothing."""
     folded = {name.lower(): name for name in names}
-    matches = difflib.get_close_matches(value.lower(), folded, n=3, cutoff=0.5)
+    matches = difflib.get_close_matches(str(value).lower(), folded, n=3, cutoff=0.5)
     return f"; the nearest are {', '.join(repr(folded[match]) for match in matches)}" if matches else ""
 
 

@@ -19,6 +19,7 @@ import jax
 
 from volvox import _manifest as manifest
 from volvox import checkpoint
+from volvox._arguments import check_path
 from volvox._config import (
     CHECKPOINTS,
     CONFIG,
@@ -67,7 +68,8 @@ def check_unused(run_dir: str | os.PathLike[str]) -> None:
 
 
 def run_path(run_dir: str | os.PathLike[str]) -> Path:
-    """Returns the path of a run directory; raises ValueError for an empty name, which means the working directory."""
+    """Returns the path of a run directory; raises TypeError for what is no path, and ValueError for an empty name."""
+    check_path("run_dir", run_dir)
     if not os.fspath(run_dir).strip():
         raise ValueError(f"run_dir={os.fspath(run_dir)!r} is empty: name a directory for the run")
     return Path(run_dir)

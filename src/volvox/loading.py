@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from volvox import _config, _restoring
+from volvox._arguments import check_path
 from volvox._formats import upgraded
 from volvox._parts import GIVEN_AS, env_of, network_of
 from volvox._settings import CannotRebuildError, rebuild
@@ -61,6 +62,7 @@ def load(
       MemoryError: The checkpoint takes more memory than is free.
       volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
     """
+    check_path("load", run_dir)
     path, parts = Path(run_dir), {"network": network, "env": env, "algorithm": algorithm}
     if is_exported(path):
         if given := [name for name, part in parts.items() if part is not None]:

@@ -225,7 +225,7 @@ def opened(loggers: Sequence[Any], run: LoggedRun, stack: ExitStack) -> Callable
     Raises:
       TypeError: One of them is no logger.
     """
-    if not isinstance(loggers, Sequence):
+    if not isinstance(loggers, Sequence) or isinstance(loggers, str):
         raise TypeError(f"loggers takes a tuple of loggers, such as (vx.loggers.csv(),); got {said(loggers)}")
     made: list[tuple[str, Logger]] = []
     for place, given in enumerate(loggers):

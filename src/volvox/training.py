@@ -303,7 +303,7 @@ def train(
       FloatingPointError: The algorithm's numbers are no longer finite.
       Exception: Whatever else an environment or a step raises. The state before the step is saved; a note says where.
     """
-    check_algorithm(algorithm)
+    check_algorithm("train", algorithm)
     steps, max_frames = _checks.count("steps", steps), _checks.count("max_frames", max_frames)
     _checks.integer("checkpoint_every", checkpoint_every, low=1, high=None)
     _checks.integer("keep_checkpoints", keep_checkpoints, low=1, high=None)

@@ -17,6 +17,7 @@ What is made different from envpool:
 import contextlib
 import functools
 import os
+import re
 import warnings
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -100,7 +101,8 @@ def envpool(
         integer("threads", threads, low=1)
     make_spec = load_envpool().make_spec
     if task not in (tasks := load_envpool().list_all_envs()):
-        raise ValueError(f"task {task!r} is not one of envpool's{nearest(task, tasks)}")
+        plain = re.sub(r"^ALE/|NoFrameskip|Deterministic", "", str(task))  # as Gymnasium calls Atari's games
+        raise ValueError(f"task {task!r} is not one of envpool's{nearest(plain, tasks)}")
     defaults = _settings(make_spec(task))
     config = {key: value for key, value in config.items() if value is not None}
     for key, value in config.items():

@@ -102,7 +102,7 @@ def atari(
     key = _folded(game)
     if key not in names:
         raise ValueError(
-            f"game {game!r} is not an Atari game envpool knows{nearest(str(game), names.values())}; "
+            f"game {game!r} is not an Atari game envpool knows{nearest(game, names.values())}; "
             "volvox.envs.atari_games() lists all"
         )
     if not 0.0 <= sticky_actions < 1.0:
@@ -281,7 +281,7 @@ def mujoco(
     names = tasks if "-" in str(task) else list(newest)
     found = {name.lower(): name for name in names}.get(str(task).lower())
     if found is None:
-        raise ValueError(f"task {task!r} is not a MuJoCo task envpool knows{nearest(str(task), names)}")
+        raise ValueError(f"task {task!r} is not a MuJoCo task envpool knows{nearest(task, names)}")
     config["max_episode_steps"] = max_episode_steps
     return envpool(newest.get(found, found), num_envs=num_envs, groups=groups, threads=threads, **config)
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen as nn
 
 from volvox import networks
-from volvox._arguments import check_env, check_network, said
+from volvox._arguments import check_env, check_network, check_part, said
 from volvox._checks import integer, one_thread, typed_key
 from volvox._settings import describe
 from volvox.checkpoint import restored
@@ -137,6 +137,9 @@ def evolve(
         raise TypeError(f"evolve takes a strategy, such as vx.GA() or vx.ES(), a network, an env; got {given}")
     check_network("evolve(strategy, network, env)", network)
     check_env("evolve(strategy, network, env)", env)
+    check_part("noise", noise, ("length", "draw", "sample"), "Table(), Generator() or LowRank() of vx.population")
+    if behavior is not None:
+        behaviors.check_kind("behavior", behavior)
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
     integer("test_max_episode_steps", test_cutoff, low=1)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from volvox._arguments import check_part
 from volvox._checks import gradient_transformation, integers, numbers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
@@ -119,6 +120,7 @@ class ES:
         shaping(self.fitness_shaping)
         schedule("noise_std", self.noise_std)
         _ = self.transformation  # raises where the learning rate does not fit
+        check_part("objective", self.objective, ("init", "check", "behavior"), "vx.Returns(), or vx.Novelty(...)")
         self.objective.check(num_members=self.population_size, num_bases=self.num_bases)
 
     @classmethod

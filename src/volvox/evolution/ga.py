@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from volvox._arguments import check_part
 from volvox._checks import integers
 from volvox.evolution.objective import Objective, Returns
 from volvox.evolution.schedules import Scheduled, schedule
@@ -119,6 +120,7 @@ class GA:
                 f"mutation_std={self.mutation_std} and objective={self.objective}: random search (num_parents=0) has "
                 "neither mutations nor parents to choose; leave both out."
             )
+        check_part("objective", self.objective, ("init", "check", "behavior"), "vx.Returns(), or vx.Novelty(...)")
         self.objective.check(num_members=self.population_size, num_bases=0)
 
     @classmethod

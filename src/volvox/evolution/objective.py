@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from volvox._checks import integers, numbers
 from volvox._settings import describe
 from volvox.evolution.strategy import Metrics, centered_ranks, fitness, mean_over_episodes
-from volvox.loop.behaviors import Behavior, Nothing
+from volvox.loop.behaviors import Behavior, Nothing, check_kind
 from volvox.types import Array, Evaluation
 
 _MOST_GIGABYTES = 1.0
@@ -242,6 +242,7 @@ class Novelty:
         """Raises ValueError for a setting out of range, or an archive that is too large or cannot hold k behaviours."""
         integers(self, "num_neighbors", "archive_size", "num_archived", "patience", low=1)
         numbers(self, "reward_weight", low=0, high=1)
+        check_kind("behavior", self.behavior)
         numbers(self, "reward_weight_step", above=0, high=1)
         if self.reward_weight_step is None and self.patience != Novelty.patience:
             raise ValueError(f"patience={self.patience} needs a share that changes; give reward_weight_step too.")

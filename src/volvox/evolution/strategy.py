@@ -342,6 +342,6 @@ SHAPINGS: dict[str, Callable[[Array], Array]] = {"centered_ranks": centered_rank
 def shaping(name: str) -> Callable[[Array], Array]:
     """The fitness shaping of that name; raises ValueError for an unknown one."""
     if name not in SHAPINGS:
-        known = f"{', '.join(SHAPINGS)}{nearest(str(name), SHAPINGS)}"
+        known = f"{', '.join(SHAPINGS)}{nearest(name, SHAPINGS)}"
         raise ValueError(f"fitness_shaping={name!r} is unknown; there are {known}.")
     return SHAPINGS[name]

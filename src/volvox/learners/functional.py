@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from volvox._arguments import said
 from volvox._checks import group_size, integer, takes
 from volvox.data import metrics, transitions
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
@@ -271,8 +272,10 @@ class _Functional:
 
 def _floats(found: Any) -> dict[str, Array]:
     """Metrics as float32; raises ValueError unless they are scalars by names that are free."""
-    if not isinstance(found, dict) or any(jnp.shape(value) != () for value in found.values()):
-        raise ValueError(f"metrics must be a dict of scalars by name; got {found}")
+    if not isinstance(found, dict):
+        raise ValueError(f"metrics must be a dict of scalars by name; got {said(found)}")
+    if wrong := {name: jnp.shape(value) for name, value in found.items() if jnp.shape(value) != ()}:
+        raise ValueError(f"metrics must be a dict of scalars by name; got arrays of shapes {wrong}")
     if taken := [name for name in found if name in _NAMES or name.startswith(("training_", "evaluation_"))]:
         raise ValueError(f"metrics cannot be named {', '.join(taken)}: rows have these already; take other names")
     return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}

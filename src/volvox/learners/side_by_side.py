@@ -32,7 +32,11 @@ def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
       ValueError: It has another number of entries, or one of them is out of the limits of `_checks.number`.
     """
     given, count = getattr(settings, name), settings.num_learners
-    values = list(given) if isinstance(given, Sequence) else [1.0 if given is None else given] * count
+    values = (
+        list(given)
+        if isinstance(given, Sequence) and not isinstance(given, str)
+        else [1.0 if given is None else given] * count
+    )
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for num_learners={count}; give one each, or a number.")
     return np.array([number(name, value, **limits) for value in values], np.float32)

@@ -13,6 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from volvox._arguments import check_part
 from volvox._checks import integer, integers
 from volvox._settings import describe
 from volvox.ops.batching import where_rows
@@ -161,6 +162,12 @@ class Trajectory:
     def final(self, record: tuple[Array, Array]) -> Array:
         """See `Behavior.final`."""
         return record[1].reshape(-1)
+
+
+def check_kind(name: str, behavior: Any) -> None:
+    """Raises TypeError for what is no behaviour; `name` is the argument's."""
+    uses = ("size", "extras", "init", "update", "final")
+    check_part(name, behavior, uses, "a behaviour, such as vx.loop.Last(...) or vx.loop.Trajectory(...)")
 
 
 def check(behavior: Behavior, spec: EnvSpec, max_episode_steps: int) -> None:

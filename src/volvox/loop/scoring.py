@@ -103,6 +103,11 @@ def play(
     check_env("play(env, policy, variables)", env)
     if not isinstance(policy, Policy):
         raise TypeError(f"play(env, policy, variables) takes a policy, such as algorithm.policy; got {said(policy)}")
+    if variables is None or hasattr(variables, "resume"):
+        raise TypeError(
+            "play(env, policy, variables) takes what the policy is applied to, such as run.variables() or "
+            f"policy.init(0); got {said(variables)}"
+        )
     if protocol == "exact" and sampled:
         raise ValueError("protocol='exact' plays each start once, so actions cannot be drawn: take protocol='sticky'")
     act_jit, key = jax.jit(partial(act, policy, sampled)), jax.random.key(seed)

@@ -17,7 +17,7 @@ from volvox._settings import describe
 from volvox.networks.distributions import Distribution, clipped, distribution
 from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations
 from volvox.networks.neuroevolution import torso
-from volvox.networks.perceptrons import flat, hidden_layers
+from volvox.networks.perceptrons import dense_layers, flat, hidden_layers
 from volvox.ops.batching import where_rows
 from volvox.ops.flat import num_parameters
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
@@ -184,8 +184,7 @@ class CategoricalMLP(nn.Module):
 
 
 def _perceptron(x: Array, hidden: tuple[int, ...], size: int, scale: float) -> Array:
-    layers = (nn.Dense(width, kernel_init=_HIDDEN) for width in hidden)
-    x = hidden_layers(flat(x), layers, nn.tanh, densely_connected=False)
+    x = hidden_layers(flat(x), dense_layers(hidden, kernel_init=_HIDDEN), nn.tanh, densely_connected=False)
     return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))(x)
 
 

@@ -1,14 +1,15 @@
 """Multi-layer perceptrons, for vectors and small probes."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from volvox._arguments import said
 from volvox._settings import describe
 from volvox.networks.distributions import Deterministic
 from volvox.networks.genotypes import apply_module, batch_of, check_module
@@ -37,14 +38,23 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Outputs `[B, num_outputs]` of observations `[B, ...]`."""
-        x = hidden_layers(flat(x), map(nn.Dense, self.hidden), self.activation, self.densely_connected)
+        x = hidden_layers(flat(x), dense_layers(self.hidden), self.activation, self.densely_connected)
         return nn.Dense(self.num_outputs)(x)
+
+
+def dense_layers(hidden: Sequence[int], **options: Any) -> list[nn.Module]:
+    """Dense layers of these widths; raises TypeError for one width alone."""
+    if not isinstance(hidden, Sequence):
+        raise TypeError(f"hidden={hidden!r}: give the widths of the hidden layers, such as (64, 64)")
+    return [nn.Dense(width, **options) for width in hidden]
 
 
 def hidden_layers(
     x: Array, layers: Iterable[nn.Module], activation: Callable[[Array], Array], densely_connected: bool
 ) -> Array:
     """Applies hidden layers to `[B, n]`, each with the activation; densely connected: see `MLP`."""
+    if not callable(activation):
+        raise TypeError(f"activation={activation!r}: give a function, such as flax.linen.relu")
     for layer in layers:
         out = activation(layer(x))  # pyright: ignore[reportCallIssue]
         x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
@@ -78,7 +88,7 @@ class QNetwork(nn.Module):
     def __call__(self, observation: Array, action: Array) -> Array:
         """Values `[B]` of actions `[B, A]` at observations `[B, n]`."""
         x = jnp.concatenate([flat(observation), action], axis=-1)
-        x = hidden_layers(x, map(nn.Dense, self.hidden), nn.relu, self.densely_connected)
+        x = hidden_layers(x, dense_layers(self.hidden), nn.relu, self.densely_connected)
         return nn.Dense(1)(x)[:, 0]
 
 
@@ -246,7 +256,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
         another.
     """
     if not isinstance(networks, ActorAndCritic):
-        raise TypeError(f"give the networks as ActorAndCritic(actor, critic), not {networks!r}.")
+        raise TypeError(f"the networks must be given as ActorAndCritic(actor, critic); got {said(networks)}.")
     if not spec.continuous or len(spec.action_shape or ()) != 1:
         raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)

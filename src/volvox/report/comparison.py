@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from volvox._arguments import said
 from volvox.report import runs as runs_
 from volvox.report.plots import COLORS, RANDOM, finished, score_lines
 from volvox.report.progress import clock
@@ -153,6 +154,8 @@ def compare(
       ValueError: A directory holds no run, a run is there twice, methods have other tasks than each other, a run lacks
         the metric or x (what it has is named), x falls, or several tasks have no scale in common.
     """
+    if not isinstance(methods, Mapping):
+        raise TypeError(f'compare takes the runs of each method, such as {{"ga": "runs/ga"}}; got {said(methods)}')
     if not methods:
         raise ValueError('no methods: give the runs of each, such as {"ga": "runs/ga", "es": "runs/es"}')
     runs = {name: runs_.runs_of(name, paths) for name, paths in methods.items()}

@@ -41,7 +41,7 @@ def check_algorithm(algorithm: Algorithm, *, seed: int = 0, exact: bool | None =
       AssertionError: A promise is not kept; the message says which, and what to mend.
       TypeError: `algorithm` is none, or its step does not return (state, metrics).
     """
-    check_kind(algorithm)
+    check_kind("check_algorithm", algorithm)
     try:
         _check(algorithm, jax.random.key(seed), _is_exact(algorithm) if exact is None else exact)
     finally:
