@@ -113,8 +113,10 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
     """
     words = sys.argv[1:] if arguments is None else arguments
     if not words or (words[0] not in presets and not words[0].startswith(("-h", "--help", "--tyro"))):
-        wrong = f"{words[0]!r} is no preset{nearest(words[0], presets)}" if words else "a preset is missing"
-        print(f"error: {wrong}; the first word is one of {', '.join(presets)}, flags follow", file=sys.stderr)
+        wrong, like = (
+            (f"{words[0]!r} is no preset", nearest(words[0], presets)) if words else ("a preset is missing", "")
+        )
+        print(f"error: {wrong}: the first word is one of {', '.join(presets)}, flags follow{like}", file=sys.stderr)
         raise SystemExit(2)
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     try:

@@ -167,13 +167,13 @@ MISTAKES = {
     "check-strategy": (lambda: vx.testing.check_algorithm(GA), f"^check_algorithm takes an algorithm, .*{STRATEGY}"),
     "envpool-name": (
         lambda: vx.envs.envpool("PongNoFrameskip-v4", num_envs=2),
-        "^task 'PongNoFrameskip-v4' is not one of envpool's; the nearest are 'Pong-v5'",
+        "^task 'PongNoFrameskip-v4' is not one of envpool's; did you mean 'Pong-v5'",
     ),
     "gymnax-number": (lambda: vx.envs.mujoco(3, num_envs=2), "^task 3 is not a MuJoCo task"),
     "tune-algorithm": (lambda: vx.tune(algorithm(), {"a": [1]}), "^tune takes a function .*; got an algorithm"),
     "env-step": (two_items, r"^step must return \(state, reward, terminated\), three items; it returned 2 items"),
     "check-env": (lambda: vx.testing.check_environment(maker), "^check_environment takes an environment"),
-    "no-game": (lambda: vx.envs.atari("ALE/Pinball-v5"), "game 'ALE/Pinball-v5' is not an Atari game"),
+    "no-game": (lambda: vx.envs.atari("ALE/Pinball-v5"), "game 'ALE/Pinball-v5' is not one of envpool's Atari games"),
 }
 
 

@@ -106,10 +106,10 @@ def group_size(num_envs: object, num_groups: object) -> int:
 
 
 def nearest(value: object, names: Iterable[str]) -> str:
-    """Returns an ending for a message about an unknown name: `; the nearest are 'Pong', 'Pooyan'`, or nothing."""
+    """Returns an ending for a message about an unknown name: `; did you mean 'Pong-v5' or 'Pong-v4'?`, or nothing."""
     folded = {name.lower(): name for name in names}
-    matches = difflib.get_close_matches(str(value).lower(), folded, n=3, cutoff=0.5)
-    return f"; the nearest are {', '.join(repr(folded[match]) for match in matches)}" if matches else ""
+    matches = difflib.get_close_matches(str(value).lower(), folded, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(folded[match]) for match in matches)}?" if matches else ""
 
 
 def number(

@@ -188,14 +188,14 @@ def test_seeds_differ_between_environments_and_groups():
 @pytest.mark.parametrize(
     ("task", "arguments", "message"),
     [
-        ("Frostbit-v5", {}, "'Frostbit-v5' is not one of envpool's; the nearest are 'Frostbite-v5'"),
+        ("Frostbit-v5", {}, "'Frostbit-v5' is not one of envpool's; did you mean 'Frostbite-v5'"),
         ("Pong-v5", {"num_envs": 0}, "num_envs must be an integer of at least 1, got 0"),
         ("Pong-v5", {"num_envs": 2.5}, "num_envs must be an integer of at least 1, got 2.5"),
         ("Pong-v5", {"num_envs": 10, "groups": 4}, "use num_envs=8 or num_envs=12"),
         ("Pong-v5", {"threads": 0}, "threads must be an integer of at least 1, got 0"),
         ("Pong-v5", {"frame_skip": 0}, "frame_skip must be an integer of at least 1, got 0"),
         ("Pong-v5", {"max_episode_steps": -1}, "max_episode_steps must be an integer of at least 1, got -1"),
-        ("Pong-v5", {"noop_maxx": 3}, "'noop_maxx' is not a setting of task 'Pong-v5'; the nearest are 'noop_max'"),
+        ("Pong-v5", {"noop_maxx": 3}, "'noop_maxx' is not a setting of task 'Pong-v5'; did you mean 'noop_max'"),
         ("CartPole-v1", {"frame_skip": 4}, "'frame_skip' is not a setting of task 'CartPole-v1'"),
     ],
 )

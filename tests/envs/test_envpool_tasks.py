@@ -141,8 +141,8 @@ def test_equal_settings_are_the_same_recipe():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"game": "Frostbit"}, "game 'Frostbit' is not an Atari game envpool knows; the nearest are 'Frostbite'"),
-        ({"game": "HalfCheetah"}, "game 'HalfCheetah' is not an Atari game"),
+        ({"game": "Frostbit"}, "lists; did you mean 'Frostbite'"),
+        ({"game": "HalfCheetah"}, "game 'HalfCheetah' is not one of envpool's Atari games"),
         ({"noop_max": 0}, "noop_max must be an integer of at least 1, got 0"),
         ({"stack": 0}, "stack must be an integer of at least 1, got 0"),
         ({"frame_skip": 0}, "frame_skip must be an integer of at least 1, got 0"),

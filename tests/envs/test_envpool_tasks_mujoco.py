@@ -47,7 +47,7 @@ def test_mujoco_bounds_and_frames():
     np.testing.assert_allclose(spec.action_high, np.full(17, 0.4), rtol=1e-6)
     np.testing.assert_allclose(spec.action_low, np.full(17, -0.4), rtol=1e-6)
     assert spec.frame_skip == 3
-    with pytest.raises(ValueError, match="'HalfCheeta' is not a MuJoCo task envpool knows; the nearest are 'HalfChe"):
+    with pytest.raises(ValueError, match="'HalfCheeta' is not a MuJoCo task envpool knows; did you mean 'HalfChe"):
         envs.mujoco("HalfCheeta", num_envs=4)
     with pytest.raises(ValueError, match="'HalfCheetah-v9' is not a MuJoCo task"):
         envs.mujoco("HalfCheetah-v9", num_envs=4)

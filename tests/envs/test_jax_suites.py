@@ -40,9 +40,9 @@ def test_gymnaxs_own_limit_is_no_termination(drive):
 
 def test_mistakes_are_told():
     pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
-    with pytest.raises(ValueError, match="task 'CartPol-v1' is not one of gymnax's; the nearest are 'CartPole-v1'"):
+    with pytest.raises(ValueError, match="task 'CartPol-v1' is not one of gymnax's; did you mean 'CartPole-v1'"):
         envs.gymnax("CartPol-v1", num_envs=1)
-    with pytest.raises(ValueError, match="'gravit' is not a parameter of CartPole-v1; the nearest are 'gravity'"):
+    with pytest.raises(ValueError, match="'gravit' is not a parameter of CartPole-v1; did you mean 'gravity'"):
         envs.gymnax("CartPole-v1", num_envs=1, gravit=1.0)
 
 

@@ -102,8 +102,8 @@ def atari(
     key = _folded(game)
     if key not in names:
         raise ValueError(
-            f"game {game!r} is not an Atari game envpool knows{nearest(game, names.values())}; "
-            "volvox.envs.atari_games() lists all"
+            f"game {game!r} is not one of envpool's Atari games, which volvox.envs.atari_games() lists"
+            f"{nearest(game, names.values())}"
         )
     if not 0.0 <= sticky_actions < 1.0:
         raise ValueError(f"sticky_actions must be a probability of at least 0 and below 1, got {sticky_actions!r}")

@@ -210,7 +210,7 @@ class Evosax:
         known = {field.name for field in dataclasses.fields(params)}
         for unknown in set(self.params) - known:
             raise ValueError(
-                f"params: {name} has no {unknown!r}; it has {', '.join(sorted(known))}{nearest(unknown, known)}."
+                f"params: {name} has no {unknown!r}; it has {', '.join(sorted(known))}{nearest(unknown, known)}"
             )
         return algorithm, params.replace(**self.params)
 

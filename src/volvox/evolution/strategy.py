@@ -343,5 +343,5 @@ def shaping(name: str) -> Callable[[Array], Array]:
     """The fitness shaping of that name; raises ValueError for an unknown one."""
     if name not in SHAPINGS:
         known = f"{', '.join(SHAPINGS)}{nearest(name, SHAPINGS)}"
-        raise ValueError(f"fitness_shaping={name!r} is unknown; there are {known}.")
+        raise ValueError(f"fitness_shaping={name!r} is unknown; there are {known}")
     return SHAPINGS[name]
