@@ -161,7 +161,7 @@ MISTAKES = {
     "td3-network": (lambda: vx.learn(vx.TD3(), NET, ENV), r"ActorAndCritic\(actor, critic\); got a network \(MLP\)"),
     "rate-text": (lambda: vx.TD3(learning_rate="3e-4"), r"^learning_rate='3e-4': give a finite number above 0"),
     "compare-path": (lambda: vx.compare("runs/a"), r"^compare takes the runs of each method, .*; got 'runs/a'$"),
-    "load-number": (lambda: vx.load(3), "^load takes a path, such as 'runs/frostbite'; got 3$"),
+    "load-number": (lambda: vx.load(3), "^run_dir takes a path, such as 'runs/frostbite'; got 3$"),
     "run_dir-number": (lambda: vx.train(algorithm(), steps=1, run_dir=3), "^run_dir takes a path, .*; got 3$"),
     "loggers-name": (lambda: vx.train(algorithm(), steps=1, loggers="csv"), "^loggers takes a tuple .*; got 'csv'$"),
     "check-strategy": (lambda: vx.testing.check_algorithm(GA), f"^check_algorithm takes an algorithm, .*{STRATEGY}"),

@@ -1,4 +1,4 @@
-"""What was given in place of what is wanted, in one line."""
+"""Short descriptions of wrong arguments, for error messages."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ _FOREIGN = {
 
 
 def said(given: Any) -> str:
-    """Returns what a value is in a few words and, where that is known, what to do with it."""
+    """Returns a short description of a value and, where that is known, how to correct the call."""
     if isinstance(given, functools.partial):
         return f"a partial of {given.func!r}, and not what it returns: call it"
     if isinstance(given, type):
@@ -64,7 +64,7 @@ def said(given: Any) -> str:
 
 
 def _library(given: Any) -> str | None:
-    """Returns which of the other libraries an object or one of its bases is of; None if it is of none."""
+    """Returns the library in `_FOREIGN` to which the class of an object, or one of its bases, belongs; or None."""
     paths = [f"{getattr(kind, '__module__', '')}." for kind in type(given).__mro__]
     return next((path for path in _FOREIGN if any(own.startswith(f"{path}.") for own in paths)), None)
 

@@ -76,7 +76,7 @@ def typed_key(key: Any) -> jax.Array:
     """Returns the `jax.random.key` of a seed, of raw key data, or of a key, which is returned as it is.
 
     Raises:
-        ValueError: A seed beyond 32 bits, of which JAX would drop the higher ones.
+        ValueError: The seed has more than 32 bits, of which JAX would drop some.
         TypeError: Something else.
     """
     if isinstance(key, int | np.integer):
@@ -131,14 +131,14 @@ def number(
 
 
 def integers(settings: object, *names: str, low: int, high: int | None = INT32) -> None:
-    """Checks fields of settings with `integer`; None is right where the type of a field says so."""
+    """Checks fields of settings with `integer`; None is accepted if the type of a field includes it."""
     for name in names:
         if (value := getattr(settings, name)) is not None or not _optional(settings, name):
             integer(name, value, low=low, high=high)
 
 
 def numbers(settings: object, *names: str, **limits: float) -> None:
-    """Checks fields of settings with `number`; not functions, and None only where the type does not have it."""
+    """Checks fields of settings with `number`; skips functions, and None if the type of a field includes it."""
     for name in names:
         value = getattr(settings, name)
         if not callable(value) and (value is not None or not _optional(settings, name)):
@@ -146,7 +146,7 @@ def numbers(settings: object, *names: str, **limits: float) -> None:
 
 
 def _optional(settings: Any, name: str) -> bool:
-    """Whether the type of a field has None in it; what is no dataclass has no types."""
+    """Whether the type of a field includes None; True for objects that are no dataclasses."""
     fields = {field.name: field.type for field in getattr(settings, "__dataclass_fields__", {}).values()}
     return name not in fields or type(None) in typing.get_args(fields[name])
 
@@ -159,7 +159,7 @@ def gradient_transformation(
     Args:
         optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
         learning_rate: For the former a number or a schedule; None for the latter, which brings its own.
-        max_gradient_norm: Global norm to which gradients are clipped before; None leaves them.
+        max_gradient_norm: Global norm to which gradients are clipped before the optimiser; None: they are not clipped.
 
     Raises:
         ValueError: The learning rate is given twice or not at all, or the function does not make a transformation.

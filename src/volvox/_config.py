@@ -162,7 +162,7 @@ def check_settings(
 
 
 def _is_updated(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether volvox or envpool, whose parts settings are of, is of another version."""
+    """Whether the version of volvox or of envpool, whose objects the settings describe, has changed."""
     one, other = (config["versions"] or {} for config in (then, now))
     return any(one.get(name) != other.get(name) for name in ("volvox", "envpool"))
 
@@ -222,7 +222,7 @@ def _flat(
 def outputs_of(policy: Policy, spec: EnvSpec) -> Callable[[ArrayTree], list[float]]:
     """Returns `variables -> outputs`: the first numbers of what a policy answers to two fixed observations.
 
-    With other parameters, or as another network of the same structure, it answers something else.
+    With other parameters, or with another network of the same structure, these numbers differ.
     """
     random, apply = np.random.default_rng(0), jax.jit(policy.apply)
 

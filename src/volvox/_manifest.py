@@ -78,7 +78,7 @@ def sync(path: Path) -> None:
 
 
 def unwritten(folder: Path, error: BaseException) -> OSError | None:
-    """The error for a checkpoint that the system refused to write; None if that is not the reason."""
+    """Returns an OSError that names the checkpoint if the system refused to write it; None for other errors."""
     reason: BaseException | None = error
     while reason is not None:
         # Orbax's storage has errors of its own, which name the system's by number.

@@ -175,10 +175,10 @@ class Record:
         return found
 
     def begin(self, stack: ExitStack, state: Any, *, loggers: Sequence[Any] | None) -> None:
-        """Writes the first files of a run, or removes what is beyond the step from which it goes on; opens the loggers.
+        """Writes the first files of a run, or removes those of steps that will be repeated; opens the loggers.
 
-        A run is there once `config.json` is, which follows the first checkpoint: if that does not fit on the disk, or a
-        logger cannot be opened, nothing is there.
+        A directory holds a run once `config.json` is written, after the first checkpoint. If that does not fit on the
+        disk, or a logger cannot be opened, the directory holds no run.
         """
         if self.path is None:
             self._open_loggers(stack, loggers if loggers and self.writes else ())
@@ -212,7 +212,7 @@ class Record:
 
     @contextlib.contextmanager
     def saving(self, state: Any) -> Iterator[None]:
-        """Saves a state where what is done meanwhile, by code that is not ours, raises an error."""
+        """Saves the state if the user's code that runs in this context raises an error."""
         try:
             yield
         except Exception:  # whatever that code raises; it is raised again
@@ -347,7 +347,7 @@ class Record:
 def _holds(directory: Path) -> list[str]:
     """Returns the names of a run's files that are in a directory."""
     holds = [name for name in (CONFIG, METRICS) if os.path.lexists(directory / name)]
-    # That of no step alone is what a start left that was killed.
+    # A checkpoint of step 0 alone is left by a run that was killed while it began.
     return holds + ([CHECKPOINTS] if any(checkpoint.steps(directory / CHECKPOINTS)) else [])
 
 

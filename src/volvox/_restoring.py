@@ -1,4 +1,4 @@
-"""The run in a directory as far as it is whole: what resuming and loading read."""
+"""Reads the newest whole checkpoint of a run and its rows, for resuming and loading."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any], k
       directory: The run directory.
       algorithm: The run's algorithm.
       config: What `config.json` holds, in the format in which it was written.
-      key: That with which the run began.
+      key: The key with which the run began.
 
     Returns:
       The run; None if there is no checkpoint.
@@ -114,7 +114,7 @@ class _History:
             raise DamagedCheckpointError(f"{folder} is damaged: the outputs in its manifest are no numbers")
 
     def _are_counted(self, step: int) -> bool:
-        """Whether rows are one for each step up to a given one, with the times that are gone on from."""
+        """Whether there is one row for each step up to a given one, and each has its time."""
         numbers = [row.get(self._step_name) for row in self.rows[:step]]
         return numbers == list(range(1, step + 1)) and all("seconds" in rows.numbers(row) for row in self.rows[:step])
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a whole state: orbax's, and verified before they are believed.
+"""Checkpoints of a whole state, written by orbax and verified when they are read.
 
 A checkpoint is a folder named by its step, `00000012/`:
 

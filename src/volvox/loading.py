@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from volvox import _config, _restoring
-from volvox._arguments import check_path
 from volvox._formats import upgraded
 from volvox._parts import GIVEN_AS, env_of, network_of
+from volvox._record import run_path
 from volvox._settings import CannotRebuildError, rebuild
 from volvox.evolution import evolve
 from volvox.evolution.schedules import Cutoff
@@ -62,15 +62,15 @@ def load(
       MemoryError: The checkpoint takes more memory than is free.
       volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
     """
-    check_path("load", run_dir)
-    path, parts = Path(run_dir), {"network": network, "env": env, "algorithm": algorithm}
+    path, parts = run_path(run_dir), {"network": network, "env": env, "algorithm": algorithm}
     if is_exported(path):
         if given := [name for name, part in parts.items() if part is not None]:
             raise ValueError(f"{path} needs no parts, since it holds the whole policy: leave out {', '.join(given)}")
         exported: Any = load_exported(path)
         return exported
     if path.is_file():
-        raise ValueError(f"{path} is a file; load takes the run directory ({path.parent}?), or a file of Run.export")
+        hint = f"; did you mean {path.parent}?" if (path.parent / _config.CONFIG).is_file() else ""
+        raise ValueError(f"{path} is a file; load takes a run directory, or a file that Run.export wrote{hint}")
     saved = _config.read_config(path)
     try:
         config = upgraded(saved)

@@ -165,7 +165,7 @@ class CSV:
             file.write(self._lines([row]))
 
     def close(self) -> None:
-        """Nothing is left to be done."""
+        """Does nothing: the file is closed after each line."""
 
     def _write_all(self) -> None:
         write_file(self._path, self._lines([dict(zip(self._columns, self._columns, strict=True)), *self._rows]))

@@ -15,7 +15,7 @@ import jax
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of volvox and of what decides its results and speed; None of a package that is not installed."""
+    """Versions of volvox and of packages that affect its results and speed; None if a package is not installed."""
     installed = {name: importlib.metadata.distributions(name=name) for name in ("volvox", "jax", "envpool", "optax")}
     found = {name: next((copy.version for copy in copies), None) for name, copies in installed.items()}
     return {"python": platform.python_version(), **found}

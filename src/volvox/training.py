@@ -1,4 +1,4 @@
-"""The one outer loop: steps, metrics, checkpoints, resume, interrupt; the same for every algorithm.
+"""The outer loop of every algorithm: steps, metrics, checkpoints, resuming and interrupts.
 
 A run directory holds
 
@@ -171,7 +171,7 @@ class Run:
         return html.html_report(path, self.metrics, config, title=name, video=shown, **plots.score_lines(name))
 
     def command(self) -> str:
-        """The command line that makes the run, also where it had to say `--resume` of a run that was not there yet.
+        """The command line that began the run, without `--resume`.
 
         Raises:
           ValueError: There is no run directory, or it was written before command lines were kept.
@@ -272,14 +272,14 @@ def train(
       loggers: Where rows go besides `metrics.jsonl`, such as `(vx.loggers.csv(), vx.loggers.wandb("project"))`; see
         `volvox.loggers`. None: `(vx.loggers.tensorboard(),)` if there is a `run_dir`. After an error in one of them the
         run is saved, and a note of the error names the logger.
-      on_step: Called with the run as far as it got after each step, such as
+      on_step: Called after each step with the run so far, for example
         `lambda run: run.metrics[-1]["training_mean"] > 18`. The run ends, saved, when it returns True; any other result
         means nothing. After an error in it, the run is saved.
       log: Also write what `algorithm.log` gives after each step into `run_dir/log`, for `volvox.report.cloud` and
         `descent`; with evolution, some 20 bytes a member, and its behaviour.
       stop_after: Seconds of this call after which no further step begins; None never stops early.
       max_frames: Emulator frames of the whole run, as its metric `frames` counts them, after which no further step
-        begins; None sets no limit. The last step may exceed it. 1e7 is taken, too.
+        begins; None sets no limit. The last step may exceed it. A float such as 1e7 is accepted.
       compilation_cache: Keep compiled programs in the user's cache folder, at most 1 GiB, so that the next start takes
         a few seconds; from this call on, everything that this process compiles is kept. The environment variable
         `VOLVOX_COMPILATION_CACHE` names another folder, or is "off". A cache that JAX was given is left alone.

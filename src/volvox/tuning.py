@@ -162,7 +162,7 @@ def measure_speed(algorithm: Algorithm, seconds: float) -> float:
 
 
 class _Stopwatch:
-    """A monitor that counts timesteps and time since nothing was compiled any more.
+    """A monitor that counts timesteps and time once everything is compiled.
 
     Attributes:
       stepped: Timesteps measured.

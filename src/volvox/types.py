@@ -18,7 +18,7 @@ Array = jax.Array
 ArrayTree = Any
 """Any pytree of arrays."""
 Config = Mapping[str, Any]
-"""The settings a record was made with: JSON values only. Written to `config.json` and compared on resume."""
+"""Settings as JSON values. They are written to `config.json` and compared when a run is resumed."""
 
 
 class EnvSpec(NamedTuple):
@@ -77,7 +77,7 @@ class EnvSpec(NamedTuple):
 
     @property
     def num_outputs(self) -> int:
-        """Numbers that a network answers with: one for each discrete action or choice, or for each continuous part."""
+        """Size of a network's output: one for each discrete action or choice, or for each continuous component."""
         if self.num_choices is not None:
             return sum(self.num_choices)
         return math.prod(self.action_shape or ()) if self.num_actions is None else self.num_actions
@@ -126,8 +126,8 @@ class EnvGroup(NamedTuple):
         cannot.
       close: Frees what the group holds, actions in flight or not. No compiled function that uses the group may be
         called afterwards.
-      resumable: The state, a pytree of arrays, is all there is: another group made in the same way goes on from it, so
-        that it may be saved.
+      resumable: Whether the state, a pytree of arrays, is complete, so that it can be saved and another group made in
+        the same way can continue from it.
       rekey: `(state, where bool [B], keys [B]) -> state`. Before a `recv` in which the environments `where` begin an
         episode: all random numbers of that episode come from its key, whichever environment plays it. None where an
         environment cannot be seeded while others play, as in envpool.
@@ -266,8 +266,8 @@ class Genotype(NamedTuple):
 class Population(NamedTuple):
     """Few bases and many seeds: member i is `bases[parent[i]] + scale[i] * noise(seed[i])`.
 
-    Kilobytes a member: parameters of all members never exist at once. Where networks are small enough that they may,
-    members can be explicit parameters: as many bases as members, and no noise (`volvox.population.explicit`).
+    A member is a few numbers; the parameters of all members never exist at once. For small networks they may: members
+    are then explicit parameters, with one base for each and no noise (`volvox.population.explicit`).
 
     Attributes:
       bases: Parameters, leaves `[P, ...]`.
@@ -329,8 +329,8 @@ class Algorithm(NamedTuple):
       step_name: What a step is called, in rows of metrics and in the progress display.
       lock: A `threading.RLock` that is held while the algorithm runs, so that a second thread is refused; None where
         threads may share it.
-      largest: `number -> the largest that a process gives`, where several processes make each step together: all call
-        it at the same points of a run, and process 0 alone writes. None where there is one process.
+      largest: `number -> the largest number of all processes`, if several processes make each step together. All of
+        them call it at the same points of a run; only process 0 writes files. None if there is one process.
     """
 
     init: Callable[[Any], Any]

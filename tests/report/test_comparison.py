@@ -158,7 +158,7 @@ def test_nonsense_is_refused(series, write, tmp_path):
     with pytest.raises(ValueError, match=r"x='frames' falls in .*falls; take a metric that counts"):
         vx.compare({"falls": falls})
     late = write("late", frames=[1000], training_mean=[1.0])
-    with pytest.raises(ValueError, match=r"seed-0 ends at 300, before .*late has its first value, at 1000"):
+    with pytest.raises(ValueError, match=r"seed-0 ends after 300 frames, and .*late has its first value after 1,000: "):
         vx.compare({"ga": ga, "late": late})
 
 

@@ -173,7 +173,7 @@ def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Arr
 def joined(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Episodes, Metrics]:
     """Returns the scores of episodes `[...]`, and the metrics, of all devices together; for a program on all of them.
 
-    Of each device the latest episodes count, as many of one as of the other.
+    The latest episodes of each device are taken, the same number from each.
     """
     join = functools.partial(_joined, axis=axis)
     several = jax.vmap(join) if episodes.total.ndim else join

@@ -1,4 +1,4 @@
-"""Epochs of shuffled minibatches from the segments of all groups, cut into parts that one gradient is computed of.
+"""Epochs of shuffled minibatches from the segments of all groups, cut into parts for one gradient computation each.
 
 layout = minibatches.layout(PPO(), env, whole=False)
 batch = layout.shuffle(key, target, advantage, valid, normalize=True)  # fields [G, T, B]
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a minibatch, of which one gradient is computed.
+    """A part of a minibatch, for one gradient computation.
 
     Attributes:
       segment: What happened, leaves `[L, N, ...]`; see `segments.gather`.

@@ -25,7 +25,7 @@ from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeSte
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
 _LATEST = 2.0**23
-"""Observations after which older ones begin to be forgotten: one more would soon be lost in a float32 count."""
+"""Largest count of observations. Beyond it older ones are forgotten, since a float32 could not count further."""
 
 
 class Moments(NamedTuple):

@@ -37,9 +37,9 @@ class Order(NamedTuple):
     Attributes:
       portion: Number of the portion.
       rows: Its episodes.
-      place: For what pools and slots are made.
-      seed: Of the episodes.
-      pool_seed: Of pools, where they are made for this.
+      place: What the pools and slots are made for.
+      seed: Seed of the episodes.
+      pool_seed: Seed of the pools, if new ones are made.
       names: Digests of the population's bases.
       origin: How these came from the bases before, if that is known.
     """
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
     Attributes:
       portion: Number of the portion.
-      results: What came of it; None if it was not played.
+      results: Results of the portion; None if it was not played.
       missing: Digests of bases that must be sent first.
       stepped: Timesteps of the emulators.
       busy: Those of slots that had an episode to play.
@@ -90,7 +90,7 @@ def installed() -> dict[str, str | None]:
 def code_of(config: Any) -> dict[str, str]:
     """Modules, outside of volvox, that a description of parts names: versions of their packages, hashes of their files.
 
-    Other modules that these import are not looked at.
+    Modules that these import are not checked.
     """
     paths = [path.split(":", 1) for path in import_paths(config) if ":" in path]
     modules = {module for module, _ in paths if module.partition(".")[0] != "volvox"}
@@ -124,7 +124,7 @@ class Actor:
         self._dropped = -1
 
     def describe(self) -> dict[str, Any]:
-        """Where this runs, and on what."""
+        """Returns the machine, the process, its cores, and the versions installed."""
         machine = Path("/proc/sys/kernel/random/boot_id")
         return {
             "machine": machine.read_text().strip() if machine.exists() else socket.gethostname(),

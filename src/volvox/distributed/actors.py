@@ -1,4 +1,4 @@
-"""The actors of a run: made, pinged, replaced. What they play is not known here.
+"""Creates, monitors and replaces the actors of a run; `volvox.distributed.player` decides what they play.
 
 Actors are not restarted by Ray. A new one is made in the place of one that died, hung or failed, at the pace at which
 places fail; and with `"nodes"` one for each machine that joins.
@@ -80,7 +80,7 @@ class Actors:
         """Begins a phase; at first connects to the cluster, and waits until the actors are there.
 
         Raises:
-          ValueError: There are fewer than asked for, or what is installed or needed there is not as here.
+          ValueError: There are fewer actors than asked for, or their machines have other versions or lack a module.
           Interrupted: `watch` returned True.
         """
         self._phase_began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Bases that travel as little as they can: each is known by a digest of its numbers, and made where it can be made.
+"""Bases of a population on actors: each is identified by a digest, and sent only if an actor cannot compute it.
 
 An actor that holds the bases of the generation before makes those of the next one itself, from a few numbers each; what
 did not change stays; and only what is left travels, in pieces, once a node.

@@ -153,7 +153,7 @@ class RayPlayer:
                 self._actors.drop(answer.portion)
 
     def _show(self, watch: Seen) -> None:
-        """Prints the table of actors: others than before, one that became slow or fast, or after some minutes."""
+        """Prints the table of actors if they changed, if one became slow or fast, and otherwise every ten minutes."""
         table, since = self._actors.table(), time.monotonic() - self._shown.at
         actors, lagging = [(row["actor"], row["host"], row["restarts"]) for row in table], slow(table)
         soon = actors == self._shown.actors and since < _SHOWN_EVERY

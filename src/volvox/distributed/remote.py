@@ -18,9 +18,9 @@ class Place(NamedTuple):
     """Where an actor may be.
 
     Attributes:
-      number: Of the actor, among all that there ever are.
+      number: Number of the actor; an actor that replaces another has the same.
       node: Ray's name of the machine; None: where Ray finds room.
-      cpus: That Ray reserves.
+      cpus: CPUs that Ray reserves for it.
     """
 
     number: int
@@ -145,7 +145,7 @@ def slow(table: list[dict[str, Any]]) -> frozenset[int]:
 
 
 def why(error: BaseException) -> str:
-    """What an actor died of, or what it raised, in one line: Ray puts the reason last, after a trace or a list."""
+    """Returns in one line why an actor died, or what it raised; Ray gives the reason in the last line."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     told = lines[-1] if lines else "no reason is known"
     return f"{type(error).__name__}: {told[:_LONGEST]}{'...' if len(told) > _LONGEST else ''}"

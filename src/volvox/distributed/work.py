@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What came of a portion.
+    """Results of a portion.
 
     Attributes:
       returns: float32 `[K]`.
@@ -50,7 +50,7 @@ class Results(NamedTuple):
 
 
 class Work:
-    """The episodes of one phase, and what came of them.
+    """The episodes of one phase, and their results.
 
     Attributes:
       total: Episodes to play.
@@ -133,7 +133,7 @@ class Work:
         return number in self._copies
 
     def give_back(self, number: int) -> None:
-        """Whoever played a portion does so no more."""
+        """Takes back one copy of a portion; without other copies it can be handed out again."""
         if number in self._copies:
             self._copies[number] -= 1
             if not self._copies[number]:

@@ -41,7 +41,7 @@ _MACHINERY = frozenset(
 )
 _NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 _MOST_ACTIONS = 2**20
-"""An integer action with more values than these is a number and no choice."""
+"""Integer actions with more values than this are numbers, not choices."""
 _EXTRAS = {"ram": "ram", "lives": "lives", "elapsed_step": "elapsed_steps"}
 
 
@@ -337,8 +337,8 @@ class _Pool:
         self._native = self.calls = None
 
     def _time_step(self, first: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Any:
-        # Which episodes begin is known before, but must come with the others: what stores it could otherwise be moved
-        # in front of what still reads the place, and would copy the whole store. Counts are never negative.
+        # `first` is known beforehand, but is made to depend on what arrives: otherwise XLA could write it to a replay
+        # before other reads of that row, and would copy the whole replay. `elapsed_step` is never negative.
         first = first | (info["elapsed_step"] < 0)
         if "terminated" in info:
             terminated = terminated | (truncated & (info["terminated"] != 0))

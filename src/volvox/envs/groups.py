@@ -211,10 +211,10 @@ class _Wrapped:
 
 
 class Answers:
-    """Calls what blocks in a thread of its own, so that it is waited for with a limit, and Ctrl-C is heard meanwhile.
+    """Runs blocking calls in a thread, so that waiting has a time limit and can be interrupted by Ctrl-C.
 
     Attributes:
-      missing: The last call has not returned. What it uses may not be freed.
+      missing: Whether the last call has not returned yet, so that what it uses must not be freed.
     """
 
     def __init__(self):
@@ -277,7 +277,7 @@ def _answer(asked: queue.SimpleQueue[Any], given: queue.SimpleQueue[Any]) -> Non
 
 
 def unanswered(name: str) -> str:
-    """What a TimeoutError says of environments that did not answer."""
+    """Returns the message of a TimeoutError for environments that did not answer."""
     return (
         f"{name} did not answer within {PATIENCE:g} seconds: an environment blocks, or a thread of the emulators died"
     )

@@ -7,7 +7,7 @@ processes, each with a `SyncVectorEnv` of its share. What this module adds:
   observation; the next action is discarded, rewarded 0, and answered with the first observation of the next episode.
 - *Errors name the environment.* What an environment raises in a worker arrives with its traceback. A worker that ends,
   or that does not answer in time, is a RuntimeError. All workers are stopped then.
-- *Interrupts* (ctrl-c) reach this process alone, which ends its step in order.
+- *Interrupts* (Ctrl-C) are handled by this process; workers block them.
 """
 
 import functools

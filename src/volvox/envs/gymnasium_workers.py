@@ -209,7 +209,7 @@ class Workers:
 
         class Vector(load_gymnasium().vector.AsyncVectorEnv):
             def _check_spaces(self) -> None:
-                """Waits for the processes, with a limit; in the constructor, which keeps what they have yet to open."""
+                """Waits for the processes, with a limit, in the constructor, which keeps what they need alive."""
                 workers._vector = self
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 with workers._watched(_SECONDS_TO_START, begun=False):

@@ -1,7 +1,7 @@
 """Sparse linear Markov decision processes of finite horizon, on which learning can be compared with exact values.
 
 Hao, Lattimore, Szepesvári & Wang 2020 (arXiv 2011.04018). Rewards and transition probabilities are linear in features
-φ(x, a) `[d]`, of which only s matter, and nobody says which. There are few states; the number of actions grows with d
+φ(x, a) `[d]`, of which only s matter; it is not known which. There are few states; the number of actions grows with d
 (here: exponentially), so that actions are arrays rather than numbers.
 """
 
@@ -142,7 +142,7 @@ def costly_exploration(*, dimension: int, sparsity: int, signal: float | Array, 
 
 
 def hidden_laboratory(*, dimension: int, door: int | Array, horizon: int = 3, door_known: bool = True) -> LinearMDP:
-    """One action among d leads to where everything could be learned: regret is linear unless somebody points it out.
+    """Only one of d actions leads to the state in which anything can be learned: unless it is known, regret is linear.
 
     The hardness of arXiv 2011.04018 in three states: start, laboratory, and a dull state without reward. Features are
     `(1, [x is the laboratory], a)`. At the start, a is one of the m = d - 2 unit vectors, and only that of the `door`

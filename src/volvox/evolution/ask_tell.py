@@ -1,4 +1,4 @@
-"""Other people's strategies: evosax's, and Python objects with `ask` and `tell`.
+"""Strategies of other libraries: those of evosax, and Python objects with `ask` and `tell`.
 
 strategy = from_ask_tell(evosax.algorithms.CMA_ES, population_size=32, params={"std_init": 0.5})
 algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=(8,)), vx.envs.cartpole(num_envs=32))

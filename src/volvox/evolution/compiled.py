@@ -15,7 +15,7 @@ from volvox.types import ArrayTree
 
 @flax.struct.dataclass
 class _Result:
-    """What a function returned, less what it was given.
+    """The results of a function, without those that are its arguments unchanged.
 
     Attributes:
       changed: Leaves; None where a leaf is one of the arguments'.

@@ -41,7 +41,7 @@ class AskTell(Protocol):
 
     The state is any pytree of arrays of fixed shapes and dtypes. These members may be added:
 
-    - `mean(state, encoding) -> params`: The centre of the distribution, which then plays for elite; None for none.
+    - `mean(state, encoding) -> params`: The centre of the distribution, a candidate for the elite; or None.
     - `behavior`: What is recorded of each episode; `tell` finds it in `evaluation.behaviors`.
     - `forget_scores(state) -> state`: Drops all that returns were compared by, because the cutoff has grown.
     - `traceable = False`: `ask` and `tell` cannot be compiled: Python calls them.
@@ -98,7 +98,7 @@ class Elitism:
     Attributes:
       inner: What asks and tells.
       num_episodes: Training episodes of each member; fitness is their mean return.
-      num_elite_candidates: C, how many play for elite: the elite so far and its challengers; at least 2.
+      num_elite_candidates: C, candidates for the elite: the elite so far and its challengers; at least 2.
       num_validation_episodes: Validation episodes of each candidate in each generation; the score of the elite is the
         mean over those since it was chosen (`volvox.evolution.EliteScore`).
       num_test_episodes: Episodes the elite then plays in the test environments; 0 for no test.

@@ -45,7 +45,7 @@ class GAState(NamedTuple):
       expected_length: float32 `[T + 1]`: Mean episode length of each base in training, timesteps.
       generation: int32: Generations completed.
       score: What validation says of the elite.
-      candidates: Who plays for elite, each field `[C]`: the elite so far, once there is one, and the members of the
+      candidates: Those for the elite, each field `[C]`: the elite so far, once there is one, and the members of the
         highest returns in training, best first.
       candidate_lengths: float32 `[C]`: Their mean episode lengths, timesteps.
       parents: The members that the objective ranks highest, each field `[T]`.
@@ -84,7 +84,7 @@ class GA:
       mutation_std: Standard deviation of the noise that is added to every parameter ("mutation power"): a number, or a
         schedule over generations (see `volvox.evolution.schedule`).
       objective: What parents are chosen by: `Returns()` or `Novelty(...)`.
-      num_elite_candidates: C, how many play for elite: the elite so far, and the best of training; at least 2.
+      num_elite_candidates: C, candidates for the elite: the elite so far, and the best of training; at least 2.
       num_validation_episodes: Validation episodes of each candidate in each generation; the best mean return makes the
         elite, and those of an elite that stays make its score (see `volvox.evolution.EliteScore`).
       pool_validations: Whether the elite so far counts with the mean over all its validations since it was chosen.

@@ -14,7 +14,7 @@ from volvox.population.noise import Noise
 from volvox.types import Config, Env, Evaluation, Genotype, Interrupted, Population
 
 Seen = Callable[[dict[str, Any]], bool | None]
-"""Figures of a rollout, or `{"phase": ...}` with what is waited for, and a `note` to be printed -> whether to stop."""
+"""Progress figures, or `{"phase": ...}` while waiting, and optionally a `note` to print -> whether to stop."""
 
 
 class Place(NamedTuple):
@@ -37,9 +37,9 @@ class Request(NamedTuple):
     Attributes:
       population: Its members.
       num_episodes: E, the most episodes of any member.
-      place: For what pools and slots are made.
-      seed: Of the episodes.
-      pool_seed: Of pools, where they are made for this.
+      place: What the pools and slots are made for.
+      seed: Seed of the episodes.
+      pool_seed: Seed of the pools, if new ones are made.
       timed: Play a few beats with a stopwatch.
       part: Which part of a larger population this is; None: it is whole.
       origin: How each base of the population came from the bases of the generation before, fields `[P]`; None where
@@ -144,7 +144,7 @@ class Pools:
         return {}
 
     def evaluator(self, place: Place, code: Encoding, seed: int) -> Evaluator:
-        """What plays a phase; it takes the place of that with another cutoff, or with slots of another kind."""
+        """Returns the evaluator of a phase; evaluators with another cutoff or another kind of slots are closed."""
         if place not in self.evaluators:
             # Slots of both kinds at once would take the memory of both.
             self._close(lambda other: other.formed != place.formed or other.test == place.test)

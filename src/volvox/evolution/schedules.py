@@ -47,7 +47,7 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
     if not positive or kind not in ("constant", "linear", "exponential"):
         raise ValueError(f"{name}={value!r}: {form}; all numbers are positive and fit into 32 bits.")
     if kind == "linear":
-        # By more, float32 would lose the smaller end, and give zero there.
+        # Further apart, the smaller end would be rounded to zero in float32.
         if max(start, end) > 1e6 * min(start, end):
             raise ValueError(f"{name}={value!r}: {form}, start and end of a linear one at most a factor of 1e6 apart.")
         return optax.linear_schedule(start, end, generations)

@@ -223,7 +223,7 @@ def summary(evaluation: Evaluation) -> dict[str, Array]:
 
 
 class EliteScore(NamedTuple):
-    """What validation says of the elite, at one cutoff.
+    """The score of the elite in validation, at one cutoff.
 
     The elite and its challengers play fresh validation episodes side by side, and the best mean return makes the elite,
     as published. A mean by which a network was chosen is biased upwards, so it is kept apart: the score is the mean

@@ -60,8 +60,8 @@ def update(
       frames: Emulator frames of this evaluation.
 
     Returns:
-      (What is known now, metrics). The mean is over learners, and its standard error says how far other episodes of the
-      same policies would move it.
+      (`Evaluated`, metrics). The mean is over learners; its standard error is over
+      episodes of the same policies.
     """
     means = returns.mean(axis=1)
     best, frames = int(means.argmax()), evaluated.frames + frames

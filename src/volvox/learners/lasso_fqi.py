@@ -31,8 +31,8 @@ class LassoFQI:
       exploration_episodes: N₁, rounded up to a multiple of the horizon.
       penalty: The Lasso's weight of the L1 norm is `penalty * sqrt(log(2 d) / n)` for n transitions. The horizon is
         always enough for rewards in [0, 1]; the standard deviation of the targets' noise suffices, and finds more.
-      tolerance: Of the Lasso's duality gap, relative to the objective of weights 0.
-      max_passes: Most passes of coordinate descent.
+      tolerance: Largest duality gap of the Lasso, relative to the objective at weights 0.
+      max_passes: Largest number of passes of coordinate descent.
 
     Raises:
       ValueError: A setting is out of range.
@@ -49,10 +49,10 @@ class LassoFQI:
 
 
 class Found(NamedTuple):
-    """What exploring and committing comes to.
+    """Result of exploring and committing.
 
     Attributes:
-      weights: float32 `[H, d]`: Of the Q-function of each step.
+      weights: float32 `[H, d]`: Weights of the Q-function at each timestep of an episode.
       exploration_regret: float32: Regret of the N₁ episodes of exploration, by the rewards they had.
       commitment_regret: float32: Expected regret of the others, given the weights.
     """
@@ -93,8 +93,8 @@ def explore_then_commit(settings: LassoFQI, mdp: LinearMDP, key: Array, num_epis
     """Explores, fits, and commits to the greedy policy; under `jax.jit` it is one program.
 
     Args:
-      settings: How.
-      mdp: Where, with the policy that explores.
+      settings: Settings of the algorithm.
+      mdp: The decision process, with the policy that explores.
       key: Fixes the episodes of exploration.
       num_episodes: N, those of exploration included.
 

@@ -37,7 +37,7 @@ from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted
 
 _EVALUATION_EPISODES = 10
 _OF_DEVICES = {"collectors", "replays"}
-"""Fields of `acting` that several devices have each for itself, and do not save."""
+"""Fields of `acting` that are not saved if there are several devices, each of which has its own."""
 
 
 class LearnState(NamedTuple):
@@ -62,10 +62,10 @@ class LearnState(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where environments are between two iterations, with which a run goes on bit by bit.
+    """States of the environments between two iterations, from which a run continues with the same bits.
 
     Attributes:
-      envs: States of the groups of environments, actions in flight.
+      envs: States of the groups of environments, to which actions have been sent.
       iterations: Iterations made since they began.
     """
 
@@ -198,8 +198,8 @@ class _Standing(NamedTuple):
     """Where the loop stands between two iterations.
 
     Attributes:
-      of: `LearnState.learning` of the state that goes on from here.
-      learning: The same on all devices.
+      of: `LearnState.learning` of the state that continues from here.
+      learning: The same, placed on all devices.
       acting: `LearnState.acting` of that state, with the collectors of the pools, on all devices.
       iterations: Iterations made with these pools.
     """

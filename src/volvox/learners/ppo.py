@@ -30,7 +30,7 @@ from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
-_SHUFFLES = 2**31  # names the stream of keys that shuffles draw; those of actions are named by their count, an int32
+_SHUFFLES = 2**31  # folded into the key for shuffles; for actions their count is folded in, an int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from volvox.sparsity.masks import is_grouped
 from volvox.types import ArrayTree, Axis, Env, TimeStep
 
 MOST_CREDIT = 2**30
-"""The most that timesteps can add up to before updates are made for them, far from where an int32 ends."""
+"""Largest credit that timesteps can build up before updates are made for them; far below the largest int32."""
 
 
 def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
@@ -43,7 +43,7 @@ def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
 
 
 def update_ratio(settings: Any, group: int) -> Fraction:
-    """Returns the updates for each timestep of any environment, of which a group's beat makes a whole number.
+    """Returns the updates for each timestep of an environment; a beat of a group makes a whole number of updates.
 
     Args:
       settings: They have `num_learners`, `updates_per_timestep` and `random_timesteps`, of each learner.

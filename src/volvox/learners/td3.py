@@ -33,7 +33,7 @@ from volvox.networks.perceptrons import ActorAndCritic, ActorAndCritics, Params,
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
-_LEARNING = 2**31  # names the stream of keys that learning draws; those of actions are named by their count, an int32
+_LEARNING = 2**31  # folded into the key for learning; for actions their count is folded in, an int32
 _OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))  # the smallest number with a finite normal quantile
 
 
@@ -130,8 +130,8 @@ class Acting(NamedTuple):
     Attributes:
       draws: int32: How often each environment drew an action; it makes the keys of the next, see `Env.keys`.
       timesteps: int32: Timesteps of all environments, without those that begin an episode.
-      credit: int32: A timestep adds the numerator of `_TD3.ratio`, an update takes the denominator. Below 0 actions are
-        random. A count of all timesteps would overflow; this cannot.
+      credit: int32: A timestep adds the numerator of `_TD3.ratio`, an update subtracts the denominator. While it is
+        negative, actions are random. Unlike a count of all timesteps, it cannot overflow.
       episodes: Scores of the episodes that have ended, leaves `[S, ...]`.
       replays: One a group, of all its environments; those of a learner stand side by side.
       collectors: Episodes that have not ended, one a group, leaves `[S, B / S]`; () between pools.
@@ -154,7 +154,7 @@ class Learning(NamedTuple):
       params: Parameters of actor, critics and representation.
       targets: Parameters of the targets; the representation has none.
       optimizer: States of the optimizer, one for each part of `params`.
-      moments: Moments of the observations, which count none unless these are normalised.
+      moments: Moments of the observations; empty unless observations are normalised.
       update: int32: Updates made.
       metrics: Metrics of this iteration.
     """

@@ -52,7 +52,7 @@ class Devices(NamedTuple):
         return jax.shard_map(function, mesh=self.mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
     def placed(self, *trees: ArrayTree) -> ArrayTree:
-        """Returns what programs are given: the parts of this process's devices; one tree is given to each of them."""
+        """Places trees as arguments of a program: one for each device of this process, or one for all of them."""
         if self.mesh is None:
             return trees[0]
         devices, sharding = self.mesh.local_devices, NamedSharding(self.mesh, P())
@@ -87,7 +87,7 @@ class Devices(NamedTuple):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Needs the other processes for what is done meanwhile.
+        """Marks a section of code that waits for the other processes.
 
         On CPUs JAX computes what exchanges anything while it is called, and nothing can interrupt that. If another
         process hangs, this one is therefore ended by the thread of `peers`, where it cannot end itself.

@@ -31,7 +31,7 @@ from volvox.types import Array, ArrayTree, EnvGroup
 Monitor = Callable[[dict[str, Any]], bool | None]
 """Figures that say how far a step is -> whether to stop it."""
 TIMED_EVERY = 10
-"""Generations, or iterations of a learner, of which one has a stopwatch; 1 for none. See `is_timed`."""
+"""One of so many generations, or iterations of a learner, is timed; 1: none is. See `is_timed`."""
 _MOST_ROUNDS = 2**20  # in one chunk
 _abandoned: list[EnvGroup] = []
 """Pools whose program never ended. A compiled program holds their address, so that they may not be freed."""
@@ -68,8 +68,8 @@ class Loop:
       groups: The pools, as many as one device has; () while closed.
       envs: The environments' states between two chunks, one a group. The next chunk donates them.
       run_chunk: The form of the loop that runs them, for tests that read what was compiled.
-      standing: A mark for the caller, to tell whether a state goes on from where the loop stands; None after `open`,
-        `restart` and `close`, and from the beginning of each run.
+      standing: Set by the caller, to recognise the state from which the loop can continue; reset to None by `open`,
+        `restart`, `close`, `run` and `time_parts`.
     """
 
     def __init__(
@@ -253,9 +253,9 @@ def copied(tree: ArrayTree) -> ArrayTree:
 
 
 def is_timed(count: int) -> bool:
-    """Whether the next generation, or iteration of a learner, has a stopwatch, after so many.
+    """Whether the next generation, or iteration of a learner, is timed, after `count` of them.
 
-    It is the second, as the time of the first is compilation anyway, and every tenth from there.
+    The second is, because the first is mostly compilation, and every tenth from there.
     """
     return count % TIMED_EVERY == 1
 

@@ -193,7 +193,7 @@ class Evaluator:
         begun = self._begin(memory, constants, len(self.loop.groups), self.loop.groups[0].num_envs)
         run = _Run(self.loop, self._slots, constants, began, *begun)
         if timed:
-            run.play(-(-run.total // 2), monitor)  # where slots take members as often as they do on the whole
+            run.play(-(-run.total // 2), monitor)  # halfway, slots take members as often as on average
             if run.played < run.total:
                 run.time_parts(_TIMED_BEATS)
         run.play(run.total, monitor)

@@ -1,4 +1,4 @@
-"""Whether the other processes of a run are alive: what ends a wait for one that is not.
+"""Finds out whether the other processes of a run are alive, so that waiting for a dead one ends.
 
 Processes that learn together wait for each other in every exchange of a compiled program, where nothing can interrupt
 them. `volvox.distributed.initialize` therefore begins a thread, which tells the others about once a second that this
@@ -17,7 +17,7 @@ import jax
 _FOLDER = "volvox/alive"
 _SECONDS_BETWEEN_SIGNS = 1.0
 _LAST_SECONDS = 5.0
-"""For which process 0, whose end would end all others at once, waits for them after an error."""
+"""Seconds that process 0 waits for the others after an error, because they would end with it."""
 
 _SECONDS_TO_DISCONNECT = 2.0
 _GRACE = 15.0
@@ -31,7 +31,7 @@ class Peers:
       patience: Seconds without a sign of life after which a process counts as dead.
       polls: How often the thread has heard of the others.
       lost: Another process is known to have ended too early.
-      needed: How many things this process does that need the others.
+      needed: Open sections in which this process waits for the others (`Devices.together`).
     """
 
     def __init__(self, client: Any, process: int, count: int, patience: float):

@@ -1,4 +1,4 @@
-"""Scores: episodes of one network, or of no network at all, under a protocol that is said with the score.
+"""Scores of one network, or of random actions, over whole episodes under a named protocol.
 
 print(play(env, algorithm.policy, algorithm.variables(state)))
 print(play(env, algorithm.policy, algorithm.variables(state), protocol="exact"))
@@ -21,7 +21,7 @@ from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
 
 UNUSED_SEED = 1_000_003
-"""A seed of environments in which policies are scored: none that training is likely to use."""
+"""Seed of the environments in which policies are scored; training is unlikely to use it."""
 _MOST_AT_ONCE = 1_000
 """Environments; an Atari emulator takes some 0.2 MB."""
 _WAVES = 2**31  # names the keys of waves after the first; those of actions are named by their number, which is smaller
@@ -77,7 +77,7 @@ def play(
     - "sticky": the emulator repeats the action before with a probability of 0.25 (Machado et al. 2018, arXiv
       1709.06009), so that all episodes differ; with an interval over episodes.
     - "exact": every no-op start once, without sticky actions; a mean without an interval. Publications before 2018
-      average over random no-op starts, which the exact mean is the limit of.
+      average over random no-op starts; the exact mean is the limit of such averages.
 
     Both play whole games, also where the environment ends episodes with a life. "fresh" plays the environment as it is,
     from random starts.

@@ -41,7 +41,7 @@ class Queue(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Which part of a population is played, where it was divided. Each row `[N]` of what is played is a member.
+    """The part of a divided population that is played; each row `[N]` is a member.
 
     Attributes:
       member: int32 `[N]`: Its index in the whole population.
@@ -140,7 +140,7 @@ def make_queue(population: Population, key: Array, part: Part | None, num_episod
     Args:
       population: `N` members, each playing `episodes[i] <= num_episodes` episodes; its bases are not looked at.
       key: From which the keys of episodes are made.
-      part: Where these are not the members of a whole population, in order and from their first episodes: which.
+      part: Which members and episodes these are; None: all members in order, from their first episodes.
       num_episodes: E, the most episodes of any member.
       capacity: C, at least the sum of `episodes` (checked by the caller, who knows the values).
 

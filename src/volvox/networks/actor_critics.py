@@ -36,7 +36,7 @@ class GA3C(nn.Module):
     Input: uint8 `[B, 84, 84, 4]`, scaled to [-1, 1).
 
     Attributes:
-      num_outputs: Numbers that describe the policy: the number of actions.
+      num_outputs: Size of the policy's output: the number of actions.
       size: "small": 16@8x8/s, 32@4x4/2. "large": 32@8x8/s, 32@4x4/2, 64@4x4/2.
       first_stride: The stride s; the published large networks go from 4 down to 1.
     """
@@ -98,7 +98,7 @@ class ActorCritic(nn.Module):
     """Two linear outputs on one torso; orthogonal initialisation, the policy's small.
 
     Attributes:
-      num_outputs: Numbers that describe the policy: the number of actions.
+      num_outputs: Size of the policy's output: the number of actions.
       torso: Observations `[B, ...]` -> features `[B, n]`.
     """
 
@@ -115,7 +115,7 @@ class RecurrentActorCritic(nn.Module):
     """An LSTM between torso and outputs.
 
     Attributes:
-      num_outputs: Numbers that describe the policy: the number of actions.
+      num_outputs: Size of the policy's output: the number of actions.
       torso: Observations `[B, ...]` -> features `[B, n]`.
       width: Cells of the LSTM.
     """
@@ -168,7 +168,7 @@ class CategoricalMLP(nn.Module):
     Input: `[B, n]`.
 
     Attributes:
-      num_outputs: Numbers that describe the policy: the number of actions.
+      num_outputs: Size of the policy's output: the number of actions.
       hidden: Widths of the hidden layers of each.
     """
 
@@ -255,7 +255,9 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     """
     actions = distribution(spec)
     if (has := getattr(module, "distribution", None) or actions.kind) != actions.kind:
-        kind, instead = ("continuous", "GaussianMLP") if spec.continuous else ("discrete", "ActorCritic or GA3C")
+        kind, instead = (
+            ("continuous", "GaussianMLP") if spec.continuous else ("discrete", "ActorCritic or CategoricalMLP")
+        )
         raise ValueError(
             f"{type(module).__name__} has a {has} head, and the actions of {spec.name} are {kind}; take a network with "
             f"a {actions.kind} one, e.g. {instead}."
@@ -266,7 +268,8 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     states = (jax.eval_shape(lambda: initial_state(BATCH)),) if recurrent else ()
     outputs: Any = (batch_of(actions.size), batch_of())
     required = (outputs, *states) if recurrent else outputs
-    meaning = f"(output [B, {actions.size}], value [B]) for its actions"
+    instead = "GaussianMLP" if spec.continuous else "ActorCritic or CategoricalMLP"
+    meaning = f"(output [B, {actions.size}], value [B]) for its actions, as vx.networks.{instead} gives"
     inputs = (observations(spec), *states)
     variables = check_module(module, spec, inputs, required, role="actor-critic", meaning=meaning)
 

@@ -96,7 +96,7 @@ class Gaussian:
     """Continuous actions of independent components; the output is means, then logarithms of standard deviations.
 
     Actions are float32 `[..., *shape]` without bounds: environments are given them clipped, and probabilities are those
-    of the unclipped ones. `epsilon` has no effect: a density has no smallest value worth adding to.
+    of the unclipped ones. `epsilon` has no effect on densities.
 
     Attributes:
       shape: Shape of one action.

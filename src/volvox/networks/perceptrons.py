@@ -102,7 +102,7 @@ class NextObservationNetwork(nn.Module):
     Input: `[B, n]`, and `[B, A]`.
 
     Attributes:
-      observation_widths: Widths of the layers on observations; features have n numbers more than all of them.
+      observation_widths: Widths of the layers on observations; there are `n + sum(observation_widths)` features.
       action_widths: Widths of the layers on those features and actions.
     """
 

@@ -64,7 +64,7 @@ class Encoding:
       data: The noise's data, float32 `[size]`.
       zero: The runtime zero of `volvox.ops.order`, int32 scalar.
       noise: Where noise comes from.
-      rank: Rank of the noise that mutations add to kernels; None if it is as free as any.
+      rank: Rank of the noise that mutations add to kernels; None: the noise is not of low rank.
       formed: Whether slots hold formed kernels although the rank is low, because they play first ancestors, whose noise
         is full.
       from_noise: `Genotype.from_noise`.

@@ -117,8 +117,8 @@ class LowRank:
     members cost little more than as many observations of one network. Kernels of convolutions are read as matrices
     `[kh * kw * C, F]`; biases, and whatever has one dimension, get full noise. First ancestors are drawn in full.
 
-    Joining it with a network (`encoding`) raises ValueError for a parameter that no layer takes in factors and that is
-    not in `full`, and for a rank beyond a kernel's.
+    `encoding` raises ValueError for a parameter of several dimensions whose layer cannot use factors and that is not in
+    `full`, and for a rank above the largest that a kernel can have.
 
     Attributes:
       rank: r; no larger than any kernel's smaller side.

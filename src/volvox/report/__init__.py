@@ -1,4 +1,4 @@
-"""What a run shows of itself: learning curves, a report, videos, pictures of a population, and its files read back.
+"""Reports of runs: learning curves, an HTML file, videos, pictures of a population, and readers of their files.
 
 Several runs are compared by `volvox.compare`, which rests on the statistics here.
 """

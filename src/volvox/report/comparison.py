@@ -1,4 +1,4 @@
-"""Methods compared by several runs of each: means with intervals, chances, and a picture.
+"""Comparison of methods by several runs of each: means with intervals, probabilities of improvement, and a plot.
 
 comparison = compare({"ga": "runs/ga", "es": ["runs/es/seed-0", "runs/es/seed-1", "runs/es/seed-2"]})
 print(comparison)
@@ -43,7 +43,7 @@ class Comparison:
         of the first scores higher, with `low` and `high`, likewise.
       points: float64 `[P]`: x of the curves.
       curves: Interquartile mean at each point with its interval, by method: an `Estimate` of arrays `[P]`.
-      notes: What to know before anything is concluded.
+      notes: Caveats, such as too few runs or settings that differ.
     """
 
     metric: str
@@ -164,7 +164,7 @@ def compare(
     metric = runs_.metric_of(everything, metric)
     scales = runs_.scales_of(tasks, normalize)
     series = {run.path: runs_.series_of(run, x, metric) for run in everything}
-    points = runs_.points_of(series)
+    points = runs_.points_of(series, x)
     sampled = {
         name: [
             np.stack([_scaled(last_before(*series[run.path], points), scales.get(task)) for run in own], axis=-1)

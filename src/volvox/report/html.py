@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flax.traverse_util import flatten_dict
 
 from volvox.checkpoint import write_file
+from volvox.evolution.schedules import Cutoff
 from volvox.report.plots import learning_curve
 from volvox.report.rows import numbers
 from volvox.report.runs import SCORES, is_unscored, number_text
@@ -73,6 +74,8 @@ def html_report(
     """
     path = Path(path)
     settings = config.get("algorithm", {})
+    if isinstance(limits := settings.get("max_episode_steps"), list):
+        settings = {**settings, "max_episode_steps": dict(zip(Cutoff._fields, limits, strict=False))}
     about = {name: value for name, value in config.items() if name not in ("algorithm", "versions", "key")}
     sections = [
         ("Results", _results(rows)),

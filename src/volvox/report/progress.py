@@ -1,4 +1,4 @@
-"""Progress: a line for each step that is done, and where there is a screen a line below them that is drawn anew."""
+"""Progress: one line for each finished step and, in terminals and notebooks, a status line below them."""
 
 import math
 import os
@@ -16,7 +16,7 @@ _BAR = 20
 _MEASURED = 2.0
 """Seconds of a rate before it is used to say how long a step takes."""
 _LONG = 30 * 86_400.0
-"""Seconds of a whole run, above which it is said how long it would take."""
+"""Expected seconds of a whole run above which a warning is printed."""
 _KEPT = 200
 """Lines that a notebook shows."""
 _PLACES = ("phase", "role", "done", "total", "stepped", "step_done", "step_total")
@@ -32,11 +32,10 @@ _FIRST += ("frames_per_second", ".*loss", "occupancy")
 def figures(metrics: Mapping[str, Any], *, skip: Collection[str] = (), width: int = 100, frame_skip: int = 1) -> str:
     """Writes the numbers of a step in one line, as many as there is room for.
 
-    The score of the elite comes first; of a new elite it is the mean by which it was chosen, and of what has no elite
-    that of validation. It is followed by those of evaluations and tests,
-    the best and the mean in training, the rate in timesteps, losses, and the occupancy. Other metrics follow in their
-    order, and measures of spread come last. Counts of what is done (the step, frames, seconds) and other rates are left
-    to the rows.
+    The score of the elite comes first: for a new elite the mean by which it was chosen, and without an elite the mean
+    of validation. Scores of evaluations and tests follow, then the best and the mean of training, timesteps per
+    second, losses, and the occupancy. Other metrics follow in their order, and measures of spread come last. Counts
+    (the step, frames, seconds) and other rates are not shown.
 
     Args:
       metrics: Metrics of a step, or figures from inside it; what is not a number is left out.
@@ -248,7 +247,7 @@ class _Screen(Protocol):
 
 
 class _Nothing:
-    """Where nobody looks any more."""
+    """Shows nothing, because the stream is gone."""
 
     def note(self, text: str) -> None:
         del text

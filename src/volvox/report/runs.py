@@ -84,7 +84,7 @@ def task_of(config: Mapping[str, Any]) -> str:
 
 
 def check_tasks(runs: Mapping[str, list[Recorded]]) -> tuple[str, ...]:
-    """Returns the tasks, of which all methods must have runs; raises ValueError also for a run that is there twice."""
+    """Returns the tasks; raises ValueError if methods have runs of different tasks, or a run is given twice."""
     seen: dict[Path, str] = {}
     for name, own in runs.items():
         for run in own:
@@ -159,12 +159,15 @@ def series_of(run: Recorded, x: str, metric: str) -> tuple[np.ndarray, np.ndarra
     return at, values
 
 
-def points_of(series: Mapping[Path, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def points_of(series: Mapping[Path, tuple[np.ndarray, np.ndarray]], x: str) -> np.ndarray:
     """Returns where curves have points: from where every run has begun to where the first of them ends."""
     begin, end = max(at[0] for at, _ in series.values()), min(at[-1] for at, _ in series.values())
     if begin > end:
         late, early = (max(series, key=lambda p: series[p][0][0]), min(series, key=lambda p: series[p][0][-1]))
-        raise ValueError(f"{early} ends at {end:g}, before {late} has its first value, at {begin:g}")
+        raise ValueError(
+            f"{early} ends after {number_text(end)} {x}, and {late} has its first value after {number_text(begin)}: "
+            "there is nothing at which both can be compared; resume the former, or take another x"
+        )
     every = np.unique(np.concatenate([at for at, _ in series.values()]))
     every = every[(every >= begin) & (every <= end)]
     return every if len(every) <= _POINTS else np.linspace(begin, end, _POINTS)

@@ -1,4 +1,4 @@
-"""What several runs say of a method, by the definitions of Agarwal et al. 2021 (arXiv 2108.13264) and their rliable.
+"""Statistics of runs of a method, by the definitions of Agarwal et al. 2021 (arXiv 2108.13264) and their rliable.
 
 interquartile_mean(scores)                                # of one task
 interquartile_mean(scores_of_pong, scores_of_breakout)    # of two, on one scale
