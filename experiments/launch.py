@@ -153,9 +153,9 @@ def exit_code(main: Callable[[], int]) -> int:
     except (OSError, MemoryError, FloatingPointError) as error:
         print(_told(error), file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("stopped at once; --resume goes on after what was saved last", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt:  # what was being compiled goes on in other threads, and may crash an orderly end
+        print("stopped at once; --resume goes on after what was saved last", file=sys.stderr, flush=True)
+        os._exit(130)
 
 
 def _told(error: BaseException) -> str:

@@ -151,15 +151,12 @@ def _optional(settings: Any, name: str) -> bool:
     return name not in fields or type(None) in typing.get_args(fields[name])
 
 
-def gradient_transformation(
-    optimizer: Optimizer, learning_rate: Any, max_gradient_norm: float | None = None
-) -> optax.GradientTransformationExtraArgs:
+def gradient_transformation(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
     """Returns the optimiser that settings describe.
 
     Args:
         optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
         learning_rate: For the former a number or a schedule; None for the latter, which brings its own.
-        max_gradient_norm: Global norm to which gradients are clipped before the optimiser; None: they are not clipped.
 
     Raises:
         ValueError: The learning rate is given twice or not at all, or the function does not make a transformation.
@@ -171,8 +168,6 @@ def gradient_transformation(
         raise ValueError(f"{optimizer=}: give an optax.GradientTransformation, or a function such as optax.adam.")
     if made is optimizer and learning_rate is not None:
         raise ValueError(f"{learning_rate=}: a ready-made optimizer brings its own; take learning_rate=None.")
-    if max_gradient_norm is not None:
-        made = optax.chain(optax.clip_by_global_norm(max_gradient_norm), made)
     return optax.with_extra_args_support(made)
 
 

@@ -5,12 +5,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 from volvox.report.progress import Progress
 
 _ONE_PRESS = 0.5
 """Seconds within which signals count as one."""
+_DROPPING, _AGAIN = ("_xla_gc_callback", "__del__"), 0.01
+"""Functions called by the garbage collector, which drops what they raise; seconds until a signal is sent again."""
 
 
 class Monitor:
@@ -63,8 +66,11 @@ class Monitor:
             self.stops()
         return abandoned
 
-    def _note(self, number: int, frame: object) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._pressed:
             self._pressed, self._since = number, time.monotonic()
         elif time.monotonic() - self._since >= _ONE_PRESS:
-            raise KeyboardInterrupt
+            if frame is not None and frame.f_code.co_name in _DROPPING:
+                threading.Timer(_AGAIN, signal.raise_signal, [number]).start()
+            else:
+                raise KeyboardInterrupt

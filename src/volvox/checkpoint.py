@@ -22,7 +22,9 @@ import logging
 import math
 import os
 import shutil
+import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -295,14 +297,22 @@ def _checkpointer() -> Any:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps orbax from printing the traceback of an error that is raised as well."""
-    logger = logging.getLogger("absl")
+    """Keeps orbax and TensorStore from printing tracebacks of an error that is raised as well.
+
+    At the first error orbax closes the event loop to which the threads of TensorStore still report further ones.
+    """
+    logger, shown = logging.getLogger("absl"), sys.excepthook
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    sys.excepthook = lambda *error: None if str(error[1]) == "Event loop is closed" else shown(*error)
     try:
         yield
+    except Exception:
+        time.sleep(1.0)  # until they have reported
+        raise
     finally:
         logger.setLevel(level)
+        sys.excepthook = shown
 
 
 def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:

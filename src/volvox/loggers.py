@@ -189,16 +189,16 @@ class WeightsAndBiases:
         except ImportError as error:
             raise ImportError(f"vx.loggers.wandb: {error}; install it: pip install 'volvox[wandb]'") from error
         own: dict[str, Any] = {"config": dict(run.config)}
-        missing: Sequence[Row] = ()
+        file = None if run.path is None else run.path / "wandb_id"
+        begins = file is not None and not file.exists()
+        name = file.read_text() if file is not None and not begins else secrets.token_hex(4)
         if run.path is not None:
-            file = run.path / "wandb_id"
-            if not file.exists():
-                write_file(file, secrets.token_hex(4))
-                missing = run.rows
-            own |= {"dir": str(run.path), "name": run.path.name, "id": file.read_text(), "resume": "allow"}
+            own |= {"dir": str(run.path), "name": run.path.name, "id": name, "resume": "allow"}
         self._run = client.init(**(own | options))
-        for step, row in enumerate(missing, 1):
-            self.write(step, row)
+        if begins:
+            for step, row in enumerate(run.rows, 1):
+                self.write(step, row)
+            write_file(file, name)  # only now: where anything before fails, these rows are sent by the next resume
 
     def write(self, step: int, row: Row) -> None:
         """Logs the values of a row."""

@@ -1,5 +1,7 @@
 """Kills, signals and stops at any moment: a run loses at most the step in progress."""
 
+import contextlib
+import gc
 import os
 import random
 import signal
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from volvox import checkpoint
+from volvox._monitor import Monitor
 
 HERE = Path(__file__).parent
 SCRIPT = """
@@ -118,6 +121,27 @@ def test_a_second_press_ends_a_run_within_a_step_and_it_goes_on(tmp_path, make, 
     assert checkpoint.steps(tmp_path / "a" / "checkpoints")[-1] == 2
     run = quietly(make("hill"), steps=4, run_dir=tmp_path / "a", resume=True)
     assert (run.state["x"] == quietly(make("hill"), steps=4).state["x"]).all()
+
+
+def test_a_second_press_in_a_callback_of_the_garbage_collector_is_not_lost():
+    """What such a callback raises is dropped, with a traceback; jaxlib has one, which compiling calls often."""
+
+    def _xla_gc_callback(phase, info):
+        if phase == "start" and monitor._pressed and not pressed:
+            pressed.append(phase)
+            signal.raise_signal(signal.SIGINT)
+
+    pressed = []
+    with contextlib.ExitStack() as stack:
+        monitor = Monitor(None, stack)
+        signal.raise_signal(signal.SIGINT)
+        monitor._since -= 10.0
+        gc.callbacks.append(_xla_gc_callback)
+        stack.callback(gc.callbacks.remove, _xla_gc_callback)
+        gc.collect()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10.0)
+    assert pressed == ["start"]
 
 
 def test_a_clock_that_is_set_back_changes_nothing(tmp_path, make, quietly, monkeypatch):

@@ -46,14 +46,14 @@ from volvox import checkpoint
 def main():
     checkpoint.save({folder!r}, 1, {{"a": np.zeros(3)}})
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    checkpoint.save({folder!r}, 2, {{"a": np.random.default_rng(0).random(100_000)}})
+    checkpoint.save({folder!r}, 2, {{f"a{{i}}": np.random.default_rng(i).random(100_000) for i in range(40)}})
 
 sys.exit(exit_code(main))
 """
 
 
 def test_a_checkpoint_that_the_system_cuts_off_is_one_line_and_the_one_before_stays(tmp_path):
-    """Orbax's own errors of such a moment speak of handles and event loops."""
+    """Orbax's own errors of such a moment speak of handles and event loops; of many arrays, in many tracebacks."""
     code = FILES_OF_A_LIMITED_SIZE.format(experiments=str(EXPERIMENTS), folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
@@ -93,7 +93,6 @@ def test_an_error_inside_a_step_keeps_its_traceback(script):
         (PermissionError(errno.EACCES, "Permission denied"), 1),
         (FloatingPointError("not finite"), 1),
         (MemoryError("takes 10 bytes"), 1),
-        (KeyboardInterrupt(), 130),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -105,6 +104,17 @@ def test_scripts_answer_with_one_line_and_an_exit_code(script, capsys, error, co
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert str(error) in printed
+
+
+def test_a_script_that_is_stopped_at_once_ends_at_once(script, capsys, monkeypatch):
+    def main():
+        raise KeyboardInterrupt
+
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    script("launch").exit_code(main)
+    assert codes == [130]
+    assert capsys.readouterr().err == "stopped at once; --resume goes on after what was saved last\n"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS.glob("*.py")))

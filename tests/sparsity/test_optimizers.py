@@ -19,6 +19,7 @@ from volvox.sparsity import (
     KeepNOfM,
     Magnitude,
     RewardAware,
+    clipped,
     compression,
     init_optimizers,
     is_sparse,
@@ -119,6 +120,39 @@ def test_what_is_masked_is_nothing(rule, optimizer):
         alone = optax.apply_updates(alone, updates)
     np.testing.assert_allclose(params["Dense_1"]["kernel"], alone["Dense_1"]["kernel"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(params["Dense_0"]["bias"], alone["Dense_0"]["bias"], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_masked_weights_do_not_count_when_gradients_are_clipped():
+    """Against a clip inside of `sparse`, which sees no masked weight; the gradients of masked ones are huge."""
+    params, rule = params_of(), RULES["dynamic"]()
+    outside = clipped(sparse(optax.sgd(0.1), rule), 0.5)
+    inside = sparse(optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)), rule)
+    states = [optimizer.init(params) for optimizer in (outside, inside)]
+    masks = masks_of(states[0])
+    live = pruned(jax.tree.map(lambda p: jnp.full_like(p, 0.01), params), states[0])
+    gradient = jax.tree.map(lambda p, g: jnp.where(g == 0, 100.0, g), params, live)
+    chex.assert_trees_all_equal(masks, masks_of(states[1]))
+    updates = [o.update(gradient, s, params)[0] for o, s in zip((outside, inside), states, strict=True)]
+    chex.assert_trees_all_close(*updates, rtol=1e-6)
+    norm = float(optax.tree.norm(live))
+    assert norm < 0.5  # nothing is clipped
+    np.testing.assert_allclose(updates[0]["Dense_1"]["kernel"].max(), -0.1 * 0.01, rtol=1e-5)
+    larger = jax.tree.map(lambda g: 100 * g, gradient)
+    updates = [o.update(larger, s, params)[0] for o, s in zip((outside, inside), states, strict=True)]
+    chex.assert_trees_all_close(*updates, rtol=1e-5)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e3])
+def test_without_masks_gradients_are_clipped_as_optax_clips_them(max_norm):
+    params, gradient = params_of(), params_of(1)
+    ours, theirs = clipped(optax.adam(0.1), max_norm), optax.chain(optax.clip_by_global_norm(max_norm), optax.adam(0.1))
+    state = ours.init(params)
+    chex.assert_trees_all_equal(state, theirs.init(params))
+    chex.assert_trees_all_equal(ours.update(gradient, state, params), theirs.update(gradient, state, params))
+    alone = optax.adam(0.1)
+    chex.assert_trees_all_equal(
+        clipped(alone, None).update(gradient, alone.init(params))[0], alone.update(gradient, alone.init(params))[0]
+    )
 
 
 def test_steps_may_be_given_and_rows_of_learners_change_together():

@@ -221,7 +221,8 @@ def _pin(cpus: Sequence[int]) -> None:
     """Keeps all threads of this process, and those that they will start, on some cores."""
     if cpus:
         for thread in Path("/proc/self/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cpus)
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.sched_setaffinity(int(thread.name), cpus)
 
 
 def _fetched(given: Sequence[Any]) -> dict[Digest, Sequence[np.ndarray]]:

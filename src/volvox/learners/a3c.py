@@ -30,7 +30,7 @@ from volvox.data.segments import Segment
 from volvox.learners.collecting import Acting, Collecting
 from volvox.learners.protocol import Made, Progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
-from volvox.sparsity import init_optimizers
+from volvox.sparsity import clipped, init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 
@@ -273,7 +273,7 @@ class _A3C:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        return gradient_transformation(self.settings.optimizer, self.rate, self.settings.max_gradient_norm)
+        return clipped(gradient_transformation(self.settings.optimizer, self.rate), self.settings.max_gradient_norm)
 
     @property
     def rate(self) -> Any:

@@ -29,8 +29,9 @@ from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 _WORK, _FINISH = 2**31, 2**31 + 1  # names of the keys of `work` and of `finish`; those of `act` are named by counts
 _TIMED_BEATS = 20
-_NAMES = ("update", "frames", "timesteps", "episodes", "seconds", "step_seconds", "iteration")
-"""Names of metrics that every learner's rows have."""
+_NAMES = ("update", "frames", "timesteps", "episodes", "episode_length", "seconds", "step_seconds", "iteration")
+_PREFIXES, _SUFFIXES = ("training_", "evaluation_", "share_", "speed_"), ("_per_second",)
+"""Names of metrics that every learner's rows have, and how others begin and end."""
 
 Learned = TypeVar("Learned")
 Collected = TypeVar("Collected")
@@ -276,7 +277,7 @@ def _floats(found: Any) -> dict[str, Array]:
         raise ValueError(f"metrics must be a dict of scalars by name; got {said(found)}")
     if wrong := {name: jnp.shape(value) for name, value in found.items() if jnp.shape(value) != ()}:
         raise ValueError(f"metrics must be a dict of scalars by name; got arrays of shapes {wrong}")
-    if taken := [name for name in found if name in _NAMES or name.startswith(("training_", "evaluation_"))]:
+    if taken := [n for n in found if n in _NAMES or n.startswith(_PREFIXES) or n.endswith(_SUFFIXES)]:
         raise ValueError(f"metrics cannot be named {', '.join(taken)}: rows have these already; take other names")
     return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
 

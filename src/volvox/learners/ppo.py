@@ -27,7 +27,7 @@ from volvox.data.returns import lambda_returns
 from volvox.learners.collecting import Acting, Collecting
 from volvox.learners.protocol import Made, Progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
-from volvox.sparsity import init_optimizers
+from volvox.sparsity import clipped, init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
 
 _SHUFFLES = 2**31  # folded into the key for shuffles; for actions their count is folded in, an int32
@@ -236,7 +236,7 @@ class _PPO:
         return rate * jnp.maximum(1 - (learning.round - 1) / (total / s.timesteps_per_round(self.collecting.env)), 0.0)
 
     def optimizer(self, rate: Any) -> optax.GradientTransformationExtraArgs:
-        return gradient_transformation(self.settings.optimizer, rate, self.settings.max_gradient_norm)
+        return clipped(gradient_transformation(self.settings.optimizer, rate), self.settings.max_gradient_norm)
 
     def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         return self.collecting.act(acting, learning, key, g, timestep)

@@ -19,7 +19,7 @@ from volvox.data.normalization import Rewards
 from volvox.data.replay import Batch
 from volvox.sparsity import compression, is_sparse, masks_of, pruned, table
 from volvox.sparsity.masks import is_grouped
-from volvox.types import ArrayTree, Axis, Env, TimeStep
+from volvox.types import Array, ArrayTree, Axis, Env, TimeStep
 
 MOST_CREDIT = 2**30
 """Largest credit that timesteps can build up before updates are made for them; far below the largest int32."""
@@ -72,6 +72,21 @@ def update_ratio(settings: Any, group: int) -> Fraction:
 def kept(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
     """Returns each learner's parameters, 0 where a sparse optimizer masks them."""
     return jax.vmap(pruned)(params, optimizer) if is_sparse(optimizer) else params
+
+
+def over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:
+    """Returns gradients of each learner's mean loss over the valid transitions of all devices.
+
+    Args:
+      gradient: Those of the means over this device's valid transitions, leaves `[S, ...]`.
+      valid: bool `[S, N]`: Whether this device's transitions are learned from.
+      axis: What is known of the other devices.
+    """
+    if axis.name is None:
+        return gradient
+    count = valid.sum(axis=1, dtype=jnp.float32)
+    share = count / jnp.maximum(axis.sum(count), 1.0)
+    return axis.sum(jax.tree.map(lambda g: jax.vmap(jnp.multiply)(share, g), gradient))
 
 
 def pick(tree: ArrayTree, learner: int) -> ArrayTree:

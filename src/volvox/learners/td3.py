@@ -28,7 +28,7 @@ from volvox.data.replay import Batch, Replay
 from volvox.learners import side_by_side
 from volvox.learners.learner import LearnState
 from volvox.learners.protocol import Made, Progress, timesteps_progress
-from volvox.learners.side_by_side import MOST_CREDIT, kept, setting, update_ratio
+from volvox.learners.side_by_side import MOST_CREDIT, kept, over_devices, setting, update_ratio
 from volvox.networks.perceptrons import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
 from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
@@ -225,7 +225,7 @@ class _TD3:
     def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
         """Makes one update (algorithm 1) by transitions `[S, N, ...]`, noise `[S, N, A]` and mean returns `[S]`."""
         s, step = self.settings, learning.update + 1
-        descend = functools.partial(self.descend, step, mean_return)
+        descend = functools.partial(self.descend, step, mean_return, batch.valid)
         batch = batch.map_observations(functools.partial(jax.vmap(normalization.normalize), learning.moments))
         params, optimizer, gathered = learning.params, learning.optimizer, learning.metrics
         if params.representation:
@@ -259,7 +259,7 @@ class _TD3:
         (params, targets, optimizer), new = jax.lax.cond(due, update_actor, skip, params, targets, optimizer)
         return Learning(params, targets, optimizer, learning.moments, step, metrics.add(gathered, new))
 
-    def descend(self, step: Array, mean_return: Array, loss: Callable[..., Any], params, state, *args):
+    def descend(self, step: Array, mean_return: Array, valid: Array, loss: Callable[..., Any], params, state, *args):
         """Updates each learner's parameters by the gradient of its loss; (metrics, params, optimizer's state)."""
         (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(params, *args)
 
@@ -267,8 +267,8 @@ class _TD3:
             updates, state = self.optimizer(rate).update(gradient, state, params, step=step, mean_return=mean_return)
             return optax.apply_updates(params, updates), state
 
-        rate = setting(self.settings, "learning_rate")
-        return metrics.means(new), *jax.vmap(one)(self.env.axis.mean(gradient), state, params, rate, mean_return)
+        rate, gradient = setting(self.settings, "learning_rate"), over_devices(gradient, valid, self.env.axis)
+        return metrics.means(new), *jax.vmap(one)(gradient, state, params, rate, mean_return)
 
     def optimizer(self, rate: Array) -> optax.GradientTransformationExtraArgs:
         return gradient_transformation(self.settings.optimizer, None if self.settings.learning_rate is None else rate)

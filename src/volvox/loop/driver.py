@@ -238,8 +238,9 @@ class Loop:
         try:
             yield
         except (ConnectionError, TimeoutError):
-            _abandoned.extend(self.groups)
-            self.groups = ()
+            if any(group.traceable for group in self.groups):  # the program may still run; others raise these, too
+                _abandoned.extend(self.groups)
+                self.groups = ()
             self.close()
             raise
         except BaseException:

@@ -154,7 +154,7 @@ def _rates(rows: Sequence[Mapping[str, Any]]) -> str:
     for name, value in itertools.chain.from_iterable(numbers(row).items() for row in rows):
         if name.endswith("_per_second"):
             found.setdefault(name.removesuffix("_per_second"), []).append(value)
-    medians = {name: sorted(values)[len(values) // 2] for name, values in found.items()}
+    medians = {name: statistics.median(values) for name, values in found.items()}
     return _table(
         {
             f"{_words(name)} per second": f"{number_text(values[-1])} last, {number_text(medians[name])} in the median"

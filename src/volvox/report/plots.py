@@ -24,7 +24,9 @@ RANDOM: Any = {"color": "0.4", "linestyle": "--", "linewidth": 1, "label": "rand
 _STYLES = ("-", "--", ":")
 _PANELS = 4
 """In a row."""
-_SCORE = re.compile(r".*(return|score|reward)|(evaluation|test|training|validation)_(best|max|mean|median|min)(_\d+)?$")
+_SCORE = re.compile(
+    r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|max|mean|median|min)(_\d+)?$"
+)
 _SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
 _COUNTS = ("frames", "seconds", "step_seconds", "evaluation_frames", "evaluation_seconds", "evaluation_timesteps")
 

@@ -10,9 +10,19 @@ while returns hold up, are group-sparse training, whose settings `GroupSparse` h
 """
 
 from volvox.sparsity.masks import Kernel, SparseState, compression, is_sparse, masks_of, pruned, table
-from volvox.sparsity.optimizers import GroupSparse, init_optimizers, sparse
+from volvox.sparsity.optimizers import GroupSparse, clipped, init_optimizers, sparse
 from volvox.sparsity.rules import Dynamic, KeepNOfM, Magnitude, Rule
 from volvox.sparsity.schedules import Cubic, RewardAware, Schedule
 
 __all__ = ["Cubic", "Dynamic", "GroupSparse", "KeepNOfM", "Kernel", "Magnitude", "RewardAware", "Rule", "Schedule"]
-__all__ += ["SparseState", "compression", "init_optimizers", "is_sparse", "masks_of", "pruned", "sparse", "table"]
+__all__ += [
+    "SparseState",
+    "clipped",
+    "compression",
+    "init_optimizers",
+    "is_sparse",
+    "masks_of",
+    "pruned",
+    "sparse",
+    "table",
+]

@@ -46,7 +46,8 @@ def sparse(
 
     Args:
       optimizer: Any `optax.GradientTransformation`, or a function that makes one for a learning rate, such as
-        `optax.adam`. Clip gradients inside of it: clipped before, gradients of dead weights would count. Put
+        `optax.adam`. Clip gradients inside of it, or by `clipped` around it: with
+        `optax.clip_by_global_norm` before it, gradients of dead weights would count. Put
         `optax.MultiSteps` inside of it, too: around it, it would hide the masks from `init_optimizers`.
       rule: Which weights live; `Magnitude`, `KeepNOfM`, `Dynamic`, or one of your own (see `Rule`).
       dense: Names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
@@ -101,6 +102,34 @@ def init_optimizers(
             "inputs or outputs, is named in dense, or is not block-circulant; lower min_side, or name fewer in dense."
         )
     return params, states
+
+
+def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> optax.GradientTransformationExtraArgs:
+    """Clips gradients by their global norm before an optimiser; those of masked weights do not count.
+
+        optimizer = vx.sparsity.clipped(vx.sparsity.sparse(optax.adam(3e-4), rule), 0.5)
+        optimizer = vx.sparsity.clipped(optax.adam(3e-4), 0.5)  # optax.chain(optax.clip_by_global_norm(0.5), ...)
+
+    Rules see the clipped gradients of masked weights, too, as `Dynamic` grows weights by them.
+
+    Args:
+      optimizer: Any optimiser.
+      max_norm: Largest global norm; None returns the optimiser as it is.
+    """
+    if max_norm is None:
+        return optax.with_extra_args_support(optimizer)
+    chain = optax.chain(optax.clip_by_global_norm(max_norm), optimizer)
+
+    def update(updates, state, params=None, **others):
+        clip_state, inner = state
+        if not is_sparse(inner):
+            return chain.update(updates, state, params, **others)
+        norm = optax.tree.norm(masking.masked(updates, masking.masks_of(inner)))
+        updates = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm * max_norm), updates)
+        changes, inner = optax.with_extra_args_support(optimizer).update(updates, inner, params, **others)
+        return changes, (clip_state, inner)
+
+    return optax.GradientTransformationExtraArgs(chain.init, update)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
