@@ -2,7 +2,7 @@
 
 Each is a process of its own, with a new folder for compiled programs (cold) or that of the process before (warm).
 
-    python benchmarks/first_row.py --json
+    python benchmarks/first_row.py --json --repeats 3
 """
 
 import dataclasses
@@ -16,9 +16,13 @@ import time
 from pathlib import Path
 
 import tyro
-from parts import machine, show
+from parts import show
+
+from volvox.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
+_IMPORTS = 10
+"""Imports that are timed; each is a process, after one that only reads the files."""
 IMPORT = "import time; t = time.perf_counter(); import volvox; print(time.perf_counter() - t)"
 PURE_JAX = """
 import sys
@@ -87,7 +91,7 @@ def main() -> None:
         "readme": [python, "-c", readme_lines()],
         "pure_jax": [python, "-c", PURE_JAX],
     }
-    figures = {"import_seconds": [importing() for _ in range(options.repeats + 1)][1:]}
+    figures = {"import_seconds": [importing() for _ in range(_IMPORTS + 1)][1:]}
     for name, command in commands.items():
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as cache:
@@ -95,7 +99,7 @@ def main() -> None:
                     figures.setdefault(f"{name}_{kind}_seconds", []).append(first_row(command, Path(cache)))
     medians = {name: sorted(values)[len(values) // 2] for name, values in figures.items()}
     all_ = {f"{name}_all": values for name, values in figures.items()}
-    show({**medians, **(all_ if options.json else {}), "machine": machine()}, options.json)
+    show({**medians, **(all_ if options.json else {}), **provenance()}, options.json)
 
 
 if __name__ == "__main__":

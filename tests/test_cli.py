@@ -63,8 +63,8 @@ def run_dir(tmp_path):
 
 
 def test_play(loaded, capsys):
-    assert cli.main(["play", "runs/a", "--episodes", "30", "--protocol", "exact"]) == 0
-    assert loaded.asked == [Path("runs/a"), ("evaluate", 30, {"which": "best", "protocol": "exact"})]
+    assert cli.main(["play", "runs/a", "--episodes", "30", "--protocol", "exact", "--seed", "7"]) == 0
+    assert loaded.asked == [Path("runs/a"), ("evaluate", 30, {"which": "best", "protocol": "exact", "seed": 7})]
     assert capsys.readouterr().out == "the evaluate\n"
 
 

@@ -92,6 +92,7 @@ class Record:
         self._algorithm, self._keep, self._log = algorithm, keep, log
         self._tell: Callable[[int, rows.Row], None] = lambda step, row: None
         self._lock: Any = None
+        self._folder: tuple[int, int] | None = None  # that of the checkpoints, once one was written
         self.config: dict[str, Any] = {}
         self._settings = ""  # digest of the settings, by which checkpoints know their run
         self._rows_digest = hashlib.sha256()
@@ -271,7 +272,7 @@ class Record:
             about["outputs"] = outputs
         with self._writing():
             folder = checkpoint.save(self.path / CHECKPOINTS, self.done, tree, keep=self._keep, about=about)
-        self._saved_step = self.done
+        self._saved_step, self._folder = self.done, _identity(folder.parent)
         return folder
 
     def _outputs_of(self, state: Any) -> list[float] | None:
@@ -332,16 +333,22 @@ class Record:
         """Raises OSError if the directory is no longer that in which this run began."""
         assert self.path is not None
         mine = os.fstat(self._lock.fileno())
-        try:
-            there = os.stat(self.path / LOCK)
-        except OSError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+        is_here = _identity(self.path / LOCK) == (mine.st_dev, mine.st_ino)
+        if not is_here or self._folder not in (None, _identity(self.path / CHECKPOINTS)):
             raise OSError(
-                f"{self.path} is no longer the directory in which this run began: it, or the file .lock in it, was "
-                "moved, removed or replaced. The run stops and writes nothing more; what was saved is where it was "
+                f"{self.path} is no longer the directory in which this run began: it, or .lock or {CHECKPOINTS} in it, "
+                "was moved, removed or replaced. The run stops and writes nothing more; what was saved is where it was "
                 "moved, and the run can be resumed there"
             )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells this file or folder from one that takes its place; None if there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _holds(directory: Path) -> list[str]:

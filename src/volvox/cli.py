@@ -74,17 +74,19 @@ def play(
     episodes: int | None = None,
     which: Literal["best", "last"] | None = None,
     protocol: Protocol | None = None,
+    seed: int = scoring.UNUSED_SEED,
 ) -> None:
     """Scores the policy on whole episodes.
 
     Args:
       run: The run directory, or a file of `volvox export` that ends in `.stablehlo`.
-      episodes: Their number; by default 100, or as many as there are starts with the protocol "exact".
+      episodes: Number of episodes; by default 100, or as many as there are starts with the protocol "exact".
       which: The best policy of a run so far (the default), or its last one.
       protocol: How the score is measured; by default with sticky actions on Atari, otherwise in fresh episodes.
+      seed: Seed of the environments and the actions; by default one that training is unlikely to use.
     """
     if not exported.is_exported(run):
-        print(load(run).evaluate(episodes, which=which or "best", protocol=protocol))
+        print(load(run).evaluate(episodes, which=which or "best", protocol=protocol, seed=seed))
         return
     if which is not None:
         raise ValueError(f"{run} holds one policy, so that which={which!r} chooses nothing: leave it out.")
@@ -92,7 +94,7 @@ def play(
     env = rebuild(policy.header["config"].get("env"), place="env")
     if env is None:
         raise ValueError(f"{run} does not say in which environment it plays.")
-    print(scoring.play(env, policy.policy(), (), protocol=protocol, num_episodes=episodes, seed=scoring.UNUSED_SEED))
+    print(scoring.play(env, policy.policy(), (), protocol=protocol, num_episodes=episodes, seed=seed))
 
 
 def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:
@@ -154,6 +156,8 @@ def export(run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /)
       run: The run directory.
       path: Where to write; `.stablehlo` or `.onnx`.
     """
+    if path.suffix not in exported.SUFFIXES:  # loading takes seconds
+        raise ValueError(f"{path}: the name must end in {' or '.join(exported.SUFFIXES)}")
     _loaded(run, "export").export(path)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 

@@ -24,7 +24,7 @@ from volvox.types import Array, ArrayTree, Policy
 FORMAT, FORMAT_VERSION = "volvox policy", 1
 SUFFIXES = (".stablehlo", ".onnx")
 HEADER, PROGRAM = "header.json", "program.bin"
-EXTRA = 'pip install "volvox[onnx]"'
+EXTRA = 'install the extra "onnx", as by pip install -c constraints.txt -e ".[onnx]"'
 _OTHER_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|lapack_\w+_ffi\b|(?:cu|hip)\w+\b)([^\s"(]+)')
 """A call out of a program, such as a callback, which is an address in memory. Linear algebra's are allowed."""
 
@@ -56,6 +56,9 @@ class ExportedPolicy:
         self._step, self._traceable = step, traceable
         self._states = self.header["inputs"][2:]
         self._state: list[np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        return f"ExportedPolicy({self.header['spec']['name']})"
 
     def reset(self) -> None:
         """Forgets the recurrent state: the next observations begin episodes."""
@@ -102,7 +105,7 @@ class ExportedPolicy:
           ValueError: The file is `.onnx`, which JAX does not run.
         """
         if not self._traceable:
-            raise ValueError("JAX does not run .onnx: take the policy exported as .stablehlo.")
+            raise ValueError("JAX does not run .onnx: call this policy, or export the run as .stablehlo.")
 
         def initial_state(batch_size: int) -> ArrayTree:
             leaves = [jnp.zeros((batch_size, *leaf["shape"][1:]), leaf["dtype"]) for leaf in self._states]

@@ -28,6 +28,7 @@ from volvox.exported import is_exported, load_exported
 from volvox.learners import learn
 from volvox.population import lineage
 from volvox.report import rows
+from volvox.report.runs import task_of
 from volvox.training import Run
 from volvox.types import Algorithm, Env
 
@@ -135,6 +136,11 @@ def _rebuilt(config: Mapping[str, Any], network: Any, env: Env | None) -> Algori
         network = network_of(config["network"], made, place="algorithm.network")
     try:
         return _joined(kind, config, network, made)
+    except ValueError as error:
+        recorded, given = (task_of({"algorithm": {"env": dict(part)}}) for part in (config["env"], made.config))
+        if recorded == given:
+            raise
+        raise ValueError(f"the run was made in {recorded}, and env= is {given}: {error}") from error
     except (AttributeError, KeyError, TypeError) as error:  # parts of other kinds than volvox writes
         raise CannotRebuildError(f"the algorithm cannot be made of its parts ({error}).") from error
 

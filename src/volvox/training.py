@@ -174,13 +174,13 @@ class Run:
         """The command line that began the run, without `--resume`.
 
         Raises:
-          ValueError: There is no run directory, or it was written before command lines were kept.
+          ValueError: There is no run directory, or no command line is known: of notebooks, and of early versions.
         """
-        config = read_config(self._directory("command"))
-        command = config.get("provenance", {}).get("command")
-        if not isinstance(command, str):
-            raise ValueError(f"{self.run_dir}: config.json is of a version that did not keep the command line")
-        return shlex.join(word for word in shlex.split(command) if word != "--resume")
+        command = read_config(self._directory("command")).get("provenance", {}).get("command")
+        words = shlex.split(command) if isinstance(command, str) else []
+        if not words or words[-1] == "-" or any("ipykernel" in word for word in words):
+            raise ValueError(f"{self.run_dir} keeps no command line: it began in a notebook, or in an early version")
+        return shlex.join(word for word in words if word != "--resume")
 
     def _directory(self, method: str) -> Path:
         if self.run_dir is None:
@@ -338,8 +338,8 @@ def train(
         if resume:
             begins = f"going on after {name} {record.done}" if saved else "no run there yet, begins now"
             if saved and steps is not None and record.done >= steps:
-                fewer = f" and steps={steps} asks for fewer" if record.done > steps else ""
-                begins = f"nothing to do, because {name} {record.done} is done{fewer}"
+                begins = f"nothing to do, because {name} {record.done} is done"
+                begins += f" and steps={steps} asks for fewer" if record.done > steps else ""
             display.note(f"{run_dir}: {begins}")
         if saved is None and record.path and (needed := what_load_needs(record.config["algorithm"])):
             display.note(f"{run_dir}: in another process vx.load will need {needed}")
@@ -351,15 +351,15 @@ def train(
         # Another process may end whenever this one agrees with it, between steps too.
         stack.push(lambda kind, error, trace: record.save(state) if kind is ConnectionError else None)
 
-        began = time.monotonic()
+        began, dropped = time.monotonic(), ""
         seconds_before = record.rows[-1]["seconds"] if record.rows else 0.0
         last, of = (math.inf, "") if steps is None else (steps, f"/{steps}")
         while record.done < last and not monitor.stops() and not record.has_frames(max_frames):
             step_began = time.monotonic()
             try:
                 made = state_and_metrics(algorithm.step(state, monitor=monitor))
-            except Interrupted:
-                made = None
+            except Interrupted as error:
+                made, dropped = None, f"; {error}" if str(error) else ""
             except Exception as error:
                 record.save(state)  # a step leaves the state that it was given as it is
                 saved_in = "nothing was saved" if run_dir is None else f"its checkpoint is in {run_dir}"
@@ -394,7 +394,7 @@ def train(
         record.save(state)
         if monitor.signal:
             again = f"; train(..., run_dir={str(record.path)!r}, resume=True) goes on (scripts: --resume)"
-            display.note(f"interrupted after {name} {record.done}{of}{again if record.path is not None else ''}")
+            display.note(f"interrupted after {name} {record.done}{of}{dropped}{again if record.path else ''}")
         exit_code = 128 + monitor.signal if monitor.signal else 0
         record.plot()
         return Run(algorithm, state, record.rows, record.path, bool(monitor.signal), exit_code)

@@ -348,7 +348,7 @@ def test_parts_of_another_shape_are_named(run_dir, loaded, capsys, name):
 
 def test_a_command_line_of_another_kind_is_named(run_dir, loaded):
     edited(run_dir / "config.json", lambda config: config["provenance"].update(command=3))
-    with pytest.raises(ValueError, match="did not keep the command line"):
+    with pytest.raises(ValueError, match="keeps no command line"):
         loaded().command()
 
 

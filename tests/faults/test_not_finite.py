@@ -13,7 +13,7 @@ from volvox.envs import from_functions
 from volvox.types import Evaluation
 
 
-def broken(reward=1.0, observation=1.0, *, discrete, position=False):
+def broken(reward=1.0, observation=1.0, *, discrete, position: float | None = None):
     """Ten timesteps, with a reward and an observation of this value from the third on."""
     later = lambda t, value: jnp.where(t > 2, jnp.float32(value), 1.0)  # noqa: E731
     return from_functions(
@@ -24,7 +24,7 @@ def broken(reward=1.0, observation=1.0, *, discrete, position=False):
         num_envs=4,
         groups=2,
         max_episode_steps=10,
-        extras=(lambda t: {"position": jnp.zeros(2)}) if position else None,
+        extras=None if position is None else lambda t: {"position": later(t, position)[None].repeat(2)},
         **({"num_actions": 2} if discrete else {"action_shape": (1,)}),
     )
 
@@ -49,18 +49,32 @@ def test_a_population_is_stopped_in_its_first_generation(make, quietly, name, ca
     algorithm.close()
 
 
-def test_novelty_search_is_stopped_too(quietly):
-    strategy = vx.GA(
-        population_size=8,
-        num_parents=2,
-        mutation_std=0.1,
-        num_elite_candidates=2,
-        num_validation_episodes=1,
-        objective=vx.Novelty(behavior=vx.loop.Last("position", 2), num_neighbors=3),
+NOVEL = vx.Novelty(behavior=vx.loop.Last("position", 2), num_neighbors=3)
+STRATEGIES = {
+    "ga": lambda: vx.GA(
+        population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1, objective=NOVEL
+    ),
+    "es": lambda: vx.ES(population_size=8, num_bases=2, num_validation_episodes=1, objective=NOVEL),
+}
+
+
+@pytest.mark.slow_except("ga-behavior", "es-behavior", "ga-reward")
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        ({"reward": float("inf")}, r"0 are NaN and [28] infinite"),
+        ({"position": float("nan")}, r"([28]) behaviours \1 are not finite"),
+        ({"observation": float("nan")}, r"([28]) returns \1 are NaN"),
+    ],
+    ids=["reward", "behavior", "observation"],
+)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_novelty_search_is_stopped_too(quietly, name, cause, message):
+    env = broken(discrete=True, **{"position": 0.0, **cause})
+    algorithm = vx.evolve(
+        STRATEGIES[name](), vx.networks.MLP(2, hidden=()), env, noise=vx.population.Table(size=20_000)
     )
-    env = broken(reward=float("inf"), discrete=True, position=True)
-    algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=()), env, noise=vx.population.Table(size=20_000))
-    with pytest.raises(FloatingPointError, match=r"broken, training in generation 1: of 8 returns 0 are NaN and 8 inf"):
+    with pytest.raises(FloatingPointError, match=rf"broken, .* in generation 1: of .*{message}"):
         quietly(algorithm, steps=2)
     algorithm.close()
 

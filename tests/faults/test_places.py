@@ -28,6 +28,30 @@ def without_its_lock(run_dir):
     (run_dir / ".lock").unlink()
 
 
+def without_its_checkpoints(run_dir):
+    shutil.rmtree(run_dir / "checkpoints")
+
+
+def with_moved_checkpoints(run_dir):
+    (run_dir / "checkpoints").rename(run_dir / "kept")
+    shutil.copytree(run_dir / "kept", run_dir / "checkpoints")
+
+
+def with_a_link_to_its_checkpoints(run_dir):
+    (run_dir / "checkpoints").rename(run_dir / "kept")
+    (run_dir / "checkpoints").symlink_to(run_dir / "kept")
+
+
+@pytest.mark.parametrize(
+    "loss", [without_its_checkpoints, with_moved_checkpoints, with_a_link_to_its_checkpoints], ids=lambda f: f.__name__
+)
+def test_a_run_whose_checkpoints_are_gone_stops_and_writes_nothing_more(tmp_path, make, loss):
+    algorithm = make("hill", watch=lambda number: loss(tmp_path / "a") if number == 3 else None)
+    with pytest.raises(OSError, match=GONE):
+        train(algorithm, steps=5, run_dir=tmp_path / "a", progress=False)
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == ([] if loss is without_its_checkpoints else [0, 1, 2])
+
+
 @pytest.mark.parametrize("loss", [removed, moved, replaced, without_its_lock], ids=lambda f: f.__name__)
 def test_a_run_whose_directory_is_gone_stops_and_writes_nothing_more(tmp_path, make, loss):
     run_dir = tmp_path / "a"

@@ -29,7 +29,11 @@ def test_a_setting_is_one_number_for_each_learner(given, each):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [((1.0,), "rate has 1 entries for num_learners=2"), (-1.0, "rate=-1.0: give a finite"), ("1", "has 1 entries")],
+    [
+        ((1.0,), "rate has 1 entries for num_learners=2"),
+        (-1.0, "rate=-1.0: give a finite"),
+        ("1", "rate='1': give a finite"),
+    ],
 )
 def test_other_settings_are_refused(given, message):
     with pytest.raises(ValueError, match=message):

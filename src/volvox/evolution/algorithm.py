@@ -23,6 +23,7 @@ from volvox.evolution.strategy import (
     Role,
     Strategy,
     check_bases,
+    check_behaviors,
     check_returns,
     check_shared,
     fitness,
@@ -246,7 +247,10 @@ class _Evolution:
             if state.lineage is not None:
                 check_shared(population.bases, inner.bases, f"{type(self.strategy).__name__}, {phase.role} phase")
             evaluation, statistics = self._evaluate(i, state, population, monitor)
-            check_returns(evaluation, f"{self.env.spec.name}, {phase.role} in generation {state.generation + 1}")
+            where = f"{self.env.spec.name}, {phase.role} in generation {state.generation + 1}"
+            check_returns(evaluation, where)
+            if self.strategy.behavior.size:
+                check_behaviors(evaluation, where)
             inner, figures = phase.tell(tell_key, inner, population, evaluation, self.pools.encoding)
             metrics |= {name: np.asarray(value).item() for name, value in figures.items()}
             counts = self._counted(counts, statistics, phase.role)

@@ -172,6 +172,24 @@ def check_returns(evaluation: Evaluation, where: str) -> None:
         warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
 
 
+def check_behaviors(evaluation: Evaluation, where: str) -> None:
+    """Checks that members can be compared by their behaviours: one that is not finite would spoil the archive.
+
+    Args:
+      evaluation: What was played.
+      where: Environment, phase and generation, for the message.
+
+    Raises:
+      FloatingPointError: The behaviour of a valid episode is not finite.
+    """
+    behaviors = np.asarray(evaluation.behaviors)[np.asarray(evaluation.valid)]
+    if wrong := int((~np.isfinite(behaviors)).any(axis=-1).sum()):
+        raise FloatingPointError(
+            f"{where}: of {len(behaviors)} behaviours {wrong} are not finite. What the behaviour reads of the "
+            "environment must be finite in every timestep."
+        )
+
+
 def check_bases(bases: ArrayTree, where: str) -> None:
     """Raises FloatingPointError if parameters are no longer finite."""
     if not _finite(bases):

@@ -309,13 +309,12 @@ class _Run:
         learning = learning._replace(metrics=devices.placed(metrics.zeros(learning.metrics)))
         times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
         if is_timed(standing.iterations) and learner.timed_rounds < rounds_left(acting):
-            note = {"phase": "compiling", "note": "compiling the stopwatch, which takes some 5 to 30 seconds"}
-            if standing.iterations == 1 and self.stops(monitor, note):
+            note = "measuring what bounds the run; its program is compiled first"
+            if standing.iterations == 1 and self.stops(monitor, {"phase": "compiling", "note": note}):
                 raise Interrupted("before the stopwatch was compiled")
             acting, learning, times = loop.time_parts(acting, learning, key, rounds=learner.timed_rounds)
-
-        began, before, updates, rounds = time.perf_counter(), self.made(begun, acting), int(learning.update), 0
-        timesteps = before
+        began, updates, rounds, counted = time.perf_counter(), int(learning.update), 0, 0
+        timesteps = before = self.made(begun, acting)
         for chunk in loop.run(acting, learning, key, rounds_left=rounds_left):
             acting, learning = chunk.carry, chunk.memory
             rounds, timesteps = rounds + chunk.rounds, self.made(begun, acting)
@@ -323,6 +322,8 @@ class _Run:
             progress = self.progress(state, begun, acting, _difference(learning.update, first))
             shown = {"phase": "training", "done": progress.done, "total": progress.total, "stepped": timesteps}
             rate = (timesteps - before) * frame_skip / (time.perf_counter() - began)
+            if not standing.iterations and rounds == chunk.rounds and progress.rounds_left:  # rates leave compiling out
+                began, before, updates, counted = time.perf_counter(), timesteps, int(learning.update), rounds
             if self.stops(monitor, shown | {"frames_per_second": rate}) and progress.rounds_left:
                 raise Interrupted(f"{progress.done} of {progress.total} {progress.unit} were made and are dropped")
         seconds = time.perf_counter() - began
@@ -338,7 +339,7 @@ class _Run:
         row |= learner.row(here, learned, total) | metrics.compute(gathered)
         returns = {name: value for name, value in row.items() if name.startswith("training_")}
         self.check_finite({"the returns of episodes": returns}, int(learned.update))
-        row["predictions_per_second"] = rounds * learner.beats_per_round * self.env.all_envs / seconds
+        row["predictions_per_second"] = (rounds - counted) * learner.beats_per_round * self.env.all_envs / seconds
         row["updates_per_second"] = _difference(learned.update, updates) / seconds
         row["frames_per_second"] = (timesteps - before) * frame_skip / seconds
         if times is not None:

@@ -255,10 +255,10 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
       ValueError: the actions are discrete or without finite bounds, or the modules do not fit the environment or one
         another.
     """
-    if not isinstance(networks, ActorAndCritic):
-        raise TypeError(f"the networks must be given as ActorAndCritic(actor, critic); got {said(networks)}.")
     if not spec.continuous or len(spec.action_shape or ()) != 1:
         raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
+    if not isinstance(networks, ActorAndCritic):
+        raise TypeError(f"the networks must be given as ActorAndCritic(actor, critic); got {said(networks)}.")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
