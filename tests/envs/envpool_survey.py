@@ -95,7 +95,7 @@ def main(only):
         print(row, flush=True)
         table[family] = row
         with TABLE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
+            writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
             writer.writeheader()
             writer.writerows(table[name] for name in sorted(table))
 
