@@ -280,8 +280,8 @@ def train(
       stop_after: Seconds of this call after which no further step begins; None never stops early.
       max_frames: Emulator frames of the whole run, as its metric `frames` counts them, after which no further step
         begins; None sets no limit. The last step may exceed it. A float such as 1e7 is accepted.
-      compilation_cache: Keep compiled programs in the user's cache folder, at most 1 GiB, so that the next start takes
-        a few seconds; from this call on, everything that this process compiles is kept. The environment variable
+      compilation_cache: Keep what this process compiles from now on in the user's cache folder, at most 1 GiB, for the
+        next start; loops over envpool are always compiled anew, since they hold their pools' addresses. The variable
         `VOLVOX_COMPILATION_CACHE` names another folder, or is "off". A cache that JAX was given is left alone.
       about: What else `config.json` says of the run, JSON values; it is not compared when the run is resumed.
 
