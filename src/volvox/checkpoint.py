@@ -6,11 +6,10 @@ A checkpoint is a folder named by its step, `00000012/`:
     manifest.json    the step, what the caller says of the checkpoint, and SHA-256 of every file above; written last
 
 Orbax knows NamedTuples, None, strings and Python numbers. Added here are a manifest, so that a damaged checkpoint is
-noticed and the one before it taken; leaves that orbax does not take (empty arrays, long integers), or takes with the
-device they were on (keys); and a checkpoint that is on disk, not in the system's buffers, when `save` returns.
-
-It is written beside its final name and renamed into place, so a process killed at any moment leaves either the whole
-checkpoint or none. Nothing is pickled.
+noticed and the one before it taken; leaves that orbax does not take (empty arrays, long integers), or takes with their
+device (keys); and a checkpoint that is on disk, not in the system's buffers, when `save` returns. It is written beside
+its final name and renamed into place, so a process killed at any moment leaves the whole checkpoint or none. Nothing is
+pickled.
 
     checkpoint.save("runs/a/checkpoints", 12, state, keep=3)
     step, state = checkpoint.restore_latest("runs/a/checkpoints", like=state)
