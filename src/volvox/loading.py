@@ -84,7 +84,7 @@ def load(
                 algorithm = _rebuilt(config["algorithm"], network, env)
         except CannotRebuildError as error:
             argument = next((name for place, name in GIVEN_AS.items() if str(error).startswith(place)), "algorithm")
-            told = f"{path / _config.CONFIG}: {error} Give it: vx.load(run_dir, {argument}=...)."
+            told = f"{path / _config.CONFIG}: {str(error).rstrip('.')}. Give it: vx.load(run_dir, {argument}=...)."
             raise ValueError(told) from error
     key, same_format = _config.saved_key(config), config["algorithm"] == saved["algorithm"]
     # An upgraded config lacks settings that did not exist when it was written.

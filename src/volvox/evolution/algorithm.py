@@ -138,7 +138,8 @@ def evolve(
         raise TypeError(f"evolve takes a strategy, such as vx.GA() or vx.ES(), a network, an env; got {given}")
     check_network("evolve(strategy, network, env)", network)
     check_env("evolve(strategy, network, env)", env)
-    check_part("noise", noise, ("length", "draw", "sample"), "Table(), Generator() or LowRank() of vx.population")
+    used = ("source",) if hasattr(noise, "rank") else ("length", "draw", "sample")
+    check_part("noise", noise, used, "Table(), Generator() or LowRank() of vx.population")
     if behavior is not None:
         behaviors.check_kind("behavior", behavior)
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
