@@ -22,6 +22,7 @@ GA = vx.GA(population_size=4, num_parents=2, num_elite_candidates=2, num_validat
 TABLE = vx.population.Table(size=20_000)
 # PyTorch is no dependency: what is recognised is the path of a class.
 Linear = type("Linear", (), {"__module__": "torch.nn.modules.linear", "__call__": lambda self, x: x})
+GYMNAX = type("CartPole", (), {"__module__": "gymnax.environments.classic_control.cartpole"})()
 GYM = type("CartPoleEnv", (), {"__module__": "gymnasium.envs.classic_control.cartpole"})()
 
 
@@ -137,6 +138,51 @@ MISTAKES = {
     "play-nothing": (
         lambda: vx.play(ENV, algorithm().policy, None),
         r"^play\(env, policy, .*run\.variables.*; got None",
+    ),
+    "play-key": (
+        lambda: vx.play(ENV, algorithm().policy, jax.random.key(0)),
+        r"^play\(env, policy, .*such as run\.variables\(\).*; got a key of jax\.random",
+    ),
+    "play-old-key": (
+        lambda: vx.play(ENV, algorithm().policy, jax.random.PRNGKey(0)),
+        r"^play\(env, policy, .*such as run\.variables\(\).*; got ",
+    ),
+    "play-seed": (lambda: vx.play(ENV, algorithm().policy, 0), r"^play\(env, policy, .*run\.variables\(\).*; got 0$"),
+    "play-method": (
+        lambda: vx.play(ENV, algorithm().policy, stepping(0).variables),
+        r"^play\(env, policy, .*; got the function .*, and not what it returns: call it",
+    ),
+    "evolve-gymnax": (
+        lambda: vx.evolve(GA, NET, (GYMNAX, object())),
+        r"takes an environment.*; got a tuple with a gymnax environment \(CartPole\): vx\.envs\.gymnax\(name",
+    ),
+    "learn-gymnax": (
+        lambda: vx.learn(vx.A3C(), NET, GYMNAX),
+        r"; got a gymnax environment \(CartPole\): vx\.envs\.gym",
+    ),
+    "play-tuple": (lambda: vx.play((ENV, 3), algorithm().policy, {}), "takes an env.*; got a tuple of Env, int$"),
+    "mlp-spec": (
+        lambda: vx.networks.MLP(ENV.spec),
+        r"^num_outputs of MLP takes an integer, such as env\.spec\.num_outputs; got the spec of an environment$",
+    ),
+    "mlp-text": (lambda: vx.networks.MLP("2"), "^num_outputs of MLP takes an integer, .*; got '2'$"),
+    "mlp-float": (lambda: vx.networks.MLP(2.0), r"^num_outputs of MLP takes an integer, .*; got 2\.0$"),
+    "deep-ga-env": (lambda: vx.networks.DeepGA(ENV), "^num_actions of DeepGA takes an int.*; got an environment"),
+    "gaussian-none": (
+        lambda: vx.networks.GaussianMLP(None),
+        "^num_components of GaussianMLP takes an int.*; got None$",
+    ),
+    "torso-name": (
+        lambda: vx.networks.ActorCritic(4, "small"),
+        r"^torso of ActorCritic takes a network, such as vx\.networks\.SmallTorso\(\); got 'small'$",
+    ),
+    "torso-class": (
+        lambda: vx.networks.RecurrentActorCritic(4, vx.networks.NatureTorso),
+        r"^torso of RecurrentActorCritic takes a network, .*; got the class NatureTorso itself: make one of it",
+    ),
+    "torso-first": (
+        lambda: vx.networks.ActorCritic(vx.networks.SmallTorso(), 4),
+        r"^num_outputs of ActorCritic takes an integer, .*; got a network \(SmallTorso\)$",
     ),
     "objective-name": (lambda: vx.GA(objective="novelty"), r"^objective takes vx\.Returns\(\), .*; got 'novelty'$"),
     "objective-class": (lambda: vx.ES(objective=vx.Novelty), r"^objective takes .*; got the class Novelty itself"),

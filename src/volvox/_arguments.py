@@ -18,6 +18,8 @@ _FOREIGN = {
     "haiku": ("a Haiku module", "networks are flax.linen modules here"),
     "gymnasium": ("a Gymnasium environment", "environments are made by vx.envs here"),
     "gym": ("a Gym environment", "environments are made by vx.envs here"),
+    "gymnax": ("a gymnax environment", "vx.envs.gymnax(name, num_envs=64) makes environments of it"),
+    "brax": ("a Brax environment", "vx.envs.brax(name, num_envs=64) makes environments of it"),
 }
 """By the beginning of a module's path: what its objects are, and what is taken instead."""
 
@@ -42,6 +44,8 @@ def said(given: Any) -> str:
         if isinstance(given, kind):
             return words
     name = type(given).__name__
+    if isinstance(given, jax.Array) and jax.dtypes.issubdtype(given.dtype, jax.dtypes.prng_key):
+        return "a key of jax.random"
     if isinstance(given, nn.Module):
         return f"a network ({name})"
     if hasattr(given, "resume"):
@@ -50,6 +54,10 @@ def said(given: Any) -> str:
         return f"a strategy ({name}): vx.evolve(strategy, network, env) makes an algorithm of it"
     if hasattr(given, "bind"):
         return f"the settings of a learner ({name}): vx.learn(settings, network, env) makes an algorithm of them"
+    if type(given) in (tuple, list) and given:
+        foreign = next((said(item) for item in given if _library(item) is not None), None)
+        kinds = ", ".join(type(item).__name__ for item in given[:3])
+        return f"a {name} of {kinds}" if foreign is None else f"a {name} with {foreign}"
     if (library := _library(given)) is not None:
         words, instead = _FOREIGN[library]
         return f"{words} ({name}): {instead}"

@@ -21,11 +21,17 @@ TASKS = {
     "atari": "Pong-v5",
     "box2d": "LunarLanderContinuous-v3",
     "classic_control": "MountainCar-v0",
+    "gfootball": "gfootball/academy_empty_goal_close-v1",
     "highway": "highway-fast-v0",
     "jumanji": "BinPack-v2",
     "minigrid": "MiniGrid-Empty-5x5-v0",
     "mujoco.dmc": "CartpoleBalance-v1",
     "mujoco.gym": "InvertedPendulum-v5",
+    "mujoco.metaworld": "MetaWorld/Reach-v3",
+    "mujoco.myosuite": "MyoHandAirplaneFixed-v0",
+    "mujoco.playground": "PandaPickCube-v1",  # in Aloha's, numbers below 1e-38 are 0 in the compiled form alone
+    "mujoco.robotics": "FetchReach-v1",
+    "pgx": "Play2048-v1",
     "procgen": "CoinrunEasy-v0",  # needs Qt 5
     "toy_text": "Taxi-v3",
     "vizdoom": "D1Basic-v1",
@@ -98,6 +104,8 @@ def test_the_table_of_families_is_of_this_wheel():
         task: path.removeprefix("envpool.") for task, (path, _, _) in load_envpool().registration.registry.specs.items()
     }
     assert {name: int(row["tasks"]) for name, row in table.items()} == collections.Counter(family.values())
+    assert set(TASKS) == set(table), "a family without a task that is played"
+    assert {name: family[task] for name, task in TASKS.items()} == {name: name for name in TASKS}
     for name, row in table.items():
         assert 0 <= int(row["work"]) <= int(row["tasks"])
         assert (row["work"] == row["tasks"]) == (not row["not supported"])

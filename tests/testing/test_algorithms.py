@@ -1,5 +1,7 @@
 """`check_algorithm` passes what keeps its promises, and says of anything else what to mend."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,57 @@ BREACHES = {
     ),
     "log": ({"log": lambda state: {"x": 3}}, "log must give NumPy arrays by name; 'x' is of int"),
 }
+
+
+BEGUN = jax.jit(lambda: jnp.float32(np.random.normal()))  # noqa: NPY002
+KEYS = {
+    "ignored": (
+        lambda key: {"seed": 3, "step": 0, "x": np.zeros(2)},
+        r"another state for another key.*check it with draws=False",
+    ),
+    "kept": (
+        lambda key: {"key": key, "seed": 3, "step": 0, "x": np.zeros(2)},
+        r"another state for another key.*check it with draws=False",
+    ),
+    "constant": (
+        lambda key: {"key": key, "seed": 3, "step": 0, "x": np.full(2, BEGUN())},
+        r"when it is traced again: draw from the key.*NumPy's .* They differ at \['x'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_init_draws_from_its_key(walks, name):
+    init, message = KEYS[name]
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(algorithm(walks, init=init), exact=True)
+
+
+def test_init_may_draw_nothing_if_that_is_said(walks):
+    check_algorithm(algorithm(walks, init=KEYS["ignored"][0]), exact=True, draws=False)
+    with pytest.raises(AssertionError, match="traced again"):
+        check_algorithm(algorithm(walks, init=KEYS["constant"][0]), exact=True, draws=False)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        (lambda policy, key: policy.init(jax.random.key(0)), "another state for another key"),
+        (lambda policy, key: jax.tree.map(lambda x: x + np.random.normal(), policy.init(key)), "traced again"),  # noqa: NPY002
+    ],
+    ids=["ignored", "constant"],
+)
+def test_the_init_of_a_learner_draws_from_its_key(drawn, message):
+    @dataclasses.dataclass(frozen=True)
+    class Settings(QLearning):
+        def bind(self, network, env):
+            learner = super().bind(network, env)
+            given = learner.functions.init
+            init = lambda key: given(key).replace(params=drawn(learner.policy, key))  # noqa: E731
+            return dataclasses.replace(learner, functions=learner.functions._replace(init=init))
+
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(vx.learn(Settings(), vx.networks.MLP(2, (4,)), WALK))
 
 
 def test_an_algorithm_that_keeps_its_promises(walks):

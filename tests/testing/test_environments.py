@@ -1,5 +1,6 @@
 """`check_environment` passes what keeps its promises, and says of anything else what to mend."""
 
+import functools
 import itertools
 
 import gymnasium
@@ -159,3 +160,47 @@ def test_actions_without_bounds_are_drawn_near_those_there_are():
     assert (actions.min((0, 1)) >= [-1, 5, 0]).all()
     assert (actions.max((0, 1)) <= [1, 6, 2]).all()
     check_environment(env, draws=False)
+
+
+class Declared(gymnasium.Env):
+    """Shows and rewards what it is made with."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, space, shown, reward=0.0):
+        self.observation_space, self._shown, self._reward = space, shown, reward
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._shown, {}
+
+    def step(self, action):
+        return self._shown, self._reward, False, False, {}
+
+
+BOX, UNIT = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+OUTSIDE = "observations must belong to the observation_space, .*: widen the space$"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((BOX, np.float32([0, 2])), OUTSIDE),
+        ((UNIT, 3), OUTSIDE),
+        ((gymnasium.spaces.Dict({"a": BOX, "b": UNIT}), {"a": np.zeros(2, np.float32), "b": 4}), OUTSIDE),
+        ((gymnasium.spaces.Tuple((BOX, BOX)), (np.zeros(2), np.full(2, -1.5))), OUTSIDE),
+        ((BOX, np.zeros(2), "0"), "rewards must be numbers; step returned '0'$"),
+        ((BOX, np.zeros(2)), None),  # of 64 bits in a box of 32
+        ((BOX, [0.5, 1], np.float32([1])[0]), None),
+        ((gymnasium.spaces.Tuple((BOX, UNIT)), (np.ones(2), 2), 3), None),
+    ],
+)
+def test_what_gymnasiums_environments_declare(arguments, message):
+    names = dict(zip(("space", "shown", "reward"), arguments, strict=False))
+    env = vx.envs.gymnasium(functools.partial(Declared, **names), num_envs=2, max_episode_steps=5)
+    if message is None:
+        check_environment(env, draws=False)
+        return
+    with pytest.raises(AssertionError, match=f"^Declared: {message}") as error:
+        check_environment(env, draws=False)
+    assert "\n" not in str(error.value)

@@ -21,7 +21,7 @@ from volvox._checks import integer, number
 from volvox._settings import CannotRebuildError, T, recorded
 from volvox.envs.envpool_group import environment_seeds, narrow
 from volvox.envs.groups import action_bounds, bounded_action, checked_action, consistent, recipe
-from volvox.envs.gymnasium_workers import Here, Share, Workers, load_gymnasium
+from volvox.envs.gymnasium_workers import Here, Workers, load_gymnasium
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
 _OBSERVATIONS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
@@ -182,8 +182,13 @@ def _vector(
     if workers == 0:
         return Here(make_one, num_envs)
     count = max(count for count in range(1, workers + 1) if num_envs % count == 0)
-    share = functools.partial(Share, make_one, spaces, num_envs // count)
-    return Workers(spec.name, share, count, num_envs, timeout)
+    return Workers(spec.name, make_one, spaces, count, num_envs, timeout)
+
+
+def maker(group: EnvGroup) -> Callable[[], Any] | None:
+    """Returns what makes one environment of a group of Gymnasium's, wrapped or not; None for other groups."""
+    vector = getattr(group.close, "__self__", None)
+    return vector.make_one if isinstance(vector, Here | Workers) else None
 
 
 def _group(

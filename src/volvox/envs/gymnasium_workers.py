@@ -35,10 +35,14 @@ def load_gymnasium() -> ModuleType:
 
 
 class Here:
-    """Environments in this process, stepped when the answer is waited for."""
+    """Environments in this process, stepped when the answer is waited for.
 
-    def __init__(self, make: Callable[[], Any], num_envs: int):
-        self._make, self._num_envs = make, num_envs
+    Attributes:
+      make_one: Makes one environment.
+    """
+
+    def __init__(self, make_one: Callable[[], Any], num_envs: int):
+        self.make_one, self._num_envs = make_one, num_envs
         self._due: Callable[[], Answer] = self._not_begun
         self._vector: Any = None
 
@@ -83,7 +87,7 @@ class Here:
 
     def _reset(self, seeds: list[int] | None) -> Answer:
         if self._vector is None:
-            self._vector = load_gymnasium().vector.SyncVectorEnv([self._make] * self._num_envs, copy=False)
+            self._vector = load_gymnasium().vector.SyncVectorEnv([self.make_one] * self._num_envs, copy=False)
         observation, _ = self._vector.reset(seed=seeds)
         nothing = np.zeros(self._num_envs, np.bool_)
         return observation, np.zeros(self._num_envs), nothing, nothing
@@ -148,10 +152,17 @@ class Share:
 
 
 class Workers:
-    """Environments in worker processes, which are stepped from `step` on."""
+    """Environments in worker processes, which are stepped from `step` on.
 
-    def __init__(self, name: str, make_share: Callable[[], Share], count: int, num_envs: int, timeout: float):
-        self._name, self._make_share, self._timeout = name, make_share, timeout
+    Attributes:
+      make_one: Makes one environment, in this process.
+    """
+
+    def __init__(
+        self, name: str, make_one: Callable[[], Any], spaces: tuple[Any, Any], count: int, num_envs: int, timeout: float
+    ):
+        self.make_one, self._name, self._timeout = make_one, name, timeout
+        self._make_share = functools.partial(Share, make_one, spaces, num_envs // count)
         self._count, self._num_envs = count, num_envs
         self._vector: Any = None
         self._wait: Callable[[float], Answer] = self._not_begun

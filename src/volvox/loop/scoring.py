@@ -5,6 +5,7 @@ print(play(env, algorithm.policy, algorithm.variables(state), protocol="exact"))
 print(play_randomly(env))
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 
 from volvox._arguments import check_env, said
 from volvox._checks import integer
+from volvox.checkpoint import is_key
 from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, human_normalized
 from volvox.loop.driver import seed_of
 from volvox.ops.batching import where_rows
@@ -103,7 +105,7 @@ def play(
     check_env("play(env, policy, variables)", env)
     if not isinstance(policy, Policy):
         raise TypeError(f"play(env, policy, variables) takes a policy, such as algorithm.policy; got {said(policy)}")
-    if variables is None or hasattr(variables, "resume"):
+    if _no_variables(variables):
         raise TypeError(
             "play(env, policy, variables) takes what the policy is applied to, such as run.variables() or "
             f"policy.init(0); got {said(variables)}"
@@ -119,6 +121,13 @@ def play(
         return act_jit(drawn, variables, jax.tree.map(jnp.asarray, timestep), state)
 
     return _play(env, choose, protocol, num_episodes, max_episode_steps, seed)
+
+
+def _no_variables(given: Any) -> bool:
+    """Whether nothing can be applied to this: a run, a function that gives variables, a number, a name, or a key."""
+    if isinstance(given, jax.Array):
+        return is_key(given) or (given.dtype == jnp.uint32 and given.shape == (2,))  # of jax.random.PRNGKey
+    return given is None or hasattr(given, "resume") or isinstance(given, int | float | str) or inspect.isroutine(given)
 
 
 def play_randomly(

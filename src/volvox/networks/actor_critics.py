@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from volvox._settings import describe
 from volvox.networks.distributions import Distribution, clipped, distribution
-from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations
+from volvox.networks.genotypes import BATCH, Sized, apply_module, batch_of, check_module, init_params, observations
 from volvox.networks.neuroevolution import torso
 from volvox.networks.perceptrons import dense_layers, flat, hidden_layers
 from volvox.ops.batching import where_rows
@@ -27,7 +27,7 @@ _HIDDEN = nn.initializers.orthogonal(2**0.5)
 _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
 
 
-class GA3C(nn.Module):
+class GA3C(Sized, nn.Module):
     """The networks of GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
     Convolutions with SAME padding, one hidden dense layer of 256, ReLU, two linear outputs; all parameters begin
@@ -94,7 +94,7 @@ class SmallTorso(nn.Module):
         return torso(x, "small", kernel_init=_HIDDEN)
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Sized, nn.Module):
     """Two linear outputs on one torso; orthogonal initialisation, the policy's small.
 
     Attributes:
@@ -111,7 +111,7 @@ class ActorCritic(nn.Module):
         return _outputs(self.torso(x), self.num_outputs)
 
 
-class RecurrentActorCritic(nn.Module):
+class RecurrentActorCritic(Sized, nn.Module):
     """An LSTM between torso and outputs.
 
     Attributes:
@@ -136,7 +136,7 @@ class RecurrentActorCritic(nn.Module):
         return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
 
 
-class GaussianMLP(nn.Module):
+class GaussianMLP(Sized, nn.Module):
     """Two perceptrons, one for means and one for the value, and a standard deviation that is a parameter.
 
     Input: `[B, n]`. For continuous actions.
@@ -162,7 +162,7 @@ class GaussianMLP(nn.Module):
         return jnp.concatenate([mean, jnp.broadcast_to(log_std, mean.shape)], axis=-1), value[:, 0]
 
 
-class CategoricalMLP(nn.Module):
+class CategoricalMLP(Sized, nn.Module):
     """Two perceptrons, one for logits and one for the value. For discrete actions.
 
     Input: `[B, n]`.

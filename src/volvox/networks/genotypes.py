@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from volvox._arguments import said
@@ -31,6 +32,20 @@ Prepare = Callable[[ArrayTree], ArrayTree]
 """params -> variables, computed once per genome."""
 BATCH = 7
 """Size of the batches with which networks are checked; shown as B in messages."""
+
+
+class Sized(nn.Module):
+    """A network whose fields are checked where it is made: the number of outputs, and the torso if there is one."""
+
+    def __post_init__(self):
+        """Raises TypeError for anything but an integer, and for a torso that is no network."""
+        kind, fields = type(self).__name__, vars(self)
+        for name in {"num_outputs", "num_actions", "num_components"} & fields.keys():
+            if not isinstance(given := fields[name], int | np.integer) or isinstance(given, bool):
+                raise TypeError(f"{name} of {kind} takes an integer, such as env.spec.num_outputs; got {said(given)}")
+        if isinstance(torso := fields.get("torso", self), type) or not callable(torso):
+            raise TypeError(f"torso of {kind} takes a network, such as vx.networks.SmallTorso(); got {said(torso)}")
+        super().__post_init__()
 
 
 def genotype(

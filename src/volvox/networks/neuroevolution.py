@@ -57,7 +57,7 @@ def torso(
     return activated(nn.Dense(WIDTHS[size], **options)(x.reshape(x.shape[0], -1)))
 
 
-class DeepGA(nn.Module):
+class DeepGA(genotypes.Sized, nn.Module):
     """Convolutional network over stacked Atari frames; with 18 actions 4 052 658 or 1 008 450 parameters.
 
     Convolutions with SAME padding, one hidden dense layer, ReLU after all but the output. Parameters are called
@@ -112,7 +112,7 @@ class VirtualBatchNorm(nn.Module):
         return (x - mean.value) * jax.lax.rsqrt(variance.value + _EPSILON) + bias
 
 
-class VirtualBatchNormNet(nn.Module):
+class VirtualBatchNormNet(genotypes.Sized, nn.Module):
     """The convolutional network of evolution strategies on Atari: the small `DeepGA`, each hidden layer normalised.
 
     Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is taken as scaled already.

@@ -12,11 +12,11 @@ from flax import linen as nn
 from volvox._arguments import said
 from volvox._settings import describe
 from volvox.networks.distributions import Deterministic
-from volvox.networks.genotypes import apply_module, batch_of, check_module
+from volvox.networks.genotypes import Sized, apply_module, batch_of, check_module
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 
-class MLP(nn.Module):
+class MLP(Sized, nn.Module):
     """Dense layers with an activation between them.
 
     Input: `[B, ...]`, flattened to `[B, n]` and cast to float32 if integer.
@@ -255,10 +255,10 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
       ValueError: the actions are discrete or without finite bounds, or the modules do not fit the environment or one
         another.
     """
-    if not spec.continuous or len(spec.action_shape or ()) != 1:
-        raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
     if not isinstance(networks, ActorAndCritic):
         raise TypeError(f"the networks must be given as ActorAndCritic(actor, critic); got {said(networks)}.")
+    if not spec.continuous or len(spec.action_shape or ()) != 1:
+        raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")

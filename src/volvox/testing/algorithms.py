@@ -4,6 +4,8 @@ import contextlib
 import functools
 import json
 import tempfile
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,12 +24,12 @@ _NUM_ENVS = 2
 _TIMESTEPS = 3
 
 
-def check_algorithm(algorithm: Algorithm, *, seed: int = 0, exact: bool | None = None) -> None:
+def check_algorithm(algorithm: Algorithm, *, seed: int = 0, exact: bool | None = None, draws: bool = True) -> None:
     """Takes a few steps and checks what they return; takes as long as five steps and three compilations.
 
-    Checked are that `init` and `step` are pure in their state; that metrics are scalars; that a checkpoint holds all of
-    the state; that a step can be interrupted; that the policy acts in the environment with the algorithm's variables;
-    lineages, and the log. The algorithm is closed at the end.
+    Checked are that `init` draws from its key alone; that `init` and `step` are pure in their state; that metrics are
+    scalars; that a checkpoint holds all of the state; that a step can be interrupted; that the policy acts in the
+    environment with the algorithm's variables; lineages, and the log. The algorithm is closed at the end.
 
         vx.testing.check_algorithm(vx.learn(MyLearner(), network, vx.envs.cartpole(num_envs=4, groups=2)))
 
@@ -36,6 +38,7 @@ def check_algorithm(algorithm: Algorithm, *, seed: int = 0, exact: bool | None =
       seed: Fixes its random numbers.
       exact: Whether steps from equal states must be equal bit by bit, a restored state's included. None: where groups
         of the environments are resumable, as those of pure JAX are.
+      draws: Whether `init` draws something, so that another key must give another state.
 
     Raises:
       AssertionError: A promise is not kept; the message says which, and what to mend.
@@ -43,19 +46,45 @@ def check_algorithm(algorithm: Algorithm, *, seed: int = 0, exact: bool | None =
     """
     check_kind("check_algorithm", algorithm)
     try:
-        _check(algorithm, jax.random.key(seed), _is_exact(algorithm) if exact is None else exact)
+        _check_config(algorithm)
+        key = jax.random.key(seed)
+        _check_init(algorithm, key)
+        _check(algorithm, key, _is_exact(algorithm) if exact is None else exact)
+        if draws:
+            _check_seeds(algorithm, key)
     finally:
         algorithm.close()
 
 
-def _check(algorithm: Algorithm, key: jax.Array, exact: bool) -> None:
+def _check_config(algorithm: Algorithm) -> None:
     try:
         json.dumps(dict(algorithm.config), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise AssertionError(f"config must hold JSON values only, since runs save it: {error}") from error
-    begun = algorithm.init(key)
-    saved = _saved(algorithm, begun)
+
+
+def _check_init(algorithm: Algorithm, key: jax.Array) -> None:
+    saved = _saved(algorithm, algorithm.init(key))
     _require_equal(saved, _saved(algorithm, algorithm.init(key)), "init(key) must give the same state for the same key")
+    promise = (
+        "init(key) must give the same state for the same key when it is traced again: draw from the key, for NumPy's "
+        "random numbers become constants of what is compiled"
+    )
+    with _traced_again():
+        _require_equal(saved, _saved(algorithm, algorithm.init(key)), promise)
+
+
+@contextlib.contextmanager
+def _traced_again() -> Iterator[None]:
+    """What is compiled is traced anew: this setting is part of what JAX looks up, and changes warnings alone."""
+    other = "allow" if jax.config.jax_numpy_rank_promotion != "allow" else "warn"
+    with warnings.catch_warnings(), jax.numpy_rank_promotion(other):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _check(algorithm: Algorithm, key: jax.Array, exact: bool) -> None:
+    begun = algorithm.init(key)
     first = _stepped(algorithm, begun, 1)
     after = _saved(algorithm, first)
     second = _stepped(algorithm, first, 2)
@@ -97,6 +126,23 @@ def _stepped(algorithm: Algorithm, state: Any, number: int) -> Any:
         given = found[algorithm.step_name]
         raise AssertionError(f"the metric {algorithm.step_name!r} must count steps: {number}, and not {given}")
     return new
+
+
+def _check_seeds(algorithm: Algorithm, key: jax.Array) -> None:
+    one, other = (_drawn(algorithm, algorithm.init(each)) for each in (key, jax.random.fold_in(key, 1)))
+    if one.keys() == other.keys() and all(_same(one[path], other[path]) for path in one):
+        raise AssertionError(
+            "init(key) must give another state for another key, keys in it apart: draw the first parameters from the "
+            "key, or all seeds begin alike; if there is nothing to draw, check it with draws=False"
+        )
+
+
+def _drawn(algorithm: Algorithm, state: Any) -> dict[Any, np.ndarray]:
+    """Returns what a checkpoint holds, by path; without its keys, unless a population draws its members from them."""
+    tree = state if algorithm.save is None else algorithm.save(state)
+    leaves = jax.tree.leaves_with_path(tree)
+    keys = algorithm.config.get("algorithm") == "evolve"
+    return {path: _on_host(leaf) for path, leaf in leaves if keys or not checkpoint.is_key(leaf)}
 
 
 def _saved(algorithm: Algorithm, state: Any) -> ArrayTree:

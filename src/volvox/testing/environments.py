@@ -1,12 +1,15 @@
 """Does an environment keep the promises of `Env`, `EnvGroup` and `TimeStep`?"""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from volvox._arguments import check_env
+from volvox.envs.gymnasium_group import maker
+from volvox.envs.gymnasium_workers import load_gymnasium
 from volvox.types import ArrayTree, Env, EnvGroup, TimeStep
 
 _MOST_TIMESTEPS = 10
@@ -29,7 +32,8 @@ def check_environment(
     Checked are the spec and the config; shapes and dtypes; that `first` holds where episodes begin and only there; that
     ends, rewards and the cutoff are as `TimeStep` says; that the compiled and the host-driven form show the same bits;
     that seeds fix everything; restarts; that actions at their bounds are taken and those of another shape refused;
-    and, of a resumable group, that another one goes on from its state.
+    of a resumable group, that another one goes on from its state; and of one of Gymnasium's, that observations belong
+    to its `observation_space` and rewards are numbers.
 
         vx.testing.check_environment(vx.envs.cartpole())
 
@@ -57,6 +61,8 @@ def check_environment(
         _check_group(env, group, num_envs, limit, host)
         played.append(drive(group, actions, restart_at=restart_at))
         group.close()
+        if host and (make_one := maker(group)) is not None:
+            _check_gymnasium(env, make_one, num_timesteps, seed)
     _check_seeds(env, actions[:8], how, seed, draws)
     _require(env, _equal(*played), "make(host=False) and make(host=True) must show the same bits for the same actions")
     _check_shapes(env, played[1], num_envs)
@@ -172,6 +178,35 @@ def _check_shapes(env: Env, step: TimeStep, num_envs: int) -> None:
     for name, tree in (("observations", step.observation), ("rewards", step.reward)):
         finite = all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if x.dtype.kind == "f")
         _require(env, finite, f"{name} must be finite numbers; learners stop at others")
+
+
+def _check_gymnasium(env: Env, make_one: Callable[[], Any], num_timesteps: int, seed: int) -> None:
+    """Plays one environment by itself: a group makes arrays and 32-bit numbers of what it returns, whatever it is."""
+    one = make_one()
+    space, done = one.observation_space, True
+    one.action_space.seed(seed)
+    for number in range(num_timesteps):
+        if done:
+            observation, done = one.reset(seed=seed + number)[0], False
+        else:
+            observation, reward, terminated, truncated, _ = one.step(one.action_space.sample())
+            done, given = terminated or truncated, np.asarray(reward)
+            told = f"rewards must be numbers; step returned {reward!r}"
+            _require(env, given.size == 1 and given.dtype.kind in "biuf", told)
+        told = f"observations must belong to the observation_space, {space}; {observation!r} does not: widen the space"
+        _require(env, _belongs(space, observation), " ".join(told.split()))
+    one.close()
+
+
+def _belongs(space: Any, x: Any) -> bool:
+    """Whether a space contains an observation; floating-point numbers of more bits than it declares will do."""
+    spaces = load_gymnasium().spaces
+    if isinstance(space, spaces.Dict):
+        return isinstance(x, dict) and x.keys() == space.keys() and all(_belongs(space[key], x[key]) for key in x)
+    if isinstance(space, spaces.Tuple):
+        return len(x) == len(space) and all(map(_belongs, space, x))
+    floating = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    return bool(space.contains(np.asarray(x, space.dtype) if floating else x))
 
 
 def _check_episodes(env: Env, step: TimeStep, restarted: int, limit: int) -> None:
