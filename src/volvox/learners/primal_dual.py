@@ -37,7 +37,7 @@ from volvox.data import metrics
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.protocol import Made, Progress, timesteps_progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, zeros
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,10 +250,8 @@ class _PrimalDual:
         return acting._replace(collectors=tuple(self.collector(group.num_envs) for group in groups))
 
     def collector(self, b: int) -> Collector:
-        spec, zeros = self.env.spec, jnp.zeros(b)
-        spaces = (spec.observation, spec.action)
-        observation, action = jax.tree.map(lambda x: jnp.zeros((b, *x.shape), x.dtype), spaces)
-        transition = Transition(observation, action, zeros, zeros, observation, jnp.zeros(b, bool))
+        observation, action = zeros((self.env.spec.observation, self.env.spec.action), b)
+        transition = Transition(observation, action, jnp.zeros(b), jnp.zeros(b), observation, jnp.zeros(b, bool))
         return Collector(transition, action, metrics.init_running(b))
 
     def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:
