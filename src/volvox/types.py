@@ -26,6 +26,11 @@ def zeros(like: ArrayTree, *batch: int) -> Any:
     return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), like)
 
 
+def replaced(items: tuple[Any, ...], i: int, new: Any) -> tuple[Any, ...]:
+    """Returns a tuple with another item `i`, such as what belongs to group `i` of the environments."""
+    return (*items[:i], new, *items[i + 1 :])
+
+
 class EnvSpec(NamedTuple):
     """What an environment offers, the same for each of its copies.
 

@@ -37,7 +37,7 @@ from volvox.data import metrics
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.protocol import Made, Progress, timesteps_progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, zeros
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ class _PrimalDual:
             draws=acting.draws + 1,
             timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
-            collectors=(*acting.collectors[:g], me, *acting.collectors[g + 1 :]),
+            collectors=replaced(acting.collectors, g, me),
         )
         return acting, clipped(action, self.env.spec)
 
