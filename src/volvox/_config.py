@@ -138,7 +138,7 @@ def check_settings(
     codes = [] if comparable else [place for place in differ if place[-1] == "code"]
     then, now = ({name: config.get(name) for name in known} for config in (saved, given))
     updated = _is_updated(then, now)
-    found = _added(*({name: config[name] for name in _COMPARED} for config in (saved, given)))
+    found = _added(saved["algorithm"], given["algorithm"], ("algorithm",))
     added = {p: kind for p in differ for top, kind in found.items() if p[: len(top)] == top and (kind or updated)}
     for places, text in (
         (list(map(".".join, codes)), "so it cannot be told whether these functions changed"),
@@ -168,7 +168,7 @@ def _is_updated(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return any(one.get(name) != other.get(name) for name in ("volvox", "envpool"))
 
 
-def _added(old: Any, new: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
+def _added(old: Any, new: Any, place: tuple[str, ...]) -> dict[tuple[str, ...], str]:
     """Settings of which nothing was saved (null would be something), in those that were, by their places.
 
     Where one is a field of the same class as before, and has its default, with that class; with "" otherwise.
@@ -180,7 +180,7 @@ def _added(old: Any, new: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, .
     for name, value in new.items():
         if name in old:
             found |= _added(old[name], value, (*place, name))
-        elif place:
+        else:
             found[(*place, name)] = kind if name in defaults and _text(defaults[name]) == _text(value) else ""
     return found
 
