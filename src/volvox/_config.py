@@ -138,11 +138,12 @@ def check_settings(
     codes = [] if comparable else [place for place in differ if place[-1] == "code"]
     then, now = ({name: config.get(name) for name in known} for config in (saved, given))
     updated = _is_updated(then, now)
-    added = [p for p in differ if _added(p, old) and (updated or _is_default(_added(p, old), old, new))]
+    found = _added(saved["algorithm"], given["algorithm"], ("algorithm",))
+    added = {p: kind for p in differ for top, kind in found.items() if p[: len(top)] == top and (kind or updated)}
     for places, text in (
         (list(map(".".join, codes)), "so it cannot be told whether these functions changed"),
         (
-            [f"{'.'.join(p)} = {new[p]}" for p in added if not _is_own_default(_added(p, old), old, new)],
+            [f"{'.'.join(place)} = {new[place]}" for place, kind in added.items() if not kind.startswith("volvox")],
             "which did not have these settings yet",
         ),
     ):
@@ -167,33 +168,25 @@ def _is_updated(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return any(one.get(name) != other.get(name) for name in ("volvox", "envpool"))
 
 
-def _added(place: tuple[str, ...], old: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
-    """The setting at this place or around it of which nothing was saved (null would be something), in one that was.
+def _added(old: Any, new: Any, place: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    """Settings of which nothing was saved (null would be something), in those that were, by their places.
 
-    () if there is none.
+    Where one is a field of the same class as before, and has its default, with that class; with "" otherwise.
     """
-    known = {place[:length] for place in old for length in range(1, len(place) + 1)}
-    length = next((length for length in range(1, len(place) + 1) if place[:length] not in known), 0)
-    return place[:length] if length > 1 and place[: length - 1] not in old else ()
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping) and old):
+        return {}
+    kind, found = str(new.get("type")), {}
+    defaults = defaults_of(kind) if old.get("type") == kind else {}
+    for name, value in new.items():
+        if name in old:
+            found |= _added(old[name], value, (*place, name))
+        else:
+            found[(*place, name)] = kind if name in defaults and _text(defaults[name]) == _text(value) else ""
+    return found
 
 
-def _is_default(place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether a setting is a field of the same class as before, and has its default."""
-    *parent, name = place
-    path = new.get((*parent, "type"))
-    if path is None or old.get((*parent, "type")) != path or name not in (defaults := defaults_of(json.loads(path))):
-        return False
-    described = flatten_dict({name: defaults[name]}, keep_empty_nodes=True)
-    wanted = {(*parent, *inner): json.dumps(value, default=lambda empty: {}) for inner, value in described.items()}
-    return wanted == {other: text for other, text in new.items() if other[: len(place)] == place}
-
-
-def _is_own_default(
-    place: tuple[str, ...], old: Mapping[tuple[str, ...], str], new: Mapping[tuple[str, ...], str]
-) -> bool:
-    """Whether a setting is a field of the same class of volvox as before, and has its default."""
-    path = json.loads(new.get((*place[:-1], "type"), "null"))
-    return isinstance(path, str) and path.startswith("volvox") and _is_default(place, old, new)
+def _text(described: Any) -> str:
+    return json.dumps(described, sort_keys=True, default=dict)
 
 
 def _same(old: str | None, new: str | None) -> bool:

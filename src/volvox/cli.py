@@ -6,7 +6,6 @@
 - volvox doctor
 """
 
-import json
 import os
 import signal
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from flax.traverse_util import flatten_dict
 
 from volvox import doctor as doctor_
 from volvox import exported
@@ -30,7 +28,7 @@ from volvox.report.comparison import compare as compare_methods
 from volvox.report.html import html_report
 from volvox.report.progress import clock
 from volvox.report.rows import Row, numbers, read_metrics
-from volvox.report.runs import SCORES, is_unscored, methods_of, number_text, task_of
+from volvox.report.runs import SCORES, by_place, is_unscored, methods_of, number_text, task_of, words
 from volvox.training import Run
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
@@ -188,7 +186,7 @@ def info(run: RunDir, /) -> None:
     algorithm, last = config["algorithm"], numbers(rows[-1]) if rows else {}
     latest = {name: value for row in rows for name, value in numbers(row).items()}
     names = [name for name in SCORES if name in latest and not is_unscored(name, rows)]
-    result = [f"{name.replace('_', ' ')} {number_text(latest[name])}" for name in names]
+    result = [f"{words(name)} {number_text(latest[name])}" for name in names]
     result += ["the elite is new and not scored yet"] if is_unscored("elite_score", rows) else []
     counts = [f"{number_text(last['frames'])} frames"] if "frames" in last else []
     counts += [clock(last["seconds"])] if "seconds" in last else []
@@ -235,5 +233,5 @@ def _named(described: Any) -> str:
 
 def _print_places(values: Mapping[str, Any]) -> None:
     """Prints nested settings, one a line, by their places such as `algorithm.env.task`."""
-    for place, value in flatten_dict(dict(values), sep=".").items():
-        print(f"{place}: {value if isinstance(value, str) else json.dumps(value)}")
+    for place, text in by_place(values).items():
+        print(f"{place}: {text}")

@@ -21,6 +21,16 @@ Config = Mapping[str, Any]
 """Settings as JSON values. They are written to `config.json` and compared when a run is resumed."""
 
 
+def zeros(like: ArrayTree, *batch: int) -> Any:
+    """Returns zeros `[*batch, ...]` with the shapes and dtypes of a tree's leaves, such as those of `EnvSpec`."""
+    return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), like)
+
+
+def replaced(items: tuple[Any, ...], i: int, new: Any) -> tuple[Any, ...]:
+    """Returns a tuple with another item `i`, such as what belongs to group `i` of the environments."""
+    return (*items[:i], new, *items[i + 1 :])
+
+
 class EnvSpec(NamedTuple):
     """What an environment offers, the same for each of its copies.
 

@@ -18,7 +18,7 @@ from volvox._checks import group_size, integer
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
 from volvox.data.segments import Segment
-from volvox.types import ALONE, Array, ArrayTree, Axis, Env
+from volvox.types import ALONE, Array, ArrayTree, Axis, Env, zeros
 
 _NONE = {"bootstrap": (), "recurrent": ()}
 
@@ -175,7 +175,7 @@ class Layout:
             gradient, new = part(k)
             return jax.tree.map(jnp.add, old[0], gradient), metrics.add(old[1], new)
 
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, jnp.int32(0)))
+        nothing = zeros(jax.eval_shape(part, jnp.int32(0)))
         one = self.num_parts == 1
         gradient, new = part(jnp.int32(0)) if one else jax.lax.fori_loop(0, self.num_parts, add, nothing)
         return self.axis.sum(gradient), new

@@ -20,7 +20,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeStep
+from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeStep, replaced
 
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
@@ -127,7 +127,7 @@ def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float
     merged = _merged(rewards.moments, num, mean, axis.sum(((returns - mean) ** 2).sum(where=live)))
     moments = jax.tree.map(lambda new, old: jnp.where(num > 0, new, old), merged, rewards.moments)
     left = jnp.where(live & timestep.terminated, 0.0, returns)
-    return Rewards(moments, (*rewards.returns[:g], left, *rewards.returns[g + 1 :]))
+    return Rewards(moments, replaced(rewards.returns, g, left))
 
 
 def reward_scale(rewards: Rewards) -> Array:

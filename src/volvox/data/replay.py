@@ -10,13 +10,13 @@ observation that followed stand in the next row, so that no observation is held 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
+from volvox.types import Array, ArrayTree, EnvSpec, TimeStep, zeros
 
 
 class Replay(NamedTuple):
@@ -60,13 +60,9 @@ class Batch(NamedTuple):
 
 def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
     """Returns a replay of `num_rows` rows (C) of `num_envs` environments (B), all zeros."""
-
-    def zeros(*shape: int, dtype: Any = jnp.float32) -> Array:
-        return jnp.zeros((num_rows, num_envs, *shape), dtype)
-
-    observation, action = jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), (spec.observation, spec.action))
-    flags = (zeros(dtype=bool) for _ in range(3))
-    return Replay(TimeStep(observation, zeros(), *flags, extras={}), action, jnp.int32(0))
+    observation, action = zeros((spec.observation, spec.action), num_rows, num_envs)
+    reward, *flags = (jnp.zeros((num_rows, num_envs), dtype) for dtype in (jnp.float32, bool, bool, bool))
+    return Replay(TimeStep(observation, reward, *flags, extras={}), action, jnp.int32(0))
 
 
 def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -> int:

@@ -9,13 +9,13 @@ completed when the next timestep brings its reward; the last one of a segment is
     segment = segments.take(ring, slot, start=0, num_envs=4, length=20)  # [20, 4, ...]
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
+from volvox.types import Array, ArrayTree, EnvSpec, TimeStep, zeros
 
 _MICRO_BATCH_TRANSITIONS = 64
 
@@ -68,26 +68,21 @@ def init(
     Returns:
       `Segment`, leaves `[R, L, B, ...]`, `version` `[R, L]`, `bootstrap` `[R, B]`, `recurrent` `[R, B, ...]`.
     """
-
-    def zeros(*shape: int, dtype: Any = jnp.float32) -> Array:
-        return jnp.zeros((num_segments, *shape), dtype)
-
-    per_timestep = (length, num_envs)
-    spaces = (spec.observation, spec.action)
-    observation, action = jax.tree.map(lambda x: zeros(*per_timestep, *x.shape, dtype=x.dtype), spaces)
+    per_timestep = (num_segments, length, num_envs)
+    observation, action = zeros((spec.observation, spec.action), *per_timestep)
     return Segment(
         observation=observation,
-        first=zeros(*per_timestep, dtype=bool),
+        first=jnp.zeros(per_timestep, bool),
         action=action,
-        log_prob=zeros(*per_timestep),
-        reward=zeros(*per_timestep),
-        terminated=zeros(*per_timestep, dtype=bool),
-        truncated=zeros(*per_timestep, dtype=bool),
-        valid=zeros(*per_timestep, dtype=bool),
-        version=zeros(length, dtype=jnp.int32),
-        bootstrap=zeros(num_envs),
-        recurrent=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), recurrent),
-        value=zeros(*per_timestep) if with_values else (),
+        log_prob=jnp.zeros(per_timestep, jnp.float32),
+        reward=jnp.zeros(per_timestep, jnp.float32),
+        terminated=jnp.zeros(per_timestep, bool),
+        truncated=jnp.zeros(per_timestep, bool),
+        valid=jnp.zeros(per_timestep, bool),
+        version=jnp.zeros((num_segments, length), jnp.int32),
+        bootstrap=jnp.zeros((num_segments, num_envs), jnp.float32),
+        recurrent=zeros(recurrent, num_segments),
+        value=jnp.zeros(per_timestep, jnp.float32) if with_values else (),
     )
 
 

@@ -6,10 +6,9 @@ latest = transitions.add(latest, timestep, action)  # in every beat, with the ac
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from volvox.types import Array, EnvSpec, TimeStep
+from volvox.types import Array, EnvSpec, TimeStep, zeros
 
 
 class Transition(NamedTuple):
@@ -39,8 +38,7 @@ class Transition(NamedTuple):
 
 def init(spec: EnvSpec, num_envs: int) -> Transition:
     """Returns transitions before the first action, none of which is valid."""
-    described = (spec.observation, spec.action)
-    observation, action = jax.tree.map(lambda x: jnp.zeros((num_envs, *x.shape), x.dtype), described)
+    observation, action = zeros((spec.observation, spec.action), num_envs)
     never = jnp.zeros(num_envs, bool)
     return Transition(observation, action, jnp.zeros(num_envs), never, never, observation, action, never)
 

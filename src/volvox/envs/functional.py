@@ -14,7 +14,7 @@ import numpy as np
 from volvox._checks import integer, takes
 from volvox._settings import recorded
 from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
-from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep
+from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
 
 
 class FunctionalState(NamedTuple):
@@ -198,7 +198,7 @@ class _Functions:
             inner=jax.vmap(self.reset)(keys),
             elapsed=jnp.zeros(num_envs, jnp.int32),
             done=jnp.ones(num_envs, jnp.bool_),
-            action=jnp.zeros((num_envs, *self.action.shape), self.action.dtype),
+            action=zeros(self.action, num_envs),
         )
 
     def recv(self, state: FunctionalState, limit: Array) -> tuple[FunctionalState, TimeStep]:

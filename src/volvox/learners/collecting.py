@@ -17,7 +17,7 @@ from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.segments import Segment
 from volvox.learners.side_by_side import compression_row
 from volvox.networks.actor_critics import ActorCriticNetwork, clipped
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 
 class Collector(NamedTuple):
@@ -132,7 +132,7 @@ class Collecting:
         seen: ArrayTree = ()
         if self.settings.normalize_observations:
             spec = spec._replace(observation_dtype=jax.tree.map(lambda _: jnp.float32, spec.observation_dtype))
-            seen = jax.tree.map(lambda x: jnp.zeros((b, *x.shape)), spec.observation)
+            seen = zeros(spec.observation, b)
         ring = segments.init(self.num_segments, self.length, b, spec, state, with_values=self.with_values)
         return Collector(ring, state, metrics.init_running(b), lives, seen)
 
@@ -165,7 +165,7 @@ class Collecting:
             draws=acting.draws + (g == self.env.num_groups - 1),
             timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
-            collectors=(*acting.collectors[:g], me, *acting.collectors[g + 1 :]),
+            collectors=replaced(acting.collectors, g, me),
             rewards=rewards,
         )
         return acting, clipped(action, self.env.spec)

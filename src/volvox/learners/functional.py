@@ -25,7 +25,7 @@ from volvox.data import metrics, transitions
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.protocol import Learner, Made, Progress, timesteps_progress
 from volvox.networks.distributions import clipped
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 _WORK, _FINISH = 2**31, 2**31 + 1  # names of the keys of `work` and of `finish`; those of `act` are named by counts
 _TIMED_BEATS = 20
@@ -180,7 +180,7 @@ class _Functional:
             timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             begun=acting.begun | (~timestep.first).any(),
             episodes=episodes,
-            collectors=(*acting.collectors[:g], Collector(collected, running), *acting.collectors[g + 1 :]),
+            collectors=replaced(acting.collectors, g, Collector(collected, running)),
         )
         return acting, clipped(action, self.env.spec)
 
@@ -242,7 +242,7 @@ class _Functional:
                 f"variables(learned) fails ({_first_line(error)}); it must give what policy.apply takes, and takes "
                 f"learned.params by default. Give variables=; learned is of the type {type(learned).__name__}"
             ) from error
-        seen = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), self.env.spec.observation)
+        seen = zeros(self.env.spec.observation, 1)
         try:
             jax.eval_shape(self.policy.apply, variables, seen, self.policy.initial_state(1))
         except Exception as error:  # whatever the network raises

@@ -37,7 +37,7 @@ from volvox.data import metrics
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.protocol import Made, Progress, timesteps_progress
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ class _PrimalDual:
             draws=acting.draws + 1,
             timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
-            collectors=(*acting.collectors[:g], me, *acting.collectors[g + 1 :]),
+            collectors=replaced(acting.collectors, g, me),
         )
         return acting, clipped(action, self.env.spec)
 
@@ -250,10 +250,8 @@ class _PrimalDual:
         return acting._replace(collectors=tuple(self.collector(group.num_envs) for group in groups))
 
     def collector(self, b: int) -> Collector:
-        spec, zeros = self.env.spec, jnp.zeros(b)
-        spaces = (spec.observation, spec.action)
-        observation, action = jax.tree.map(lambda x: jnp.zeros((b, *x.shape), x.dtype), spaces)
-        transition = Transition(observation, action, zeros, zeros, observation, jnp.zeros(b, bool))
+        observation, action = zeros((self.env.spec.observation, self.env.spec.action), b)
+        transition = Transition(observation, action, jnp.zeros(b), jnp.zeros(b), observation, jnp.zeros(b, bool))
         return Collector(transition, action, metrics.init_running(b))
 
     def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:

@@ -31,7 +31,7 @@ from volvox.learners.protocol import Made, Progress, timesteps_progress
 from volvox.learners.side_by_side import MOST_CREDIT, kept, over_devices, setting, update_ratio
 from volvox.networks.perceptrons import ActorAndCritic, ActorAndCritics, Params, actor_and_critics
 from volvox.sparsity import init_optimizers
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced
 
 _LEARNING = 2**31  # folded into the key for learning; for actions their count is folded in, an int32
 _OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))  # the smallest number with a finite normal quantile
@@ -289,8 +289,8 @@ class _TD3:
             draws=acting.draws + (g == self.env.num_groups - 1),
             timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
-            replays=(*acting.replays[:g], rows, *acting.replays[g + 1 :]),
-            collectors=(*acting.collectors[:g], running, *acting.collectors[g + 1 :]),
+            replays=replaced(acting.replays, g, rows),
+            collectors=replaced(acting.collectors, g, running),
             rewards=side_by_side.update_rewards(acting.rewards, g, scored, s.discount, self.env.axis),
         )
         return acting, self.networks.scale(action)

@@ -24,7 +24,7 @@ from volvox.loop.driver import Loop, Monitor
 from volvox.loop.pipeline import Times
 from volvox.loop.slots import Carry, Constants, Memory, Part, Rollout
 from volvox.population.decoding import Encoding, Member
-from volvox.types import ArrayTree, EnvGroup, Evaluation, Genotype, Interrupted, Population
+from volvox.types import ArrayTree, EnvGroup, Evaluation, Genotype, Interrupted, Population, zeros
 
 _TIMED_BEATS = 20
 _REMEDY = "take fewer environments, which are the slots, a smaller network, population or table"
@@ -71,9 +71,7 @@ class SlotMemory:
     def __init__(self, genotype: Genotype, encoding: Encoding, num_groups: int, group_size: int):
         """Allocates zeros: `num_groups` × `group_size` × what a slot holds of a member."""
         one = _slot(genotype, encoding)
-        self.groups: tuple[ArrayTree, ...] = tuple(
-            jax.tree.map(lambda x: jnp.zeros((group_size, *x.shape), x.dtype), one) for _ in range(num_groups)
-        )
+        self.groups: tuple[ArrayTree, ...] = tuple(zeros(one, group_size) for _ in range(num_groups))
 
 
 def check_memory(

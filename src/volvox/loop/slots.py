@@ -19,7 +19,7 @@ from volvox.loop.pipeline import Stages
 from volvox.ops.batching import where_rows
 from volvox.ops.low_rank import with_bases, without_bases
 from volvox.population.decoding import Encoding, Member, member_params
-from volvox.types import Array, ArrayTree, Evaluation, Genotype, Population, TimeStep
+from volvox.types import Array, ArrayTree, Evaluation, Genotype, Population, TimeStep, replaced
 
 
 class Queue(NamedTuple):
@@ -329,7 +329,7 @@ class Rollout:
         )
         carry = carry._replace(
             taken=carry.taken + num_refilled,
-            slots=(*carry.slots[:g], after, *carry.slots[g + 1 :]),
+            slots=replaced(carry.slots, g, after),
             returns=carry.returns.at[entry_ended].set(episode_return, mode="drop"),
             lengths=carry.lengths.at[entry_ended].set(length, mode="drop"),
             played=carry.played.at[entry_ended].set(True, mode="drop"),
@@ -361,5 +361,5 @@ class Rollout:
             return kept.at[slots.ended[slot]].set(vector)
 
         kept = jax.lax.fori_loop(0, carry.num_ended, keep, memory.behaviors) if behavior.size else memory.behaviors
-        memory = Memory((*memory.variables[:g], variables, *memory.variables[g + 1 :]), kept)
+        memory = Memory(replaced(memory.variables, g, variables), kept)
         return carry._replace(num_due=jnp.int32(0), num_ended=jnp.int32(0)), memory

@@ -24,7 +24,7 @@ from volvox._settings import describe
 from volvox.networks.distributions import Deterministic, clipped, distribution
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.flat import is_kernel, leaf_path, num_parameters
-from volvox.types import Array, ArrayTree, Config, EnvSpec, Genotype, Policy
+from volvox.types import Array, ArrayTree, Config, EnvSpec, Genotype, Policy, zeros
 
 InitialStd = Callable[[tuple[str, ...]], float]
 """Path of a kernel, such as `("Dense_0", "kernel")`, -> standard deviation times the root of its fan-in."""
@@ -188,8 +188,7 @@ def observations(spec: EnvSpec) -> Any:
 
 def init_params(module: nn.Module, spec: EnvSpec, key: Array, *others: ArrayTree) -> ArrayTree:
     """Draws the parameters of a module that is called with an observation, and whatever `others` are."""
-    observation = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), spec.observation)
-    return module.init(typed_key(key), observation, *others).get("params", {})
+    return module.init(typed_key(key), zeros(spec.observation, 1), *others).get("params", {})
 
 
 def apply_module(module: nn.Module, params: ArrayTree, *args: ArrayTree, **options: Any) -> Any:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from volvox.ops import flat, low_rank
 from volvox.ops.order import rounded
 from volvox.population.noise import Generator, LowRank, Noise, Table
-from volvox.types import Array, ArrayTree, Genotype, Population
+from volvox.types import Array, ArrayTree, Genotype, Population, zeros
 
 _AT_ONCE = 8
 """Noise vectors in one pass over a weighted sum: it is read and written once for all of them."""
@@ -90,7 +90,7 @@ class Encoding:
 
     def zeros(self, *batch: int) -> ArrayTree:
         """Zeros in the place of parameters, leaves `[*batch, ...]`."""
-        return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), self.like)
+        return zeros(self.like, *batch)
 
     @property
     def num_parameters(self) -> int:

@@ -17,7 +17,7 @@ from volvox._arguments import said
 from volvox.report import runs as runs_
 from volvox.report.plots import COLORS, RANDOM, finished, score_lines
 from volvox.report.progress import clock
-from volvox.report.runs import SCORES, Recorded, Runs, listed, number_text
+from volvox.report.runs import SCORES, Recorded, Runs, listed, number_text, words
 from volvox.report.statistics import Estimate, interquartile_mean, last_before, probability_of_improvement
 
 if TYPE_CHECKING:  # matplotlib is imported where something is drawn
@@ -91,7 +91,7 @@ class Comparison:
         known = score_lines(self.tasks[0]) if len(self.tasks) == 1 and not self.normalized else {}
         if "random" in known and self.metric in SCORES:
             by_x.axhline(known["random"], **RANDOM)
-        by_x.set(xlabel=_words(self.x), ylabel=self._score_name())
+        by_x.set(xlabel=words(self.x), ylabel=self._score_name())
         by_x.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
         by_x.legend(frameon=False, fontsize="small")
         if self.pairs:
@@ -104,16 +104,16 @@ class Comparison:
         return finished(figure, path)
 
     def _score_name(self) -> str:
-        return f"{'normalised ' if self.normalized else ''}{_words(self.metric)}"
+        return f"{'normalised ' if self.normalized else ''}{words(self.metric)}"
 
     def _about(self) -> str:
         return (
-            f"{listed(self.tasks)}: {self._score_name()} at {number_text(self.budget)} {_words(self.x)}, the "
+            f"{listed(self.tasks)}: {self._score_name()} at {number_text(self.budget)} {words(self.x)}, the "
             "interquartile mean over runs with its 95% bootstrap interval."
         )
 
     def _tables(self) -> list[list[list[str]]]:
-        scores = [["method", "runs", _words(self.metric), "95% interval", "time of a run"]]
+        scores = [["method", "runs", words(self.metric), "95% interval", "time of a run"]]
         for row in self.rows:
             time = "-" if row["seconds"] is None else clock(row["seconds"])
             scores.append([row["method"], str(row["runs"]), number_text(row["score"]), _interval(row), time])
@@ -246,7 +246,3 @@ def _aligned(table: Sequence[Sequence[str]]) -> str:
 def _markdown(table: Sequence[Sequence[str]]) -> str:
     head, *body = table
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

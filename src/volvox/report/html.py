@@ -4,20 +4,17 @@ import base64
 import html
 import io
 import itertools
-import json
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flax.traverse_util import flatten_dict
-
 from volvox.checkpoint import write_file
 from volvox.evolution.schedules import Cutoff
 from volvox.report.plots import learning_curve
 from volvox.report.rows import numbers
-from volvox.report.runs import SCORES, is_unscored, number_text
+from volvox.report.runs import SCORES, by_place, is_unscored, number_text, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,9 +80,9 @@ def html_report(
         ("Rates", _rates(rows)),
         ("Where the time goes", _bound(rows)),
         ("An episode", "" if video is None else _video(Path(video))),
-        ("Settings", _table(_flat(settings))),
-        ("Versions", _table(_flat(config.get("versions", {})))),
-        ("How it was run", _table(_flat(about))),
+        ("Settings", _table(by_place(settings))),
+        ("Versions", _table(by_place(config.get("versions", {})))),
+        ("How it was run", _table(by_place(about))),
     ]
     body = "\n".join(f"<section><h2>{name}</h2>\n{content}</section>" for name, content in sections if content)
     shown = html.escape(title)
@@ -131,7 +128,7 @@ def _results(rows: Sequence[Mapping[str, Any]]) -> str:
         for name, x in columns.items()
         if x
     }
-    cells = "".join(_row(_words(name), text, number_text(max(columns[name]))) for name, text in shown.items())
+    cells = "".join(_row(words(name), text, number_text(max(columns[name]))) for name, text in shown.items())
     table = f"<table>{_row('', 'last', 'largest')}{cells}</table>" if cells else ""
     return _table(dict(counts)) + table
 
@@ -157,7 +154,7 @@ def _rates(rows: Sequence[Mapping[str, Any]]) -> str:
     medians = {name: statistics.median(values) for name, values in found.items()}
     return _table(
         {
-            f"{_words(name)} per second": f"{number_text(values[-1])} last, {number_text(medians[name])} in the median"
+            f"{words(name)} per second": f"{number_text(values[-1])} last, {number_text(medians[name])} in the median"
             for name, values in found.items()
         }
     )
@@ -187,19 +184,9 @@ def _video(path: Path) -> str:
     return f'<video id="episode" controls preload="auto" src="data:video/mp4;base64,{data}"></video>'
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by their places, such as `env.task`."""
-    places = flatten_dict(dict(settings), sep=".")
-    return {place: value if isinstance(value, str) else json.dumps(value) for place, value in places.items()}
-
-
 def _table(cells: Mapping[str, str]) -> str:
     lines: Iterable[str] = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in cells.items())
     return f"<table>{''.join(lines)}</table>" if cells else ""
-
-
-def _words(name: str) -> str:
-    return html.escape(name.replace("_", " "))
 
 
 def _duration(seconds: float) -> str:

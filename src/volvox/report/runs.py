@@ -219,6 +219,17 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
+def words(name: str) -> str:
+    """Writes the name of a metric."""
+    return name.replace("_", " ")
+
+
+def by_place(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Writes nested settings by their places, such as `env.task`."""
+    places = flatten_dict(dict(settings), sep=".")
+    return {place: value if isinstance(value, str) else json.dumps(value) for place, value in places.items()}
+
+
 def listed(items: Iterable[Any], word: str = "and") -> str:
     """Writes `a, b and c`."""
     *others, last = [*items] or [""]
