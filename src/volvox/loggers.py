@@ -190,12 +190,12 @@ class WeightsAndBiases:
             raise ImportError(f"vx.loggers.wandb: {error}; install it: pip install 'volvox[wandb]'") from error
         own: dict[str, Any] = {"config": dict(run.config)}
         file = None if run.path is None else run.path / "wandb_id"
-        begins = file is not None and not file.exists()
-        name = file.read_text() if file is not None and not begins else secrets.token_hex(4)
+        begins = file is None or not file.exists()
+        name = secrets.token_hex(4) if file is None or begins else file.read_text()
         if run.path is not None:
             own |= {"dir": str(run.path), "name": run.path.name, "id": name, "resume": "allow"}
         self._run = client.init(**(own | options))
-        if begins:
+        if file is not None and begins:
             for step, row in enumerate(run.rows, 1):
                 self.write(step, row)
             write_file(file, name)  # only now: where anything before fails, these rows are sent by the next resume

@@ -1,8 +1,8 @@
 """Whatever is given: it is understood, or refused by an error of ours, and nothing else happens.
 
 `VOLVOX_EXAMPLES` sets the number of inputs for each property; with 10 000 they are more than 100 000 in all. Run
-directories and command lines take a tenth of a second each, and have a twentieth of that number. (23 November 2026, an
-EPYC beside other work: all held.)
+directories and command lines take a tenth of a second each, and have a twentieth of that number.
+`benchmarks/properties.py` makes such a run and keeps its result (`benchmarks/results/properties_cpu2_epyc.json`).
 """
 
 import contextlib

@@ -77,7 +77,8 @@ def _check_init(algorithm: Algorithm, key: jax.Array) -> None:
 @contextlib.contextmanager
 def _traced_again() -> Iterator[None]:
     """What is compiled is traced anew: this setting is part of what JAX looks up, and changes warnings alone."""
-    other = "allow" if jax.config.jax_numpy_rank_promotion != "allow" else "warn"
+    now: str = jax.config.jax_numpy_rank_promotion  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+    other = "allow" if now != "allow" else "warn"
     with warnings.catch_warnings(), jax.numpy_rank_promotion(other):
         warnings.simplefilter("ignore")
         yield
