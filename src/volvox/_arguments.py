@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -44,7 +45,7 @@ def said(given: Any) -> str:
         if isinstance(given, kind):
             return words
     name = type(given).__name__
-    if isinstance(given, jax.Array) and jax.dtypes.issubdtype(given.dtype, jax.dtypes.prng_key):
+    if isinstance(given, jax.Array) and jnp.issubdtype(given.dtype, jax.dtypes.prng_key):
         return "a key of jax.random"
     if isinstance(given, nn.Module):
         return f"a network ({name})"
