@@ -28,7 +28,7 @@ class Settings:
       task: Name of a MuJoCo task.
       lags: Rounds between acting and learning; each round is an update.
       ways: How returns are computed; at lag 0 there is nothing for V-trace to correct.
-      seeds: Runs of each lag.
+      seeds: Runs of each lag. There are no directories `seed-N`: one file has the returns of all seeds.
       frames: Simulator frames of a run (about).
       num_envs: Environments.
       segment_length: Timesteps of a segment.

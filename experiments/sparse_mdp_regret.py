@@ -33,7 +33,7 @@ class Settings:
       sparsities: s, several of them; only of costly models.
       dimension: d, above all N.
       exponent: exploration is (s M)^(2/3) (N / M)^exponent episodes, where M is the geometric mean of all N.
-      seeds: runs of each model.
+      seeds: runs of each model. There are no directories `seed-N`: one file has the regrets of all seeds.
       run_dir: where the result goes.
     """
 

@@ -32,7 +32,13 @@ _FIRE_IS_NOT_SECOND = frozenset(
 
 
 def atari_games() -> tuple[str, ...]:
-    """Returns the names of all games, such as "Frostbite" and "UpNDown"."""
+    """Returns the names of all games, such as "Frostbite" and "UpNDown".
+
+    Example:
+      >>> envs = [volvox.envs.atari(game, num_envs=8) for game in volvox.envs.atari_games()[:3]]
+      >>> "UpNDown" in volvox.envs.atari_games()
+      True
+    """
     names = load_envpool().atari.registration.atari_game_list
     return tuple("".join(word.capitalize() for word in game.split("_")) for game in names)
 
@@ -217,6 +223,8 @@ def human_normalized(game: str, score: float) -> float | None:
     Example:
       >>> volvox.envs.human_normalized("Frostbite", 2200)
       0.5
+      >>> sum(volvox.envs.human_normalized(game, 0) is not None for game in volvox.envs.atari_games())
+      57
 
     Args:
       game: Name of the game as `atari_games` has it.

@@ -30,6 +30,9 @@ _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
 class GA3C(Sized, nn.Module):
     """The networks of GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
+        algorithm = vx.learn(vx.A3C(), vx.networks.GA3C(6), vx.envs.atari("Pong", num_envs=64))
+        large = vx.networks.GA3C(env.spec.num_outputs, size="large", first_stride=2)
+
     Convolutions with SAME padding, one hidden dense layer of 256, ReLU, two linear outputs; all parameters begin
     uniform within the inverse root of the fan-in.
 
@@ -113,6 +116,9 @@ class ActorCritic(Sized, nn.Module):
 
 class RecurrentActorCritic(Sized, nn.Module):
     """An LSTM between torso and outputs.
+
+        network = vx.networks.RecurrentActorCritic(env.spec.num_outputs, vx.networks.SmallTorso(), width=128)
+        algorithm = vx.learn(vx.PPO(), network, env)
 
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.

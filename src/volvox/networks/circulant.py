@@ -17,7 +17,8 @@ from volvox.types import Array
 class BlockCirculantDense(nn.Module):
     """A dense layer `[K, features]` whose kernel consists of `block` x `block` circulant blocks.
 
-        x = vx.networks.BlockCirculantDense(256, block=8)(x)
+        x = vx.networks.BlockCirculantDense(256, block=8)(x)  # in a compact method of a module
+        params = vx.networks.BlockCirculantDense(256).init(jax.random.key(0), x)["params"]  # on its own
 
     The parameter `circulant` is what is stored, `[K / block, block, features / block]`: `[i, :, j]` are the numbers of
     the block in row i and column j. The dense matrix is no parameter; `ops.circulant` says when it is formed.
@@ -47,6 +48,7 @@ class Grouped(nn.Module):
     """A network whose large dense layers are block-circulant, whatever flax module it is.
 
         critic = vx.networks.Grouped(vx.networks.QNetwork((256, 256)), block=4)
+        actor = vx.networks.Grouped(vx.networks.MLP(6, (256, 256)), block=8, min_side=64)
 
     Plain `nn.Dense` layers with at least `min_side` inputs and outputs store what `BlockCirculantDense` stores. Where
     the block does not divide the number of inputs, the inputs are padded with zeros.

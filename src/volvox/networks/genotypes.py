@@ -98,6 +98,7 @@ def genotype_from_functions(
     """Makes a genotype of a network that is given as functions.
 
         net = genotype_from_functions(lambda key: {"kernel": jnp.zeros((3, 2))}, lambda p, x: x @ p["kernel"], env.spec)
+        net = genotype_from_functions(init, apply, env.spec, name="linear", initial_std=lambda path: 0.1)
 
     The first generation's parameters are a map of standard normal noise, leaf by leaf and element by element: a kernel
     (at least two dimensions, not called `bias` or `scale`) is noise times `initial_std(path) / sqrt(fan_in)`, fan-in

@@ -19,6 +19,9 @@ from volvox.types import Array
 def use_kernels() -> Any:
     """Context in which plain `nn.Dense` and 2-D `nn.Conv` modules compute with `volvox.ops`.
 
+        with vx.networks.use_kernels():
+            logits = jax.vmap(lambda params: module.apply({"params": params}, x))(params_of_many)
+
     Values, dtypes and gradients are flax's; under `vmap` over parameters the work becomes a heterogeneous matmul
     instead of a grouped convolution. A kernel may be a `volvox.ops.low_rank.LowRank` in place of an array; for these
     `nn.OptimizedLSTMCell` computes as `nn.LSTMCell`, whose layers are dense.

@@ -99,6 +99,9 @@ class NextObservationNetwork(nn.Module):
     swish, and a linear prediction; without the batch normalisation of the paper. The features are wider than what they
     are made of, and are learned apart from actor and critics (`ActorAndCritic.representation`).
 
+        features = vx.networks.NextObservationNetwork((32,) * 4, (32,) * 4)
+        networks = vx.networks.ActorAndCritic(vx.networks.MLP(6), vx.networks.QNetwork(), features)
+
     Input: `[B, n]`, and `[B, A]`.
 
     Attributes:

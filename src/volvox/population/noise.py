@@ -72,7 +72,12 @@ class Table:
 
 
 def published_table() -> Table:
-    """The table behind published genomes: `RandomState(123).randn(250_000_000)` as float32, 1 GB."""
+    """The table behind published genomes: `RandomState(123).randn(250_000_000)` as float32, 1 GB.
+
+    Example:
+      >>> algorithm = vx.evolve(vx.GA(), network, env, noise=vx.population.published_table())
+      >>> first = dataclasses.replace(vx.population.published_table(), size=1_000_000)  # its first numbers alone
+    """
     return Table(size=250_000_000, seed=123)
 
 

@@ -1,5 +1,8 @@
 """Reports of runs: learning curves, an HTML file, videos, pictures of a population, and readers of their files.
 
+    rows = vx.report.read_metrics("runs/pong/metrics.jsonl")
+    vx.report.html_report("pong.html", rows, {"algorithm": dict(algorithm.config)}, title="Pong")
+
 Several runs are compared by `volvox.compare`, which rests on the statistics here.
 """
 

@@ -51,6 +51,9 @@ def learning_curve(
 ) -> "Figure":
     """Draws scores against emulator frames and against wall-clock time, and each other metric in a small panel.
 
+        vx.report.learning_curve(vx.report.read_metrics("runs/pong/metrics.jsonl"), "curve.png", title="Pong")
+        vx.report.learning_curve(run.metrics, random=-20.7).savefig("curve.svg")
+
     Scores are metrics whose names hold "return", "score" or "reward", and the best and mean of "training",
     "evaluation", "test" and "validation". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
     `x_mean` or `x`. Values that are not numbers, and counters of steps, are left out. The values of a metric that is

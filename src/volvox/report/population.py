@@ -101,6 +101,9 @@ def descent(
 
     The ancestors of the final elite are highlighted.
 
+        vx.report.descent("runs/frostbite", "descent.png")
+        figure = vx.report.descent(run.run_dir, title="Frostbite")
+
     Args:
       run_dir: Directory of a run with a log and a strategy that keeps lineages.
       path: Where to write a PNG, if anywhere.

@@ -51,6 +51,7 @@ def record_video(
     filmed, in grey and four times enlarged.
 
         record_video(env, algorithm.policy, algorithm.variables(state), "episode.mp4")
+        record_video(env, algorithm.policy, run.variables("last"), "last.mp4", seed=3, fps=30)
 
     Args:
       env: Recipe of the environment; one copy of it is made, driven from Python, and closed again. Other than

@@ -78,8 +78,9 @@ def init_optimizers(
 ) -> tuple[tuple[ArrayTree, ...], tuple[ArrayTree, ...]]:
     """Begins to train networks with one optimiser, whether it is sparse or not.
 
-        (actor, critics), states = init_optimizers(optimizer, (actor, critics), key)
-        (actor, critics), states = jax.vmap(functools.partial(init_optimizers, optimizer))((actor, critics), keys)
+        (actor, critics), states = vx.sparsity.init_optimizers(optimizer, (actor, critics), key)
+        begin = functools.partial(vx.sparsity.init_optimizers, optimizer)
+        (actor, critics), states = jax.vmap(begin)((actor, critics), keys)  # of many learners
 
     Args:
       optimizer: Any optimiser; if `sparse` is part of it, each network's masks are drawn from `key`. Under `vmap` over

@@ -96,6 +96,7 @@ class RewardAware:
     """A sparsity that rises only while the recent mean return holds up.
 
         rule = vx.sparsity.Magnitude(schedule=vx.sparsity.RewardAware(final_sparsity=0.9), every=5_000)
+        schedule = vx.sparsity.RewardAware(final_sparsity=0.8, increment=0.05, begin=10_000)
 
     Group-sparse training (Lee et al. 2021, arXiv 2101.09650) adapts its target to the reward. The paper does not
     publish the rule, so this one is ours. It measures how far the mean return is below its best so far, as a share of

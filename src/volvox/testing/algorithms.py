@@ -77,8 +77,7 @@ def _check_init(algorithm: Algorithm, key: jax.Array) -> None:
 @contextlib.contextmanager
 def _traced_again() -> Iterator[None]:
     """What is compiled is traced anew: this setting is part of what JAX looks up, and changes warnings alone."""
-    now: str = jax.config.jax_numpy_rank_promotion  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
-    other = "allow" if now != "allow" else "warn"
+    other = "allow" if jax.numpy_rank_promotion.value != "allow" else "warn"
     with warnings.catch_warnings(), jax.numpy_rank_promotion(other):
         warnings.simplefilter("ignore")
         yield
