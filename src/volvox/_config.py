@@ -261,7 +261,7 @@ def check_fingerprint(
         raise ValueError(
             f"{directory}: with the same parameters this network answers {new[:4]} where the run's network answered "
             f"{old[:4]} (of a fixed observation): give the network that the run was made with"
-            f"{f', or {ELITE} was changed' if outputs is None and algorithm.genome is not None else ''}"
+            f"{f', or {ELITE} was changed' if outputs is None and getattr(algorithm, 'genome', None) else ''}"
         )
 
 

@@ -12,8 +12,8 @@ from volvox.report.progress import Progress
 
 _ONE_PRESS = 0.5
 """Seconds within which signals count as one."""
-_DROPPING, _AGAIN = ("_xla_gc_callback", "__del__"), 0.01
-"""Functions called by the garbage collector, which drops what they raise; seconds until a signal is sent again."""
+_DROPPING, _AGAIN = ("_xla_gc_callback", "__del__", "_remove"), 1.0
+"""Functions of which Python prints and drops what they raise; seconds until a signal that was dropped is sent again."""
 
 
 class Monitor:
@@ -32,11 +32,13 @@ class Monitor:
     def __init__(self, display: Progress, stack: ExitStack, largest: Callable[[float], float] | None = None):
         self._pressed, self._agreed, self._since, self._largest = 0, 0, 0.0, largest
         self._display, self._announced = display, False
+        self._again: threading.Timer | None = None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 previous = signal.signal(number, self._note)
                 if previous is not None:  # None: installed by C code, out of Python's reach
                     stack.callback(signal.signal, number, previous)
+            stack.callback(lambda: self._again and self._again.cancel())
 
     def __call__(self, figures: Mapping[str, Any]) -> bool:
         self._display.inside(figures)
@@ -70,7 +72,8 @@ class Monitor:
         if not self._pressed:
             self._pressed, self._since = number, time.monotonic()
         elif time.monotonic() - self._since >= _ONE_PRESS:
-            if frame is not None and frame.f_code.co_name in _DROPPING:
-                threading.Timer(_AGAIN, signal.raise_signal, [number]).start()
-            else:
+            self._again = threading.Timer(_AGAIN, signal.raise_signal, [number])
+            self._again.daemon = True
+            self._again.start()
+            if frame is None or frame.f_code.co_name not in _DROPPING:
                 raise KeyboardInterrupt

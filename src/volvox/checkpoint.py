@@ -300,10 +300,10 @@ def _unlogged() -> Iterator[None]:
 
     At the first error orbax closes the event loop to which the threads of TensorStore still report further ones.
     """
-    logger, shown = logging.getLogger("absl"), sys.excepthook
+    logger, shown = logging.getLogger("absl"), sys.unraisablehook
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    sys.excepthook = lambda *error: None if str(error[1]) == "Event loop is closed" else shown(*error)
+    sys.unraisablehook = lambda raised: None if str(raised.exc_value) == "Event loop is closed" else shown(raised)
     try:
         yield
     except Exception:
@@ -311,7 +311,7 @@ def _unlogged() -> Iterator[None]:
         raise
     finally:
         logger.setLevel(level)
-        sys.excepthook = shown
+        sys.unraisablehook = shown
 
 
 def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:
