@@ -110,7 +110,7 @@ def test_a_second_press_ends_a_run_within_a_step_and_it_goes_on(tmp_path, make, 
     process = start("hill", tmp_path / "a", pause=600.0)
     wait_for_steps(process, 3)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)  # two that come together are one press
+    time.sleep(1.5)  # two that come together are one press
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
