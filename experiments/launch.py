@@ -154,6 +154,7 @@ def exit_code(main: Callable[[], int]) -> int:
         print(_told(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # what was being compiled goes on in other threads, and may crash an orderly end
+        sys.stdout.flush()
         print("stopped at once; --resume goes on after what was saved last", file=sys.stderr, flush=True)
         os._exit(130)
 

@@ -72,8 +72,13 @@ class Monitor:
         if not self._pressed:
             self._pressed, self._since = number, time.monotonic()
         elif time.monotonic() - self._since >= _ONE_PRESS:
-            self._again = threading.Timer(_AGAIN, signal.raise_signal, [number])
+            while frame is not None and frame.f_code.co_name not in _DROPPING:
+                frame = frame.f_back
+            if frame is None:
+                raise KeyboardInterrupt
+            if self._again is not None:
+                self._again.cancel()
+            main = threading.main_thread().ident
+            self._again = threading.Timer(_AGAIN, signal.pthread_kill, [main, number])
             self._again.daemon = True
             self._again.start()
-            if frame is None or frame.f_code.co_name not in _DROPPING:
-                raise KeyboardInterrupt

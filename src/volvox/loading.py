@@ -136,6 +136,8 @@ def _rebuilt(config: Mapping[str, Any], network: Any, env: Env | None) -> Algori
         network = network_of(config["network"], made, place="algorithm.network")
     try:
         return _joined(kind, config, network, made)
+    except CannotRebuildError:
+        raise
     except ValueError as error:
         recorded, given = (task_of({"algorithm": {"env": dict(part)}}) for part in (config["env"], made.config))
         if recorded == given:

@@ -182,7 +182,8 @@ def check_behaviors(evaluation: Evaluation, where: str) -> None:
     Raises:
       FloatingPointError: The behaviour of a valid episode is not finite.
     """
-    behaviors = np.asarray(evaluation.behaviors)[np.asarray(evaluation.valid)]
+    ranked = np.asarray(evaluation.valid) & ~np.isnan(np.asarray(evaluation.returns))  # others are last anyway
+    behaviors = np.asarray(evaluation.behaviors)[ranked]
     if wrong := int((~np.isfinite(behaviors)).any(axis=-1).sum()):
         raise FloatingPointError(
             f"{where}: of {len(behaviors)} behaviours {wrong} are not finite. What the behaviour reads of the "

@@ -86,7 +86,7 @@ def over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:
         return gradient
     count = valid.sum(axis=1, dtype=jnp.float32)
     share = count / jnp.maximum(axis.sum(count), 1.0)
-    return axis.sum(jax.tree.map(lambda g: jax.vmap(jnp.multiply)(share, g), gradient))
+    return axis.sum(jax.tree.map(lambda g: jax.vmap(jnp.multiply)(share.astype(g.dtype), g), gradient))
 
 
 def pick(tree: ArrayTree, learner: int) -> ArrayTree:

@@ -44,7 +44,7 @@ class MLP(Sized, nn.Module):
 
 def dense_layers(hidden: Sequence[int], **options: Any) -> list[nn.Module]:
     """Dense layers of these widths; raises TypeError for one width alone."""
-    if not isinstance(hidden, Sequence):
+    if isinstance(hidden, int | np.integer):
         raise TypeError(f"hidden={hidden!r}: give the widths of the hidden layers, such as (64, 64)")
     return [nn.Dense(width, **options) for width in hidden]
 

@@ -126,7 +126,7 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> 
         if not is_sparse(inner):
             return chain.update(updates, state, params, **others)
         norm = optax.tree.norm(masking.masked(updates, masking.masks_of(inner)))
-        updates = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm * max_norm), updates)
+        updates = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates)
         changes, inner = optax.with_extra_args_support(optimizer).update(updates, inner, params, **others)
         return changes, (clip_state, inner)
 
