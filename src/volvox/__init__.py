@@ -11,7 +11,7 @@ run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
 import gc as _gc
 import sys as _sys
 
-# Nothing that is imported here becomes garbage; looking for it would take a sixth of the time of this import.
+# Nothing that is imported here becomes garbage; looking for it would slow this import down.
 _collects = _gc.isenabled()
 _gc.disable()
 try:

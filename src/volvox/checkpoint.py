@@ -306,8 +306,8 @@ def _unlogged() -> Iterator[None]:
     sys.unraisablehook = lambda raised: None if str(raised.exc_value) == "Event loop is closed" else shown(raised)
     try:
         yield
-    except Exception:
-        time.sleep(1.0)  # until they have reported
+    except Exception:  # whatever orbax raises; it is raised again, once those threads have reported
+        time.sleep(1.0)
         raise
     finally:
         logger.setLevel(level)
