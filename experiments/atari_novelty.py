@@ -40,7 +40,7 @@ for name, about, novelty in (
     desktop = replace(vx.ES(), num_bases=3, objective=novelty)
     PRESETS[name] = (f"{about}; an hour on two cores.", Settings(strategy=desktop))
     paper = Settings(strategy=replace(vx.ES.paper(), num_bases=3, objective=replace(novelty, **WHOLE)))
-    PRESETS[f"{name}-paper"] = (f"{about}; as published.", published(paper, frames=1_000_000_000))
+    PRESETS[f"{name}-paper"] = (f"{about}; at the published size.", published(paper, frames=1_000_000_000))
 GA, LARGE = "A genetic algorithm whose parents are the most novel", Population(network="large")
 desktop = replace(vx.GA(), objective=vx.Novelty(behavior=RAM, num_archived=2))
 PRESETS["ga"] = (f"{GA}; an hour on two cores.", Settings(strategy=desktop, population=LARGE))

@@ -34,7 +34,8 @@ class Run:
       log: Keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
       video: Film the result, where observations are images.
       score_episodes: At the end, score the result and random play by so many episodes, on Atari with sticky actions
-        (publications have 100 or more) and, without random play, by each no-op start; 0 for no score.
+        (publications have 100 or more) and, without random play, by each no-op start; 0 for no score. The result is
+        the best policy where there were evaluations, and then the last one is scored, too.
       tune: First find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;
         all: the rest too. A resumed run keeps what was found.
     """

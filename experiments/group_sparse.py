@@ -199,6 +199,10 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
         dense = found["dense"]
         for values in found.values():
             values["return_minus_dense"] = values["return"] - dense["return"]
+            seeds = [run["return_of_seeds"] for run in (values, dense)]
+            if values is not dense and min(map(len, seeds)) > 1:
+                interval = stats.ttest_ind(*seeds, equal_var=False).confidence_interval()
+                values["return_minus_dense_interval_95"] = [float(interval.low), float(interval.high)]
             if dense["return"] > 0:
                 values["return_over_dense"] = values["return"] / dense["return"]
             for name in ("wall_clock_s", "updates_per_s"):

@@ -373,6 +373,10 @@ def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
         scores[f"{name}, exact"] = play(protocol="exact")
     if sampled:
         scores[f"{name}, sampled"] = play(num_episodes=count, sampled=True)
+    if _evaluated(run):
+        scores[f"{name}, last"] = vx.play(
+            env, run.algorithm.policy, run.variables("last"), num_episodes=count, seed=seed
+        )
     scores["random"] = vx.play_randomly(env, num_episodes=count, seed=seed)
     for name, result in scores.items():
         print(f"{name}: {result}")
@@ -380,9 +384,15 @@ def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
     write_file(Path(flags.run_dir) / "score.json", json.dumps(written, indent=1) + "\n")
 
 
-def _scored_of(flags: Run, run: vx.Run) -> dict[str, int]:
+def _scored_of(flags: Run, run: vx.Run) -> dict[str, Any]:
     """What a score is of: by it a run that was resumed with nothing left to do is not scored again."""
-    return {"steps": len(run.metrics), "episodes": flags.score_episodes}
+    last = run.algorithm.last_variables is not None and not _evaluated(run)  # of populations it is the best
+    return {"steps": len(run.metrics), "episodes": flags.score_episodes, "which": "last" if last else "best"}
+
+
+def _evaluated(run: vx.Run) -> bool:
+    """Whether a learner was evaluated while it learned, so that its best policy is another than the last."""
+    return any("evaluation_mean" in row for row in run.metrics)
 
 
 def _scored(flags: Run) -> Any:

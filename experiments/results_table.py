@@ -27,13 +27,23 @@ This page is made by `python experiments/results_table.py` from the files in `ex
 
 - **Score** is the interquartile mean over seeds (the mean of the middle half; with fewer than four seeds, the mean of
   all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
-  One or two seeds have no interval, because they do not say how much another run would differ.
-- **Human-normalised** scores are 0 for random play and 1 for a human tester.
-- **Wall-clock** is that of all seeds of the row together.
+  One or two seeds have no interval, because they do not say how much another run would differ. With three the interval
+  is the range of the seeds and covers less than 95% ([how much](../docs/comparing.md)); where docs/results.md has
+  intervals of three seeds they are Student's t.
+- **Protocol**: policies are deterministic or take their likeliest actions unless something else is said. Preprocessing,
+  the number of episodes and their cutoff are named where the score's file has them.
+- **Exact** is the mean over all no-op starts without sticky actions, each played once, and **human-normalised** the
+  score with random play as 0 and a human tester as 1. Both are of Atari, and of runs whose networks were scored so.
+- **Budget**: frames of a population count validation unless "of training" is said. A frame is a quarter of a timestep
+  on Atari and a fifth on HalfCheetah.
+- **Wall-clock** is that of all seeds of the row together, with whatever else ran on the machine: of the whole process
+  for runs that `study.py` made, and of training for older ones.
+- **Commit** is the one that the run began with and, where it was resumed with another, the last one. Commands have
+  the flags of today.
 - **Published** values were reached with other budgets and protocols, which are named.
 """
-COLUMNS = ("method", "task", "protocol", "budget", "seeds", "score", "published", "wall-clock", "command")
-COLUMNS += ("hardware", "commit", "date")
+COLUMNS = ("method", "task", "protocol", "budget", "seeds", "score", "human-normalised", "exact", "published")
+COLUMNS += ("wall-clock", "command", "hardware", "commit", "date", "note")
 KEY = ("method", "task", "seeds", "command")
 """What tells one run from another."""
 
@@ -56,13 +66,16 @@ def finished(results: Path = RESULTS) -> list[dict[str, Any]]:
 def look_up(folder: Path, place: str) -> Any:
     """Returns the value at a place such as `score.json:elite:mean`; None if the last name is missing.
 
-    Where the place before the last name holds a list, it is that of each of its members.
+    Where the place before the last name holds a list, it is that of each of its members; a member that is a list has
+    numbers for names, and -1 is the last.
     """
     file, *keys, last = place.split(":")
     node = json.loads((folder / file).read_text())
     for key in keys:
         node = node[key]
-    return [item.get(last) for item in node] if isinstance(node, list) else node.get(last)
+    if isinstance(node, list):
+        return [item[int(last)] if isinstance(item, list) else item.get(last) for item in node]
+    return node.get(last)
 
 
 def seeds_of(run: dict[str, Any], place: str) -> list[float]:
@@ -96,14 +109,22 @@ def listed(values: Iterable[Any]) -> str:
 def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[str, str]:
     """Returns the row of runs that differ by seed."""
     first = runs[0]
-    scores = [seeds_of(run, run["score"]) for run in runs]
+    scores = [score for run in runs for score in seeds_of(run, run["score"])]
+    if "interval" in first:  # the score is of all seeds together, and so is its interval
+        (begin, end), (value,) = map(int, first["seeds"].split("-")), scores
+        low, high = look_up(first["folder"], first["interval"])
+        seeds, score = end - begin + 1, f"{number(value)} [{number(low)}, {number(high)}]"
+    else:
+        seeds, score = len(scores), scored([scores])
     return {
         "method": first["method"],
         "task": first["task"],
         "protocol": protocol_of(first),
         "budget": listed(run["budget"] for run in runs),
-        "seeds": str(sum(map(len, scores))),
-        "score": scored([[score for seeds in scores for score in seeds]]),
+        "seeds": str(seeds),
+        "score": score,
+        "human-normalised": mean_of(normalized for run in runs for normalized in human_normalized(run)),
+        "exact": mean_of(value for run in runs for value in exact(run)),
         "published": "; ".join(
             f"{line['value']} ({line['protocol']}; {line['source']})"
             for line in published
@@ -112,7 +133,31 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
         "wall-clock": minutes(run["seconds"] for run in runs),
         "command": f"`{without_seed(first['command'])}`",
         **{name: listed(run[name] for run in runs) for name in ("hardware", "commit", "date")},
+        "note": listed(run["note"] for run in runs if "note" in run),
     }
+
+
+def human_normalized(run: dict[str, Any]) -> list[float]:
+    """Returns the human-normalised score of each seed; none where the score's file has none."""
+    if not run["score"].endswith(":mean"):
+        return []
+    return seeds_of(run, run["score"].removesuffix("mean") + "human_normalized")
+
+
+def exact(run: dict[str, Any]) -> list[float]:
+    """Returns the exact score of each seed: where `run.json` says it is, or beside the score; none if there is none."""
+    file, *keys, last = run.get("exact", run["score"]).split(":")
+    if "exact" not in run and (
+        len(keys) != 1 or f"{keys[0]}, exact" not in json.loads((run["folder"] / file).read_text())
+    ):
+        return []
+    return seeds_of(run, run.get("exact") or f"{file}:{keys[0]}, exact:{last}")
+
+
+def mean_of(values: Iterable[float]) -> str:
+    """Writes the mean of what there is."""
+    values = list(values)
+    return number(sum(values) / len(values)) if values else ""
 
 
 def minutes(seconds: Iterable[float | None]) -> str:
@@ -123,9 +168,12 @@ def minutes(seconds: Iterable[float | None]) -> str:
 
 
 def protocol_of(run: dict[str, Any]) -> str:
-    """Returns how a score was measured, as the score's file or the run says."""
-    file, *keys, _ = run["score"].split(":")
-    return run.get("protocol") or look_up(run["folder"], ":".join([file, *keys, "protocol"])) or "not noted"
+    """Returns how a score was measured, as the run or the score's file says."""
+    place = run["score"].rpartition(":")[0]
+    names = () if run.get("protocol") else ("about", "protocol")
+    return run.get("protocol") or next(
+        filter(None, (look_up(run["folder"], f"{place}:{x}") for x in names)), "not noted"
+    )
 
 
 def without_seed(command: str) -> str:
@@ -137,16 +185,17 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
     """Returns the row of human-normalised scores of a method over several games; None if there are none."""
     tasks: dict[str, list[float]] = {}
     for run in runs:
-        place = re.sub(r"[^:]+$", "human_normalized", run["score"])
-        tasks.setdefault(run["task"], []).extend(seeds_of(run, place))
+        tasks.setdefault(run["task"], []).extend(human_normalized(run))
     tasks = {task: scores for task, scores in tasks.items() if scores}
     if len(tasks) < 2:
         return None
-    seeds = str(sum(map(len, tasks.values())))
-    return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": seeds} | {
+    seeds = listed(map(len, tasks.values()))
+    return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": f"{seeds} of each"} | {
         "protocol": listed(map(protocol_of, runs)),
-        "budget": listed(run["budget"] for run in runs),
         "score": scored(tasks.values()),
+        "wall-clock": minutes(run["seconds"] for run in runs),
+        "command": "those of the games",
+        **{name: listed(run[name] for run in runs) for name in ("budget", "hardware", "commit", "date")},
     }
 
 

@@ -5,13 +5,14 @@
     python experiments/sparse_mdp_regret.py --model hidden --episodes 500 1_000 2_000 4_000 --run-dir runs/hidden
 
 costly: the worst regret over a grid of signals, because the bound is one for all models. hidden: the model in which one
-action has to be found first, with and without a policy that knows it. Writes `regret.json`.
+action has to be found first, with and without a policy that knows it. Writes `regret.json`, with the slope of the
+worst regret against N or s in logarithms where there are several of them.
 """
 
 import dataclasses
 import json
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -28,13 +29,14 @@ class Settings:
     """Regret in one kind of model.
 
     Attributes:
-      model: the kind.
-      episodes: N, several of them.
-      sparsities: s, several of them; only of costly models.
+      model: The kind.
+      episodes: N, one or several.
+      sparsities: s, one or several; only of costly models.
       dimension: d, above all N.
-      exponent: exploration is (s M)^(2/3) (N / M)^exponent episodes, where M is the geometric mean of all N.
-      seeds: runs of each model. There are no directories `seed-N`: one file has the regrets of all seeds.
-      run_dir: where the result goes.
+      exponent: Exploration is (s M)^(2/3) (N / M)^exponent episodes, where M is the geometric mean of all N.
+      signals: Signals 1 / (2 s), and each the fourth root of 2 smaller than the one before; only of costly models.
+      seeds: Runs of each model. There are no directories `seed-N`: one file has the regrets of all seeds.
+      run_dir: Where the result goes.
     """
 
     model: Literal["costly", "hidden"] = "costly"
@@ -42,6 +44,7 @@ class Settings:
     sparsities: tuple[int, ...] = (2,)
     dimension: int = 20_000
     exponent: float = 2 / 3
+    signals: int = 9
     seeds: int = 10
     run_dir: str = "runs/regret"
 
@@ -61,23 +64,56 @@ def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
         return vx.learners.explore_then_commit(learner, model, key, n).regret
 
     if settings.model == "costly":
-        run, cases = jax.jit(costly), {f"{x:.4f}": jax.numpy.float32(x) for x in 2 ** (-np.arange(9) / 4) / (2 * s)}
+        signals = 2 ** (-np.arange(settings.signals) / 4) / (2 * s)
+        run, cases = jax.jit(costly), {f"{x:.4f}": jax.numpy.float32(x) for x in signals}
     else:
         run, cases = jax.jit(hidden, static_argnums=1), {"known": True, "unknown": False}
     keys = [jax.random.key(i) for i in range(settings.seeds)]
     return {name: [round(float(run(key, case)), 1) for key in keys] for name, case in cases.items()}
 
 
+def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """The slope of the worst regret in logarithms, with a 95% bootstrap interval that resamples seeds at each point.
+
+    Args:
+      points: As in `regret.json`.
+      along: N or s.
+      cases: Names of the cases of which the worst is taken; default: all.
+    """
+    # Of each point: regrets [cases, seeds].
+    found = [np.array([x for name, x in p["regrets"].items() if cases is None or name in cases]) for p in points]
+    logs, rng = np.log([p[along] for p in points]), np.random.default_rng(0)
+
+    def fitted(tables: list[np.ndarray]) -> float:
+        return float(np.polyfit(logs, [np.log(table.mean(axis=1).max()) for table in tables], 1)[0])
+
+    drawn = [fitted([x[:, rng.integers(x.shape[1], size=x.shape[1])] for x in found]) for _ in range(2_000)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return {"slope": round(fitted(found), 3), "interval_95": [round(float(low), 3), round(float(high), 3)]}
+
+
+def slopes(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """All slopes there are: against N or s, and in the hidden model for each case by itself."""
+    along = [name for name in ("N", "s") if len({p[name] for p in points}) > 1]
+    if len(along) != 1:
+        return {}
+    if "known" not in points[0]["regrets"]:
+        return {along[0]: slope(points, along[0])}
+    return {f"{along[0]}, {case}": slope(points, along[0], (case,)) for case in points[0]["regrets"]}
+
+
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    folder, found = run_path(settings.run_dir), []
+    folder, found, fitted = run_path(settings.run_dir), [], {}
     folder.mkdir(parents=True, exist_ok=True)
     for n in settings.episodes:
         for s in settings.sparsities:
             found.append({"N": n, "s": s, "regrets": regrets(settings, n, s)})
             print(n, s, {name: round(np.mean(x)) for name, x in found[-1]["regrets"].items()}, flush=True)
-            text = json.dumps({"settings": dataclasses.asdict(settings), "points": found})
+            fitted = slopes(found)
+            text = json.dumps({"settings": dataclasses.asdict(settings), "points": found, "slopes": fitted})
             (folder / "regret.json").write_text(text + "\n")
+    print(fitted)
     return 0
 
 

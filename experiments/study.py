@@ -100,6 +100,13 @@ def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
     write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
 
 
+def commits(run_dir: Path, now: str) -> str:
+    """Returns the commit that a run began with and, where it is another, the one that ended it."""
+    config = json.loads((run_dir / "config.json").read_text()) if (run_dir / "config.json").exists() else {}
+    begun = (config.get("provenance", {}).get("revision") or now)[: len(now.removesuffix("-dirty"))]
+    return now if now.startswith(begun) else f"{begun} to {now}"
+
+
 def spent(run_dir: Path, seconds: float) -> float:
     """Adds to the seconds that a run has taken, over all calls, and returns them."""
     path = run_dir / "seconds"
@@ -114,10 +121,8 @@ def main() -> int:
     os.nice(19)
     child, failed = Child(), []
     commit = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude", "*"]
-    described = {
-        "hardware": f"{len(os.sched_getaffinity(0))} CPUs, {processor()}",
-        "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
-    }
+    hardware = f"{len(os.sched_getaffinity(0))} CPUs, {processor()}"
+    now = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
     for line in wanted(settings.wanted):
         run_dir, folder = settings.root / place(line), settings.results / place(line)
         if not all(word in str(line) for word in settings.only) or (folder / "run.json").exists():
@@ -135,7 +140,8 @@ def main() -> int:
             continue
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         try:
-            keep(run_dir, folder, {**line, **described, "seconds": seconds, "date": today})
+            described = {"hardware": hardware, "commit": commits(run_dir, now), "seconds": seconds, "date": today}
+            keep(run_dir, folder, {**line, **described})
         except (KeyError, FileNotFoundError) as error:
             failed.append(f"{run_dir}: there is no score at {line['score']} ({error})")
     for failure in failed:

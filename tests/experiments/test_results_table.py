@@ -34,7 +34,8 @@ def test_the_table_of_made_up_results(module, tmp_path):
     for task, seed, mean in (("A-v5", 0, 1.0), ("A-v5", 1, 3.0), ("B-v5", 0, 2_000.0)):
         folder = tmp_path / "results" / task / str(seed)
         folder.mkdir(parents=True)
-        score = {"elite": {"mean": mean, "protocol": "sticky", "human_normalized": mean / 10}}
+        elite = {"mean": mean, "protocol": "sticky", "about": "sticky, 9 episodes", "human_normalized": mean / 10}
+        score = {"elite": elite} | ({"elite, exact": {"mean": 1_500.0}} if task == "B-v5" else {})
         (folder / "score.json").write_text(json.dumps(score))
         run = {
             "method": "GA",
@@ -45,34 +46,39 @@ def test_the_table_of_made_up_results(module, tmp_path):
         (folder / "run.json").write_text(json.dumps({**about, **atari, **run}))
     folder = tmp_path / "results" / "other"
     folder.mkdir()
-    (folder / "all.json").write_text(json.dumps({"returns": {"1": [5.0, None, 5.0]}}))
+    curves = {"curves": [[0.0, 1.0], [0.0, 3.0]], "slope": {"value": 0.5, "interval": [0.25, 0.75]}}
+    (folder / "all.json").write_text(json.dumps({"returns": {"1": [5.0, None, 5.0]}, **curves}))
     lag = {"method": "Lag", "task": "C", "seeds": "0-2", "protocol": "training", "command": "lag.py", "seconds": None}
-    (folder / "run.json").write_text(json.dumps([{**about, **lag, "score": "all.json:returns:1"}]))
+    curve = {**about, **lag, "task": "D", "score": "all.json:curves:-1", "note": "in-sample"}
+    slope = {**about, **lag, "task": "E", "score": "all.json:slope:value", "interval": "all.json:slope:interval"}
+    (folder / "run.json").write_text(json.dumps([{**about, **lag, "score": "all.json:returns:1"}, curve, slope]))
     wanted, published = tmp_path / "wanted.csv", tmp_path / "published.csv"
     lines = ["method,task,seeds,budget,protocol,score,command", "Lag,C,0-2,9 frames,training,all.json:returns:1,lag.py"]
     wanted.write_text("\n".join([*lines, "GA,B-v5,1,9 frames,,score.json:elite:mean,ga.py --task B-v5 --seed 1"]))
     published.write_text('method,task,value,protocol,source\nGA,B,7,"human starts, once",a paper\n')
 
     page = module.page(tmp_path / "results", wanted, published)
-    head, _, first, second, third, last = cells(page, "What was run")
+    head, _, first, second, third, curve, slope, last = cells(page, "What was run")
     assert head == list(module.COLUMNS)
-    command = "`ga.py --task A-v5`"
-    end = ["a CPU", "abc", "2026-11-22"]
-    assert first == ["GA", "A-v5", "sticky", "9 frames", "2", "2 (2 seeds: no interval)", "", "2 min", command, *end]
-    assert second[4:8] == ["1", "2 000 (one seed: no interval)", "7 (human starts, once; a paper)", "1 min"]
-    assert third == [
-        "Lag",
-        "C",
-        "training",
-        "9 frames",
-        "2",
-        "5 (2 seeds: no interval)",
-        "",
-        "not noted",
-        "`lag.py`",
-        *end,
-    ]
-    assert last[:6] == ["GA", "2 games, human-normalised", "sticky", "9 frames", "3", "66.8 (one seed: no interval)"]
+
+    def row(method, task, protocol, seeds, score, *columns, note=""):
+        *columns, command = columns
+        start = [method, task, protocol, "9 frames", seeds, score]
+        return [*start, *columns, command, "a CPU", "abc", "2026-11-22", note]
+
+    few = "2 (2 seeds: no interval)"
+    ga = row("GA", "A-v5", "sticky, 9 episodes", "2", few, "0.2", "", "", "2 min", "`ga.py --task A-v5`")
+    assert first == ga
+    one, paper = "2 000 (one seed: no interval)", "7 (human starts, once; a paper)"
+    expected = ("GA", "B-v5", "sticky, 9 episodes", "1", one, "200", "1 500", paper, "1 min", "`ga.py --task B-v5`")
+    assert second == row(*expected)
+    rest = ("", "", "", "not noted", "`lag.py`")
+    assert third == row("Lag", "C", "training", "2", "5 (2 seeds: no interval)", *rest)
+    assert curve == row("Lag", "D", "training", "2", few, *rest, note="in-sample")
+    assert slope == row("Lag", "E", "training", "3", "0.5 [0.25, 0.75]", *rest)
+    task, score = "2 games, human-normalised", "66.8 (one seed: no interval)"
+    many = ("GA", task, "sticky, 9 episodes", "2, 1 of each", score)
+    assert last == row(*many, "", "", "", "3 min", "those of the games")
     *_, missing = cells(page, "Not run")
     assert missing == ["GA", "B-v5", "1", "9 frames", "`ga.py --task B-v5 --seed 1`"]
 
@@ -84,7 +90,10 @@ def test_the_list_of_runs_wanted(module, load):
     for line in lines:
         assert set(line) == {"method", "task", "seeds", "budget", "protocol", "score", "command"}
         assert None not in line.values()
-        assert (module.HERE / line["command"].split()[0]).exists()
+        script = line["command"].split()[0]
+        assert (module.HERE / script).exists()
+        if line["score"].startswith("score.json"):  # what has a lineage is called elite, see `launch.score`
+            assert line["score"].split(":")[1].split(",")[0] == ("elite" if script == "atari_ga.py" else "policy")
     games = (
         "Amidar Assault Asterix Asteroids Atlantis Enduro Frostbite Gravitar Kangaroo Seaquest Skiing Venture Zaxxon"
     )
