@@ -12,7 +12,6 @@ which was made for the other load.
 import dataclasses
 import itertools
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from scipy import stats
 
 import volvox as vx
 from volvox.provenance import provenance
@@ -34,13 +34,15 @@ class Settings:
     Attributes:
       busy: Processes that only compute, as the other load.
       seconds: Seconds of a trial.
-      repeats: Trials of each choice under each load, at least 2.
+      repeats: Trials of each choice under each load, at least 6.
+      tuned: File of earlier results whose choices are taken instead of tuning again.
       out: File of the results.
     """
 
     busy: int = 1
     seconds: float = 10.0
-    repeats: int = 4
+    repeats: int = 10
+    tuned: Path | None = None
     out: Path = Path("retuning.json")
 
 
@@ -67,10 +69,14 @@ def loaded(processes: int) -> Iterator[None]:
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    loads, tuned, rates = {"idle": 0, "busy": settings.busy}, {}, {}
+    if settings.repeats < 6:
+        raise ValueError(f"--repeats {settings.repeats}: an interval of 95% takes 6 pairs or more.")
+    loads, rates = {"idle": 0, "busy": settings.busy}, {}
+    tuned = json.loads(settings.tuned.read_text())["tuned"] if settings.tuned else {}
     for load, processes in loads.items():
-        with loaded(processes):
-            tuned[load] = vx.tune(make, CHOICES, seconds=settings.seconds, cache=None).settings
+        if load not in tuned:
+            with loaded(processes):
+                tuned[load] = vx.tune(make, CHOICES, seconds=settings.seconds, cache=None).settings
         print(f"tuned for {load}: {tuned[load]}", flush=True)
     for _, (load, choice) in itertools.product(range(settings.repeats), itertools.product(loads, tuned)):
         with loaded(loads[load]):
@@ -79,12 +85,16 @@ def main() -> int:
         rates.setdefault((load, choice), []).append(trial.timesteps_per_second)
     gains: dict[str, Any] = {}
     for load, other in (("idle", "busy"), ("busy", "idle")):
-        logs = [math.log(a / b) for a, b in zip(rates[load, load], rates[load, other], strict=True)]
-        error = statistics.stdev(logs) / math.sqrt(len(logs))
-        gains[load] = {"gain": round(statistics.mean(logs), 4), "standard_error": round(error, 4)}
-        print(f"{load}: retuned {math.expm1(gains[load]['gain']):+.1%}, standard error {error:.1%}", flush=True)
-    median = {f"{load}, tuned for {choice}": round(statistics.median(x)) for (load, choice), x in rates.items()}
-    result = {**provenance(), "tuned": tuned, "timesteps_per_second": median, "gain_of_retuning": gains}
+        pairs = [a / b - 1 for a, b in zip(rates[load, load], rates[load, other], strict=True)]
+        # The median, with an interval by order statistics: now and then a shared machine spoils a trial.
+        low, high = stats.quantile_test(pairs, q=statistics.median(pairs)).confidence_interval(0.95)
+        gains[load] = {
+            "median": round(statistics.median(pairs), 4),
+            "interval_95": [round(float(x), 4) for x in (low, high)],
+        }
+        print(f"{load}: retuned {gains[load]['median']:+.1%} [{low:+.1%}, {high:+.1%}]", flush=True)
+    trials = {f"{load}, tuned for {choice}": [round(x) for x in found] for (load, choice), found in rates.items()}
+    result = {**provenance(), "tuned": tuned, "timesteps_per_second": trials, "gain_of_retuning": gains}
     settings.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
