@@ -136,6 +136,10 @@ def test_the_best_is_kept_behind_the_current():
     assert state.score.selecting == 2.0
     np.testing.assert_array_equal(scores, [[3, np.nan, 0], [2, np.nan, 0], [4.5, 4.5, 2], [2.5, 3.5, 4]])
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x: x[strategy.elite], state.bases), kept[1][0])
+    # Where the cutoff has grown, what the best scored before counts for nothing.
+    asked, state = validation.ask(jax.random.key(1), strategy.forget_scores(state), CODE)
+    _, metrics = validation.tell(KEY, state, asked, played((0.25, 0.5), 2), CODE)
+    np.testing.assert_array_equal([metrics[name] for name in ("elite_score", "elite_episodes")], [0.5, 2])
 
 
 def test_the_test_phase_plays_what_was_validated():
