@@ -73,12 +73,15 @@ def main() -> int:
         raise ValueError(f"--repeats {settings.repeats}: an interval of 95% takes 6 pairs or more.")
     loads, rates = {"idle": 0, "busy": settings.busy}, {}
     tuned = json.loads(settings.tuned.read_text())["tuned"] if settings.tuned else {}
+    if settings.tuned and set(tuned) != set(loads):
+        raise ValueError(f"--tuned {settings.tuned} has choices for {sorted(tuned)}; give one with {sorted(loads)}.")
     for load, processes in loads.items():
         if load not in tuned:
             with loaded(processes):
                 tuned[load] = vx.tune(make, CHOICES, seconds=settings.seconds, cache=None).settings
         print(f"tuned for {load}: {tuned[load]}", flush=True)
-    for _, (load, choice) in itertools.product(range(settings.repeats), itertools.product(loads, tuned)):
+    cells = list(itertools.product(loads, tuned))
+    for load, choice in (cell for i in range(settings.repeats) for cell in cells[:: -1 if i % 2 else 1]):
         with loaded(loads[load]):
             only = {setting: [value] for setting, value in tuned[choice].items()}
             trial = vx.tune(make, only, seconds=settings.seconds, cache=None)
@@ -87,7 +90,7 @@ def main() -> int:
     for load, other in (("idle", "busy"), ("busy", "idle")):
         pairs = [a / b - 1 for a, b in zip(rates[load, load], rates[load, other], strict=True)]
         # The median, with an interval by order statistics: now and then a shared machine spoils a trial.
-        low, high = stats.quantile_test(pairs, q=statistics.median(pairs)).confidence_interval(0.95)
+        low, high = stats.quantile_test(pairs).confidence_interval(0.95)
         gains[load] = {
             "median": round(statistics.median(pairs), 4),
             "interval_95": [round(float(x), 4) for x in (low, high)],

@@ -199,15 +199,22 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
         dense = found["dense"]
         for values in found.values():
             values["return_minus_dense"] = values["return"] - dense["return"]
-            seeds = [run["return_of_seeds"] for run in (values, dense)]
-            if values is not dense and min(map(len, seeds)) > 1:
-                interval = stats.ttest_ind(*seeds, equal_var=False).confidence_interval()
-                values["return_minus_dense_interval_95"] = [float(interval.low), float(interval.high)]
+            if values is not dense:
+                interval = difference_interval(values["return_of_seeds"], dense["return_of_seeds"])
+                values["return_minus_dense_interval_95"] = interval
             if dense["return"] > 0:
                 values["return_over_dense"] = values["return"] / dense["return"]
             for name in ("wall_clock_s", "updates_per_s"):
                 values[f"{name[:-2]}_over_dense"] = values[name] / dense[name]
     return found
+
+
+def difference_interval(ours: list[float], theirs: list[float]) -> list[float] | None:
+    """The 95% interval of the difference of two means by Welch's t; None of a single learner."""
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+    return [float(interval.low), float(interval.high)]
 
 
 def at_equal_return(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

@@ -374,9 +374,7 @@ def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
     if sampled:
         scores[f"{name}, sampled"] = play(num_episodes=count, sampled=True)
     if _evaluated(run):
-        scores[f"{name}, last"] = vx.play(
-            env, run.algorithm.policy, run.variables("last"), num_episodes=count, seed=seed
-        )
+        scores[f"{name}, last"] = run.evaluate(count, which="last", seed=seed)
     scores["random"] = vx.play_randomly(env, num_episodes=count, seed=seed)
     for name, result in scores.items():
         print(f"{name}: {result}")
@@ -391,7 +389,7 @@ def _scored_of(flags: Run, run: vx.Run) -> dict[str, Any]:
 
 
 def _evaluated(run: vx.Run) -> bool:
-    """Whether a learner was evaluated while it learned, so that its best policy is another than the last."""
+    """Whether a learner was evaluated while it learned, so that its best policy may be another than the last."""
     return any("evaluation_mean" in row for row in run.metrics)
 
 

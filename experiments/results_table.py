@@ -1,4 +1,4 @@
-"""Makes experiments/README.md: everything that was run in one table, beside what was published, and what was not run.
+"""Makes experiments/README.md: what was run in one table, beside what was published, and what was not run.
 
     python experiments/results_table.py
 
@@ -28,14 +28,14 @@ This page is made by `python experiments/results_table.py` from the files in `ex
 - **Score** is the interquartile mean over seeds (the mean of the middle half; with fewer than four seeds, the mean of
   all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
   One or two seeds have no interval, because they do not say how much another run would differ. With three the interval
-  is the range of the seeds and covers less than 95% ([how much](../docs/comparing.md)); where docs/results.md has
-  intervals of three seeds they are Student's t.
+  is the range of the seeds and covers less than 95% ([how much](../docs/comparing.md)). docs/results.md has plain means
+  over seeds, with Student's t or standard deviations.
 - **Protocol**: policies are deterministic or take their likeliest actions unless something else is said. Preprocessing,
   the number of episodes and their cutoff are named where the score's file has them.
 - **Exact** is the mean over all no-op starts without sticky actions, each played once, and **human-normalised** the
   score with random play as 0 and a human tester as 1. Both are of Atari, and of runs whose networks were scored so.
-- **Budget**: frames of a population count validation unless "of training" is said. A frame is a quarter of a timestep
-  on Atari and a fifth on HalfCheetah.
+- **Budget**: frames of a population count validation unless "of training" is said. A timestep has 4 frames
+  on Atari, 5 on HalfCheetah and 4 on Hopper.
 - **Wall-clock** is that of all seeds of the row together, with whatever else ran on the machine: of the whole process
   for runs that `study.py` made, and of training for older ones.
 - **Commit** is the one that the run began with and, where it was resumed with another, the last one. Commands have
@@ -110,12 +110,9 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
     """Returns the row of runs that differ by seed."""
     first = runs[0]
     scores = [score for run in runs for score in seeds_of(run, run["score"])]
+    seeds, score = len(scores), scored([scores])
     if "interval" in first:  # the score is of all seeds together, and so is its interval
-        (begin, end), (value,) = map(int, first["seeds"].split("-")), scores
-        low, high = look_up(first["folder"], first["interval"])
-        seeds, score = end - begin + 1, f"{number(value)} [{number(low)}, {number(high)}]"
-    else:
-        seeds, score = len(scores), scored([scores])
+        seeds, score = of_all_seeds(first)
     return {
         "method": first["method"],
         "task": first["task"],
@@ -123,8 +120,8 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
         "budget": listed(run["budget"] for run in runs),
         "seeds": str(seeds),
         "score": score,
-        "human-normalised": mean_of(normalized for run in runs for normalized in human_normalized(run)),
-        "exact": mean_of(value for run in runs for value in exact(run)),
+        "human-normalised": middle(value for run in runs for value in human_normalized(run)),
+        "exact": middle(value for run in runs for value in exact(run)),
         "published": "; ".join(
             f"{line['value']} ({line['protocol']}; {line['source']})"
             for line in published
@@ -137,6 +134,17 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
     }
 
 
+def of_all_seeds(run: dict[str, Any]) -> tuple[int, str]:
+    """Returns the number of seeds, and a score that is of all of them together with its interval."""
+    seeds = re.fullmatch(r"(\d+)-(\d+)", run["seeds"])
+    if seeds is None:
+        raise ValueError(
+            f"{run['folder']}: seeds {run['seeds']!r} with an interval; give the first and last, as in 0-7."
+        )
+    value, (low, high) = (look_up(run["folder"], run[name]) for name in ("score", "interval"))
+    return int(seeds[2]) - int(seeds[1]) + 1, f"{number(value)} [{number(low)}, {number(high)}]"
+
+
 def human_normalized(run: dict[str, Any]) -> list[float]:
     """Returns the human-normalised score of each seed; none where the score's file has none."""
     if not run["score"].endswith(":mean"):
@@ -146,18 +154,18 @@ def human_normalized(run: dict[str, Any]) -> list[float]:
 
 def exact(run: dict[str, Any]) -> list[float]:
     """Returns the exact score of each seed: where `run.json` says it is, or beside the score; none if there is none."""
-    file, *keys, last = run.get("exact", run["score"]).split(":")
-    if "exact" not in run and (
-        len(keys) != 1 or f"{keys[0]}, exact" not in json.loads((run["folder"] / file).read_text())
-    ):
+    if "exact" in run:
+        return seeds_of(run, run["exact"])
+    file, *keys = run["score"].split(":")
+    if len(keys) != 2 or f"{keys[0]}, exact" not in json.loads((run["folder"] / file).read_text()):
         return []
-    return seeds_of(run, run.get("exact") or f"{file}:{keys[0]}, exact:{last}")
+    return seeds_of(run, f"{file}:{keys[0]}, exact:{keys[1]}")
 
 
-def mean_of(values: Iterable[float]) -> str:
-    """Writes the mean of what there is."""
+def middle(values: Iterable[float]) -> str:
+    """Writes the interquartile mean of what there is."""
     values = list(values)
-    return number(sum(values) / len(values)) if values else ""
+    return number(interquartile_mean(values).value) if values else ""
 
 
 def minutes(seconds: Iterable[float | None]) -> str:
@@ -169,11 +177,17 @@ def minutes(seconds: Iterable[float | None]) -> str:
 
 def protocol_of(run: dict[str, Any]) -> str:
     """Returns how a score was measured, as the run or the score's file says."""
-    place = run["score"].rpartition(":")[0]
-    names = () if run.get("protocol") else ("about", "protocol")
-    return run.get("protocol") or next(
-        filter(None, (look_up(run["folder"], f"{place}:{x}") for x in names)), "not noted"
-    )
+    if run.get("protocol"):
+        return run["protocol"]
+    file, *keys, _ = run["score"].split(":")
+    saved = score = json.loads((run["folder"] / file).read_text())
+    for key in keys:
+        score = score[key]
+    if not isinstance(score, dict):
+        return "not noted"
+    protocol = score.get("about") or score.get("protocol") or "not noted"
+    which = saved.get("of", {}).get("which") if keys == ["policy"] else None
+    return f"{protocol}, {which} policy" if which else protocol
 
 
 def without_seed(command: str) -> str:
@@ -189,12 +203,14 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
     tasks = {task: scores for task, scores in tasks.items() if scores}
     if len(tasks) < 2:
         return None
-    seeds = listed(map(len, tasks.values()))
-    return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": f"{seeds} of each"} | {
+    few, many = (choose(map(len, tasks.values())) for choose in (min, max))
+    seeds = f"{few} a game" if few == many else f"{few} to {many} a game"
+    return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": seeds} | {
         "protocol": listed(map(protocol_of, runs)),
         "score": scored(tasks.values()),
         "wall-clock": minutes(run["seconds"] for run in runs),
         "command": "those of the games",
+        "note": listed(run["note"] for run in runs if "note" in run),
         **{name: listed(run[name] for run in runs) for name in ("budget", "hardware", "commit", "date")},
     }
 

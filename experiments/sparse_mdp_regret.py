@@ -34,7 +34,8 @@ class Settings:
       sparsities: s, one or several; only of costly models.
       dimension: d, above all N.
       exponent: Exploration is (s M)^(2/3) (N / M)^exponent episodes, where M is the geometric mean of all N.
-      signals: Signals 1 / (2 s), and each the fourth root of 2 smaller than the one before; only of costly models.
+      signals: Number of signals: 1 / (2 s), and each the fourth root of 2 smaller than the one before; only of costly
+        models.
       seeds: Runs of each model. There are no directories `seed-N`: one file has the regrets of all seeds.
       run_dir: Where the result goes.
     """
@@ -75,6 +76,8 @@ def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
 def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | None = None) -> dict[str, Any]:
     """The slope of the worst regret in logarithms, with a 95% bootstrap interval that resamples seeds at each point.
 
+    With fewer than three seeds there is no interval.
+
     Args:
       points: As in `regret.json`.
       along: N or s.
@@ -83,17 +86,25 @@ def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | Non
     # Of each point: regrets [cases, seeds].
     found = [np.array([x for name, x in p["regrets"].items() if cases is None or name in cases]) for p in points]
     logs, rng = np.log([p[along] for p in points]), np.random.default_rng(0)
+    for point, table in zip(points, found, strict=True):
+        if table.mean(axis=1).max() <= 0:
+            raise ValueError(f"N={point['N']}, s={point['s']}: no regret is positive, so there is no slope.")
 
     def fitted(tables: list[np.ndarray]) -> float:
         return float(np.polyfit(logs, [np.log(table.mean(axis=1).max()) for table in tables], 1)[0])
 
-    drawn = [fitted([x[:, rng.integers(x.shape[1], size=x.shape[1])] for x in found]) for _ in range(2_000)]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return {"slope": round(fitted(found), 3), "interval_95": [round(float(low), 3), round(float(high), 3)]}
+    interval = None
+    if min(table.shape[1] for table in found) >= 3:
+        drawn = [fitted([x[:, rng.integers(x.shape[1], size=x.shape[1])] for x in found]) for _ in range(2_000)]
+        interval = [round(float(x), 3) for x in np.percentile(drawn, [2.5, 97.5])]
+    return {"slope": round(fitted(found), 3), "interval_95": interval}
 
 
 def slopes(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """All slopes there are: against N or s, and in the hidden model for each case by itself."""
+    """Slopes against N or s, whichever there are several of, and in the hidden model for each case by itself.
+
+    Where there are several of both, or one of each, there is none.
+    """
     along = [name for name in ("N", "s") if len({p[name] for p in points}) > 1]
     if len(along) != 1:
         return {}
@@ -104,6 +115,8 @@ def slopes(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
+    if settings.signals < 1:
+        raise ValueError(f"--signals {settings.signals}: give at least 1.")
     folder, found, fitted = run_path(settings.run_dir), [], {}
     folder.mkdir(parents=True, exist_ok=True)
     for n in settings.episodes:

@@ -26,7 +26,7 @@ from launch import exit_code
 from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
 
 from volvox.checkpoint import write_file
-from volvox.provenance import processor
+from volvox.provenance import processor, revision
 from volvox.report import read_metrics
 
 MAX_BYTES, MAX_ROWS = 1_000_000, 500
@@ -100,11 +100,16 @@ def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
     write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
 
 
-def commits(run_dir: Path, now: str) -> str:
-    """Returns the commit that a run began with and, where it is another, the one that ended it."""
-    config = json.loads((run_dir / "config.json").read_text()) if (run_dir / "config.json").exists() else {}
-    begun = (config.get("provenance", {}).get("revision") or now)[: len(now.removesuffix("-dirty"))]
-    return now if now.startswith(begun) else f"{begun} to {now}"
+def commits(run_dir: Path, now: str | None) -> str:
+    """Returns the commits that a run, or the runs below its directory, began with, and the one that ended it.
+
+    Each is cut to seven characters, with "-dirty" where files were changed; "not noted" where there was no git.
+    """
+    configs = [json.loads(path.read_text()) for pattern in ("", "*/") for path in run_dir.glob(f"{pattern}config.json")]
+    configs.sort(key=lambda config: config["provenance"]["date"])
+    found = [*(config["provenance"]["revision"] for config in configs), now]
+    short = [f"{name[:7]}{'-dirty' * name.endswith('-dirty')}" if name else "not noted" for name in found]
+    return " to ".join(dict.fromkeys(short))
 
 
 def spent(run_dir: Path, seconds: float) -> float:
@@ -120,16 +125,14 @@ def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     os.nice(19)
     child, failed = Child(), []
-    commit = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude", "*"]
     hardware = f"{len(os.sched_getaffinity(0))} CPUs, {processor()}"
-    now = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
     for line in wanted(settings.wanted):
         run_dir, folder = settings.root / place(line), settings.results / place(line)
         if not all(word in str(line) for word in settings.only) or (folder / "run.json").exists():
             continue
         print(f"study: {run_dir}: {line['command']}", flush=True)
         script, *flags = shlex.split(line["command"])
-        began = time.monotonic()
+        began, now = time.monotonic(), revision()
         code = child.run([sys.executable, os.path.relpath(HERE / script), *flags, "--run-dir", str(run_dir)])
         seconds = spent(run_dir, time.monotonic() - began)
         if child.signal:

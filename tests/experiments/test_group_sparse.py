@@ -49,6 +49,18 @@ def test_ways_are_compared_and_further_ones_added(tmp_path, sparse, load):
         module.check_settings(module.settings_of([*flags, "--seed", "3"]))
 
 
+def test_committed_intervals_follow_from_the_committed_returns(load):
+    module = load("group_sparse")
+    path = module.Path(module.__file__).parent / "results" / "group_sparse" / "halfcheetah" / "group_sparse.json"
+    ways = json.loads(path.read_text())["ways"]
+    dense = ways.pop("dense")
+    for way in ways.values():
+        found = module.difference_interval(way["return_of_seeds"], dense["return_of_seeds"])
+        assert found == pytest.approx(way["return_minus_dense_interval_95"])
+    assert module.difference_interval([1.0, 3.0], [0.0, 2.0]) == pytest.approx([1 - 6.085, 1 + 6.085], abs=1e-3)
+    assert module.difference_interval([1.0], [0.0, 2.0]) is None
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

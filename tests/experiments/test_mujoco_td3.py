@@ -19,14 +19,17 @@ def mujoco(script):
 @pytest.mark.slow
 def test_a_run_is_scored(tmp_path, mujoco, rows):
     run_dir = tmp_path / "run"
-    code, _, err = mujoco.run("--run-dir", run_dir, "--timesteps", 120, "--score-episodes", 3)
+    evaluation = ("--evaluate-every", 60, "--num-evaluation-episodes", 2)
+    code, _, err = mujoco.run("--run-dir", run_dir, "--timesteps", 120, "--score-episodes", 3, *evaluation)
     assert code == 0, err
     table = rows(run_dir)
     assert [row["iteration"] for row in table] == [1, 2]
     assert 0 < table[0]["update"] < table[1]["update"]
     scores = json.loads((run_dir / "score.json").read_text())
-    assert set(scores) == {"policy", "random", "of"}
-    assert scores.pop("of")  # how far the run was
+    assert set(scores) == {"policy", "policy, last", "random", "of"}
+    assert scores.pop("of") == {"steps": 2, "episodes": 3, "which": "best"}
+    if table[1]["evaluation_mean"] > table[0]["evaluation_mean"]:  # the last policy is the best
+        assert scores["policy"] == scores["policy, last"]
     assert all(len(score["returns"]) == 3 and score["mean"] > 0 for score in scores.values())
 
 

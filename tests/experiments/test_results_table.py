@@ -20,6 +20,8 @@ def test_scores_are_interquartile_means_with_intervals(module):
     assert module.scored([[12.0]]) == "12 (one seed: no interval)"
     assert module.scored([[12.0, 14.0]]) == "13 (2 seeds: no interval)"
     assert module.scored([[]]) == "diverged"
+    assert module.middle([1.0, 2.0, 3.0, 100.0]) == "2.5"  # as the score is
+    assert module.middle([]) == ""
 
 
 def cells(page, section):
@@ -77,8 +79,15 @@ def test_the_table_of_made_up_results(module, tmp_path):
     assert curve == row("Lag", "D", "training", "2", few, *rest, note="in-sample")
     assert slope == row("Lag", "E", "training", "3", "0.5 [0.25, 0.75]", *rest)
     task, score = "2 games, human-normalised", "66.8 (one seed: no interval)"
-    many = ("GA", task, "sticky, 9 episodes", "2, 1 of each", score)
+    many = ("GA", task, "sticky, 9 episodes", "1 to 2 a game", score)
     assert last == row(*many, "", "", "", "3 min", "those of the games")
+    with pytest.raises(ValueError, match="seeds '0' with an interval; give the first and last"):
+        module.of_all_seeds({"folder": folder, "seeds": "0", "interval": ""})
+    elsewhere = {"folder": folder, "score": "all.json:returns:1", "exact": "../A-v5/1/score.json:elite:mean"}
+    assert module.exact(elsewhere) == [3.0]
+    assert module.protocol_of({"folder": folder, "score": "all.json:curves:-1"}) == "not noted"
+    (folder / "score.json").write_text('{"policy": {"mean": 1, "about": "9 episodes"}, "of": {"which": "best"}}')
+    assert module.protocol_of({"folder": folder, "score": "score.json:policy:mean"}) == "9 episodes, best policy"
     *_, missing = cells(page, "Not run")
     assert missing == ["GA", "B-v5", "1", "9 frames", "`ga.py --task B-v5 --seed 1`"]
 

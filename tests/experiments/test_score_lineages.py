@@ -35,7 +35,7 @@ def test_every_lineage_has_a_committed_score(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", LINEAGES)
-def test_the_first_start_of_each_lineage_scores_as_committed(run):
+def test_one_start_of_each_lineage_scores_as_committed(run):
     """Of 30 starts the one with a single no-op."""
     loaded = vx.load(RESULTS / run)
     env = vx.envs.atari(loaded.algorithm.config["env"]["task"].removesuffix("-v5"), noop_max=1)

@@ -62,6 +62,28 @@ def test_results_are_kept_once_and_failures_named(study, tmp_path):
     assert out.count("study: ") == 1  # only what had failed
 
 
+def test_the_commits_of_a_run_are_those_it_began_and_ended_with(load, tmp_path):
+    commits = load("study").commits
+
+    def begun(place, revision, date):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        config = {"provenance": {"revision": revision, "date": date}}
+        (tmp_path / place / "config.json").write_text(json.dumps(config))
+
+    assert commits(tmp_path, "abcdef012345") == "abcdef0"
+    begun(".", "abcdef012345", "2026-11-22")
+    assert commits(tmp_path, "abcdef012345") == "abcdef0"
+    assert commits(tmp_path, "123456789012-dirty") == "abcdef0 to 1234567-dirty"
+    begun(".", "abcdef012345-dirty", "2026-11-22")
+    assert commits(tmp_path, "abcdef012345") == "abcdef0-dirty to abcdef0"
+    begun(".", None, "2026-11-22")
+    assert commits(tmp_path, None) == "not noted"
+    begun("b", "bbbbbbbbbbbb", "2026-11-24")  # runs in directories below
+    begun("a", "aaaaaaaaaaaa", "2026-11-23")
+    (tmp_path / "config.json").unlink()
+    assert commits(tmp_path, "bbbbbbbbbbbb") == "aaaaaaa to bbbbbbb"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_study_and_it_goes_on_later(study, tmp_path, number):
