@@ -33,7 +33,7 @@ def test_equal_seeds_leave_no_doubt(module):
     assert module.slopes(points[:1]) == {}  # one point has no slope
 
 
-@pytest.mark.parametrize("name", ["costly", "hidden"])
+@pytest.mark.parametrize("name", ["costly", "costly_s", "hidden"])
 def test_committed_slopes_are_those_of_the_committed_regrets(module, name):
     committed = json.loads((RESULTS / f"{name}.json").read_text())
     assert module.slopes(committed["points"]) == committed["slopes"]
