@@ -110,9 +110,7 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
     """Returns the row of runs that differ by seed."""
     first = runs[0]
     scores = [score for run in runs for score in seeds_of(run, run["score"])]
-    seeds, score = len(scores), scored([scores])
-    if "interval" in first:  # the score is of all seeds together, and so is its interval
-        seeds, score = of_all_seeds(first)
+    seeds, score = of_all_seeds(first) if "interval" in first else (len(scores), scored([scores]))
     return {
         "method": first["method"],
         "task": first["task"],
