@@ -168,9 +168,9 @@ def ways(options: Options) -> dict[str, dict[str, float]]:
     }
 
 
-def alone(options: Options, state: Any) -> dict[str, Callable[[], float]]:
+def alone(made: tuple[vx.TD3, vx.networks.ActorAndCritic, vx.Env], state: Any) -> dict[str, Callable[[], float]]:
     """The loop's two halves, each by itself in a compiled loop: actions a second, and updates from a run's replays."""
-    settings, networks, env = setup(options)
+    settings, networks, env = made
     settings = dataclasses.replace(settings, random_timesteps=0)
     (action,) = env.spec.action_shape or (0,)
     learner: Any = settings.bind(networks, env)
@@ -220,7 +220,7 @@ def measure(options: Options) -> dict[str, Any]:
     state = algorithm.init(jax.random.key(0))
     state, _ = algorithm.step(state)  # random actions, and compilation
     state, _ = algorithm.step(state)  # the stopwatch goes along
-    calls = alone(options, state) | {
+    calls = alone(setup(options), state) | {
         "floor": floor(options, observation, action),
         "emulators": lambda: env_steps_per_s(env.make(0), 0.5),
     }
