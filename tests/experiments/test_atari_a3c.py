@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import jax
 import pytest
@@ -121,3 +122,16 @@ def test_a_resumed_run_keeps_what_tuning_found(tmp_path, module, read, monkeypat
     assert launch._tuned(module.make_algorithm, settings) == {"groups": 1}
     settings = read(module, [*TINY, "--run-dir", str(tmp_path / "other")])
     assert launch._tuned(module.make_algorithm, settings) == {}
+
+
+@pytest.mark.parametrize(
+    ("above", "frames", "minutes"), [(-20, "12.9", "19.2"), (0, "39.8", "58.8"), (18, "48.0", "70.7")]
+)
+def test_the_committed_run_of_ga3c_is_what_the_results_say(above, frames, minutes):
+    root = Path(__file__).parents[2]
+    (path,) = (root / "experiments" / "results" / "a3c-ga3c-constants").rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    after = max(i for i, row in enumerate(rows) if row["training_mean"] <= above) + 1
+    assert f"{rows[after]['frames'] / 1e6:.1f}" == frames
+    assert f"{rows[after]['seconds'] / 60:.1f}" == minutes
+    assert f"{frames} million" in (root / "docs" / "results.md").read_text()
