@@ -33,6 +33,7 @@ import numpy as np
 from parts import env_steps_per_s, machine
 
 import volvox as vx
+from volvox.checkpoint import write_file
 from volvox.distributed.player import RayPlayer
 from volvox.evolution.pools import Place, Request
 from volvox.loop.slots import slot_variables
@@ -383,7 +384,7 @@ def main() -> None:
     if given.json:
         print(told)
     if given.out is not None:
-        given.out.write_text(told + "\n")
+        write_file(given.out, told + "\n")
 
 
 if __name__ == "__main__":

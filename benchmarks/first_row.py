@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -97,7 +98,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as cache:
                 for kind in ("cold", "warm"):
                     figures.setdefault(f"{name}_{kind}_seconds", []).append(first_row(command, Path(cache)))
-    medians = {name: sorted(values)[len(values) // 2] for name, values in figures.items()}
+    medians = {name: statistics.median(values) for name, values in figures.items()}
     all_ = {f"{name}_all": values for name, values in figures.items()}
     show({**medians, **(all_ if options.json else {}), **provenance()}, options.json)
 

@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 from parts import machine
 
 import volvox as vx
+from volvox.checkpoint import write_file
 from volvox.ops.matmul import implementations, matmul
 
 Flag = tyro.conf.arg
@@ -305,7 +306,7 @@ def main() -> int:
     def write() -> None:
         # After each part: what has been measured stays, whatever comes.
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({**result, "seconds": time.perf_counter() - began}, indent=1) + "\n")
+        write_file(out, json.dumps({**result, "seconds": time.perf_counter() - began}, indent=1) + "\n")
 
     write()
     tested = {"exit_code": 0, "said": "not run"} if options.dry_run else gpu_tests()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import tyro
 
+from volvox.checkpoint import write_file
 from volvox.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,7 @@ class Options:
 
 def main() -> int:
     options = tyro.cli(Options, description=__doc__)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pytest", TESTS, "--hypothesis-show-statistics", "-p", "no:cacheprovider"]
     environment, began = {**os.environ, "VOLVOX_EXAMPLES": str(options.examples)}, time.perf_counter()
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -51,7 +53,7 @@ def main() -> int:
         "inputs_of_properties": inputs,
         "seconds": round(time.perf_counter() - began),
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_file(options.out, json.dumps(result, indent=1) + "\n")
     return run.returncode
 
 

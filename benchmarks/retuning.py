@@ -24,6 +24,7 @@ import tyro
 from scipy import stats
 
 import volvox as vx
+from volvox.checkpoint import write_file
 from volvox.provenance import provenance
 
 
@@ -69,6 +70,7 @@ def loaded(processes: int) -> Iterator[None]:
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
     if settings.repeats < 6:
         raise ValueError(f"--repeats {settings.repeats}: an interval of 95% takes 6 pairs or more.")
     loads, rates = {"idle": 0, "busy": settings.busy}, {}
@@ -98,7 +100,7 @@ def main() -> int:
         print(f"{load}: retuned {gains[load]['median']:+.1%} [{low:+.1%}, {high:+.1%}]", flush=True)
     trials = {f"{load}, tuned for {choice}": [round(x) for x in found] for (load, choice), found in rates.items()}
     result = {**provenance(), "tuned": tuned, "timesteps_per_second": trials, "gain_of_retuning": gains}
-    settings.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_file(settings.out, json.dumps(result, indent=1) + "\n")
     return 0
 
 

@@ -68,7 +68,7 @@ class Population:
     def __post_init__(self):
         """Checks the flag."""
         if self.generations is not None and self.generations < 1:
-            raise ValueError(f"--generations {self.generations}: give a positive number of generations in all.")
+            raise ValueError(f"generations={self.generations}: give a positive number of generations in all.")
 
     def strategy(self) -> vx.evolution.Elitism:
         """The strategy."""

@@ -1,16 +1,21 @@
 """Primal-dual π learning and the one-step actor-critic on CartPole-v1 (Cho & Wang 2017, arXiv 1712.02467).
 
-python experiments/cartpole_primal_dual.py primal-dual --penalty 10 --name "primal-dual c 10"
-python experiments/cartpole_primal_dual.py actor-critic --name actor-critic
-python experiments/compare_runs.py --runs dual=runs/cartpole/DUAL td=runs/cartpole/TD --out runs/comparison
+    python experiments/cartpole_primal_dual.py primal-dual --penalty 10 --name dual --rates 1e-3
+    python experiments/cartpole_primal_dual.py actor-critic --name td --rates 1e-3
+    python experiments/compare_runs.py --runs dual=runs/cartpole/dual_rate_0.001 td=runs/cartpole/td_rate_0.001 \
+        --out runs/comparison
+
+Ctrl-C saves the run in progress, and the same call goes on with it.
 """
 
 import dataclasses
 import sys
+from pathlib import Path
 
 from launch import exit_code, read
 
 import volvox as vx
+from volvox._checks import integers
 from volvox.training import run_path
 
 
@@ -35,24 +40,41 @@ class Settings:
     num_envs: int = 1
     run_dir: str = "runs/cartpole"
 
+    def __post_init__(self):
+        integers(self, "seeds", "iterations", "num_envs", low=1)
+
 
 DUAL, TD = (vx.learners.PrimalDual(critic=critic, timesteps_per_iteration=2_000) for critic in ("lagrangian", "td"))
 PRESETS = {"primal-dual": ("The relaxed Lagrangian.", Settings(learner=DUAL, name="primal-dual"))}
 PRESETS["actor-critic"] = ("One-step targets.", Settings(learner=TD, name="actor-critic"))
 
 
+def learn(settings: Settings, algorithm: vx.Algorithm, place: Path, seed: int) -> int:
+    """Trains one run, or goes on with it; prints what it learned, and returns its exit code."""
+    how = {"run_dir": place / f"seed-{seed}", "resume": True, "progress": False, "loggers": ()}
+    try:
+        run = vx.train(algorithm, seed=seed, steps=settings.iterations, **how)
+    except FloatingPointError as error:
+        print(place.name, f"seed {seed} diverged: {error}", flush=True)
+        return 0
+    finally:
+        algorithm.close()
+    if not run.interrupted:
+        print(place.name, f"seed {seed}:", round(run.metrics[-1]["training_mean"], 1), flush=True)
+    return run.exit_code
+
+
 def main() -> int:
-    given = read(PRESETS, __doc__)
-    folder = run_path(given.run_dir)
-    for rate in given.rates:
-        learner = dataclasses.replace(given.learner, learning_rate=rate)
-        place = folder / f"{given.name}, rate {rate:g}".replace(", ", "_").replace(" ", "_")
-        for seed in range(given.seeds):
-            algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), vx.envs.cartpole(num_envs=given.num_envs))
-            how = {"run_dir": place / f"seed-{seed}", "resume": True, "progress": False, "loggers": ()}
-            run = vx.train(algorithm, seed=seed, steps=given.iterations, **how)
-            algorithm.close()
-            print(place.name, f"seed {seed}:", round(run.metrics[-1]["training_mean"], 1), flush=True)
+    settings = read(PRESETS, __doc__)
+    learners = {rate: dataclasses.replace(settings.learner, learning_rate=rate) for rate in settings.rates}
+    folder = run_path(settings.run_dir)
+    for rate, learner in learners.items():
+        place = folder / f"{settings.name}, rate {rate:g}".replace(", ", "_").replace(" ", "_")
+        for seed in range(settings.seeds):
+            env = vx.envs.cartpole(num_envs=settings.num_envs)
+            algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), env)
+            if code := learn(settings, algorithm, place, seed):
+                return code
     return 0
 
 

@@ -18,6 +18,7 @@ import tyro
 from launch import exit_code
 
 import volvox as vx
+from volvox.checkpoint import write_file
 from volvox.report import interquartile_mean, probability_of_improvement
 from volvox.report.runs import methods_of, run_dirs
 
@@ -31,41 +32,48 @@ class Settings:
       out: Directory of what is written.
       metric: The metric that is compared; default: the most telling one that all runs have.
       x: What counts the expense: frames, seconds, step, or another metric; older runs have training_frames, too.
-      learned: What score.json calls the result of a run.
     """
 
     runs: tuple[str, ...]
     out: Path
     metric: str | None = None
     x: str = "frames"
-    learned: str = "elite"
 
 
-def final_scores(methods: dict[str, list[Path]], learned: str) -> dict[str, Any]:
+def final_scores(methods: dict[str, list[Path]]) -> dict[str, Any]:
     """Interquartile means of the scores in score.json, and probabilities of improvement; {} where a run has none."""
     paths = {name: [place / "score.json" for run in runs for place in run_dirs(run)] for name, runs in methods.items()}
     if not all(path.exists() for own in paths.values() for path in own):
         return {}
-    scores = {name: [json.loads(path.read_text())[learned]["mean"] for path in own] for name, own in paths.items()}
+    scores = {name: [final_score(path) for path in own] for name, own in paths.items()}
     means = {name: interquartile_mean(own)._asdict() for name, own in scores.items()}
     pairs = itertools.combinations(scores, 2)
     chances = {f"{a} over {b}": probability_of_improvement([scores[a]], [scores[b]])._asdict() for a, b in pairs}
-    return {"score": learned, "scores": scores, "interquartile_mean": means, "probability_of_improvement": chances}
+    return {"scores": scores, "interquartile_mean": means, "probability_of_improvement": chances}
+
+
+def final_score(path: Path) -> float:
+    """The score of what a run learned, which populations call elite and learners policy; ValueError without either."""
+    saved = json.loads(path.read_text())
+    for name in ("elite", "policy"):
+        if name in saved:
+            return saved[name]["mean"]
+    raise ValueError(f"{path} has neither an elite nor a policy, but {', '.join(saved)}; score the run again.")
 
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     methods = methods_of(settings.runs)
     comparison = vx.compare(methods, metric=settings.metric, x=settings.x)
+    final = final_scores(methods) if len(comparison.tasks) == 1 else {}
     settings.out.mkdir(parents=True, exist_ok=True)
     comparison.plot(settings.out / "comparison.png")
-    (settings.out / "comparison.md").write_text(comparison.markdown())
+    write_file(settings.out / "comparison.md", comparison.markdown())
     about = {name: getattr(comparison, name) for name in ("metric", "x", "budget", "tasks", "rows", "pairs", "notes")}
-    final = final_scores(methods, settings.learned) if len(comparison.tasks) == 1 else {}
-    (settings.out / "comparison.json").write_text(json.dumps({**about, "final": final}, indent=1) + "\n")
+    write_file(settings.out / "comparison.json", json.dumps({**about, "final": final}, indent=1) + "\n")
     print(comparison)
     if final:
-        print(f"\n{settings.learned}, by score.json: {json.dumps(final['interquartile_mean'])}")
+        print(f"\nby score.json: {json.dumps(final['interquartile_mean'])}")
     return 0
 
 

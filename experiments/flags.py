@@ -13,7 +13,7 @@ Noise = Literal["table", "published", "generator", "low-rank"]
 def check_seeds(seeds: int | None) -> None:
     """Raises ValueError if a series has no seeds."""
     if seeds is not None and seeds < 1:
-        raise ValueError(f"--seeds {seeds}: give the number of seeds, or leave it out for one run of --seed.")
+        raise ValueError(f"seeds={seeds}: give the number of seeds, or leave it out for one run of --seed.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Run:
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise ValueError(f"minutes={self.minutes}: give a positive number of minutes, or leave it out.")
         if self.frames is not None and self.frames < 1:
-            raise ValueError(f"--frames {self.frames}: give a positive number of frames in all.")
+            raise ValueError(f"frames={self.frames}: give a positive number of frames in all.")
         if self.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every={self.checkpoint_every}: give a positive number of rows.")
 
@@ -158,7 +158,7 @@ class Population:
         if self.ray_address is not None and self.workers == "1":
             raise ValueError(f"--ray-address {self.ray_address} is for actors: give --workers nodes as well.")
         if self.generations is not None and self.generations < 1:
-            raise ValueError(f"--generations {self.generations}: give a positive number of generations in all.")
+            raise ValueError(f"generations={self.generations}: give a positive number of generations in all.")
 
     def evolve(self, strategy: Any, env: vx.Env) -> tuple[vx.Algorithm, int | None]:
         """The algorithm, and its generations."""

@@ -27,6 +27,7 @@ from scipy import stats
 
 import volvox as vx
 from volvox._checks import integer
+from volvox.checkpoint import write_file
 from volvox.sparsity import Cubic, Dynamic, GroupSparse, KeepNOfM, Magnitude
 from volvox.training import check_unused, run_path
 
@@ -157,7 +158,7 @@ def train(settings: Settings, way: str) -> int:
                 variables, seed = vx.learners.variables_of(run.state, learner), settings.seed + 1_000_003
                 score = vx.play(algorithm.env, algorithm.policy, variables, num_episodes=settings.episodes, seed=seed)
                 returns.append(score.returns.tolist())
-            path.write_text(json.dumps({"of": how, "returns": returns}) + "\n")
+            write_file(path, json.dumps({"of": how, "returns": returns}) + "\n")
     finally:
         algorithm.close()
     return 0
@@ -306,7 +307,7 @@ def check_settings(settings: Settings) -> None:
             f"{settings.run_dir} holds runs of other settings ({', '.join(names)}); use those, or another --run-dir."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(own) + "\n")
+    write_file(path, json.dumps(own) + "\n")
 
 
 def settings_of(args: list[str] | None = None) -> Settings:
@@ -345,8 +346,8 @@ def run_ways(settings: Settings, seed: int, run_dir: str) -> int:
     found, over_training = results(settings), curves(settings)
     gain = at_equal_return(found)
     written = {"settings": shared(settings), "ways": found, "at_equal_return": gain}
-    (folder / _INDEX).write_text(json.dumps(written, indent=1) + "\n")
-    (folder / _CURVES).write_text(json.dumps(over_training) + "\n")
+    write_file(folder / _INDEX, json.dumps(written, indent=1) + "\n")
+    write_file(folder / _CURVES, json.dumps(over_training) + "\n")
     draw(settings, found, over_training).savefig(folder / "group_sparse.png", dpi=100)
     say(found)
     if gain:

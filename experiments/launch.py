@@ -1,10 +1,8 @@
-"""What the scripts share: reading flags, training in a run directory, tuning, and scoring the result."""
+"""What the scripts share: reading flags, training in a run directory, and tuning."""
 
 import collections.abc
-import contextlib
 import dataclasses
 import importlib
-import json
 import os
 import sys
 import types
@@ -18,10 +16,10 @@ import jax
 import optax
 import tyro
 from flags import Run
+from scores import keep_score
 
 import volvox as vx
 from volvox._checks import nearest
-from volvox.checkpoint import write_file
 from volvox.data.segments import micro_batch_size
 from volvox.report.rows import numbers, read_until_damage
 from volvox.training import check_unused, read_config, run_path
@@ -181,8 +179,10 @@ def _launch(make: Make, settings: Any, sampled: bool) -> int:
     one = partial(_train, make, settings, sampled)
     code = in_turn(one, flags.run_dir, seed=flags.seed, seeds=flags.seeds, resume=flags.resume)
     if flags.seeds is not None and not code:
-        with contextlib.suppress(ValueError):  # there may be no scores, where no episode has ended
+        try:
             print(vx.compare({Path(flags.run_dir).name: flags.run_dir}))
+        except ValueError as error:  # there may be no scores, where no episode has ended
+            print(f"the seeds are not compared: {error}", file=sys.stderr)
     return code
 
 
@@ -270,8 +270,8 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
         print(f"{run_dir}: {over}", file=sys.stderr)
     if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has it
         algorithm.close()
-        if flags.score_episodes and _scored(flags) != _scored_of(flags, run):
-            score(flags, run, sampled=sampled)
+        if flags.score_episodes:
+            keep_score(run, flags.score_episodes, seed=flags.seed, sampled=sampled)
         images = len(algorithm.env.spec.observation_shape) == 3
         if (
             flags.video
@@ -360,52 +360,3 @@ def _values(settings: Any, names: Iterable[str]) -> dict[str, Any]:
     parts = [value for value in vars(settings).values() if dataclasses.is_dataclass(value)]
     found = {name: value for part in parts for name, value in _values(part, names).items()}
     return found | {name: value for name, value in vars(settings).items() if name in names}
-
-
-def score(flags: Run, run: vx.Run, *, sampled: bool) -> None:
-    """Scores the result and random play, by every protocol there is for the environment; prints and writes all."""
-    env, count = run.algorithm.env, flags.score_episodes
-    seed = flags.seed + 1_000_003  # other starts than those of training
-    play = partial(vx.play, env, run.algorithm.policy, run.variables(), seed=seed)
-    name = "elite" if run.algorithm.genome else "policy"
-    scores = {name: play(num_episodes=count)}
-    if scores[name].protocol == "sticky":
-        scores[f"{name}, exact"] = play(protocol="exact")
-    if sampled:
-        scores[f"{name}, sampled"] = play(num_episodes=count, sampled=True)
-    if _evaluated(run):
-        scores[f"{name}, last"] = run.evaluate(count, which="last", seed=seed)
-    scores["random"] = vx.play_randomly(env, num_episodes=count, seed=seed)
-    for name, result in scores.items():
-        print(f"{name}: {result}")
-    written = {name: score_values(result) for name, result in scores.items()} | {"of": _scored_of(flags, run)}
-    write_file(Path(flags.run_dir) / "score.json", json.dumps(written, indent=1) + "\n")
-
-
-def _scored_of(flags: Run, run: vx.Run) -> dict[str, Any]:
-    """What a score is of: by it a run that was resumed with nothing left to do is not scored again."""
-    last = run.algorithm.last_variables is not None and not _evaluated(run)  # of populations it is the best
-    return {"steps": len(run.metrics), "episodes": flags.score_episodes, "which": "last" if last else "best"}
-
-
-def _evaluated(run: vx.Run) -> bool:
-    """Whether a learner was evaluated while it learned, so that its best policy may be another than the last."""
-    return any("evaluation_mean" in row for row in run.metrics)
-
-
-def _scored(flags: Run) -> Any:
-    with contextlib.suppress(FileNotFoundError, ValueError):  # one that is no JSON is written anew
-        return json.loads((Path(flags.run_dir) / "score.json").read_text()).get("of")
-
-
-def score_values(score: vx.Score) -> dict[str, Any]:
-    """A score as JSON values."""
-    return {
-        "mean": score.mean,
-        "interval_95": None if score.low is None else [score.low, score.high],
-        "protocol": score.protocol,
-        "about": score.about,
-        "human_normalized": score.human_normalized,
-        "returns": score.returns.tolist(),
-        "lengths": score.lengths.tolist(),
-    }

@@ -21,6 +21,7 @@ from launch import exit_code
 from matplotlib.figure import Figure
 
 import volvox as vx
+from volvox.checkpoint import write_file
 from volvox.training import run_path
 
 REACHED = 5.0
@@ -141,7 +142,7 @@ def main() -> int:
                 flush=True,
             )
             written = {"settings": dataclasses.asdict(settings), "runs": results}
-            (folder / "maze.json").write_text(json.dumps(written) + "\n")
+            write_file(folder / "maze.json", json.dumps(written) + "\n")
     draw(settings, results).savefig(folder / "maze.png", dpi=100)
     for name in results:
         vx.report.cloud(folder / name / "seed-0", folder / f"{name}.png", background=vx.report.maze_walls, title=name)

@@ -9,10 +9,11 @@ the runs wanted in their order; and `published.csv`. `study.py` runs what is wan
 import csv
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from volvox.checkpoint import write_file
 from volvox.report import interquartile_mean
 
 HERE = Path(__file__).parent
@@ -29,11 +30,13 @@ This page is made by `python experiments/results_table.py` from the files in `ex
   all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
   One or two seeds have no interval, because they do not say how much another run would differ. With three the interval
   is the range of the seeds and covers less than 95% ([how much](../docs/comparing.md)). docs/results.md has plain means
-  over seeds, with Student's t or standard deviations.
+  over seeds, with Student's t or standard deviations. Seeds that diverged are left out and counted. Rows over several
+  games take equally many seeds of each.
 - **Protocol**: policies are deterministic or take their likeliest actions unless something else is said. Preprocessing,
   the number of episodes and their cutoff are named where the score's file has them.
 - **Exact** is the mean over all no-op starts without sticky actions, each played once, and **human-normalised** the
-  score with random play as 0 and a human tester as 1. Both are of Atari, and of runs whose networks were scored so.
+  score with random play as 0 and a human tester as 1 (docs/results.md has percentages). Both columns are filled only
+  for Atari runs whose networks were scored in these ways.
 - **Budget**: frames of a population count validation unless "of training" is said. A timestep has 4 frames
   on Atari, 5 on HalfCheetah and 4 on Hopper.
 - **Wall-clock** is that of all seeds of the row together, with whatever else ran on the machine: of the whole process
@@ -45,7 +48,7 @@ This page is made by `python experiments/results_table.py` from the files in `ex
 COLUMNS = ("method", "task", "protocol", "budget", "seeds", "score", "human-normalised", "exact", "published")
 COLUMNS += ("wall-clock", "command", "hardware", "commit", "date", "note")
 KEY = ("method", "task", "seeds", "command")
-"""What tells one run from another."""
+"""What tells one run from another; a study refuses a line whose place holds a run with another command."""
 
 
 def wanted(path: Path = WANTED) -> list[dict[str, str]]:
@@ -64,24 +67,28 @@ def finished(results: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def look_up(folder: Path, place: str) -> Any:
-    """Returns the value at a place such as `score.json:elite:mean`; None if the last name is missing.
+    """Returns the value at a place such as `score.json:elite:mean`.
 
     Where the place before the last name holds a list, it is that of each of its members; a member that is a list has
     numbers for names, and -1 is the last.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      KeyError: There is no such place in it.
     """
     file, *keys, last = place.split(":")
     node = json.loads((folder / file).read_text())
     for key in keys:
         node = node[key]
     if isinstance(node, list):
-        return [item[int(last)] if isinstance(item, list) else item.get(last) for item in node]
-    return node.get(last)
+        return [item[int(last) if isinstance(item, list) else last] for item in node]
+    return node[last]
 
 
-def seeds_of(run: dict[str, Any], place: str) -> list[float]:
-    """Returns one score for each seed of a run; a seed that diverged has none."""
+def seeds_of(run: dict[str, Any], place: str) -> list[float | None]:
+    """Returns one score for each seed of a run; that of a seed that diverged is None."""
     values = look_up(run["folder"], place)
-    return [value for value in (values if isinstance(values, list) else [values]) if value is not None]
+    return values if isinstance(values, list) else [values]
 
 
 def number(value: float) -> str:
@@ -89,16 +96,17 @@ def number(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ") if abs(value) >= 1_000 else f"{value:.4g}"
 
 
-def scored(tasks: Iterable[list[float]]) -> str:
-    """Writes the interquartile mean and its interval."""
-    tasks = [task for task in tasks if task]
-    if not tasks:
+def scored(*tasks: Sequence[float | None]) -> str:
+    """Writes the interquartile mean and its interval, of the seeds that did not diverge, and how many did."""
+    finite = [kept for task in tasks if (kept := [score for score in task if score is not None])]
+    lost = sum(map(len, tasks)) - sum(map(len, finite))
+    if not finite:
         return "diverged"
-    found = interquartile_mean(*tasks)
+    diverged = f"; {lost} of {sum(map(len, tasks))} seeds diverged and are left out" if lost else ""
+    found, few = interquartile_mean(*finite), min(map(len, finite))
     if found.low is None:
-        few = min(map(len, tasks))
-        return f"{number(found.value)} ({'one seed' if few == 1 else f'{few} seeds'}: no interval)"
-    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+        return f"{number(found.value)} ({'one seed' if few == 1 else f'{few} seeds'}: no interval){diverged}"
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]{diverged}"
 
 
 def listed(values: Iterable[Any]) -> str:
@@ -110,7 +118,7 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
     """Returns the row of runs that differ by seed."""
     first = runs[0]
     scores = [score for run in runs for score in seeds_of(run, run["score"])]
-    seeds, score = of_all_seeds(first) if "interval" in first else (len(scores), scored([scores]))
+    seeds, score = of_all_seeds(first) if "interval" in first else (len(scores), scored(scores))
     return {
         "method": first["method"],
         "task": first["task"],
@@ -147,17 +155,18 @@ def human_normalized(run: dict[str, Any]) -> list[float]:
     """Returns the human-normalised score of each seed; none where the score's file has none."""
     if not run["score"].endswith(":mean"):
         return []
-    return seeds_of(run, run["score"].removesuffix("mean") + "human_normalized")
+    score = look_up(run["folder"], run["score"].removesuffix(":mean"))
+    return [] if score.get("human_normalized") is None else [score["human_normalized"]]
 
 
 def exact(run: dict[str, Any]) -> list[float]:
     """Returns the exact score of each seed: where `run.json` says it is, or beside the score; none if there is none."""
     if "exact" in run:
-        return seeds_of(run, run["exact"])
+        return [look_up(run["folder"], run["exact"])]
     file, *keys = run["score"].split(":")
     if len(keys) != 2 or f"{keys[0]}, exact" not in json.loads((run["folder"] / file).read_text()):
         return []
-    return seeds_of(run, f"{file}:{keys[0]}, exact:{keys[1]}")
+    return [look_up(run["folder"], f"{file}:{keys[0]}, exact:{keys[1]}")]
 
 
 def middle(values: Iterable[float]) -> str:
@@ -194,7 +203,10 @@ def without_seed(command: str) -> str:
 
 
 def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None:
-    """Returns the row of human-normalised scores of a method over several games; None if there are none."""
+    """Returns the row of human-normalised scores of a method over several games; None if there are none.
+
+    Every game counts alike: where some have more seeds than others, the first seeds of each are taken.
+    """
     tasks: dict[str, list[float]] = {}
     for run in runs:
         tasks.setdefault(run["task"], []).extend(human_normalized(run))
@@ -202,10 +214,10 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
     if len(tasks) < 2:
         return None
     few, many = (choose(map(len, tasks.values())) for choose in (min, max))
-    seeds = f"{few} a game" if few == many else f"{few} to {many} a game"
+    seeds = f"{few} a game" if few == many else f"the first {few} of each"
     return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": seeds} | {
         "protocol": listed(map(protocol_of, runs)),
-        "score": scored(tasks.values()),
+        "score": scored(*(scores[:few] for scores in tasks.values())),
         "wall-clock": minutes(run["seconds"] for run in runs),
         "command": "those of the games",
         "note": listed(run["note"] for run in runs if "note" in run),
@@ -240,4 +252,4 @@ def table(columns: Iterable[str], rows: Iterable[dict[str, str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    README.write_text(page())
+    write_file(README, page())

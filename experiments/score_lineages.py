@@ -6,17 +6,18 @@ Writes `experiments/results/lineages/scores.json`; lineages that are there alrea
 """
 
 import dataclasses
-import datetime
 import json
-import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import tyro
-from launch import score_values
+from launch import exit_code
+from scores import made_here, score_values
 
 import volvox as vx
-from volvox.provenance import processor, versions
+from volvox.checkpoint import write_file
+from volvox.provenance import versions
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -26,7 +27,8 @@ class Settings:
     """Scores committed lineages.
 
     Attributes:
-      runs: directories under `experiments/results` with `elite.json` and `config.json`; none: all there are.
+      runs: directories under `experiments/results` with `elite.json` and `config.json`; default: those that have no
+        exact score in a `score.json` of their own.
       episodes: with sticky actions.
       seed: of the environments with sticky actions.
     """
@@ -36,27 +38,31 @@ class Settings:
     seed: int = 1_000_003
 
 
+def score_of(run: str) -> dict[str, Any]:
+    """What `score.json` of a run has."""
+    return json.loads((RESULTS / run / "score.json").read_text())
+
+
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     path = RESULTS / "lineages" / "scores.json"
-    runs = settings.runs or sorted(str(lineage.parent.relative_to(RESULTS)) for lineage in RESULTS.rglob("elite.json"))
-    for run in runs:
-        loaded = vx.load(RESULTS / run)
+    lineages = sorted(str(lineage.parent.relative_to(RESULTS)) for lineage in RESULTS.rglob("elite.json"))
+    runs = settings.runs or tuple(run for run in lineages if "elite, exact" not in score_of(run))
+    for run, loaded in [(run, vx.load(RESULTS / run)) for run in runs]:  # all are there before minutes of play
         sticky = loaded.evaluate(settings.episodes, protocol="sticky", seed=settings.seed)
         scores = {"exact": loaded.evaluate(protocol="exact"), "sticky": sticky}
         print(*(f"{run}: {score}" for score in scores.values()), sep="\n", flush=True)
         how = {
-            "command": f"python experiments/score_lineages.py --runs {run} --episodes {settings.episodes}",
-            "seed": settings.seed,
-            "date": datetime.date.today().isoformat(),
-            "hardware": f"{len(os.sched_getaffinity(0))} cores of {processor()}",
+            "command": f"python experiments/score_lineages.py --runs {run} --episodes {settings.episodes} "
+            f"--seed {settings.seed}",
+            **made_here(),
             "versions": versions(),
         }
         saved = json.loads(path.read_text()) if path.exists() else {}
         saved[run] = how | {name: score_values(score) for name, score in scores.items()}
-        path.write_text(json.dumps(dict(sorted(saved.items())), indent=1) + "\n")
+        write_file(path, json.dumps(dict(sorted(saved.items())), indent=1) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

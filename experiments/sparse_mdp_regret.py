@@ -10,6 +10,7 @@ worst regret against N or s in logarithms where there are several of them.
 """
 
 import dataclasses
+import itertools
 import json
 import sys
 from typing import Any, Literal
@@ -20,6 +21,8 @@ import tyro
 from launch import exit_code
 
 import volvox as vx
+from volvox._checks import integers
+from volvox.checkpoint import write_file
 from volvox.envs.linear_mdps import costly_exploration, hidden_laboratory
 from volvox.training import run_path
 
@@ -30,10 +33,11 @@ class Settings:
 
     Attributes:
       model: The kind.
-      episodes: N, one or several.
+      episodes: N, one or several; each more than its exploration.
       sparsities: s, one or several; only of costly models.
       dimension: d, above all N.
-      exponent: Exploration is (s M)^(2/3) (N / M)^exponent episodes, where M is the geometric mean of all N.
+      exponent: Exploration is (s M)^(2/3) (N / M)^exponent episodes, where M is the geometric mean of all N. The hidden
+        model takes s = 2.
       signals: Number of signals: 1 / (2 s), and each the fourth root of 2 smaller than the one before; only of costly
         models.
       seeds: Runs of each model. There are no directories `seed-N`: one file has the regrets of all seeds.
@@ -49,19 +53,34 @@ class Settings:
     seeds: int = 10
     run_dir: str = "runs/regret"
 
+    def __post_init__(self):
+        integers(self, "signals", "seeds", low=1)
+        if self.model == "hidden" and self.sparsities != (2,):
+            raise ValueError(f"sparsities={self.sparsities} belong to model='costly'; leave them out.")
+        for n, s in itertools.product(self.episodes, self.sparsities):
+            if not self.exploration(n, s) < n < self.dimension:
+                raise ValueError(
+                    f"episodes={n}: with s={s} exploration takes {self.exploration(n, s)}, and dimension is "
+                    f"{self.dimension}; give a number between them."
+                )
+
+    def exploration(self, n: int, s: int) -> int:
+        """Episodes of exploration, of N."""
+        middle = np.exp(np.mean(np.log(self.episodes)))
+        return round((s * middle) ** (2 / 3) * (n / middle) ** self.exponent)
+
 
 def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
     """Regrets of N episodes, one a seed, for each signal, or with the door known and unknown."""
-    middle, d = np.exp(np.mean(np.log(settings.episodes))), settings.dimension
-    first = round((s * middle) ** (2 / 3) * (n / middle) ** settings.exponent)
-    learner = vx.learners.LassoFQI(exploration_episodes=first)
+    d, learner = settings.dimension, vx.learners.LassoFQI(exploration_episodes=settings.exploration(n, s))
 
     def costly(key, signal):
         model = costly_exploration(dimension=d, sparsity=s, signal=signal)
         return vx.learners.explore_then_commit(learner, model, key, n).regret
 
     def hidden(key, known):
-        model = hidden_laboratory(dimension=d, door=jax.random.randint(key, (), 0, d - 2), door_known=known)
+        key, of_door = jax.random.split(key)
+        model = hidden_laboratory(dimension=d, door=jax.random.randint(of_door, (), 0, d - 2), door_known=known)
         return vx.learners.explore_then_commit(learner, model, key, n).regret
 
     if settings.model == "costly":
@@ -74,9 +93,10 @@ def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
 
 
 def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """The slope of the worst regret in logarithms, with a 95% bootstrap interval that resamples seeds at each point.
+    """The slope of the worst regret in logarithms, with a 95% bootstrap interval that resamples seeds.
 
-    With fewer than three seeds there is no interval.
+    A seed is the same at all points, which makes their regrets alike, so a resample has the same seeds at each of them.
+    With fewer than three seeds there is no interval, and where a point has no positive regret there is no slope.
 
     Args:
       points: As in `regret.json`.
@@ -86,16 +106,15 @@ def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | Non
     # Of each point: regrets [cases, seeds].
     found = [np.array([x for name, x in p["regrets"].items() if cases is None or name in cases]) for p in points]
     logs, rng = np.log([p[along] for p in points]), np.random.default_rng(0)
-    for point, table in zip(points, found, strict=True):
-        if table.mean(axis=1).max() <= 0:
-            raise ValueError(f"N={point['N']}, s={point['s']}: no regret is positive, so there is no slope.")
+    if min(table.mean(axis=1).max() for table in found) <= 0:
+        return {"slope": None, "interval_95": None}
 
     def fitted(tables: list[np.ndarray]) -> float:
         return float(np.polyfit(logs, [np.log(table.mean(axis=1).max()) for table in tables], 1)[0])
 
-    interval = None
-    if min(table.shape[1] for table in found) >= 3:
-        drawn = [fitted([x[:, rng.integers(x.shape[1], size=x.shape[1])] for x in found]) for _ in range(2_000)]
+    interval, (seeds,) = None, {table.shape[1] for table in found}
+    if seeds >= 3:
+        drawn = [fitted([x[:, rows] for x in found]) for rows in rng.integers(seeds, size=(2_000, seeds))]
         interval = [round(float(x), 3) for x in np.percentile(drawn, [2.5, 97.5])]
     return {"slope": round(fitted(found), 3), "interval_95": interval}
 
@@ -115,8 +134,6 @@ def slopes(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    if settings.signals < 1:
-        raise ValueError(f"--signals {settings.signals}: give at least 1.")
     folder, found, fitted = run_path(settings.run_dir), [], {}
     folder.mkdir(parents=True, exist_ok=True)
     for n in settings.episodes:
@@ -125,7 +142,7 @@ def main() -> int:
             print(n, s, {name: round(np.mean(x)) for name, x in found[-1]["regrets"].items()}, flush=True)
             fitted = slopes(found)
             text = json.dumps({"settings": dataclasses.asdict(settings), "points": found, "slopes": fitted})
-            (folder / "regret.json").write_text(text + "\n")
+            write_file(folder / "regret.json", text + "\n")
     print(fitted)
     return 0
 

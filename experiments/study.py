@@ -9,7 +9,6 @@ Afterwards run `results_table.py`, and commit `results/` and README.md.
 """
 
 import dataclasses
-import datetime
 import json
 import os
 import re
@@ -24,9 +23,10 @@ from typing import Any
 import tyro
 from launch import exit_code
 from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
+from scores import made_here
 
 from volvox.checkpoint import write_file
-from volvox.provenance import processor, revision
+from volvox.provenance import revision
 from volvox.report import read_metrics
 
 MAX_BYTES, MAX_ROWS = 1_000_000, 500
@@ -41,7 +41,7 @@ class Settings:
       root: Where the run directories are.
       results: Where the small results go.
       wanted: The list of runs.
-      only: Words that a line of the list must contain, all of them; default: every line is run.
+      only: Words that a line of the list must contain, all of them, in any column; default: every line is run.
     """
 
     root: Path = Path("runs/study")
@@ -87,8 +87,12 @@ def place(line: dict[str, str]) -> Path:
 
 
 def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
-    """Copies the small results of a finished run; `run.json`, which says that it is complete, comes last."""
-    seeds_of({"folder": run_dir}, description["score"])  # the score must be there
+    """Copies the small results of a finished run; `run.json`, which says that it is complete, comes last.
+
+    Raises:
+      FileNotFoundError, KeyError: There is no score where the description says.
+    """
+    seeds_of({"folder": run_dir}, description["score"])
     folder.mkdir(parents=True, exist_ok=True)
     for path in run_dir.glob("*.json"):
         if path.stat().st_size <= MAX_BYTES:
@@ -98,6 +102,14 @@ def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
         text = "".join(json.dumps(row) + "\n" for row in rows[::-every][::-1])  # the last row included
         write_file(folder / "metrics.jsonl", text)
     write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
+
+
+def chosen(lines: list[dict[str, str]], words: tuple[str, ...]) -> list[dict[str, str]]:
+    """Returns the lines that have all these words; ValueError if there is none."""
+    found = [line for line in lines if all(any(word in value for value in line.values()) for word in words)]
+    if not found:
+        raise ValueError(f"--only {' '.join(map(repr, words))}: no line of the list has that; leave it out to run all.")
+    return found
 
 
 def commits(run_dir: Path, now: str | None) -> str:
@@ -125,10 +137,11 @@ def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     os.nice(19)
     child, failed = Child(), []
-    hardware = f"{len(os.sched_getaffinity(0))} CPUs, {processor()}"
-    for line in wanted(settings.wanted):
+    for line in chosen(wanted(settings.wanted), settings.only):
         run_dir, folder = settings.root / place(line), settings.results / place(line)
-        if not all(word in str(line) for word in settings.only) or (folder / "run.json").exists():
+        if (folder / "run.json").exists():
+            if (done := json.loads((folder / "run.json").read_text())["command"]) != line["command"]:
+                failed.append(f"{folder} holds a run of another command, {done}; change the budget, or remove it")
             continue
         print(f"study: {run_dir}: {line['command']}", flush=True)
         script, *flags = shlex.split(line["command"])
@@ -141,9 +154,8 @@ def main() -> int:
         if code:
             failed.append(f"{run_dir}: exit code {code}")
             continue
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
         try:
-            described = {"hardware": hardware, "commit": commits(run_dir, now), "seconds": seconds, "date": today}
+            described = {**made_here(), "commit": commits(run_dir, now), "seconds": seconds}
             keep(run_dir, folder, {**line, **described})
         except (KeyError, FileNotFoundError) as error:
             failed.append(f"{run_dir}: there is no score at {line['score']} ({error})")

@@ -36,7 +36,7 @@ def test_every_algorithm_is_made(load, read, algorithm):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--generations", "0"), "--generations 0"),
+        (("--generations", "0"), "generations=0"),
         (("--population-size", "2"), "num_elite_candidates=3 exceeds population_size=2"),
         (("--hidden", "100_000"), "of memory"),
     ],

@@ -104,8 +104,8 @@ def test_what_the_settings_refuse_is_one_line(script, load, read):
 
 
 @pytest.mark.parametrize("flag", ["generations", "frames"])
-def test_a_budget_of_nothing_is_refused_by_its_flag(flag, load, read):
-    with pytest.raises(ValueError, match=rf"^--{flag} 0: give a positive number of {flag} in all\.$"):
+def test_a_budget_of_nothing_is_refused(flag, load, read):
+    with pytest.raises(ValueError, match=rf"^{flag}=0: give a positive number of {flag} in all\.$"):
         read(load("atari_ga"), ["quick", f"--{flag}", "0"])
 
 

@@ -31,7 +31,7 @@ def test_a_run_is_scored(tmp_path, mujoco, rows):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"), [(("--task", "InvertedPendulm"), "InvertedPendulum"), (("--frames", "0"), "--frames 0")]
+    ("flags", "message"), [(("--task", "InvertedPendulm"), "InvertedPendulum"), (("--frames", "0"), "frames=0")]
 )
 def test_bad_settings_are_refused(tmp_path, mujoco, flags, message):
     assert message in mujoco.refusal(tmp_path / "run", *flags)

@@ -2,8 +2,12 @@
 
 import json
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+
+import volvox as vx
 
 TINY = [
     *("reference", "--task", "InvertedPendulum", "--num-envs", "4", "--hidden", "8", "--batch-size", "16"),
@@ -28,9 +32,26 @@ def test_a_run_is_scored(tmp_path, mujoco, rows):
     scores = json.loads((run_dir / "score.json").read_text())
     assert set(scores) == {"policy", "policy, last", "random", "of"}
     assert scores.pop("of") == {"steps": 2, "episodes": 3, "which": "best"}
-    if table[1]["evaluation_mean"] > table[0]["evaluation_mean"]:  # the last policy is the best
-        assert scores["policy"] == scores["policy, last"]
     assert all(len(score["returns"]) == 3 and score["mean"] > 0 for score in scores.values())
+
+
+def test_the_best_policy_is_scored_and_the_last_beside_it(load, monkeypatch):
+    """Of a run whose best policy is 5 and whose last is 3; playing returns the policy."""
+    scores = load("scores")
+
+    def play(env, policy, variables, *, num_episodes=None, seed=None, **options):
+        return vx.Score(*[np.full(num_episodes, float(variables))] * 2, float(variables), None, None, "fresh", "", None)
+
+    monkeypatch.setattr(scores.vx, "play", play)
+    monkeypatch.setattr(scores.vx, "play_randomly", lambda env, **options: play(env, None, 0, **options))
+    run = SimpleNamespace(
+        algorithm=SimpleNamespace(env=None, policy=None, genome=None),
+        variables=lambda: 5,
+        metrics=[{"evaluation_mean": 5.0}, {"evaluation_mean": 3.0}],
+        evaluate=lambda episodes, *, which, seed: play(None, None, {"last": 3}[which], num_episodes=episodes),
+    )
+    found = scores.scores_of(run, 2, seed=0, sampled=False)
+    assert {name: score.mean for name, score in found.items()} == {"policy": 5.0, "policy, last": 3.0, "random": 0.0}
 
 
 def test_wide_networks_are_options(load, read):

@@ -1,6 +1,8 @@
 """The table of all runs: what it says of made-up results, and that the committed page is what the script prints."""
 
 import json
+import re
+import shlex
 
 import pytest
 
@@ -15,11 +17,13 @@ def test_the_committed_page_is_what_the_script_prints(module):
 
 
 def test_scores_are_interquartile_means_with_intervals(module):
-    assert module.scored([[1.0, 2.0, 3.0]]) == "2 [1, 3]"
-    assert module.scored([[1.0] * 3, [100.0] * 3]) == "50.5 [50.5, 50.5]"  # seeds are resampled within their task
-    assert module.scored([[12.0]]) == "12 (one seed: no interval)"
-    assert module.scored([[12.0, 14.0]]) == "13 (2 seeds: no interval)"
-    assert module.scored([[]]) == "diverged"
+    assert module.scored([1.0, 2.0, 3.0]) == "2 [1, 3]"
+    assert module.scored([1.0] * 3, [100.0] * 3) == "50.5 [50.5, 50.5]"  # seeds are resampled within their task
+    assert module.scored([12.0]) == "12 (one seed: no interval)"
+    assert module.scored([12.0, 14.0]) == "13 (2 seeds: no interval)"
+    assert module.scored([None, None]) == "diverged"
+    lost = module.scored([1.0, None, 2.0, 3.0], [None])
+    assert lost == "2 [1, 3]; 2 of 5 seeds diverged and are left out"
     assert module.middle([1.0, 2.0, 3.0, 100.0]) == "2.5"  # as the score is
     assert module.middle([]) == ""
 
@@ -75,14 +79,18 @@ def test_the_table_of_made_up_results(module, tmp_path):
     expected = ("GA", "B-v5", "sticky, 9 episodes", "1", one, "200", "1 500", paper, "1 min", "`ga.py --task B-v5`")
     assert second == row(*expected)
     rest = ("", "", "", "not noted", "`lag.py`")
-    assert third == row("Lag", "C", "training", "2", "5 (2 seeds: no interval)", *rest)
+    lost = "5 (2 seeds: no interval); 1 of 3 seeds diverged and are left out"
+    assert third == row("Lag", "C", "training", "3", lost, *rest)
     assert curve == row("Lag", "D", "training", "2", few, *rest, note="in-sample")
     assert slope == row("Lag", "E", "training", "3", "0.5 [0.25, 0.75]", *rest)
-    task, score = "2 games, human-normalised", "66.8 (one seed: no interval)"
-    many = ("GA", task, "sticky, 9 episodes", "1 to 2 a game", score)
+    task, score = "2 games, human-normalised", "100 (one seed: no interval)"  # (0.1 + 200) / 2: games count alike
+    many = ("GA", task, "sticky, 9 episodes", "the first 1 of each", score)
     assert last == row(*many, "", "", "", "3 min", "those of the games")
     with pytest.raises(ValueError, match="seeds '0' with an interval; give the first and last"):
         module.of_all_seeds({"folder": folder, "seeds": "0", "interval": ""})
+    for place in ("all.json:slope:valeu", "all.json:slop:value"):
+        with pytest.raises(KeyError):
+            module.seeds_of({"folder": folder}, place)
     elsewhere = {"folder": folder, "score": "all.json:returns:1", "exact": "../A-v5/1/score.json:elite:mean"}
     assert module.exact(elsewhere) == [3.0]
     assert module.protocol_of({"folder": folder, "score": "all.json:curves:-1"}) == "not noted"
@@ -93,7 +101,7 @@ def test_the_table_of_made_up_results(module, tmp_path):
 
 
 def test_the_list_of_runs_wanted(module, load):
-    """Each line is a run of its own, of a script that there is, with flags that its preset knows."""
+    """Each line is a run of its own, of a script that there is, with a score where the script writes it."""
     study, lines = load("study"), module.wanted()
     assert len({study.place(line) for line in lines}) == len(lines)
     for line in lines:
@@ -101,7 +109,9 @@ def test_the_list_of_runs_wanted(module, load):
         assert None not in line.values()
         script = line["command"].split()[0]
         assert (module.HERE / script).exists()
-        if line["score"].startswith("score.json"):  # what has a lineage is called elite, see `launch.score`
+        if (kept := module.RESULTS / study.place(line) / "run.json").exists():
+            assert json.loads(kept.read_text())["command"] == line["command"]
+        if line["score"].startswith("score.json"):  # what has a lineage is called elite, see `scores.py`
             assert line["score"].split(":")[1].split(",")[0] == ("elite" if script == "atari_ga.py" else "policy")
     games = (
         "Amidar Assault Asterix Asteroids Atlantis Enduro Frostbite Gravitar Kangaroo Seaquest Skiing Venture Zaxxon"
@@ -112,9 +122,16 @@ def test_the_list_of_runs_wanted(module, load):
 
 
 def test_the_commands_wanted_are_flags_of_their_scripts(module, load, read):
-    for script in ("atari_ga", "atari_a3c"):
-        flags = {line["command"] for line in module.wanted() if line["command"].startswith(script)}
-        for command in sorted(flags)[:3] + sorted(flags)[-3:]:
-            settings = read(load(script), command.split()[1:])
-            assert settings.run.frames in (2_500_000, 8_000_000, 53_000_000)
-            assert script == "atari_a3c" or settings.run.minutes is None
+    scripts = {}
+    for line in module.wanted():
+        script, *words = shlex.split(line["command"])
+        if script == "group_sparse.py":
+            settings = load("group_sparse").settings_of(words)
+            assert f"0-{settings.td3.num_learners - 1}" == line["seeds"]
+            continue
+        name = script.removesuffix(".py")
+        settings = read(scripts.get(name) or scripts.setdefault(name, load(name)), words)
+        assert str(settings.run.seed) == line["seeds"]
+        if amount := re.fullmatch(r"([\d.]+) million frames", line["budget"]):
+            assert settings.run.frames == 1_000_000 * float(amount[1])
+            assert getattr(settings.run, "minutes", None) is None

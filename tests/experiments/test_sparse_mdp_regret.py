@@ -23,7 +23,7 @@ def test_the_slope_is_of_the_worst_case(module):
     ]
     found = module.slopes(points)["N"]
     assert found["slope"] == pytest.approx(2 / 3, abs=1e-3)
-    assert found["interval_95"][0] < 2 / 3 < found["interval_95"][1]
+    assert found["interval_95"] == [found["slope"]] * 2  # the same seeds at each N, by whose factors all regrets scale
     assert module.slope(points, "N", ("b",))["slope"] == pytest.approx(1.0, abs=1e-3)
 
 
@@ -31,6 +31,36 @@ def test_equal_seeds_leave_no_doubt(module):
     points = [{"N": 9, "s": s, "regrets": {"a": [float(s**2)] * 4}} for s in (1, 2, 4)]
     assert module.slopes(points) == {"s": {"slope": 2.0, "interval_95": [2.0, 2.0]}}
     assert module.slopes(points[:1]) == {}  # one point has no slope
+
+
+def test_the_interval_resamples_seeds_that_differ_in_slope(module):
+    """Regrets of three seeds that grow as N^0, N^(1/2) and N^1; resamples of one seed only are the extremes."""
+    grows = np.array([0.0, 0.5, 1.0])
+    points = [{"N": n, "s": 2, "regrets": {"a": (n**grows).tolist()}} for n in (1.0, 100.0)]
+    found = module.slope(points, "N")
+    low, high = found["interval_95"]
+    assert found["slope"] == pytest.approx(np.log10((1 + 10 + 100) / 3) / 2, abs=1e-3)
+    assert low == 0.0  # 1 / 27 of the resamples
+    assert high == 1.0
+
+
+def test_where_no_regret_is_positive_there_is_no_slope(module):
+    points = [{"N": n, "s": 2, "regrets": {"a": [0.0, -1.0, 0.5]}} for n in (1_000, 2_000)]
+    assert module.slope(points, "N") == {"slope": None, "interval_95": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seeds": 0}, "seeds"),
+        ({"model": "hidden", "sparsities": (1, 2)}, r"sparsities=\(1, 2\) belong to model='costly'"),
+        ({"episodes": (1_000, 20_000)}, "episodes=20000: .* dimension is 20000; give a number between"),
+        ({"episodes": (10,), "sparsities": (9,)}, "episodes=10: with s=9 exploration takes 20, "),
+    ],
+)
+def test_bad_settings_are_refused_before_long_work(module, given, message):
+    with pytest.raises(ValueError, match=message):
+        module.Settings(**given)
 
 
 @pytest.mark.parametrize("name", ["costly", "costly_s", "hidden"])

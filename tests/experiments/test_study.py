@@ -60,6 +60,19 @@ def test_results_are_kept_once_and_failures_named(study, tmp_path):
     code, out, _ = study("", "").run()
     assert code == 0
     assert out.count("study: ") == 1  # only what had failed
+    code, out, err = study("", "--other").run()
+    assert code == 1
+    assert "study: " not in out
+    assert "seed-1 holds a run of another command, " in err
+
+
+def test_lines_are_chosen_by_words_in_any_column(load):
+    chosen = load("study").chosen
+    lines = [{"method": "GA", "command": "a.py --game Pong"}, {"method": "A3C", "command": "b.py --game Pong"}]
+    assert chosen(lines, ()) == lines
+    assert chosen(lines, ("A3C", "Pong")) == lines[1:]
+    with pytest.raises(ValueError, match="--only 'method': no line of the list has that; leave it out"):
+        chosen(lines, ("method",))  # the name of a column is in none
 
 
 def test_the_commits_of_a_run_are_those_it_began_and_ended_with(load, tmp_path):

@@ -91,7 +91,7 @@ def test_what_cannot_be_a_series_is_refused_before_its_first_seed(launched, tmp_
         launched(resume=True)
     with pytest.raises(ValueError, match="seed-1 holds a single run: leave --seeds out"):
         launched(seeds=2, resume=True, run_dir=tmp_path / "a" / "seed-1")
-    with pytest.raises(ValueError, match=r"^--seeds 0: give the number of seeds"):
+    with pytest.raises(ValueError, match=r"^seeds=0: give the number of seeds"):
         launched(seeds=0)
 
 
@@ -111,14 +111,13 @@ def test_minutes_are_those_of_the_run_and_not_of_the_call(launched, tmp_path, ca
 
 
 def test_a_run_is_scored_once(launched, tmp_path, monkeypatch, script):
-    launch, scored = script("launch"), []
+    scores, scored = sys.modules[script("launch").keep_score.__module__], []
 
-    def score(flags, run, *, sampled):
-        scored.append((flags.seed, len(run.metrics)))
-        found = {"of": launch._scored_of(flags, run)}
-        (tmp_path / "a" / f"seed-{flags.seed}" / "score.json").write_text(json.dumps(found))
+    def scores_of(run, episodes, *, seed, sampled):
+        scored.append((seed, len(run.metrics)))
+        return {}
 
-    monkeypatch.setattr(launch, "score", score)
+    monkeypatch.setattr(scores, "scores_of", scores_of)
     assert launched(seeds=2, score_episodes=5) == 0
     assert launched(seeds=2, score_episodes=5, resume=True) == 0
     assert scored == [(0, 3), (1, 3)]

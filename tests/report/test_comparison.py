@@ -131,6 +131,12 @@ def test_runs_of_several_games_are_normalised_and_stratified(series):
         vx.compare(methods, normalize={"Pong-v5": (1, 1), "Breakout-v5": (0, 1)})
 
 
+def test_unequal_numbers_of_runs_are_noted(series):
+    three, one = series("pong", [1.0, 2.0, 3.0]), series("breakout", [1.0], env=breakout())
+    notes = vx.compare({"ga": [three, one]}).notes
+    assert "'ga' has 1 to 3 runs of a task, and each run counts alike in its interquartile mean" in notes
+
+
 def test_methods_with_other_tasks_are_refused(series):
     pong, other = series("pong", [1.0]), series("breakout", [1.0], env=breakout())
     maze, tiny = ({"environment": name} for name in ("maze", "tiny"))

@@ -60,8 +60,7 @@ def update(
       frames: Emulator frames of this evaluation.
 
     Returns:
-      (`Evaluated`, metrics). The mean is over learners; its standard error is over
-      episodes of the same policies.
+      (`Evaluated`, metrics). The mean is over learners; its standard error is over episodes of the same policies.
     """
     means = returns.mean(axis=1)
     best, frames = int(means.argmax()), evaluated.frames + frames

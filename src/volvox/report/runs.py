@@ -182,6 +182,12 @@ def notes_on(
     if few := [f"{name!r} has {count}" for name, count in counts.items() if count < FEWEST]:
         of = " of each task" if len(tasks) > 1 else ""
         notes.append(f"an interval needs {FEWEST} runs{of} or more, and {listed(few)}")
+    for name, own in runs.items():
+        if len(numbers := {sum(run.task == task for run in own) for task in tasks}) > 1:
+            notes.append(
+                f"{name!r} has {min(numbers)} to {max(numbers)} runs of a task, and each run counts alike in its "
+                "interquartile mean"
+            )
     ends = {path: at[-1] for path, (at, _) in series.items()}
     shortest = min(ends, key=lambda path: ends[path])
     if ends[shortest] < 0.9 * max(ends.values()):

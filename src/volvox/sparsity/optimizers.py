@@ -46,9 +46,9 @@ def sparse(
 
     Args:
       optimizer: Any `optax.GradientTransformation`, or a function that makes one for a learning rate, such as
-        `optax.adam`. Clip gradients inside of it, or by `clipped` around it: with
-        `optax.clip_by_global_norm` before it, gradients of dead weights would count. Put
-        `optax.MultiSteps` inside of it, too: around it, it would hide the masks from `init_optimizers`.
+        `optax.adam`. Clip gradients inside of it, or by `clipped` around it: with `optax.clip_by_global_norm` before
+        it, gradients of dead weights would count. Put `optax.MultiSteps` inside of it, too: around it, it would hide
+        the masks from `init_optimizers`.
       rule: Which weights live; `Magnitude`, `KeepNOfM`, `Dynamic`, or one of your own (see `Rule`).
       dense: Names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
       min_side: Kernels with fewer inputs or outputs stay whole.
