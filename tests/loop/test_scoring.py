@@ -138,6 +138,9 @@ def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
     np.testing.assert_array_equal(exact.returns, scores(env, idle, protocol="exact", seed=5).returns)
     with_life = scores(env, idle, protocol="fresh", num_episodes=2)
     assert with_life.lengths.max() < exact.lengths.min()
+    every_action = atari("Assault", full_action_space=True, max_episode_steps=20)
+    about = scores(every_action, [1.0] + [0.0] * 17, num_episodes=2).about
+    assert about == "sticky actions 0.25, 2 episodes, preprocessing 'envpool', all 18 actions, cut at 20 timesteps"
     assert calls[-1].keys() == {"max_episode_steps", "num_envs", "num_groups", "host"}
 
 

@@ -260,6 +260,7 @@ def _play(
     }[protocol]
     if options:  # an Atari game
         about += f", preprocessing {env.config.get('preprocessing', 'envpool')!r}"
+        about += ", all 18 actions" if env.config["settings"].get("full_action_space") else ""
     about += f", cut at {group.spec.max_episode_steps} timesteps"
     return Score(returns, lengths, mean, low, high, protocol, about, human_normalized(env.spec.name, mean))
 
