@@ -17,6 +17,7 @@ import pytest
 from flax import linen as nn
 
 import volvox as vx
+from volvox import _config
 from volvox._parts import what_load_needs
 from volvox.report import rows
 
@@ -214,6 +215,20 @@ def test_a_network_that_cannot_be_imported_is_given(tmp_path):
     chex.assert_trees_all_equal(loaded.variables(), run.variables())
     with pytest.raises(ValueError, match=r"algorithm\.network\.hidden"):
         vx.load(tmp_path / "a", network=vx.networks.MLP(2, (4,)))
+
+
+def test_a_network_answers_in_full_precision():
+    """On GPUs, and on TPUs, products of matrices have less by default, and other processors other answers."""
+    seen, spec = [], vx.envs.probe.target(size=2).spec
+    policy = vx.networks.genotype(vx.networks.MLP(2, hidden=()), spec).policy
+
+    def apply(variables, observation, state):
+        seen.append(jax.config.jax_default_matmul_precision)
+        return policy.apply(variables, observation, state)
+
+    _config.outputs_of(policy._replace(apply=apply), spec)(policy.init(jax.random.key(0)))
+    assert seen == ["highest"]
+    assert jax.config.jax_default_matmul_precision is None
 
 
 def test_a_network_that_answers_otherwise_is_refused(tmp_path, monkeypatch):

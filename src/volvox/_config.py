@@ -226,7 +226,8 @@ def outputs_of(policy: Policy, spec: EnvSpec) -> Callable[[ArrayTree], list[floa
     observation = jax.tree.map(drawn, spec.observation)
 
     def outputs(variables: ArrayTree) -> list[float]:
-        output, _ = apply(variables, observation, policy.initial_state(2))
+        with jax.default_matmul_precision("highest"):  # alike on processors with less by default, such as GPUs
+            output, _ = apply(variables, observation, policy.initial_state(2))
         numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(output)])
         return numbers[:_OUTPUTS].astype(float).tolist()
 

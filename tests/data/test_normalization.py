@@ -90,6 +90,18 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     assert rewards.moments.num == len(every)
 
 
+@pytest.mark.parametrize("discount", [0.0, 0.99])
+def test_rewards_whose_sums_are_all_equal_stay_as_they_are(discount):
+    """The deviation is 0 then: in the first timestep, and without a discount in every one."""
+    rewards = update_rewards(init_rewards(2, 4), 0, timestep([0.7] * 4), discount)
+    assert reward_scale(rewards) == 1
+    for g in (1, 0):
+        rewards = update_rewards(rewards, g, timestep([0.7] * 4), discount)
+    sums = np.array([0.7, 0.7, 0.7 + discount * 0.7])
+    wanted = 1 if discount == 0 else 1 / np.std(sums)
+    np.testing.assert_allclose(reward_scale(rewards), wanted, rtol=1e-4)
+
+
 def test_a_reset_alone_changes_nothing():
     rewards = init_rewards(1, 2)
     again = update_rewards(rewards, 0, timestep([5.0, 5.0], first=True), 0.9)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from volvox import checkpoint, evolution, networks, population
-from volvox.envs import probe
+from volvox.envs import atari, probe
+from volvox.evolution.pools import Pools
 from volvox.population import lineage
 from volvox.types import Interrupted
 
@@ -257,6 +258,23 @@ def test_bad_cutoffs_and_networks_come_before_work():
     strategy = evolution.GA.random_search(population_size=8, num_elite_candidates=2)
     with pytest.raises(ValueError, match="3"):
         evolution.evolve(strategy, networks.MLP(3), ENV)
+    with pytest.raises(ValueError, match="episodic_life=True would let members go on with each other's games"):
+        evolution.evolve(strategy, networks.DeepGA(18), atari("Seaquest", episodic_life=True, num_envs=2))
+
+
+@pytest.mark.slow
+def test_players_are_told_how_the_bases_of_test_episodes_came_about(monkeypatch):
+    """They came from those before when the generation was told, so that actors need not be sent them."""
+    asked, play = [], Pools.play
+    monkeypatch.setattr(Pools, "play", lambda self, request, watch: asked.append(request) or play(self, request, watch))
+    numbers = {"num_elite_candidates": 2, "num_validation_episodes": 2, "num_test_episodes": 2}
+    algorithm = make(strategy=evolution.GA(population_size=8, num_parents=2, mutation_std=0.1, **numbers))
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    before = state.strategy.survivors
+    state, _ = algorithm.step(state)
+    training, validation, test = asked[3:]
+    for request, wanted in ((training, before), (validation, before), (test, state.strategy.survivors)):
+        jax.tree.map(np.testing.assert_array_equal, request.origin, wanted)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from evosax import algorithms
+from jax.flatten_util import ravel_pytree
 
 import volvox as vx
 from volvox import _resources, evolution, networks, population, testing
@@ -149,6 +150,30 @@ def test_a_run_is_resumed_with_the_same_bits_and_loaded(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, resumed.variables(), straight.variables())
     assert not (tmp_path / "run" / "elite.json").exists()
     assert resumed.algorithm.genome is None
+
+
+@pytest.mark.parametrize("name", ["DifferentialEvolution", "PSO", "HillClimbing", "SNES"])
+def test_forgotten_scores_leave_no_trace(name):
+    """Scores of a longer cutoff are all lower, and the search goes on by them alone."""
+    inner = wrapped(name).inner
+    state = inner.init(jax.random.key(0), CODE)
+
+    def told(state, number, returns):
+        asked, state = inner.ask(jax.random.key(number), state, CODE)
+        return asked.bases, inner.tell(jax.random.key(10 + number), state, asked, played(returns), CODE)[0]
+
+    for number in range(2):
+        _, state = told(state, number, np.arange(N))
+    population = getattr(state.algorithm, "population", None)
+    asked, state = told(inner.forget_scores(state), 2, np.arange(N) - 100.0)
+    assert state.algorithm.best_fitness == 100 - (N - 1)
+    if population is not None:  # the best that it had are played again, and nothing is lost
+        flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(asked)
+        np.testing.assert_array_equal(flat, population)
+        np.testing.assert_allclose(state.algorithm.fitness, 100.0 - np.arange(N))
+    if name == "HillClimbing":
+        mean = inner.mean(state, CODE)
+        jax.tree.map(lambda x, rows: np.testing.assert_allclose(x, rows[N - 1], rtol=1e-6), mean, asked)
 
 
 def test_populations_that_do_not_fit_into_memory_are_refused(monkeypatch):

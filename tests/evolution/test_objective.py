@@ -1,5 +1,6 @@
 """Objectives: what each of them follows, ranks and archives."""
 
+import dataclasses
 import re
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from volvox import evolution, loop, networks, population, report
 from volvox.envs import hard_maze, probe
 from volvox.evolution import ES, GA, Novelty, Returns
+from volvox.evolution.strategy import centered_ranks
 from volvox.report import rows as log
 from volvox.training import train
 from volvox.types import Evaluation
@@ -160,6 +162,20 @@ def test_the_most_novel_are_parents_and_the_best_is_the_elite():
     assert candidates.seed[0] == asked.seed[2]
     state, _ = validation.tell(KEY, state, candidates, played([7.0, 1.0], [0.0, 0.0]), CODE)
     np.testing.assert_array_equal(state.survivors.seed, asked.seed[jnp.array([4, 3, 2])])
+
+
+def test_a_member_without_a_return_is_last_however_novel_it_is():
+    novelty = Novelty(behavior=BEHAVIOR, num_neighbors=1, archive_size=10, num_archived=1)
+    evaluation = played([1, np.nan, 2, 3], [0.0, 99.0, 1.0, 3.0])
+    for reward_weight in (0.0, 0.5):
+        settings = dataclasses.replace(novelty, reward_weight=reward_weight)
+        state = settings.init(0)
+        scores, after, metrics = settings.rank(state, jnp.array([3, 0, 1, 2]), evaluation)  # the second is archived
+        assert scores.argmin() == 1
+        assert metrics["novelty_best"] == 2  # of the last, whose neighbour is the third
+        assert after.archive.held.sum() == 0
+        state = state._replace(archive=state.archive.add(jnp.zeros((1, 1)), jnp.ones(1, bool)))
+        assert settings.weigh(state, evaluation, centered_ranks).argmin() == 1
 
 
 @pytest.mark.parametrize(

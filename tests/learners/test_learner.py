@@ -1,6 +1,7 @@
 """What all learners share: pools, progress, interrupts, the row of metrics; with a learner of a few lines."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 
 from volvox.data import metrics
 from volvox.envs import probe
-from volvox.learners import Progress, learn
+from volvox.learners import PrimalDual, Progress, learn, learner
+from volvox.networks import CategoricalMLP
 from volvox.types import Interrupted, Policy
 
 
@@ -128,6 +130,35 @@ def test_an_older_state_begins_new_pools(env):
     algorithm.step(again, monitor=watch)
     assert phases.count("compiling") == 3  # of the stopwatch
     algorithm.close()
+
+
+def test_rates_leave_compiling_out_where_a_run_goes_on(env, monkeypatch):
+    """The first chunk of new pools takes 1 000 seconds here, and each of the others one."""
+    first, second = (learn(Counting(updates=400), None, env, chunk_seconds=1e-6) for _ in range(2))
+    state, _ = first.step(first.init(jax.random.key(0)))
+    first.close()
+    assert state.place.iterations == 1
+    loop, clock = second.step.__self__.loop, [0.0]
+    run = loop.run
+
+    def slow(*args, **options):
+        for number, chunk in enumerate(run(*args, **options)):
+            clock[0] += 1 if number else 1_000
+            yield chunk
+
+    monkeypatch.setattr(loop, "run", slow)
+    monkeypatch.setattr(learner, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    _, row = second.step(state)
+    second.close()
+    assert 1 < row["frames_per_second"] < row["frames"] - state.timesteps
+
+
+def test_one_device_that_is_named_is_the_device_there_is_anyway(env):
+    settings = PrimalDual(timesteps_per_iteration=8)
+    algorithm = learn(settings, CategoricalMLP(2, (4,)), env, devices=jax.devices())
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    algorithm.close()
+    assert state.place.iterations == 1  # so that it goes on with the same bits
 
 
 def test_progress_counts_up_and_an_interrupt_leaves_the_state(env):

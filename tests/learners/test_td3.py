@@ -423,6 +423,12 @@ def test_the_defaults_are_those_of_reference_implementations():
     assert (settings.learning_rate, settings.optimizer, settings.updates_per_timestep) == (3e-4, optax.adam, 1.0)
 
 
+def test_learners_share_the_environments_of_each_device_evenly():
+    env = probe.target(size=1, num_envs=3, groups=1)._replace(axis=Axis("devices", 2))
+    with pytest.raises(ValueError, match="num_learners=2 do not share a group of 3 environments evenly"):
+        TD3(num_learners=2).bind(LINEAR, env)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -163,5 +163,9 @@ def test_bad_requests_raise():
     with pytest.raises(ValueError, match="says little of random actions"):
         play_randomly(game, protocol="exact")
     target = probe.target(size=2)
+    low = np.float32([-1.0, -np.inf])
+    unbounded = target._replace(spec=target.spec._replace(action_low=low))
+    with pytest.raises(ValueError, match="probe-target: uniformly random actions need bounds"):
+        play_randomly(unbounded)
     with pytest.raises(ValueError, match="no distribution"):
         scores(target, [0.0, 1.0], sampled=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import evolution, networks, population
+from volvox import _resources, evolution, networks, population
 from volvox.envs import probe
 from volvox.loop import Evaluator, SlotMemory
 from volvox.population import Genome, Member, lineage
@@ -157,6 +157,16 @@ def test_members_play_as_their_formed_weights_do(host):
     held, formed = ({leaf.shape for leaf in jax.tree.leaves(memory.groups)} for memory in (slots, free_slots))
     assert (size, 12, HIDDEN) in formed - held
     assert (size, 12, 2) in held
+
+
+def test_slots_of_first_ancestors_must_fit_into_memory(monkeypatch):
+    """They hold whole kernels for a generation, 4 MB each here, where those of low rank hold factors."""
+    monkeypatch.setattr(_resources, "available_memory", lambda: 10**9)
+    env = probe.target(size=2, num_envs=500, groups=1)
+    make = partial(evolution.evolve, network=networks.MLP(2, (1_000, 1_000)), env=env, noise=population.LowRank(rank=1))
+    make(evolution.ES(population_size=8))  # which has none
+    with pytest.raises(ValueError, match=r"500 slots 2.0\d GB"):
+        make(evolution.GA(population_size=8, num_parents=2, num_elite_candidates=2))
 
 
 @pytest.mark.slow

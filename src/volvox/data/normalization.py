@@ -131,8 +131,9 @@ def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float
 
 
 def reward_scale(rewards: Rewards) -> Array:
-    """Returns what rewards are multiplied by; 1 before 2 are counted."""
-    return jnp.where(rewards.moments.num > 1, _inverse_deviation(rewards.moments), 1.0)
+    """Returns what rewards are multiplied by; 1 while all sums of rewards are equal, but for rounding."""
+    num, mean, squares = rewards.moments
+    return jnp.where(squares > 1e-8 * num * mean**2, _inverse_deviation(rewards.moments), 1.0)
 
 
 class Normalized(NamedTuple):

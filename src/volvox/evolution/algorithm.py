@@ -15,6 +15,7 @@ from volvox._arguments import check_env, check_network, check_part, said
 from volvox._checks import integer, one_thread, typed_key
 from volvox._settings import describe
 from volvox.checkpoint import restored
+from volvox.envs.envpool_tasks import whole_games
 from volvox.evolution.compiled import compiled_phases, explicit_bases
 from volvox.evolution.pools import Place, Player, Pools, Request, Workers
 from volvox.evolution.schedules import Cutoff, parse_cutoff
@@ -142,6 +143,8 @@ def evolve(
     check_part("noise", noise, used, "Table(), Generator() or LowRank() of vx.population")
     if behavior is not None:
         behaviors.check_kind("behavior", behavior)
+    if whole_games(env) and env.config["settings"]["episodic_life"]:
+        raise ValueError("episodic_life=True would let members go on with each other's games; leave it out to evolve.")
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
     integer("test_max_episode_steps", test_cutoff, low=1)
@@ -154,7 +157,8 @@ def evolve(
     if state.survivors is not None:
         num_bases = state.survivors.seed.shape[0]
     members = () if num_bases else explicit_bases(phases, state, shapes)
-    check_memory(genotype, shapes, env.num_envs, state, members)
+    formed = num_bases is not None and shapes.rank is not None  # for the first ancestors
+    check_memory(genotype, dataclasses.replace(shapes, formed=formed), env.num_envs, state, members)
     if behavior is not None and strategy.behavior.size:
         raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     recorded = strategy.behavior if behavior is None else behavior
@@ -247,7 +251,7 @@ class _Evolution:
             population, inner = phase.ask(ask_key, inner, self.pools.encoding)
             if state.lineage is not None:
                 check_shared(population.bases, inner.bases, f"{type(self.strategy).__name__}, {phase.role} phase")
-            evaluation, statistics = self._evaluate(i, state, population, monitor)
+            evaluation, statistics = self._evaluate(i, state._replace(strategy=inner), population, monitor)
             where = f"{self.env.spec.name}, {phase.role} in generation {state.generation + 1}"
             check_returns(evaluation, where)
             if self.strategy.behavior.size:

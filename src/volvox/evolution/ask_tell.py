@@ -176,9 +176,11 @@ class Evosax:
         return self._made(encoding)[0].get_mean(state.algorithm) if self._has_mean else None
 
     def forget_scores(self, state: EvosaxState) -> EvosaxState:
-        """Forgets the best fitness, and that of the population."""
+        """Forgets the best fitness of a distribution; a population is played again, and begins anew with its scores."""
+        if not self._has_mean:
+            return state._replace(begun=jnp.bool_(False))
         kept = state.algorithm
-        names = [name for name in ("best_fitness", "fitness") if hasattr(kept, name)]
+        names = [name for name in ("best_fitness", "best_fitness_shaped") if hasattr(kept, name)]
         return state._replace(algorithm=kept.replace(**{n: jnp.full_like(getattr(kept, n), jnp.inf) for n in names}))
 
     @property

@@ -304,16 +304,17 @@ class Novelty:
 
     def rank(self, state: NoveltyState, seed: Array, evaluation: Evaluation) -> tuple[Array, NoveltyState, Metrics]:
         """Ranks members by their novelty among the archive and each other, and archives some of them."""
-        behaviors, played = evaluation.behaviors[:, 0], evaluation.valid[:, 0]
+        behaviors, returns = evaluation.behaviors[:, 0], fitness(evaluation)
+        played = evaluation.valid[:, 0] & jnp.isfinite(returns)  # without a return a member is last, however novel
         in_archive = jnp.broadcast_to(state.archive.held, (seed.shape[0], self.archive_size))
         held = jnp.concatenate([in_archive, played & ~jnp.eye(seed.shape[0], dtype=bool)], axis=1)
         others = jnp.concatenate([state.archive.behaviors, behaviors])
         values = jnp.where(played, novelty(behaviors, others, held, self.num_neighbors), -jnp.inf)
-        scores = self._mixed(state, centered_ranks(fitness(evaluation)), centered_ranks(values))
+        scores = self._mixed(state, centered_ranks(returns), centered_ranks(values))
         # Seeds are drawn at random, so the lowest are a random choice.
         archived = jnp.argsort(seed)[: self.num_archived]
         archive = state.archive.add(behaviors[archived], played[archived])
-        state = self._adapted(state._replace(archive=archive), fitness(evaluation).max())
+        state = self._adapted(state._replace(archive=archive), returns.max())
         metrics = {"novelty_best": values.max(), "novelty_mean": jnp.mean(values, where=jnp.isfinite(values))}
         return scores, state, metrics | _metrics(state)
 
@@ -336,10 +337,10 @@ class Novelty:
 
     def weigh(self, state: NoveltyState, evaluation: Evaluation, shape: Callable[[Array], Array]) -> Array:
         """Weighs members by shaped returns and shaped novelty in the archive."""
-        n, e, size = evaluation.behaviors.shape
+        (n, e, size), returns = evaluation.behaviors.shape, fitness(evaluation)
         values = novelty_in(state.archive, evaluation.behaviors.reshape(n * e, size), self.num_neighbors)
-        values = mean_over_episodes(values.reshape(n, e), evaluation.valid)
-        return self._mixed(state, shape(fitness(evaluation)), shape(values))
+        values = mean_over_episodes(values.reshape(n, e), evaluation.valid & jnp.isfinite(returns)[:, None])
+        return self._mixed(state, shape(returns), shape(values))
 
     def _mixed(self, state: NoveltyState, returns: Array, novelty: Array) -> Array:
         return state.reward_weight * returns + (1 - state.reward_weight) * novelty

@@ -146,8 +146,8 @@ def learn(
     alone = settings.bind(network, env._replace(axis=dataclasses.replace(env.axis, name=None)))
     if together.mesh is not None and not getattr(learner, "parallel", False):
         raise ValueError(
-            f"{type(settings).__name__} learns on one device of one process, and here are {env.axis.size}: A3C, PPO "
-            "and TD3 learn on several."
+            f"{type(settings).__name__} learns in one process, on its first device, and devices={devices} are others: "
+            "leave them out, or take A3C, PPO or TD3."
         )
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups, how = functools.partial(_make_groups, env, host), {"beats_per_round": learner.beats_per_round}
@@ -303,6 +303,7 @@ class _Run:
     def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
         learner, loop, frame_skip = self.learner, self.loop, self.env.spec.frame_skip
         standing, devices = self.stand(state, monitor), self.loop.devices
+        uncompiled = standing is not loop.standing  # the loop was opened for this iteration
         begun, first, key = standing.acting, int(state.learning.update), devices.placed(state.key)
         # The loop donates what it is given; the state passed in, and what the last iteration returned, must outlive it.
         acting, learning = copied((begun, standing.learning))
@@ -310,7 +311,7 @@ class _Run:
         times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
         if is_timed(standing.iterations) and learner.timed_rounds < rounds_left(acting):
             note = "measuring what bounds the run; its program is compiled first"
-            if standing.iterations == 1 and self.stops(monitor, {"phase": "compiling", "note": note}):
+            if (uncompiled or standing.iterations == 1) and self.stops(monitor, {"phase": "compiling", "note": note}):
                 raise Interrupted("before the stopwatch was compiled")
             acting, learning, times = loop.time_parts(acting, learning, key, rounds=learner.timed_rounds)
         began, updates, rounds, counted = time.perf_counter(), int(learning.update), 0, 0
@@ -322,7 +323,7 @@ class _Run:
             progress = self.progress(state, begun, acting, _difference(learning.update, first))
             shown = {"phase": "training", "done": progress.done, "total": progress.total, "stepped": timesteps}
             rate = (timesteps - before) * frame_skip / (time.perf_counter() - began)
-            if not standing.iterations and rounds == chunk.rounds and progress.rounds_left:  # rates leave compiling out
+            if uncompiled and rounds == chunk.rounds and progress.rounds_left:  # rates leave compiling out
                 began, before, updates, counted = time.perf_counter(), timesteps, int(learning.update), rounds
             if self.stops(monitor, shown | {"frames_per_second": rate}) and progress.rounds_left:
                 raise Interrupted(f"{progress.done} of {progress.total} {progress.unit} were made and are dropped")

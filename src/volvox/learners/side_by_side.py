@@ -42,20 +42,21 @@ def setting(settings: Any, name: str, **limits: float) -> np.ndarray:
     return np.array([number(name, value, **limits) for value in values], np.float32)
 
 
-def update_ratio(settings: Any, group: int) -> Fraction:
+def update_ratio(settings: Any, group: int, num_devices: int = 1) -> Fraction:
     """Returns the updates for each timestep of an environment; a beat of a group makes a whole number of updates.
 
     Args:
       settings: They have `num_learners`, `updates_per_timestep` and `random_timesteps`, of each learner.
-      group: Environments in a group.
+      group: Environments in a group, on all devices.
+      num_devices: Devices, among which a group is divided.
 
     Raises:
       ValueError: Learners do not share the group evenly, the updates of a beat are no whole number of at least 1, or
         there are more random timesteps than can be counted.
     """
     num_learners, wanted = settings.num_learners, settings.updates_per_timestep
-    if group % num_learners:
-        raise ValueError(f"num_learners={num_learners} do not share a group of {group} environments evenly.")
+    if (own := group // num_devices) % num_learners:
+        raise ValueError(f"num_learners={num_learners} do not share a group of {own} environments evenly.")
     updates = wanted * (group // num_learners)
     if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
         raise ValueError(

@@ -107,7 +107,7 @@ class TD3:
         """Returns the learners; raises ValueError if networks or environment do not fit the settings."""
         networks = actor_and_critics(network, env.spec)
         group = group_size(env.num_envs, env.num_groups) * env.axis.size  # on all devices
-        ratio = update_ratio(self, group)
+        ratio = update_ratio(self, group, env.axis.size)
         if self.batch_size % (groups := env.num_groups * env.axis.size):
             raise ValueError(f"batch_size={self.batch_size} must be a multiple of the number of groups, {groups}.")
         if network.representation is not None and self.n_step != 1:

@@ -152,10 +152,9 @@ def devices_of(given: Sequence[Any] | None) -> Devices:
     Raises:
       ValueError: A process has none of them, or fewer than another, or one is given twice.
     """
-    if given is None:
-        if jax.process_count() == 1:
-            return ALONE
-        given = jax.devices()
+    if jax.process_count() == 1 and (given is None or list(given) == jax.devices()[:1]):
+        return ALONE
+    given = jax.devices() if given is None else given
     counts = [sum(device.process_index == i for device in given) for i in range(jax.process_count())]
     if not given or len(set(counts)) > 1 or len(set(given)) < len(given):
         told = f"devices={list(given)} has {counts} devices of processes 0 to {len(counts) - 1}"

@@ -143,7 +143,8 @@ class Loop:
         self.standing = None
         with self._closed_on_failure():
             # What is in flight (the first episodes, or the actions of the last beat) must land first.
-            landed = [self._answer(recv, env)[0] for recv, env in zip(self._recv, self.envs, strict=True)]
+            waited = [lambda env, recv=recv: jax.block_until_ready(recv(env)[0]) for recv in self._recv]
+            landed = [self._answer(recv, env) for recv, env in zip(waited, self.envs, strict=True)]
             together = zip(self.groups, landed, strict=True)
             self.envs = tuple(self._answer(group.restart, env, seed) for group, env in together)
 

@@ -210,6 +210,8 @@ def _random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> n
     shape = (num_envs, *spec.action.shape)
     if spec.action_low is None or spec.action_high is None:
         return rng.integers(spec.num_choices or spec.num_actions or 1, size=shape).astype(np.int32)
+    if not (np.isfinite(spec.action_low).all() and np.isfinite(spec.action_high).all()):
+        raise ValueError(f"{spec.name}: uniformly random actions need bounds, and some of its actions have none.")
     return rng.uniform(spec.action_low, spec.action_high, shape).astype(np.float32)
 
 

@@ -178,16 +178,12 @@ def notes_on(
 ) -> list[str]:
     """Says what may mislead: few runs, short ones, settings that differ, and seeds that do not."""
     notes = []
-    counts = {name: min(sum(run.task == task for run in own) for task in tasks) for name, own in runs.items()}
-    if few := [f"{name!r} has {count}" for name, count in counts.items() if count < FEWEST]:
+    counts = {name: [sum(run.task == task for run in own) for task in tasks] for name, own in runs.items()}
+    if few := [f"{name!r} has {min(count)}" for name, count in counts.items() if min(count) < FEWEST]:
         of = " of each task" if len(tasks) > 1 else ""
         notes.append(f"an interval needs {FEWEST} runs{of} or more, and {listed(few)}")
-    for name, own in runs.items():
-        if len(numbers := {sum(run.task == task for run in own) for task in tasks}) > 1:
-            notes.append(
-                f"{name!r} has {min(numbers)} to {max(numbers)} runs of a task, and each run counts alike in its "
-                "interquartile mean"
-            )
+    alike = "runs of a task, and each run counts alike in its interquartile mean"
+    notes += [f"{name!r} has {min(n)} to {max(n)} {alike}" for name, n in counts.items() if min(n) < max(n)]
     ends = {path: at[-1] for path, (at, _) in series.items()}
     shortest = min(ends, key=lambda path: ends[path])
     if ends[shortest] < 0.9 * max(ends.values()):
