@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,3 +76,29 @@ def test_bad_settings_are_refused(load, read, flags, message):
     module = load("mujoco_td3")
     with pytest.raises(ValueError, match=re.escape(message)):
         module.make_algorithm(read(module, [*TINY, *flags]))
+
+
+NETWORKS = ("two layers", "densely connected", "on features", "both")
+KINDS = ("plain", "densely connected", "features", "both")
+METHODS = ("", "dense-connections-", "features-", "dense-connections-and-features-")
+
+
+def test_the_table_of_wide_networks_is_that_of_the_committed_runs():
+    """Scores and minutes of the runs, and seconds by the benchmark's updates a second."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "results.md").read_text().split("**Dense connections and learned features**")[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line]
+    rows = [row for row in rows if row[0] in ("256", "512", "1 024")]
+    speeds = json.loads((root / "benchmarks" / "results" / "td3_networks_cpu2_epyc.json").read_text())["widths"]
+    assert len(rows) == 8
+    for units, networks, *scores, minutes, seconds in rows:
+        units = units.replace(" ", "")
+        (i,) = [i for i, name in enumerate(NETWORKS) if networks.startswith(name)]
+        folder = root / "experiments" / "results" / f"td3-{METHODS[i]}{units}-units"
+        places = sorted(path.parent for path in folder.rglob("run.json"))
+        found = [json.loads((place / "score.json").read_text())["policy"]["mean"] for place in places]
+        took = [json.loads((place / "run.json").read_text())["seconds"] / 60 for place in places]
+        assert [score for score in scores if score] == [f"{mean:,.0f}".replace(",", " ") for mean in found]
+        assert minutes == ", ".join(f"{each:.0f}" for each in took)
+        wanted = f"{75_000 / speeds[units][KINDS[i]]['updates_per_s']:,.0f}".replace(",", " ")
+        assert seconds == wanted
