@@ -24,9 +24,22 @@ def test_the_revision_is_the_checkout_s():
     here = Path(provenance.__file__).parent
     head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True)
     if head.returncode == 0:
-        assert head.stdout.startswith(provenance.revision().removesuffix("-dirty"))
+        assert provenance.revision().removesuffix("-dirty") == head.stdout[:12]
     else:
         assert provenance.revision() is None
+
+
+def test_a_revision_says_whether_files_were_changed(tmp_path, monkeypatch):
+    own = tmp_path / "provenance.py"
+    own.write_text("")
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "a"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    monkeypatch.setattr(provenance, "__file__", str(own))
+    assert provenance.revision() == head[:12]
+    own.write_text("changed")
+    assert provenance.revision() == f"{head[:12]}-dirty"
 
 
 def test_a_copy_in_somebody_else_s_checkout_has_no_revision(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,24 @@ def test_a_change_needs_a_real_gain(gains, faster):
 
     assert _is_faster(measure, best, candidate, 0.02) is faster
     assert len(calls) == 2 * len(gains)
+
+
+def test_what_is_compiled_is_not_measured(monkeypatch):
+    """Two steps compile, for 100 seconds; others make 50 timesteps in 5, told in one call or in five."""
+    clock = [0.0]
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    for calls in (1, 5):
+        watch = tuning._Stopwatch(1e9)
+        for step in range(4):
+            watch.begin_step()
+            if step < 2:
+                watch({"phase": "compiling"})
+                clock[0] += 100
+            for number in range(calls):
+                clock[0] += 5 / calls
+                watch({"phase": "training", "stepped": 50 * (number + 1) // calls})
+        assert watch.stepped / watch.spent == 10
+        assert watch.stepped >= 100  # of the last two steps at least
 
 
 @pytest.mark.slow_except("many calls a step")

@@ -44,7 +44,7 @@ def actor():
 
 def everyone(code):
     rows = jnp.arange(N, dtype=jnp.int32)
-    bases = code.zeros(2)
+    bases = jax.tree.map(lambda x: x + jnp.arange(2.0).reshape(2, *[1] * (x.ndim - 1)), code.zeros(2))
     scale, initial = jnp.full(N, 0.5), rows % 3 == 0
     return Population(bases, rows % 2, rows * 11, scale, initial, jnp.full(N, 2, jnp.int32), jnp.zeros(N))
 
@@ -55,9 +55,10 @@ def test_a_portion_is_played_as_here(actor, test):
     pools = Pools(genotype(), NOISE, ENV, BEHAVIOR, 2 * N, 1.0)
     members, place = everyone(pools.encoding), Place(test, 4, False)
     here, _ = pools.play(Request(members, 2, place, 3, 3), lambda progress: None)
-    work = Work(members, 2)
+    work, names, leaves = Work(members, 2), digests(members.bases), jax.tree.leaves(members.bases)
+    given = [{name: [np.asarray(leaf[i]) for leaf in leaves]} for i, name in enumerate(names)]
     while (number := work.next(6)) is not None:
-        answer = actor.play(Order(number, work.rows(number), place, 3, 99, digests(members.bases), None), [])
+        answer = actor.play(Order(number, work.rows(number), place, 3, 99, names, None), given)
         assert answer.missing == ()
         assert 0 < answer.busy <= answer.stepped
         work.take(number, answer.results)
@@ -68,11 +69,11 @@ def test_a_portion_is_played_as_here(actor, test):
 def test_missing_bases_are_asked_for(actor):
     code = Pools(genotype(), NOISE, ENV, BEHAVIOR, 2 * N, 1.0).encoding
     members = everyone(code)
-    names = digests(jax.tree.map(lambda x: x + 1, members.bases))
+    names = digests(jax.tree.map(lambda x: x + 7, members.bases))
     work = Work(members, 2)
     answer = actor.play(Order(work.next(3), work.rows(0), Place(False, 4, False), 3, 99, names, None), [])
     assert answer.results is None
-    assert answer.missing == names[:1]
+    assert answer.missing == names
 
 
 def test_a_portion_that_others_have_played_is_dropped(actor):

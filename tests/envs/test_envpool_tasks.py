@@ -172,5 +172,7 @@ def test_a_screen_in_color_shows_the_same_game(drive, actions_for):
         group.close()
     np.testing.assert_array_equal(seen[0].extras["ram"], seen[1].extras["ram"])
     np.testing.assert_array_equal(seen[0].first, seen[1].first)
+    red, green, blue = np.asarray(seen[1].observation[-1], float).reshape(-1, 3).mean(0)
+    assert blue > green > red  # Frostbite is sky and sea
     for other in (envs.probe.constant(), envs.mujoco("Hopper", num_envs=1)):
         assert color_screen(other) is None

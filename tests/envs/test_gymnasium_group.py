@@ -372,4 +372,4 @@ def test_gymnasiums_cartpole_is_learned():
     algorithm = vx.learn(settings, vx.networks.CategoricalMLP(2, (32,)), env)
     _, row = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
-    assert row["training_best"] > 80
+    assert row["training_mean"] > 50

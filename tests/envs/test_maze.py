@@ -9,12 +9,20 @@ import pytest
 
 from volvox.envs import hard_maze, maze
 
+# Of hard_maze.txt beside Lehman & Stanley's code: where the robot begins, the goal, and the ends of the walls.
+START, GOAL = (36, 184), (31, 20)
+WALLS = """
+    41 5 3 8      3 8 4 49       4 49 57 53     4 49 7 202     7 202 195 198   195 198 186 8   186 8 39 5
+    56 54 56 157  57 106 158 162 77 201 108 164 6 80 33 121    192 146 87 91   56 55 133 30
+"""
+WALLS = [[*map(float, WALLS.split()[i : i + 4])] for i in range(0, len(WALLS.split()), 4)]
+
 
 class Robot:
     """The maze of Lehman & Stanley in scalar Python, double precision; what `maze` computes must follow it."""
 
     def __init__(self):
-        self.x, self.y = (float(value) for value in maze.START)
+        self.x, self.y = (float(value) for value in START)
         self.heading = self.speed = self.turn = 0.0
 
     def step(self, action):
@@ -24,7 +32,7 @@ class Robot:
         x = self.x + self.speed * math.cos(math.radians(self.heading))
         y = self.y + self.speed * math.sin(math.radians(self.heading))
         self.heading += self.turn
-        if min(self.distance(wall, x, y) for wall in maze.WALLS.tolist()) >= 8:
+        if min(self.distance(wall, x, y) for wall in WALLS) >= 8:
             self.x, self.y = x, y
 
     @staticmethod
@@ -39,7 +47,7 @@ class Robot:
         direction = math.radians(self.heading + angle)
         dx, dy = math.cos(direction), math.sin(direction)
         nearest = 100.0
-        for ax, ay, bx, by in maze.WALLS.tolist():
+        for ax, ay, bx, by in WALLS:
             matrix = np.array([[dx, ax - bx], [dy, ay - by]])
             if abs(np.linalg.det(matrix)) > 1e-12:
                 t, share = np.linalg.solve(matrix, [ax - self.x, ay - self.y])
@@ -48,7 +56,7 @@ class Robot:
         return nearest / 100
 
     def sector(self):
-        angle = math.degrees(math.atan2(maze.GOAL[1] - self.y, maze.GOAL[0] - self.x)) - self.heading
+        angle = math.degrees(math.atan2(GOAL[1] - self.y, GOAL[0] - self.x)) - self.heading
         return int(((angle + 45) % 360) // 90)
 
     def senses(self):
@@ -79,7 +87,7 @@ def test_a_drive_is_the_published_one(seed):
         assert bool(ended) == (number == maze.STEPS - 1)
         if not ended:
             assert reward == 0
-    distance = math.hypot(robot.x - maze.GOAL[0], robot.y - maze.GOAL[1])
+    distance = math.hypot(robot.x - GOAL[0], robot.y - GOAL[1])
     assert float(reward) == pytest.approx(-distance, abs=0.05)
     assert rejected > 5, "the drive must meet walls"
 

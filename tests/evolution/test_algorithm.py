@@ -225,10 +225,12 @@ def test_interrupted_step_leaves_the_state_good():
     with pytest.raises(Interrupted):
         algorithm.step(state, monitor=lambda progress: True)
     saved = algorithm.save(state)
-    again, _ = algorithm.step(state)
+    again, row = algorithm.step(state)
     other = make()
-    resumed, _ = other.step(other.restore(saved))
+    resumed, other_row = other.step(other.restore(saved))
     assert resumed.generation == again.generation == 2
+    jax.tree.map(np.testing.assert_array_equal, resumed.strategy, again.strategy)
+    assert row["training_mean"] == other_row["training_mean"]
 
 
 def test_an_error_inside_a_step_leaves_the_algorithm_usable():
@@ -241,7 +243,9 @@ def test_an_error_inside_a_step_leaves_the_algorithm_usable():
     with pytest.raises(RuntimeError, match="from the monitor"):
         algorithm.step(state, monitor=fail)
     after, _ = algorithm.step(state)
-    assert after.generation == 2
+    other = make()
+    expected, _ = other.step(other.step(other.init(jax.random.key(0)))[0])
+    jax.tree.map(np.testing.assert_array_equal, after.strategy, expected.strategy)
 
 
 def test_policy_before_the_first_generation_is_an_error():

@@ -27,9 +27,14 @@ def nothing(returns):
 
 
 def played(scores, episodes=1):
-    """An evaluation in which member i returned `scores[i]` in every episode."""
+    """An evaluation in which member i returned `scores[i]` in every episode, and took 7 + i timesteps."""
     returns = jnp.broadcast_to(jnp.asarray(scores, jnp.float32)[:, None], (len(scores), episodes))
-    return Evaluation(returns, jnp.full(returns.shape, 7), jnp.ones(returns.shape, bool), nothing(returns))
+    return Evaluation(
+        returns,
+        7 + jnp.arange(len(scores))[:, None] + jnp.zeros(returns.shape, int),
+        jnp.ones(returns.shape, bool),
+        nothing(returns),
+    )
 
 
 def generation(strategy, state, scores, validation, key=0):
@@ -67,7 +72,9 @@ def test_first_generation_is_initial_noise_and_the_best_become_parents():
     for base, best in ((0, 3), (1, 6), (2, 1), (3, 6)):  # three parents, and the elite behind them
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
     assert state.score.selecting == 2.0
-    np.testing.assert_array_equal(state.expected_length, [7, 7, 7, 7])
+    np.testing.assert_array_equal(state.expected_length, [10, 13, 8, 13])
+    again, state = strategy.phases[0].ask(jax.random.key(1), state, CODE)
+    np.testing.assert_array_equal(again.priority, state.expected_length[again.parent])
 
 
 def test_later_generations_mutate_parents_and_keep_the_elite():

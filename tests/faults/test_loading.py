@@ -510,7 +510,10 @@ def test_a_file_and_its_folder_are_on_disk(tmp_path, monkeypatch):
     checkpoint.write_file(tmp_path / "file", "text")
     assert synced[-1] == str(tmp_path)
     checkpoint.save(tmp_path / "checkpoints", 1, {"a": 1})
-    assert str(tmp_path) in synced[2:]
+    after, places = synced[2:], {os.path.relpath(path, tmp_path) for path in synced[2:]}
+    assert str(tmp_path) in after
+    assert "checkpoints" in places
+    assert any("manifest" in path for path in places)
 
 
 def test_what_a_kill_left_is_removed(run_dir, make, quietly):

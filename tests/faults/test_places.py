@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from volvox import checkpoint
+from volvox.report import read_metrics
 from volvox.training import train
 
 GONE = "is no longer the directory in which this run began"
@@ -50,6 +51,7 @@ def test_a_run_whose_checkpoints_are_gone_stops_and_writes_nothing_more(tmp_path
     with pytest.raises(OSError, match=GONE):
         train(algorithm, steps=5, run_dir=tmp_path / "a", progress=False)
     assert checkpoint.steps(tmp_path / "a" / "checkpoints") == ([] if loss is without_its_checkpoints else [0, 1, 2])
+    assert len(read_metrics(tmp_path / "a" / "metrics.jsonl")) == 2
 
 
 @pytest.mark.parametrize("loss", [removed, moved, replaced, without_its_lock], ids=lambda f: f.__name__)

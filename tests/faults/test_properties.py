@@ -171,7 +171,7 @@ def test_settings_are_made_or_refused_naming_a_field(kind, changes):
     names = [field.name for field in dataclasses.fields(kind) if field.name != "objective"]
     given = {names[i % len(names)]: value for i, value in changes}
     made, why = refused(kind, **given)
-    assert why or isinstance(made, kind)
+    assert any(name in why for name in given) if why else isinstance(made, kind)
 
 
 CHANGES = st.tuples(

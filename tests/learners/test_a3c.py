@@ -149,7 +149,6 @@ def test_a_gaussian_policy_learns_to_answer():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_only_a_recurrent_policy_recalls(recall):
     *_, remembers = learned(recall, RecurrentActorCritic(2, Torso(), width=8), segment_length=7)
     *_, forgets = learned(recall, segment_length=7)

@@ -33,7 +33,8 @@ def work(seen, learned, key):
 
 def finish(seen, learned, key):
     assert len(seen) == GROUPS
-    return learned | {"finished": learned["finished"] + 1}, {"valid": sum(one.valid.sum() for one in seen)}
+    figures = {"valid": sum(one.valid.sum() for one in seen), "round": learned["finished"]}
+    return learned | {"finished": learned["finished"] + 1}, figures
 
 
 def made(**parts):
@@ -62,7 +63,8 @@ def test_each_function_is_called_in_its_turn(host):
     assert learned["rewards"] == state.timesteps
     assert row["reward"] == pytest.approx(state.timesteps / learned["worked"])
     assert 0 < row["drawn"] < 1
-    assert row["valid"] <= B * GROUPS
+    assert 0 < row["valid"] <= B * GROUPS
+    assert row["round"] == pytest.approx(np.mean(np.arange(rounds)))
     assert row["training_mean"] == pytest.approx(row["episode_length"])
     assert 2 <= row["training_mean"] <= 5
     assert ENV.spec.num_outputs == 2

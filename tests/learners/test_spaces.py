@@ -91,9 +91,8 @@ def test_a_population_plays_any_actions(reward, actions, size):
     env = env_of(reward, **actions)
     ga = vx.GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
     algorithm = vx.evolve(ga, vx.networks.MLP(size, hidden=()), env, noise=vx.population.Table(size=10_000))
-    state, row = algorithm.step(algorithm.init(jax.random.key(0)))
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
-    assert row["training_best"] <= 1
     seen = jax.tree.map(lambda x: np.ones((4, *x.shape), x.dtype), env.spec.observation)
     action = vx.Actor(algorithm.policy, algorithm.variables(state), env.spec)(seen)
     assert action.shape == (4, 2)

@@ -397,9 +397,13 @@ def test_an_interrupted_step_leaves_its_state():
     state = algorithm.init(jax.random.key(0))
     with pytest.raises(Interrupted, match="of 400 timesteps were made and are dropped"):
         algorithm.step(state, monitor=lambda progress: progress["phase"] == "training")
-    state, metrics = algorithm.step(state)
+    after, metrics = algorithm.step(state)
     assert metrics["timesteps"] > 300
     algorithm.close()
+    other = make(chunk_seconds=1e-9, timesteps_per_iteration=400)
+    expected, _ = other.step(state)
+    other.close()
+    jax.tree.map(np.testing.assert_array_equal, after.learning.params, expected.learning.params)
 
 
 def test_not_finite_is_an_error_of_a_learner():

@@ -144,6 +144,16 @@ def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
     assert calls[-1].keys() == {"max_episode_steps", "num_envs", "num_groups", "host"}
 
 
+def test_random_actions_are_uniform_between_their_bounds():
+    low, high = np.float32([-3.0, 1.0]), np.float32([1.0, 2.0])
+    spec = probe.target(size=2).spec._replace(action_low=low, action_high=high)
+    drawn = scoring._random_actions(spec, 10_000, np.random.default_rng(0))
+    assert (drawn.shape, drawn.dtype) == ((10_000, 2), np.float32)
+    np.testing.assert_allclose(drawn.min(0), low, atol=0.01)
+    np.testing.assert_allclose(drawn.max(0), high, atol=0.01)
+    np.testing.assert_allclose(drawn.mean(0), (low + high) / 2, atol=0.05)
+
+
 def test_bad_requests_raise():
     env = probe.corridor()
     with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):

@@ -82,6 +82,27 @@ def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
         assert float(kernel.std()) == pytest.approx((n * 3) ** -0.5, rel=0.1)
 
 
+@pytest.mark.parametrize(("size", "stride"), [("small", 4), ("large", 3)])
+def test_ga3c_is_its_formula(size, stride):
+    """Babaeizadeh et al. 2017 in NumPy: bytes over 128 less 1, convolutions with SAME padding, ReLU, two heads."""
+    module = GA3C(6, size=size, first_stride=stride)
+    params = actor_critic(module, PONG).policy.init(jax.random.key(0))
+    layers = {name: (np.asarray(layer["kernel"]), np.asarray(layer["bias"])) for name, layer in params.items()}
+    x = np.asarray(FRAMES, np.float32) / 128 - 1
+    for i, s in enumerate((stride, 2, 2)[: 3 if size == "large" else 2]):
+        kernel, bias = layers[f"Conv_{i}"]
+        window, out = kernel.shape[0], -(-x.shape[1] // s)
+        total = max((out - 1) * s + window - x.shape[1], 0)
+        padded = np.pad(x, [(0, 0), *[(total // 2, total - total // 2)] * 2, (0, 0)])
+        views = np.lib.stride_tricks.sliding_window_view(padded, (window, window), axis=(1, 2))[:, ::s, ::s]
+        x = np.maximum(np.einsum("bhwcij,ijcf->bhwf", views, kernel) + bias, 0)
+    hidden, policy, value = (layers[f"Dense_{i}"] for i in range(3))
+    x = np.maximum(x.reshape(len(x), -1) @ hidden[0] + hidden[1], 0)
+    output, values = module.apply({"params": params}, FRAMES)
+    np.testing.assert_allclose(output, x @ policy[0] + policy[1], atol=1e-4)
+    np.testing.assert_allclose(values, (x @ value[0] + value[1])[:, 0], atol=1e-4)
+
+
 def test_a_recurrent_state_matters_and_is_carried():
     net = actor_critic(RecurrentActorCritic(6, SmallTorso(), width=5), PONG)
     params = net.policy.init(jax.random.key(0))

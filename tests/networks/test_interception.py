@@ -4,6 +4,7 @@ import contextlib
 from functools import partial
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,7 +176,7 @@ def test_initialising_is_left_to_flax():
 def test_misfitting_parameters_get_the_message_of_flax():
     module = nn.Dense(4)
     params, x = network(module, (2, 3), networks=1)
-    with pytest.raises(Exception, match="kernel"):
+    with pytest.raises(flax.errors.ScopeParamShapeError, match="kernel"):
         run(module, jax.tree.map(lambda a: a[0], params), x[0][:, :2], True)
 
 

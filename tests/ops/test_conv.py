@@ -172,17 +172,17 @@ def test_output_size():
 
 
 @pytest.mark.parametrize(
-    ("x", "kernel", "options"),
+    ("x", "kernel", "options", "message"),
     [
-        ((1, 5, 5, 3), (2, 2, 4, 1), {}),
-        ((5, 5, 3), (2, 2, 3, 1), {}),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (0, 1)}),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1,)}),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": ((1, -1), (0, 0))}),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": "CIRCULAR"}),
-        ((1, 5, 5, 3), (6, 6, 3, 1), {"padding": "VALID"}),
+        ((1, 5, 5, 3), (2, 2, 4, 1), {}, "conv needs x"),
+        ((5, 5, 3), (2, 2, 3, 1), {}, "conv needs x"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (0, 1)}, "two positive strides"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1,)}, "two positive strides"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": ((1, -1), (0, 0))}, "non-negative"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": "CIRCULAR"}, "got CIRCULAR"),  # in the words of lax
+        ((1, 5, 5, 3), (6, 6, 3, 1), {"padding": "VALID"}, "does not fit into images"),
     ],
 )
-def test_misfits_raise(x, kernel, options):
-    with pytest.raises((ValueError, RuntimeError)):
+def test_misfits_raise(x, kernel, options, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
         conv(jnp.zeros(x), jnp.zeros(kernel), **options)

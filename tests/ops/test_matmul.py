@@ -183,17 +183,17 @@ def test_implementation_is_forced_or_refused():
 
 
 @pytest.mark.parametrize(
-    ("x", "w", "index", "error"),
+    ("x", "w", "index", "error", "message"),
     [
-        ((2, 1, 3), (2, 4, 5), None, ValueError),
-        ((2, 3), (2, 3, 5), None, ValueError),
-        ((2, 1, 3), (1, 3, 5), None, ValueError),
-        ((2, 1, 3), (2, 3, 5), np.zeros(3, np.int32), ValueError),
-        ((2, 1, 3), (2, 3, 5), np.zeros(2, np.float32), TypeError),
+        ((2, 1, 3), (2, 4, 5), None, ValueError, "matmul needs x"),
+        ((2, 3), (2, 3, 5), None, ValueError, "matmul needs x"),
+        ((2, 1, 3), (1, 3, 5), None, ValueError, "one kernel a row block"),
+        ((2, 1, 3), (2, 3, 5), np.zeros(3, np.int32), ValueError, "index must have shape"),
+        ((2, 1, 3), (2, 3, 5), np.zeros(2, np.float32), TypeError, "index must hold integers"),
     ],
 )
-def test_misfits_raise(x, w, index, error):
-    with pytest.raises(error):
+def test_misfits_raise(x, w, index, error, message):
+    with pytest.raises(error, match=message):
         matmul(jnp.zeros(x), jnp.zeros(w), index)
 
 

@@ -48,6 +48,7 @@ def test_noise_is_standard_normal_and_named_by_its_seed(noise):
     sample = jax.vmap(lambda seed: flat.flatten(code.noise.sample(code.data, seed, code.like)))(seeds)
     assert abs(float(sample.mean())) < 0.1
     assert abs(float(sample.std()) - 1) < 0.1
+    assert abs(float((sample**4).mean()) - 3) < 0.6
     again = flat.flatten(code.noise.sample(code.data, seeds[3], code.like))
     np.testing.assert_array_equal(again, sample[3])
 
