@@ -8,13 +8,14 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 # Directories and files whose tests take seconds together.
 QUICK := tests/data tests/report $(filter-out $(addprefix tests/test_,loading.py training.py tuning.py),$(wildcard tests/test_*.py))
 
-.PHONY: help setup train check test test-all lint bench clean
+.PHONY: help setup train check test test-all test-exact lint bench clean
 
 help:
 	@echo "make train     install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
 	@echo "make check     install, then check style and types, and run the quick tests: before each commit"
 	@echo "make test      install, then run all tests but the slow ones: before a branch is merged"
 	@echo "make test-all  install, then run every test, whole runs of scripts and notebooks included: what CI runs"
+	@echo "make test-exact  compare golden numbers to the last bit, and play every start of every committed lineage"
 	@echo "make lint      install, then check style and types"
 	@echo "make bench     install, then run the benchmarks"
 	@echo "make setup     install into $(VENV)"
@@ -44,6 +45,11 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
+
+# Bits are equal on processors like the one that recorded them.
+test-exact: $(VENV)/.installed-dev
+	VOLVOX_EXACT=1 VOLVOX_LINEAGES=1 $(PYTEST) tests/evolution/test_golden.py tests/learners/test_golden.py \
+		tests/experiments/test_score_lineages.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
