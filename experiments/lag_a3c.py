@@ -2,21 +2,25 @@
 
     python experiments/lag_a3c.py --task HalfCheetah --lags 0 1 2 4 8 16 --seeds 3 --run-dir runs/lag
 
-The lag is exact, by the schedule (`lag` of `volvox.A3C`). Each lag but 0 is trained with V-trace too (`--ways`).
-Writes `lag.json` and `lag.png`: the mean return of the last 100 training episodes, and of each seed.
+The lag is exact, by the schedule (`lag` of `volvox.A3C`). Each lag but 0 is trained with V-trace too (`--ways`). Every
+run has a directory of its own, and the same call goes on after an interrupt. Writes `lag.json` and `lag.png`: the mean
+return of the last 100 training episodes, and the curves, of each seed.
 """
 
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import tyro
 from launch import exit_code
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import volvox as vx
+from volvox.checkpoint import write_file
 from volvox.training import run_path
 
 
@@ -28,8 +32,9 @@ class Settings:
       task: Name of a MuJoCo task.
       lags: Rounds between acting and learning; each round is an update.
       ways: How returns are computed; at lag 0 there is nothing for V-trace to correct.
-      seeds: Runs of each lag. There are no directories `seed-N`: one file has the returns of all seeds.
+      seeds: Runs of each lag.
       frames: Simulator frames of a run (about).
+      iterations: Iterations of a run, and so points of its curve.
       num_envs: Environments.
       segment_length: Timesteps of a segment.
       learning_rate: Learning rate of Adam.
@@ -41,6 +46,7 @@ class Settings:
     ways: tuple[Literal["V-trace", "plain returns"], ...] = ("V-trace", "plain returns")
     seeds: int = 3
     frames: int = 10_000_000
+    iterations: int = 20
     num_envs: int = 32
     segment_length: int = 20
     learning_rate: float = 3e-4
@@ -48,7 +54,7 @@ class Settings:
 
 
 def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
-    """The actor-critic of one lag; its one iteration is the whole run. Raises ValueError for bad settings."""
+    """The actor-critic of one lag. Raises ValueError for bad settings."""
     env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=2)
     (components,) = env.spec.action_shape or (0,)
     learner = dataclasses.replace(
@@ -60,43 +66,56 @@ def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
     )
     frames_per_update = learner.frames_per_update(env)
     episode = env.spec.max_episode_steps * env.num_envs * env.spec.frame_skip
-    if settings.frames < 2 * max(episode, frames_per_update * lag):
+    least = frames_per_update * max(lag, settings.iterations)
+    if settings.frames < 2 * max(episode, least):
         raise ValueError(f"frames={settings.frames}: episodes must end, and updates be more than the lag; give more.")
-    learner = dataclasses.replace(learner, updates_per_iteration=settings.frames // frames_per_update)
+    updates = settings.frames // (frames_per_update * settings.iterations)
+    learner = dataclasses.replace(learner, updates_per_iteration=updates)
     return vx.learn(learner, vx.networks.GaussianMLP(components), env)
 
 
-def final_return(algorithm: vx.Algorithm, lag: int, seed: int) -> float | None:
-    """Mean return of the last 100 training episodes; None if learning diverged."""
+def learned(algorithm: vx.Algorithm, settings: Settings, folder: Path, seed: int) -> dict[str, Any]:
+    """Trains, or goes on with, one run.
+
+    Returns:
+      `return`, the mean of the last 100 training episodes, None if learning diverged; `frames` and `training_mean`,
+      the curve; `lag_max`, the lag as it was measured; `seconds` of training.
+    """
+    how = {"run_dir": folder / f"seed-{seed}", "resume": True, "progress": False, "loggers": ()}
     try:
-        run = vx.train(algorithm, seed=seed, steps=1, progress=False)
+        run = vx.train(algorithm, seed=seed, steps=settings.iterations, **how)
     except FloatingPointError:
-        return None
+        return {"return": None}
     finally:
         algorithm.close()
     if run.interrupted:
         raise SystemExit(run.exit_code)
-    assert run.metrics[-1]["lag_max"] == lag
-    return run.metrics[-1]["training_mean"]
+    curve = {name: [row.get(name) for row in run.metrics] for name in ("frames", "training_mean")}
+    last = run.metrics[-1]
+    return {"return": last["training_mean"], **curve, "lag_max": last["lag_max"], "seconds": last["seconds"]}
 
 
-def draw(settings: Settings, results: dict[str, dict[str, list[float | None]]]) -> Figure:
-    """Mean over seeds with its range, against lag; seeds that diverged are left out."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name, by_lag in results.items():
-        if not by_lag:
-            continue
-        places = [settings.lags.index(int(lag)) for lag in by_lag]
-        values = np.array(list(by_lag.values()), float)
-        mean = np.nanmean(values, axis=1)
-        spread = [mean - np.nanmin(values, axis=1), np.nanmax(values, axis=1) - mean]
-        axes.errorbar(places, mean, yerr=spread, marker="o", capsize=3, label=name)
-    axes.set_xticks(range(len(settings.lags)), [str(lag) for lag in settings.lags])
-    axes.set_xlabel("lag (updates between acting and learning)")
-    axes.set_ylabel("return, last 100 training episodes")
-    axes.set_title(f"{settings.task}, {settings.frames:,} frames, {settings.seeds} seeds: mean and range")
-    axes.legend()
+def draw(settings: Settings, runs: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:
+    """Mean over seeds with its range, against lag, and each way's curves; seeds that diverged are left out."""
+    figure = Figure(figsize=(5 + 4 * len(runs), 4), layout="constrained")
+    against_lag, *curves = figure.subplots(1, 1 + len(runs), sharey=True)
+    for (way, by_lag), axes in zip(runs.items(), curves, strict=True):
+        axes.set(title=f"{way}: mean over seeds", xlabel="frames")
+        for lag, seeds in by_lag.items():
+            kept = [seed for seed in seeds if seed["return"] is not None]
+            if not kept:
+                continue
+            final = np.array([seed["return"] for seed in kept])
+            spread = [[final.mean() - final.min()], [final.max() - final.mean()]]
+            color = f"C{list(runs).index(way)}"
+            against_lag.errorbar(settings.lags.index(int(lag)), final.mean(), spread, fmt="o", capsize=3, color=color)
+            frames, means = (np.array([seed[name] for seed in kept], float) for name in ("frames", "training_mean"))
+            axes.plot(frames.mean(0), means.mean(0), label=f"lag {lag}")
+        axes.legend()
+    against_lag.set_xticks(range(len(settings.lags)), [str(lag) for lag in settings.lags])
+    against_lag.set(xlabel="lag (updates between acting and learning)", ylabel="return, last 100 training episodes")
+    against_lag.set_title(f"{settings.task}, {settings.frames:,} frames, {settings.seeds} seeds: mean and range")
+    against_lag.legend([Line2D([], [], marker="o", color=f"C{i}") for i in range(len(runs))], list(runs))
     return figure
 
 
@@ -106,20 +125,20 @@ def main() -> int:
         make_algorithm(settings, lag, False)
     folder = run_path(settings.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    results: dict[str, dict[str, list[float | None]]] = {way: {} for way in settings.ways}
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {way: {} for way in settings.ways}
     for lag in settings.lags:
-        for name in results:
-            if name == "V-trace" and lag == 0:
+        for way, by_lag in runs.items():
+            if way == "V-trace" and lag == 0:
                 continue  # nothing to correct
-            returns: list[float | None] = []
-            results[name][str(lag)] = returns
+            place, seeds = folder / f"{way}, lag {lag}".replace(", ", "_").replace(" ", "_"), []
+            by_lag[str(lag)] = seeds
             for seed in range(settings.seeds):
-                returns.append(final_return(make_algorithm(settings, lag, name == "V-trace"), lag, seed))
-                said = "diverged" if returns[-1] is None else f"{returns[-1]:.1f}"
-                print(f"lag {lag}, {name}, seed {seed}: {said}", flush=True)
-                written: dict[str, Any] = {"settings": dataclasses.asdict(settings), "returns": results}
-                (folder / "lag.json").write_text(json.dumps(written, indent=1) + "\n")
-    draw(settings, results).savefig(folder / "lag.png", dpi=100)
+                seeds.append(learned(make_algorithm(settings, lag, way == "V-trace"), settings, place, seed))
+                said = "diverged" if seeds[-1]["return"] is None else f"{seeds[-1]['return']:.1f}"
+                print(f"lag {lag}, {way}, seed {seed}: {said}", flush=True)
+                text = json.dumps({"settings": dataclasses.asdict(settings), "runs": runs})
+                write_file(folder / "lag.json", text + "\n")
+    draw(settings, runs).savefig(folder / "lag.png", dpi=100)
     return 0
 
 
