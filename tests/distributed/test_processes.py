@@ -232,7 +232,9 @@ try:
 except ValueError as error:
     print(json.dumps(str(error)))
 """
-    assert "A3C, PPO and TD3" in on_two_devices(code, tmp_path)
+    assert "leave out devices=[CpuDevice(id=0), CpuDevice(id=1)], or take A3C, PPO or TD3" in on_two_devices(
+        code, tmp_path
+    )
 
 
 def wait_for_step(tmp_path, number, run):

@@ -146,8 +146,7 @@ def learn(
     alone = settings.bind(network, env._replace(axis=dataclasses.replace(env.axis, name=None)))
     if together.mesh is not None and not getattr(learner, "parallel", False):
         raise ValueError(
-            f"{type(settings).__name__} learns in one process, on its first device, and devices={devices} are others: "
-            "leave them out, or take A3C, PPO or TD3."
+            f"{type(settings).__name__} learns on one device: leave out devices={devices}, or take A3C, PPO or TD3."
         )
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups, how = functools.partial(_make_groups, env, host), {"beats_per_round": learner.beats_per_round}
@@ -303,7 +302,7 @@ class _Run:
     def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
         learner, loop, frame_skip = self.learner, self.loop, self.env.spec.frame_skip
         standing, devices = self.stand(state, monitor), self.loop.devices
-        uncompiled = standing is not loop.standing  # the loop was opened for this iteration
+        uncompiled = standing is not loop.standing  # the loop was opened just now
         begun, first, key = standing.acting, int(state.learning.update), devices.placed(state.key)
         # The loop donates what it is given; the state passed in, and what the last iteration returned, must outlive it.
         acting, learning = copied((begun, standing.learning))

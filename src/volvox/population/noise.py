@@ -45,12 +45,12 @@ class Table:
         return max(8 * num_numbers, 2**20) if self.size is None else self.size
 
     def make_data(self, num_numbers: int) -> Array:
-        """Makes the table, float32 `[size]`; raises ValueError if it holds less than twice `num_numbers`."""
+        """Makes the table, float32 `[size]`; raises ValueError if few seeds name different noise of `num_numbers`."""
         length = self.length(num_numbers)
-        if length < 2 * num_numbers:
+        if length < num_numbers + 1_000:
             raise ValueError(
-                f"size={length}: the noise table must hold at least twice as many numbers as the network has "
-                f"parameters ({num_numbers}), so that members differ; enlarge it, or leave size out to fit the network."
+                f"size={length}: the noise table must hold 1 000 numbers more than the network has parameters "
+                f"({num_numbers}) for members to differ; enlarge it, or leave size out to fit the network."
             )
         values = np.empty(length, np.float32)
         random = np.random.RandomState(self.seed)
