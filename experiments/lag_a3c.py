@@ -114,7 +114,8 @@ def draw(settings: Settings, runs: dict[str, dict[str, list[dict[str, Any]]]]) -
         axes.legend()
     against_lag.set_xticks(range(len(settings.lags)), [str(lag) for lag in settings.lags])
     against_lag.set(xlabel="lag (updates between acting and learning)", ylabel="return, last 100 training episodes")
-    against_lag.set_title(f"{settings.task}, {settings.frames:,} frames, {settings.seeds} seeds: mean and range")
+    against_lag.set_title("at the end: mean and range")
+    figure.suptitle(f"{settings.task}, {settings.frames:,} frames, {settings.seeds} seeds")
     against_lag.legend([Line2D([], [], marker="o", color=f"C{i}") for i in range(len(runs))], list(runs))
     return figure
 
