@@ -193,10 +193,10 @@ def test_statistics_of_a_reference_batch_are_the_members_own():
 def test_the_last_seed_reads_no_number_twice():
     """Factors of high rank have more numbers than the network has parameters; the table must have room for them."""
     net = networks.genotype(networks.MLP(3, hidden=(3,)), ENV.spec)
-    code = population.encoding(net, population.LowRank(rank=3, source=population.Table(size=1_000)))
+    code = population.encoding(net, population.LowRank(rank=3, source=population.Table(size=2_000)))
     assert code.num_drawn > code.num_parameters
     last = population.draw_seeds(code, jax.random.key(0), (10_000,)).max()
-    assert last == 1_000 - code.num_drawn
+    assert last == 2_000 - code.num_drawn
     drawn = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(mutation_noise(code, last))])
     assert len(np.unique(drawn)) == len(drawn) == code.num_drawn
     with pytest.raises(ValueError, match=rf"allow 0 to {last}"):
