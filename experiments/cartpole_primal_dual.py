@@ -50,13 +50,13 @@ PRESETS["actor-critic"] = ("One-step targets.", Settings(learner=TD, name="actor
 
 
 def learn(settings: Settings, algorithm: vx.Algorithm, place: Path, seed: int) -> int:
-    """Trains one run, or goes on with it; prints what it learned, and returns its exit code."""
+    """Trains one run, or goes on with it; prints what it learned. Returns its exit code, 1 where learning diverged."""
     how = {"run_dir": place / f"seed-{seed}", "resume": True, "progress": False, "loggers": ()}
     try:
         run = vx.train(algorithm, seed=seed, steps=settings.iterations, **how)
     except FloatingPointError as error:
         print(place.name, f"seed {seed} diverged: {error}", flush=True)
-        return 0
+        return 1
     finally:
         algorithm.close()
     if not run.interrupted:
@@ -67,15 +67,17 @@ def learn(settings: Settings, algorithm: vx.Algorithm, place: Path, seed: int) -
 def main() -> int:
     settings = read(PRESETS, __doc__)
     learners = {rate: dataclasses.replace(settings.learner, learning_rate=rate) for rate in settings.rates}
-    folder = run_path(settings.run_dir)
+    folder, failed = run_path(settings.run_dir), 0
     for rate, learner in learners.items():
         place = folder / f"{settings.name}, rate {rate:g}".replace(", ", "_").replace(" ", "_")
         for seed in range(settings.seeds):
             env = vx.envs.cartpole(num_envs=settings.num_envs)
             algorithm = vx.learn(learner, vx.networks.CategoricalMLP(2), env)
-            if code := learn(settings, algorithm, place, seed):
+            code = learn(settings, algorithm, place, seed)
+            if code > 1:  # an interrupt
                 return code
-    return 0
+            failed |= code
+    return failed
 
 
 if __name__ == "__main__":
