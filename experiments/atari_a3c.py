@@ -42,6 +42,8 @@ def make_network(settings: Settings, num_actions: int) -> Any:
     if settings.network.startswith("ga3c"):
         size = "large" if settings.network == "ga3c-large" else "small"
         return vx.networks.GA3C(num_actions, size=size, first_stride=settings.first_stride)
+    if settings.first_stride != Settings.first_stride:
+        raise ValueError(f"first_stride={settings.first_stride} has no effect with {settings.network}; leave it out.")
     torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
     kind = vx.networks.RecurrentActorCritic if settings.network == "lstm" else vx.networks.ActorCritic
     return kind(num_actions, torso)

@@ -5,10 +5,11 @@
     python experiments/compare_runs.py --runs dual=runs/cartpole/dual_rate_0.001 td=runs/cartpole/td_rate_0.001 \
         --out runs/comparison
 
-Ctrl-C saves the run in progress, and the same call goes on with it.
+Ctrl-C saves the run in progress, and the same call with --resume goes on with it.
 """
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class Settings:
       iterations: Iterations of each run.
       num_envs: Environments whose transitions share an update.
       run_dir: Where the runs of all calls go, those of a learner and a rate in a directory of their own.
+      resume: Go on with the runs in `run_dir`.
     """
 
     learner: vx.learners.PrimalDual
@@ -39,6 +41,7 @@ class Settings:
     iterations: int = 30
     num_envs: int = 1
     run_dir: str = "runs/cartpole"
+    resume: bool = False
 
     def __post_init__(self):
         integers(self, "seeds", "iterations", "num_envs", low=1)
@@ -51,7 +54,7 @@ PRESETS["actor-critic"] = ("One-step targets.", Settings(learner=TD, name="actor
 
 def learn(settings: Settings, algorithm: vx.Algorithm, place: Path, seed: int) -> int:
     """Trains one run, or goes on with it; prints what it learned. Returns its exit code, 1 where learning diverged."""
-    how = {"run_dir": place / f"seed-{seed}", "resume": True, "progress": False, "loggers": ()}
+    how = {"run_dir": place / f"seed-{seed}", "resume": settings.resume, "progress": False, "loggers": ()}
     try:
         run = vx.train(algorithm, seed=seed, steps=settings.iterations, **how)
     except FloatingPointError as error:
@@ -60,7 +63,7 @@ def learn(settings: Settings, algorithm: vx.Algorithm, place: Path, seed: int) -
     finally:
         algorithm.close()
     if not run.interrupted:
-        print(place.name, f"seed {seed}:", round(run.metrics[-1]["training_mean"], 1), flush=True)
+        print(place.name, f"seed {seed}: {run.metrics[-1].get('training_mean', math.nan):.1f}", flush=True)
     return run.exit_code
 
 

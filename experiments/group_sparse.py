@@ -28,6 +28,7 @@ from scipy import stats
 import volvox as vx
 from volvox._checks import integer
 from volvox.checkpoint import write_file
+from volvox.report import read_metrics
 from volvox.sparsity import Cubic, Dynamic, GroupSparse, KeepNOfM, Magnitude
 from volvox.training import check_unused, run_path
 
@@ -168,9 +169,7 @@ def rows_of(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     """Metrics of each way that was trained and played, in the order of `Way`."""
     folders = {way: Path(settings.run_dir) / way for way in get_args(Way)}
     return {
-        way: [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for way, folder in folders.items()
-        if (folder / _SCORE).exists()
+        way: read_metrics(folder / "metrics.jsonl") for way, folder in folders.items() if (folder / _SCORE).exists()
     }
 
 
@@ -329,7 +328,9 @@ def run_ways(settings: Settings, seed: int, run_dir: str) -> int:
     folder = run_path(settings.run_dir)
     for way in settings.ways:  # every bad setting is refused before long work
         try:
-            make_algorithm(settings, way).close()
+            algorithm = make_algorithm(settings, way)
+            algorithm.close()
+            settings = dataclasses.replace(settings, task=algorithm.env.spec.name)  # with its version
         except ValueError as error:
             raise ValueError(f"{way}: {error}") from error
         if not settings.resume:

@@ -3,8 +3,8 @@
     python experiments/lag_a3c.py --task HalfCheetah --lags 0 1 2 4 8 16 --seeds 3 --run-dir runs/lag
 
 The lag is exact, by the schedule (`lag` of `volvox.A3C`). Each lag but 0 is trained with V-trace too (`--ways`). Every
-run has a directory of its own, and the same call goes on after an interrupt. Writes `lag.json` and `lag.png`: the mean
-return of the last 100 training episodes, and the curves, of each seed.
+run has a directory of its own; Ctrl-C saves it, and the same call with --resume goes on with it. Writes `lag.json` and
+`lag.png`: the mean return of the last 100 training episodes, and the curves, of each seed.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import volvox as vx
+from volvox._checks import integers
 from volvox.checkpoint import write_file
 from volvox.training import run_path
 
@@ -39,6 +40,7 @@ class Settings:
       segment_length: Timesteps of a segment.
       learning_rate: Learning rate of Adam.
       run_dir: Directory of the result.
+      resume: Go on with the runs in `run_dir`.
     """
 
     task: str = "HalfCheetah"
@@ -51,6 +53,12 @@ class Settings:
     segment_length: int = 20
     learning_rate: float = 3e-4
     run_dir: str = "runs/lag"
+    resume: bool = False
+
+    def __post_init__(self):
+        integers(self, "seeds", "iterations", low=1)
+        if not self.lags or not self.ways:
+            raise ValueError(f"lags={self.lags}, ways={self.ways}: give at least one of each.")
 
 
 def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
@@ -68,7 +76,11 @@ def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
     episode = env.spec.max_episode_steps * env.num_envs * env.spec.frame_skip
     least = frames_per_update * max(lag, settings.iterations)
     if settings.frames < 2 * max(episode, least):
-        raise ValueError(f"frames={settings.frames}: episodes must end, and updates be more than the lag; give more.")
+        raise ValueError(
+            f"frames={settings.frames} are too few for episodes to end ({episode} frames), and for {least} frames of "
+            f"updates, at least one for each of iterations={settings.iterations} and more than lag={lag}; give at "
+            f"least {2 * max(episode, least)}."
+        )
     updates = settings.frames // (frames_per_update * settings.iterations)
     learner = dataclasses.replace(learner, updates_per_iteration=updates)
     return vx.learn(learner, vx.networks.GaussianMLP(components), env)
@@ -81,10 +93,15 @@ def learned(algorithm: vx.Algorithm, settings: Settings, folder: Path, seed: int
       `return`, the mean of the last 100 training episodes, None if learning diverged; `frames` and `training_mean`,
       the curve; `lag_max`, the lag as it was measured; `seconds` of training.
     """
-    how = {"run_dir": folder / f"seed-{seed}", "resume": True, "progress": False, "loggers": ()}
+    run_dir, resume = folder / f"seed-{seed}", settings.resume
+    diverged = run_dir / "diverged"  # so that it is not trained again, from other episodes, until it does not
+    if resume and diverged.exists():
+        return {"return": None}
+    how = {"run_dir": run_dir, "resume": resume, "progress": False, "loggers": ()}
     try:
         run = vx.train(algorithm, seed=seed, steps=settings.iterations, **how)
-    except FloatingPointError:
+    except FloatingPointError as error:
+        write_file(diverged, f"{error}\n")
         return {"return": None}
     finally:
         algorithm.close()
@@ -92,7 +109,7 @@ def learned(algorithm: vx.Algorithm, settings: Settings, folder: Path, seed: int
         raise SystemExit(run.exit_code)
     curve = {name: [row.get(name) for row in run.metrics] for name in ("frames", "training_mean")}
     last = run.metrics[-1]
-    return {"return": last["training_mean"], **curve, "lag_max": last["lag_max"], "seconds": last["seconds"]}
+    return {"return": last.get("training_mean"), **curve, "lag_max": last["lag_max"], "seconds": last["seconds"]}
 
 
 def draw(settings: Settings, runs: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:
@@ -123,8 +140,11 @@ def draw(settings: Settings, runs: dict[str, dict[str, list[dict[str, Any]]]]) -
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     for lag in settings.lags:
-        make_algorithm(settings, lag, False)
+        algorithm = make_algorithm(settings, lag, False)
+        settings = dataclasses.replace(settings, task=algorithm.env.spec.name)  # with its version
     folder = run_path(settings.run_dir)
+    if folder.exists() and any(folder.iterdir()) and not settings.resume:
+        raise FileExistsError(f"{folder} already holds files; give another --run-dir, or --resume.")
     folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, dict[str, list[dict[str, Any]]]] = {way: {} for way in settings.ways}
     for lag in settings.lags:
@@ -137,7 +157,8 @@ def main() -> int:
                 seeds.append(learned(make_algorithm(settings, lag, way == "V-trace"), settings, place, seed))
                 said = "diverged" if seeds[-1]["return"] is None else f"{seeds[-1]['return']:.1f}"
                 print(f"lag {lag}, {way}, seed {seed}: {said}", flush=True)
-                text = json.dumps({"settings": dataclasses.asdict(settings), "runs": runs})
+                about = {name: value for name, value in dataclasses.asdict(settings).items() if name != "resume"}
+                text = json.dumps({"settings": about, "runs": runs})
                 write_file(folder / "lag.json", text + "\n")
     draw(settings, runs).savefig(folder / "lag.png", dpi=100)
     return 0

@@ -153,7 +153,11 @@ def exit_code(main: Callable[[], int]) -> int:
         return 1
     except KeyboardInterrupt:  # what was being compiled goes on in other threads, and may crash an orderly end
         sys.stdout.flush()
-        print("stopped at once; --resume goes on after what was saved last", file=sys.stderr, flush=True)
+        print(
+            "stopped at once; what was saved last is whole; --resume, if there is the flag, goes on there",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(130)
 
 

@@ -3,7 +3,8 @@
     python experiments/maze_novelty.py --seeds 10 --run-dir runs/maze
 
 Two genetic algorithms that differ in what makes a parent: the distance to the goal, or novelty of the final position.
-Runs are in `novelty/seed-0`, `fitness/seed-0` and so on, as `volvox compare` takes them. Writes `maze.json` (for each
+Runs are in `novelty/seed-0`, `fitness/seed-0` and so on, as `volvox compare` takes them; Ctrl-C saves the run in
+progress, and the same call with --resume goes on with it. Writes `maze.json` (for each
 run: whether and when a member ended within 5 of the goal, and the least distance by generation), `maze.png`, and
 pictures of where the populations of the first seed ended.
 """
@@ -11,7 +12,6 @@ pictures of where the populations of the first seed ended.
 import dataclasses
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Settings:
       num_archived: members archived each generation.
       num_envs: robots at once, in two groups.
       run_dir: where the results go.
+      resume: go on with the runs in `run_dir`.
     """
 
     seeds: int = 10
@@ -55,6 +56,7 @@ class Settings:
     num_archived: int = 3
     num_envs: int = 250
     run_dir: str = "runs/maze"
+    resume: bool = False
 
 
 def make_algorithm(settings: Settings, strategy: str) -> vx.Algorithm:
@@ -76,13 +78,13 @@ def make_algorithm(settings: Settings, strategy: str) -> vx.Algorithm:
 
 def run(settings: Settings, strategy: str, algorithm: vx.Algorithm, seed: int) -> dict[str, Any]:
     """One run of all its generations."""
-    began = time.perf_counter()
     result = vx.train(
         algorithm,
         seed=seed,
         steps=settings.generations,
         run_dir=Path(settings.run_dir) / strategy / f"seed-{seed}",
         checkpoint_every=settings.generations,
+        resume=settings.resume,
         log=seed == 0,
         loggers=(),
         progress=False,
@@ -99,8 +101,8 @@ def run(settings: Settings, strategy: str, algorithm: vx.Algorithm, seed: int) -
         "least_distance": float(least[-1]),
         "least_distance_by_generation": [round(float(x), 2) for x in least],
         "evaluations": settings.generations * settings.population_size,
-        "seconds": round(time.perf_counter() - began, 1),
-        "steps_per_second": round(frames / (time.perf_counter() - began)),
+        "seconds": round(result.metrics[-1]["seconds"], 1),
+        "steps_per_second": round(frames / result.metrics[-1]["seconds"]),
     }
 
 
@@ -124,13 +126,13 @@ def draw(settings: Settings, results: dict[str, list[dict[str, Any]]]) -> Figure
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     folder = run_path(settings.run_dir)
-    if folder.exists():
-        raise ValueError(f"{folder} exists; give another --run-dir.")
+    if folder.exists() and not settings.resume:
+        raise FileExistsError(f"{folder} already exists; give another --run-dir, or --resume.")
     for name in ("seeds", "generations"):
         if getattr(settings, name) < 1:
             raise ValueError(f"{name}={getattr(settings, name)}: at least one is needed.")
     algorithms = {name: make_algorithm(settings, name) for name in ("novelty", "fitness")}
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in algorithms}
     for seed in range(settings.seeds):
         for name, algorithm in algorithms.items():
@@ -141,7 +143,8 @@ def main() -> int:
                 f"reached in generation {one['generation']}, {one['seconds']:.0f} s",
                 flush=True,
             )
-            written = {"settings": dataclasses.asdict(settings), "runs": results}
+            about = {name: value for name, value in dataclasses.asdict(settings).items() if name != "resume"}
+            written = {"settings": about, "runs": results}
             write_file(folder / "maze.json", json.dumps(written) + "\n")
     draw(settings, results).savefig(folder / "maze.png", dpi=100)
     for name in results:

@@ -78,17 +78,27 @@ def look_up(folder: Path, place: str) -> Any:
     """
     file, *keys, last = place.split(":")
     node = json.loads((folder / file).read_text())
-    for key in keys:
-        node = node[key]
-    if isinstance(node, list):
-        return [item[int(last) if isinstance(item, list) else last] for item in node]
-    return node[last]
+    try:
+        for key in keys:
+            node = node[key]
+        if isinstance(node, list):
+            return [item[int(last) if isinstance(item, list) else last] for item in node]
+        return node[last]
+    except (IndexError, TypeError, ValueError) as error:  # the values on the way are of other kinds, or too few
+        raise KeyError(place) from error
 
 
 def seeds_of(run: dict[str, Any], place: str) -> list[float | None]:
-    """Returns one score for each seed of a run; that of a seed that diverged is None."""
-    values = look_up(run["folder"], place)
-    return values if isinstance(values, list) else [values]
+    """Returns one score for each seed of a run; that of a seed that diverged is None.
+
+    Raises:
+      FileNotFoundError, KeyError: There is no such place, or no numbers are there.
+    """
+    found = look_up(run["folder"], place)
+    values = found if isinstance(found, list) else [found]
+    if not values or not all(value is None or isinstance(value, int | float) for value in values):
+        raise KeyError(place)
+    return values
 
 
 def number(value: float) -> str:
@@ -193,7 +203,7 @@ def protocol_of(run: dict[str, Any]) -> str:
     if not isinstance(score, dict):
         return "not noted"
     protocol = score.get("about") or score.get("protocol") or "not noted"
-    which = saved.get("of", {}).get("which") if keys == ["policy"] else None
+    which = saved.get("of", {}).get("which") if [key.split(",")[0] for key in keys] == ["policy"] else None
     return f"{protocol}, {which} policy" if which else protocol
 
 
@@ -207,17 +217,18 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
 
     Every game counts alike: where some have more seeds than others, the first seeds of each are taken.
     """
-    tasks: dict[str, list[float]] = {}
-    for run in runs:
-        tasks.setdefault(run["task"], []).extend(human_normalized(run))
-    tasks = {task: scores for task, scores in tasks.items() if scores}
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: [int(number) for number in re.findall(r"\d+", run["seeds"])]):
+        if human_normalized(run):
+            tasks.setdefault(run["task"], []).append(run)
     if len(tasks) < 2:
         return None
     few, many = (choose(map(len, tasks.values())) for choose in (min, max))
     seeds = f"{few} a game" if few == many else f"the first {few} of each"
+    runs = [run for task in tasks.values() for run in task[:few]]
     return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": seeds} | {
         "protocol": listed(map(protocol_of, runs)),
-        "score": scored(*(scores[:few] for scores in tasks.values())),
+        "score": scored(*([human_normalized(run)[0] for run in task[:few]] for task in tasks.values())),
         "wall-clock": minutes(run["seconds"] for run in runs),
         "command": "those of the games",
         "note": listed(run["note"] for run in runs if "note" in run),

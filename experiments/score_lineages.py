@@ -39,8 +39,9 @@ class Settings:
 
 
 def score_of(run: str) -> dict[str, Any]:
-    """What `score.json` of a run has."""
-    return json.loads((RESULTS / run / "score.json").read_text())
+    """What `score.json` of a run has; nothing where there is none."""
+    path = RESULTS / run / "score.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def main() -> int:
@@ -48,7 +49,11 @@ def main() -> int:
     path = RESULTS / "lineages" / "scores.json"
     lineages = sorted(str(lineage.parent.relative_to(RESULTS)) for lineage in RESULTS.rglob("elite.json"))
     runs = settings.runs or tuple(run for run in lineages if "elite, exact" not in score_of(run))
-    for run, loaded in [(run, vx.load(RESULTS / run)) for run in runs]:  # all are there before minutes of play
+    for path_needed in (RESULTS / run / name for run in runs for name in ("config.json", "elite.json")):
+        if not path_needed.exists():  # before minutes of play
+            raise FileNotFoundError(f"{path_needed} does not exist; give runs that have a lineage.")
+    for run in runs:
+        loaded = vx.load(RESULTS / run)
         sticky = loaded.evaluate(settings.episodes, protocol="sticky", seed=settings.seed)
         scores = {"exact": loaded.evaluate(protocol="exact"), "sticky": sticky}
         print(*(f"{run}: {score}" for score in scores.values()), sep="\n", flush=True)

@@ -2,11 +2,15 @@
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 import volvox as vx
 from volvox.checkpoint import write_file
@@ -53,7 +57,11 @@ def scores_of(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> dict[s
 def scored_of(run: vx.Run, episodes: int) -> dict[str, Any]:
     """What a score is of: by it a run that was resumed with nothing left to do is not scored again."""
     last = run.algorithm.last_variables is not None and not evaluated(run)  # of populations it is the best
-    return {"steps": len(run.metrics), "episodes": episodes, "which": "last" if last else "best"}
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(run.variables()):
+        digest.update(np.asarray(leaf).tobytes())
+    which = "last" if last else "best"
+    return {"steps": len(run.metrics), "episodes": episodes, "which": which, "network": digest.hexdigest()[:16]}
 
 
 def evaluated(run: vx.Run) -> bool:

@@ -26,6 +26,8 @@ from volvox.checkpoint import write_file
 from volvox.envs.linear_mdps import costly_exploration, hidden_laboratory
 from volvox.training import run_path
 
+_HORIZON = 3  # timesteps of an episode, of both models
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -54,20 +56,25 @@ class Settings:
     run_dir: str = "runs/regret"
 
     def __post_init__(self):
-        integers(self, "signals", "seeds", low=1)
+        integers(self, "signals", "seeds", "dimension", low=1)
+        for name in ("episodes", "sparsities"):
+            if not (values := getattr(self, name)) or min(values) < 1:
+                raise ValueError(f"{name}={values}: give one or several numbers of at least 1.")
         if self.model == "hidden" and self.sparsities != (2,):
             raise ValueError(f"sparsities={self.sparsities} belong to model='costly'; leave them out.")
         for n, s in itertools.product(self.episodes, self.sparsities):
-            if not self.exploration(n, s) < n < self.dimension:
+            if n >= self.dimension:
+                raise ValueError(f"episodes={n} must be fewer than dimension={self.dimension}; give a larger one.")
+            if (explored := self.exploration(n, s)) >= n:
                 raise ValueError(
-                    f"episodes={n}: with s={s} exploration takes {self.exploration(n, s)}, and dimension is "
-                    f"{self.dimension}; give a number between them."
+                    f"episodes={n}: with s={s} exploration alone takes {explored}; give more episodes, or a smaller s."
                 )
 
     def exploration(self, n: int, s: int) -> int:
-        """Episodes of exploration, of N."""
+        """Episodes of exploration, of N: a multiple of the horizon."""
         middle = np.exp(np.mean(np.log(self.episodes)))
-        return round((s * middle) ** (2 / 3) * (n / middle) ** self.exponent)
+        wanted = max(round((s * middle) ** (2 / 3) * (n / middle) ** self.exponent), 1)
+        return -(-wanted // _HORIZON) * _HORIZON
 
 
 def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
@@ -75,12 +82,13 @@ def regrets(settings: Settings, n: int, s: int) -> dict[str, list[float]]:
     d, learner = settings.dimension, vx.learners.LassoFQI(exploration_episodes=settings.exploration(n, s))
 
     def costly(key, signal):
-        model = costly_exploration(dimension=d, sparsity=s, signal=signal)
+        model = costly_exploration(dimension=d, sparsity=s, signal=signal, horizon=_HORIZON)
         return vx.learners.explore_then_commit(learner, model, key, n).regret
 
     def hidden(key, known):
         key, of_door = jax.random.split(key)
-        model = hidden_laboratory(dimension=d, door=jax.random.randint(of_door, (), 0, d - 2), door_known=known)
+        door = jax.random.randint(of_door, (), 0, d - 2)
+        model = hidden_laboratory(dimension=d, door=door, horizon=_HORIZON, door_known=known)
         return vx.learners.explore_then_commit(learner, model, key, n).regret
 
     if settings.model == "costly":
@@ -96,7 +104,8 @@ def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | Non
     """The slope of the worst regret in logarithms, with a 95% bootstrap interval that resamples seeds.
 
     A seed is the same at all points, which makes their regrets alike, so a resample has the same seeds at each of them.
-    With fewer than three seeds there is no interval, and where a point has no positive regret there is no slope.
+    With fewer than three seeds there is no interval. Where a point has no positive regret there is no slope, and where
+    that is so in a resample there is no interval.
 
     Args:
       points: As in `regret.json`.
@@ -106,17 +115,18 @@ def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | Non
     # Of each point: regrets [cases, seeds].
     found = [np.array([x for name, x in p["regrets"].items() if cases is None or name in cases]) for p in points]
     logs, rng = np.log([p[along] for p in points]), np.random.default_rng(0)
-    if min(table.mean(axis=1).max() for table in found) <= 0:
+
+    def fitted(tables: list[np.ndarray]) -> float | None:
+        worst = [table.mean(axis=1).max() for table in tables]
+        return None if min(worst) <= 0 else float(np.polyfit(logs, np.log(worst), 1)[0])
+
+    if (value := fitted(found)) is None:
         return {"slope": None, "interval_95": None}
-
-    def fitted(tables: list[np.ndarray]) -> float:
-        return float(np.polyfit(logs, [np.log(table.mean(axis=1).max()) for table in tables], 1)[0])
-
     interval, (seeds,) = None, {table.shape[1] for table in found}
-    if seeds >= 3:
-        drawn = [fitted([x[:, rows] for x in found]) for rows in rng.integers(seeds, size=(2_000, seeds))]
+    drawn = [fitted([x[:, rows] for x in found]) for rows in rng.integers(seeds, size=(2_000, seeds))]
+    if seeds >= 3 and None not in drawn:
         interval = [round(float(x), 3) for x in np.percentile(drawn, [2.5, 97.5])]
-    return {"slope": round(fitted(found), 3), "interval_95": interval}
+    return {"slope": round(value, 3), "interval_95": interval}
 
 
 def slopes(points: list[dict[str, Any]]) -> dict[str, Any]:

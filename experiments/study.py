@@ -94,13 +94,17 @@ def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
     """
     seeds_of({"folder": run_dir}, description["score"])
     folder.mkdir(parents=True, exist_ok=True)
-    for path in run_dir.glob("*.json"):
+    below = [path.parent for path in run_dir.glob("*/config.json")]  # of a script that makes several runs
+    for path in (*run_dir.glob("*.json"), *(directory / "config.json" for directory in below)):
         if path.stat().st_size <= MAX_BYTES:
-            write_file(folder / path.name, path.read_bytes())
-    if rows := read_metrics(run_dir / "metrics.jsonl"):
-        every = -(-len(rows) // MAX_ROWS)
-        text = "".join(json.dumps(row) + "\n" for row in rows[::-every][::-1])  # the last row included
-        write_file(folder / "metrics.jsonl", text)
+            copy = folder / path.relative_to(run_dir)
+            copy.parent.mkdir(exist_ok=True)
+            write_file(copy, path.read_bytes())
+    for directory in (run_dir, *below):
+        if rows := read_metrics(directory / "metrics.jsonl"):
+            every = -(-len(rows) // MAX_ROWS)
+            text = "".join(json.dumps(row) + "\n" for row in rows[::-every][::-1])  # the last row included
+            write_file(folder / directory.relative_to(run_dir) / "metrics.jsonl", text)
     write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
 
 
@@ -154,9 +158,11 @@ def main() -> int:
         if code:
             failed.append(f"{run_dir}: exit code {code}")
             continue
+        described = line | made_here() | {"commit": commits(run_dir, now), "seconds": seconds}
+        if not line["note"]:
+            del described["note"]
         try:
-            described = {**made_here(), "commit": commits(run_dir, now), "seconds": seconds}
-            keep(run_dir, folder, {**line, **described})
+            keep(run_dir, folder, described)
         except (KeyError, FileNotFoundError) as error:
             failed.append(f"{run_dir}: there is no score at {line['score']} ({error})")
     for failure in failed:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import volvox as vx
@@ -66,6 +67,23 @@ def test_play(loaded, capsys):
     assert cli.main(["play", "runs/a", "--episodes", "30", "--protocol", "exact", "--seed", "7"]) == 0
     assert loaded.asked == [Path("runs/a"), ("evaluate", 30, {"which": "best", "protocol": "exact", "seed": 7})]
     assert capsys.readouterr().out == "the evaluate\n"
+
+
+def test_play_prints_both_protocols_of_an_atari_game(loaded, monkeypatch, capsys):
+    """Unless one is named: the exact score plays each start once, whatever number of episodes is asked for."""
+
+    def evaluate(episodes=None, *, protocol=None, **options):
+        loaded.asked.append((episodes, protocol, options))
+        returns = np.array([3.0, 5.0], np.float32)
+        return vx.Score(returns, np.array([7, 7]), 4.0, None, None, protocol or "sticky", protocol or "sticky", None)
+
+    monkeypatch.setattr(loaded, "evaluate", evaluate, raising=False)
+    assert cli.main(["play", "runs/a", "--episodes", "9", "--which", "last"]) == 0
+    options = {"which": "last", "seed": 1_000_003}
+    assert loaded.asked[1:] == [(9, None, options), (None, "exact", options)]
+    assert capsys.readouterr().out == "mean return 4.00 (sticky)\nmean return 4.00 (exact)\n"
+    assert cli.main(["play", "runs/a", "--protocol", "sticky"]) == 0
+    assert capsys.readouterr().out == "mean return 4.00 (sticky)\n"
 
 
 def test_watch(loaded):

@@ -195,13 +195,16 @@ def test_there_is_no_elite_before_the_first_step(tmp_path):
     assert not (tmp_path / "a" / "elite.json").exists()
 
 
-def test_resume_with_nothing_left_to_do_writes_elite_and_plot_again(tmp_path):
+def test_resume_with_nothing_left_to_do_writes_elite_plot_and_fingerprint_again(tmp_path):
     run_dir = tmp_path / "a"
     run = quietly(lineages(), steps=3, run_dir=run_dir)
     # As a kill leaves it between a checkpoint and its elite, or an older version that reported another one.
     (run_dir / "elite.json").write_text('{"generation": 2}')
     (run_dir / "learning_curve.png").unlink()
+    before = (run_dir / "fingerprint.json").read_text()
+    (run_dir / "fingerprint.json").unlink()
     quietly(lineages(), steps=3, run_dir=run_dir, resume=True)
+    assert (run_dir / "fingerprint.json").read_text() == before
     assert elite_of(run_dir) == {"generation": 3, "x": run.state.x.tolist()}
     assert (run_dir / "learning_curve.png").exists()
 

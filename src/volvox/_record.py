@@ -97,6 +97,7 @@ class Record:
         self._settings = ""  # digest of the settings, by which checkpoints know their run
         self._rows_digest = hashlib.sha256()
         self._saved_step = -1
+        self._saved_outputs: list[float] | None = None  # of the checkpoint with which a resumed run begins
         self._next_plot = time.monotonic() + _SECONDS_BETWEEN_PLOTS
         self._outputs: Callable[[ArrayTree], list[float]] | None = None
 
@@ -168,6 +169,7 @@ class Record:
         found = read_run(self.path, self._algorithm, self.config, key) if there else None
         if found is not None:
             self.rows, self._rows_digest, self._saved_step = found.rows, found.rows_digest, found.step
+            self._saved_outputs = found.outputs
         elif there:
             file, folder = self.path / METRICS, self.path / CHECKPOINTS
             metrics, damage = rows.read_until_damage(file)
@@ -201,6 +203,7 @@ class Record:
             rows.rewrite(self.path / METRICS, self.rows)
             rows.drop_log_after(self.path / _LOG, self.done)
         self.write_elite(state)  # a kill may have come between a checkpoint and its elite
+        self._write_fingerprint(self._saved_outputs)
 
     def _open_loggers(self, stack: ExitStack, loggers: Sequence[Any]) -> None:
         algorithm, before = self._algorithm, tuple(map(dict, self.rows))
@@ -250,9 +253,7 @@ class Record:
                 raise
             self._save_checkpoint(state, outputs)
             self.write_elite(state)
-            if outputs is not None:  # for what loads the elite without a checkpoint
-                with self._writing():
-                    checkpoint.write_file(self.path / FINGERPRINT, fingerprint(self.done, outputs))
+            self._write_fingerprint(outputs)
         with self._writing():
             self._write_config()
 
@@ -291,6 +292,12 @@ class Record:
                 checkpoint.write_file(self.path / ELITE, elite)
             else:
                 (self.path / ELITE).unlink(missing_ok=True)
+
+    def _write_fingerprint(self, outputs: list[float] | None) -> None:
+        """Writes what the best policy answered, for what loads the elite without a checkpoint."""
+        if self.path is not None and outputs is not None:
+            with self._writing():
+                checkpoint.write_file(self.path / FINGERPRINT, fingerprint(self.done, outputs))
 
     def plot_now_and_then(self) -> None:
         """Draws the learning curve, about once a minute."""

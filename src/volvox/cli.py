@@ -9,7 +9,8 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -80,19 +81,32 @@ def play(
       run: The run directory, or a file of `volvox export` that ends in `.stablehlo`.
       episodes: Number of episodes; by default 100, or as many as there are starts with the protocol "exact".
       which: The best policy of a run so far (the default), or its last one.
-      protocol: How the score is measured; by default with sticky actions on Atari, otherwise in fresh episodes.
+      protocol: How the score is measured; by default on Atari with sticky actions and then exactly, otherwise in fresh
+        episodes.
       seed: Seed of the environments and the actions; by default one that training is unlikely to use.
     """
+    evaluate = _evaluation_of(run, which)
+    score = evaluate(episodes, protocol=protocol, seed=seed)
+    print(score, flush=True)
+    if protocol is None and score.protocol == "sticky":
+        print(evaluate(protocol="exact", seed=seed))
+
+
+def _evaluation_of(run: Path, which: Literal["best", "last"] | None) -> Callable[..., scoring.Score]:
+    """`Run.evaluate` of a run's policy, or the same of an exported one."""
     if not exported.is_exported(run):
-        print(load(run).evaluate(episodes, which=which or "best", protocol=protocol, seed=seed))
-        return
+        return partial(load(run).evaluate, which=which or "best")
     if which is not None:
         raise ValueError(f"{run} holds one policy, so that which={which!r} chooses nothing: leave it out.")
     policy = exported.load_exported(run)
     env = rebuild(policy.header["config"].get("env"), place="env")
     if env is None:
         raise ValueError(f"{run} does not say in which environment it plays.")
-    print(scoring.play(env, policy.policy(), (), protocol=protocol, num_episodes=episodes, seed=seed))
+
+    def evaluate(episodes: int | None = None, **options: Any) -> scoring.Score:
+        return scoring.play(env, policy.policy(), (), num_episodes=episodes, **options)
+
+    return evaluate
 
 
 def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:

@@ -152,7 +152,7 @@ def test_a_run_is_resumed_with_the_same_bits_and_loaded(name, tmp_path):
     assert resumed.algorithm.genome is None
 
 
-@pytest.mark.parametrize("name", ["DifferentialEvolution", "PSO", "HillClimbing", "SNES"])
+@pytest.mark.parametrize("name", ["DifferentialEvolution", "PSO", "HillClimbing", "SimulatedAnnealing", "SNES"])
 def test_forgotten_scores_leave_no_trace(name):
     """Scores of a longer cutoff are all lower, and the search goes on by them alone."""
     inner = wrapped(name).inner
@@ -163,15 +163,15 @@ def test_forgotten_scores_leave_no_trace(name):
         return asked.bases, inner.tell(jax.random.key(10 + number), state, asked, played(returns), CODE)[0]
 
     for number in range(2):
-        _, state = told(state, number, np.arange(N))
-    population = getattr(state.algorithm, "population", None)
+        _, state = told(state, number, np.roll(np.arange(N), number))
+    population = getattr(state.algorithm, "population_best", getattr(state.algorithm, "population", None))
     asked, state = told(inner.forget_scores(state), 2, np.arange(N) - 100.0)
     assert state.algorithm.best_fitness == 100 - (N - 1)
     if population is not None:  # the best that it had are played again, and nothing is lost
         flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(asked)
         np.testing.assert_array_equal(flat, population)
         np.testing.assert_allclose(state.algorithm.fitness, 100.0 - np.arange(N))
-    if name == "HillClimbing":
+    if name in ("HillClimbing", "SimulatedAnnealing"):
         mean = inner.mean(state, CODE)
         jax.tree.map(lambda x, rows: np.testing.assert_allclose(x, rows[N - 1], rtol=1e-6), mean, asked)
 

@@ -85,10 +85,13 @@ def test_the_table_of_made_up_results(module, tmp_path):
     assert slope == row("Lag", "E", "training", "3", "0.5 [0.25, 0.75]", *rest)
     task, score = "2 games, human-normalised", "100 (one seed: no interval)"  # (0.1 + 200) / 2: games count alike
     many = ("GA", task, "sticky, 9 episodes", "the first 1 of each", score)
-    assert last == row(*many, "", "", "", "3 min", "those of the games")
+    assert last == row(*many, "", "", "", "2 min", "those of the games")
     with pytest.raises(ValueError, match="seeds '0' with an interval; give the first and last"):
         module.of_all_seeds({"folder": folder, "seeds": "0", "interval": ""})
-    for place in ("all.json:slope:valeu", "all.json:slop:value"):
+    # Misspelt, a number in place of an object, an object in place of a number, a list without that many, no list.
+    (folder / "odd.json").write_text('{"elite": 1.5, "curves": [[]], "empty": [], "mean": {"of": 1}}')
+    odd = ("odd.json:elite:mean", "odd.json:mean", "odd.json:curves:-1", "odd.json:empty:-1", "odd.json:curves:mean")
+    for place in ("all.json:slope:valeu", "all.json:slop:value", *odd):
         with pytest.raises(KeyError):
             module.seeds_of({"folder": folder}, place)
     elsewhere = {"folder": folder, "score": "all.json:returns:1", "exact": "../A-v5/1/score.json:elite:mean"}
@@ -105,7 +108,7 @@ def test_the_list_of_runs_wanted(module, load):
     study, lines = load("study"), module.wanted()
     assert len({study.place(line) for line in lines}) == len(lines)
     for line in lines:
-        assert set(line) == {"method", "task", "seeds", "budget", "protocol", "score", "command"}
+        assert set(line) == {"method", "task", "seeds", "budget", "protocol", "score", "command", "note"}
         assert None not in line.values()
         script = line["command"].split()[0]
         assert (module.HERE / script).exists()

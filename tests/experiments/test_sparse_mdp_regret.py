@@ -49,13 +49,25 @@ def test_where_no_regret_is_positive_there_is_no_slope(module):
     assert module.slope(points, "N") == {"slope": None, "interval_95": None}
 
 
+def test_where_a_resample_has_no_positive_regret_there_is_no_interval(module):
+    points = [{"N": n, "s": 2, "regrets": {"a": [-1.0, -1.0, 10.0 * n]}} for n in (1_000, 2_000)]
+    found = module.slope(points, "N")
+    assert found == {"slope": pytest.approx(1.0, abs=1e-3), "interval_95": None}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seeds": 0}, "seeds"),
+        ({"seeds": 0}, "seeds must be an integer of at least 1, got 0"),
+        ({"episodes": ()}, r"episodes=\(\): give one or several numbers of at least 1"),
+        ({"episodes": (-5, 1_000)}, r"episodes=\(-5, 1000\): give"),
+        ({"sparsities": (0,)}, r"sparsities=\(0,\): give"),
         ({"model": "hidden", "sparsities": (1, 2)}, r"sparsities=\(1, 2\) belong to model='costly'"),
-        ({"episodes": (1_000, 20_000)}, "episodes=20000: .* dimension is 20000; give a number between"),
-        ({"episodes": (10,), "sparsities": (9,)}, "episodes=10: with s=9 exploration takes 20, "),
+        ({"episodes": (1_000, 20_000)}, "episodes=20000 must be fewer than dimension=20000"),
+        (
+            {"episodes": (83,), "sparsities": (9,)},
+            "episodes=83: with s=9 exploration alone takes 84; give more",
+        ),
     ],
 )
 def test_bad_settings_are_refused_before_long_work(module, given, message):

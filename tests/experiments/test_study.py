@@ -20,6 +20,10 @@ if "--fail" in sys.argv:
     sys.exit(2)
 name = "policy" if "--policy" in sys.argv else "elite"
 (folder / "score.json").write_text(json.dumps({name: {"mean": 1.5}}))
+for way in ("dense", "gst"):
+    (folder / way / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / way / "config.json").write_text(json.dumps({"provenance": {"date": "2026", "revision": way}}))
+    (folder / way / "metrics.jsonl").write_text(json.dumps({"update": 1}) + chr(10))
 (folder / "large.json").write_text(" " * 1_000_001)
 (folder / "metrics.jsonl").write_text("".join(json.dumps({"generation": i + 1}) + chr(10) for i in range(1_100)))
 """
@@ -32,10 +36,11 @@ def study(script, tmp_path):
 
     def of(*flags):
         lines = [
-            f"GA (a: b),T-v5,{i},9 frames,,score.json:elite:mean,{tmp_path}/run.py {f}" for i, f in enumerate(flags)
+            f"GA (a: b),T-v5,{i},9 frames,,score.json:elite:mean,{tmp_path}/run.py {f},{'in-sample' * (f == '--note')}"
+            for i, f in enumerate(flags)
         ]
         wanted = tmp_path / "wanted.csv"
-        wanted.write_text("\n".join(["method,task,seeds,budget,protocol,score,command", *lines]) + "\n")
+        wanted.write_text("\n".join(["method,task,seeds,budget,protocol,score,command,note", *lines]) + "\n")
         places = ("--root", tmp_path / "runs", "--results", tmp_path / "results", "--wanted", wanted)
         return script("study.py", [str(word) for word in places])
 
@@ -50,15 +55,19 @@ def test_results_are_kept_once_and_failures_named(study, tmp_path):
     assert "seed-0: exit code 2" in err
     assert err.strip().endswith("seed-2: there is no score at score.json:elite:mean ('elite')")
     kept = tmp_path / "results" / "ga-a-b" / "t-v5-9-frames" / "seed-1"
-    assert sorted(path.name for path in kept.iterdir()) == ["metrics.jsonl", "run.json", "score.json"]
+    assert sorted(path.name for path in kept.iterdir()) == ["dense", "gst", "metrics.jsonl", "run.json", "score.json"]
+    for way in ("dense", "gst"):  # configs and curves of a script that makes several runs
+        assert sorted(path.name for path in (kept / way).iterdir()) == ["config.json", "metrics.jsonl"]
     run = json.loads((kept / "run.json").read_text())
     assert run["method"] == "GA (a: b)"
     assert run["seconds"] > 0
     assert {"hardware", "commit", "date", "command", "score"} <= set(run)
+    assert "note" not in run
     generations = [json.loads(line)["generation"] for line in (kept / "metrics.jsonl").read_text().splitlines()]
     assert generations == list(range(2, 1_101, 3))  # thinned to 500 rows at most, the last one kept
-    code, out, _ = study("", "").run()
+    code, out, _ = study("--note", "").run()
     assert code == 0
+    assert json.loads((kept.parent / "seed-0" / "run.json").read_text())["note"] == "in-sample"
     assert out.count("study: ") == 1  # only what had failed
     code, out, err = study("", "--other").run()
     assert code == 1

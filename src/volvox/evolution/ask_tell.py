@@ -154,7 +154,8 @@ class Evosax:
         algorithm, params = self._made(encoding)
         asked, after = algorithm.ask(key, state.algorithm, params)
         if not self._has_mean:  # the first population is played as it is
-            first = algorithm.get_population(state.algorithm), state.algorithm
+            best = getattr(state.algorithm, "population_best", state.algorithm.population)  # PSO's are not where it is
+            first = algorithm.get_population(state.algorithm.replace(population=best)), state.algorithm
             asked, after = _where(state.begun, (asked, after), first)
         return explicit(asked), state._replace(algorithm=after)
 
@@ -180,7 +181,8 @@ class Evosax:
         if not self._has_mean:
             return state._replace(begun=jnp.bool_(False))
         kept = state.algorithm
-        names = [name for name in ("best_fitness", "best_fitness_shaped") if hasattr(kept, name)]
+        scores = ("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness")
+        names = [name for name in scores if hasattr(kept, name)]
         return state._replace(algorithm=kept.replace(**{n: jnp.full_like(getattr(kept, n), jnp.inf) for n in names}))
 
     @property

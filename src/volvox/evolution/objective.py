@@ -319,9 +319,14 @@ class Novelty:
         return scores, state, metrics | _metrics(state)
 
     def observe(self, state: NoveltyState, played: Array, evaluation: Evaluation) -> tuple[NoveltyState, Metrics]:
-        """Archives the behaviours of the bases that played, each of its first episode."""
-        behaviors = jnp.where(played[:, None], evaluation.behaviors[:, 0], state.behaviors)
-        archive = state.archive.add(behaviors, played)
+        """Archives the behaviours of the bases that played, each of its first episode.
+
+        A base without a return has no behaviour that counts: it is not archived, and has no novelty.
+        """
+        returned = jnp.isfinite(fitness(evaluation))
+        latest = jnp.where(returned[:, None], evaluation.behaviors[:, 0], jnp.nan)
+        behaviors = jnp.where(played[:, None], latest, state.behaviors)
+        archive = state.archive.add(behaviors, played & returned)
         state = self._adapted(state._replace(archive=archive, behaviors=behaviors), fitness(evaluation).max())
         values = novelty_in(archive, behaviors, self.num_neighbors)
         return state, {"novelty_mean": jnp.mean(values, where=jnp.isfinite(values))} | _metrics(state)

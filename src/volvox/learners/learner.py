@@ -145,9 +145,8 @@ def learn(
     # What is made before the first step is made by each process alone.
     alone = settings.bind(network, env._replace(axis=dataclasses.replace(env.axis, name=None)))
     if together.mesh is not None and not getattr(learner, "parallel", False):
-        raise ValueError(
-            f"{type(settings).__name__} learns on one device: leave out devices={devices}, or take A3C, PPO or TD3."
-        )
+        instead = "start one process" if devices is None else f"leave out devices={devices}"
+        raise ValueError(f"{type(settings).__name__} learns on one device: {instead}, or take A3C, PPO or TD3.")
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups, how = functools.partial(_make_groups, env, host), {"beats_per_round": learner.beats_per_round}
     loop = Loop(stages, make_groups, **how, chunk_seconds=chunk_seconds, devices=together)

@@ -41,17 +41,18 @@ class Table:
         integers(self, "size", low=1)
 
     def length(self, num_numbers: int) -> int:
-        """Returns the numbers of the table."""
-        return max(8 * num_numbers, 2**20) if self.size is None else self.size
-
-    def make_data(self, num_numbers: int) -> Array:
-        """Makes the table, float32 `[size]`; raises ValueError if few seeds name different noise of `num_numbers`."""
-        length = self.length(num_numbers)
+        """Returns the numbers of the table; raises ValueError if few seeds name different noise of `num_numbers`."""
+        length = max(8 * num_numbers, 2**20) if self.size is None else self.size
         if length < num_numbers + 1_000:
             raise ValueError(
-                f"size={length}: the noise table must hold 1 000 numbers more than the network has parameters "
+                f"size={length}: the noise table must hold 1 000 numbers more than one member's noise takes "
                 f"({num_numbers}) for members to differ; enlarge it, or leave size out to fit the network."
             )
+        return length
+
+    def make_data(self, num_numbers: int) -> Array:
+        """Makes the table, float32 `[size]`; raises ValueError as `length` does."""
+        length = self.length(num_numbers)
         values = np.empty(length, np.float32)
         random = np.random.RandomState(self.seed)
         for chunk in np.split(values, range(_CHUNK, length, _CHUNK)):
