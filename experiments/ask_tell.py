@@ -76,8 +76,10 @@ class Population:
 
     def strategy(self) -> vx.evolution.Elitism:
         """The strategy."""
-        from evosax import algorithms  # seconds, and no dependency of volvox
-
+        try:
+            from evosax import algorithms  # seconds, and no dependency of volvox
+        except ModuleNotFoundError as error:
+            raise ImportError(f'evosax cannot be imported ({error}): pip install "volvox[evosax]"') from error
         return vx.evolution.from_ask_tell(
             getattr(algorithms, CLASSES.get(self.algorithm, "DifferentialEvolution")),
             population_size=self.population_size,

@@ -154,7 +154,7 @@ def exit_code(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:  # what was being compiled goes on in other threads, and may crash an orderly end
         sys.stdout.flush()
         print(
-            "stopped at once; what was saved last is whole; --resume, if there is the flag, goes on there",
+            "stopped at once; what was saved before, if anything, is whole",
             file=sys.stderr,
             flush=True,
         )

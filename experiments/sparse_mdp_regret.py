@@ -123,8 +123,9 @@ def slope(points: list[dict[str, Any]], along: str, cases: tuple[str, ...] | Non
     if (value := fitted(found)) is None:
         return {"slope": None, "interval_95": None}
     interval, (seeds,) = None, {table.shape[1] for table in found}
-    drawn = [fitted([x[:, rows] for x in found]) for rows in rng.integers(seeds, size=(2_000, seeds))]
-    if seeds >= 3 and None not in drawn:
+    resamples = [fitted([x[:, rows] for x in found]) for rows in rng.integers(seeds, size=(2_000, seeds))]
+    drawn = [slope for slope in resamples if slope is not None]
+    if seeds >= 3 and len(drawn) == len(resamples):
         interval = [round(float(x), 3) for x in np.percentile(drawn, [2.5, 97.5])]
     return {"slope": round(value, 3), "interval_95": interval}
 

@@ -79,7 +79,7 @@ def test_a_loaded_run_is_the_run(make, tmp_path):
     chex.assert_trees_all_equal(loaded.variables(), run.variables())
     chex.assert_trees_all_equal(loaded.variables("last"), run.variables("last"))
     assert loaded.algorithm.config == run.algorithm.config
-    mine, saved = (each.evaluate(episodes=4) for each in (run, loaded))
+    mine, saved = (each.evaluate(num_episodes=4) for each in (run, loaded))
     chex.assert_trees_all_equal(mine.returns, saved.returns)
     assert loaded.command() == shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
     assert loaded.interrupted is None

@@ -324,7 +324,7 @@ def test_other_settings_are_refused_naming_each(tmp_path):
     assert str(error.value).splitlines()[1:] == [
         "  algorithm.size: saved 4, now 5",
         '  algorithm.env.game: saved "a", now "b"',
-        "  key.data: saved [0, 0], now [0, 9]",
+        "  key.data (seed): saved [0, 0], now [0, 9]",
         "  algorithm.new: saved null, now true",  # a setting that is not there is None
     ]
     assert calls == []

@@ -157,9 +157,8 @@ def check_settings(
         if place not in codes and place not in added
     ]
     if differences:
-        raise ValueError(
-            f"{directory} was started with other settings; use those, or another run_dir:{''.join(differences)}"
-        )
+        listed = "".join(differences).replace("\n  key.data:", "\n  key.data (seed):")
+        raise ValueError(f"{directory} was started with other settings; use those, or another run_dir:{listed}")
 
 
 def _is_updated(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Runs loaded from their directories.
 
     run = vx.load("runs/frostbite")
-    print(run.evaluate(episodes=30))
+    print(run.evaluate(num_episodes=30))
     run.watch()
     run.resume(steps=200)
     act = run.actor()

@@ -105,7 +105,7 @@ class Run:
 
     def evaluate(
         self,
-        episodes: int | None = None,
+        num_episodes: int | None = None,
         *,
         which: Literal["best", "last"] = "best",
         protocol: Protocol | None = None,
@@ -115,7 +115,7 @@ class Run:
         """Scores the policy on whole episodes; see `volvox.play`.
 
         Args:
-          episodes: Their number; by default 100, or with "exact" as many as there are no-op starts.
+          num_episodes: Their number; by default 100, or with "exact" as many as there are no-op starts.
           which: The best policy so far, or the last; see `variables`.
           protocol: "sticky", "exact" or "fresh"; see `volvox.play`.
           sampled: Draw actions, instead of taking the likeliest.
@@ -126,7 +126,7 @@ class Run:
         """
         env, policy, options = self.algorithm.env, self.algorithm.policy, {"sampled": sampled, "seed": seed}
         variables = self.variables(which)
-        return scoring.play(env, policy, variables, protocol=protocol, num_episodes=episodes, **options)
+        return scoring.play(env, policy, variables, protocol=protocol, num_episodes=num_episodes, **options)
 
     def actor(self, which: Literal["best", "last"] = "best") -> Actor:
         """The policy as a function from observations to actions, NumPy arrays both; see `volvox.Actor`."""

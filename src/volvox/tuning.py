@@ -115,6 +115,9 @@ def tune(
         path.parent.mkdir(parents=True, exist_ok=True)
 
     trials: list[dict[str, Any]] = []
+    if progress:
+        tried = ", ".join(f"{name} {', '.join(map(str, values))}" for name, values in choices.items())
+        print(f"tune: {tried}: trials of {seconds:g} s and their compilation, best and candidate in turn", flush=True)
 
     def measure(settings: Settings) -> float:
         """Returns timesteps a second; NaN if these settings cannot be run."""

@@ -25,7 +25,7 @@ def test_a_run_is_trained_handed_over_loaded_filmed_compared_reported_and_export
         said(tmp_path, *script, "--seed", seed, "--run-dir", f"runs/{seed}")
     (tmp_path / "runs").rename(tmp_path / "handed")
 
-    load = "import volvox as vx; run = vx.load('handed/0'); print(run.evaluate(episodes=2)); print(run.command())"
+    load = "import volvox as vx; run = vx.load('handed/0'); print(run.evaluate(num_episodes=2)); print(run.command())"
     score, command = said(tmp_path, "-c", load).splitlines()
     assert "(sticky actions 0.25, 2 episodes" in score
     assert "atari_ga.py quick --population-size 8 --frames 60_000 --no-video --seed 0" in command

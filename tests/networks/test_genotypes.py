@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from volvox.networks import MLP, genotype, genotype_from_functions
+from volvox.networks import MLP, DeepGA, genotype, genotype_from_functions
 
 
 class Normed(nn.Module):
@@ -177,6 +177,16 @@ def test_misfitting_module_says_what_to_do(make_spec):
 
     with pytest.raises(ValueError, match=r"Picky cannot take observations of Probe, float32 \[B, 3\]"):
         genotype(Picky(), make_spec((3,), num_actions=4))
+    with pytest.raises(ValueError, match=r"DeepGA cannot .*\[B, 3\]: images \[B, H, W, C\] are needed, not 2 axes"):
+        genotype(DeepGA(4), make_spec((3,), num_actions=4))
+
+    class Flat(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4)(x.reshape(-1))
+
+    with pytest.raises(ValueError, match="Flat: the shapes of its parameters depend on the batch size B"):
+        genotype(Flat(), make_spec((3,), num_actions=4))
 
 
 def test_genotype_from_functions(make_spec, normal_like):

@@ -37,7 +37,7 @@ def test_the_learner_with_a_replay(names):
     env = vx.envs.probe.corridor(length=4, num_envs=8, groups=2)
     settings = dqn(replay_size=2_000, learning_starts=100, batch_size=16, learning_rate=3e-3)
     run = vx.train(vx.learn(settings, vx.networks.MLP(2, (16,)), env), seed=0, steps=2, progress=False)
-    assert run.evaluate(episodes=4).mean == 1.0
+    assert run.evaluate(num_episodes=4).mean == 1.0
     vx.testing.check_algorithm(vx.learn(settings, vx.networks.MLP(2, (4,)), env))
     with pytest.raises(ValueError, match="replay_size=10 is too small"):
         vx.learn(dqn(replay_size=20), vx.networks.MLP(2, ()), env)

@@ -55,8 +55,8 @@ class GA3C(Sized, nn.Module):
         """(logits `[B, num_outputs]`, value `[B]`) of observations `[B, 84, 84, 4]`."""
         if self.size not in _SIZES:
             raise ValueError(f"GA3C has sizes {', '.join(_SIZES)}; got {self.size!r}.")
-        if not jnp.issubdtype(x.dtype, jnp.integer):
-            raise ValueError(f"GA3C takes bytes, which it scales to [-1, 1); got {x.dtype}.")
+        if x.ndim != 4 or not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes.")
         x = x.astype(jnp.float32) / 128 - 1
         for (features, window), stride in zip(_SIZES[self.size], (self.first_stride, 2, 2), strict=False):
             fan_in = window**2 * x.shape[-1]

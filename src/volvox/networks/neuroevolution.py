@@ -51,6 +51,8 @@ def torso(
     def activated(x: Array) -> Array:
         return nn.relu(VirtualBatchNorm()(x) if normalized else x)
 
+    if images.ndim != 4:
+        raise ValueError(f"images [B, H, W, C] are needed, not {images.ndim} axes; vx.networks.MLP takes vectors")
     x = scaled(images)
     for features, window, stride in CONVOLUTIONS[size]:
         x = activated(nn.Conv(features, (window, window), (stride, stride), padding=padding, **options)(x))

@@ -261,7 +261,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     if not isinstance(networks, ActorAndCritic):
         raise TypeError(f"the networks must be given as ActorAndCritic(actor, critic); got {said(networks)}.")
     if not spec.continuous or len(spec.action_shape or ()) != 1:
-        raise ValueError(f"{spec.name} has no continuous actions [B, A], which a deterministic policy gradient needs.")
+        raise ValueError(f"{spec.name} has no continuous actions [B, A], which TD3 needs: take A3C or PPO.")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
