@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from volvox.checkpoint import write_file
-from volvox.report import interquartile_mean
+from volvox.report import interquartile_mean, read_metrics
 
 HERE = Path(__file__).parent
 RESULTS, WANTED, PUBLISHED, README = HERE / "results", HERE / "wanted.csv", HERE / "published.csv", HERE / "README.md"
@@ -47,6 +47,14 @@ This page is made by `python experiments/results_table.py` from the files in `ex
 """
 COLUMNS = ("method", "task", "protocol", "budget", "seeds", "score", "human-normalised", "exact", "published")
 COLUMNS += ("wall-clock", "command", "hardware", "commit", "date", "note")
+SIDE_BY_SIDE = """## Games side by side, {budget}
+
+Mean returns with sticky actions (0.25, 100 episodes, at most 27 000 timesteps), human-normalised in parentheses;
+several seeds are a mean of their middle half. In italics, frames played in millions: a run ends with the generation or
+iteration that reaches its budget. [docs/results.md](../docs/results.md#thirteen-games) says what these numbers can and
+cannot say.
+"""
+GAMES_BUDGET = "2.5 million frames"
 KEY = ("method", "task", "seeds", "command")
 """What tells one run from another; a study refuses a line whose place holds a run with another command."""
 
@@ -212,28 +220,75 @@ def without_seed(command: str) -> str:
     return re.sub(r" --(seed \d+|resume|no-video)\b", "", command)
 
 
+def first_seeds(tasks: Iterable[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Returns the runs of the first seeds of each task, as many as there are of the one that has the fewest."""
+    ordered = [sorted(runs, key=lambda run: [int(seed) for seed in re.findall(r"\d+", run["seeds"])]) for runs in tasks]
+    return [runs[: min(map(len, ordered))] for runs in ordered]
+
+
 def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None:
     """Returns the row of human-normalised scores of a method over several games; None if there are none.
 
     Every game counts alike: where some have more seeds than others, the first seeds of each are taken.
     """
     tasks: dict[str, list[dict[str, Any]]] = {}
-    for run in sorted(runs, key=lambda run: [int(number) for number in re.findall(r"\d+", run["seeds"])]):
+    for run in runs:
         if human_normalized(run):
             tasks.setdefault(run["task"], []).append(run)
     if len(tasks) < 2:
         return None
     few, many = (choose(map(len, tasks.values())) for choose in (min, max))
     seeds = f"{few} a game" if few == many else f"the first {few} of each"
-    runs = [run for task in tasks.values() for run in task[:few]]
+    taken = first_seeds(tasks.values())
+    runs = [run for task in taken for run in task]
     return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": seeds} | {
         "protocol": listed(map(protocol_of, runs)),
-        "score": scored(*([human_normalized(run)[0] for run in task[:few]] for task in tasks.values())),
+        "score": scored(*([human_normalized(run)[0] for run in task] for task in taken)),
         "wall-clock": minutes(run["seconds"] for run in runs),
         "command": "those of the games",
         "note": listed(run["note"] for run in runs if "note" in run),
         **{name: listed(run[name] for run in runs) for name in ("budget", "hardware", "commit", "date")},
     }
+
+
+def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list[str]:
+    """Returns the lines of a table with games as rows and methods as columns; none if no run has this budget.
+
+    The last rows are interquartile means of human-normalised scores over the games that all these methods have played.
+    """
+    cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for run in runs:
+        if run["budget"] == budget and human_normalized(run):
+            cells.setdefault(run["task"], {}).setdefault(run["method"], []).append(run)
+    if not cells:
+        return []
+    methods = sorted({method for game in cells.values() for method in game}, key=lambda name: (len(name), name))
+    rows = []
+    for game, played in sorted(cells.items()):
+        by_chance = middle(
+            {look_up(run["folder"], "score.json:random:mean") for each in played.values() for run in each}
+        )
+        rows.append({"game": game, "random play": by_chance} | {name: cell(each) for name, each in played.items()})
+    common = [game for game, played in cells.items() if len(played) == len(methods)]
+    for about, games in (
+        (f"the {len(common)} games of all", common),
+        ("without Skiing", sorted({*common} - {"Skiing-v5"})),
+    ):
+        if len(games) > 1:
+            taken = {m: first_seeds(cells[game][m] for game in games) for m in methods}
+            scores = {m: [[human_normalized(run)[0] for run in each] for each in found] for m, found in taken.items()}
+            means = {m: f"{interquartile_mean(*each).value:.1%}" for m, each in scores.items()}
+            rows.append({"game": f"human-normalised, {about}", **means})
+    return [SIDE_BY_SIDE.format(budget=budget), *table(("game", "random play", *methods), rows), ""]
+
+
+def cell(runs: list[dict[str, Any]]) -> str:
+    """Writes what a method has in a game: its score, human-normalised, its seeds if several, and frames in millions."""
+    score = middle(score for run in runs for score in seeds_of(run, run["score"]) if score is not None)
+    human = interquartile_mean([value for run in runs for value in human_normalized(run)]).value
+    frames = [read_metrics(run["folder"] / "metrics.jsonl")[-1]["frames"] / 1e6 for run in runs]
+    number_of_seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+    return f"{score} ({human:.1%}{number_of_seeds}) *{listed(f'{x:.2f}' for x in frames)}*"
 
 
 def page(results: Path = RESULTS, wanted_path: Path = WANTED, published_path: Path = PUBLISHED) -> str:
@@ -247,7 +302,7 @@ def page(results: Path = RESULTS, wanted_path: Path = WANTED, published_path: Pa
     rows = [row_of(group, published) for _, group in sorted(groups.items())]
     rows += [row for (method, *_), group in sorted(methods.items()) if (row := over_tasks(method, group))]
     done = {tuple(run[name] for name in KEY) for run in runs}
-    lines = [HEAD, "## What was run\n", *table(COLUMNS, rows)]
+    lines = [HEAD, *side_by_side(runs), "## What was run\n", *table(COLUMNS, rows)]
     missing = [line for line in wanted(wanted_path) if tuple(line[name] for name in KEY) not in done]
     lines += ["\n## Not run\n", "In the order in which they are to be run.\n"]
     shown = [{**line, "command": f"`{line['command']}`"} for line in missing]

@@ -103,6 +103,33 @@ def test_the_table_of_made_up_results(module, tmp_path):
     assert missing == ["GA", "B-v5", "1", "9 frames", "`ga.py --task B-v5 --seed 1`"]
 
 
+def test_games_side_by_side(module, tmp_path):
+    """Two methods on three games, one on a fourth; the last rows are over the games that both have."""
+    played = [("GA", game, 0, 40.0) for game in ("A-v5", "B-v5", "C-v5", "Skiing-v5")] + [("GA", "A-v5", 1, 60.0)]
+    played += [("A3C", game, 0, mean) for game, mean in (("A-v5", 10.0), ("B-v5", 20.0), ("Skiing-v5", -60.0))]
+    for method, task, seed, mean in played:
+        folder = tmp_path / method / task / str(seed)
+        folder.mkdir(parents=True)
+        elite = {"mean": mean, "human_normalized": mean / 100, "about": "sticky"}
+        (folder / "score.json").write_text(json.dumps({"elite": elite, "random": {"mean": 7.0}}))
+        (folder / "metrics.jsonl").write_text('{"frames": 2500000}\n{"frames": 2780000}\n')
+        run = {"method": method, "task": task, "seeds": str(seed), "budget": "2.5 million frames"}
+        (folder / "run.json").write_text(json.dumps({**run, "score": "score.json:elite:mean"}))
+    runs = module.finished(tmp_path)
+    lines = [line for line in module.side_by_side(runs) if line.startswith("|")]
+    assert [[text.strip() for text in line.strip("|").split("|")] for line in lines] == [
+        ["game", "random play", "GA", "A3C"],
+        ["---"] * 4,
+        ["A-v5", "7", "50 (50.0%, 2 seeds) *2.78*", "10 (10.0%) *2.78*"],
+        ["B-v5", "7", "40 (40.0%) *2.78*", "20 (20.0%) *2.78*"],
+        ["C-v5", "7", "40 (40.0%) *2.78*", ""],
+        ["Skiing-v5", "7", "40 (40.0%) *2.78*", "-60 (-60.0%) *2.78*"],
+        ["human-normalised, the 3 games of all", "", "40.0%", "-10.0%"],
+        ["human-normalised, without Skiing", "", "40.0%", "15.0%"],
+    ]
+    assert module.side_by_side(runs, "9 million frames") == []
+
+
 def test_the_list_of_runs_wanted(module, load):
     """Each line is a run of its own, of a script that there is, with a score where the script writes it."""
     study, lines = load("study"), module.wanted()
