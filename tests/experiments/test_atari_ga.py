@@ -5,6 +5,7 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -119,3 +120,37 @@ def test_bad_settings_are_refused(load, read, flags, message):
 @pytest.mark.slow
 def test_a_refusal_is_one_line(tmp_path, ga):
     assert "Pong" in ga.refusal(tmp_path / "run", "--game", "Pongg")
+
+
+@pytest.mark.slow
+def test_what_a_cutoff_of_600_timesteps_shows_of_some_games():
+    """What docs/results.md says of them: standing still in Skiing pays, and chance scores nothing in three."""
+    envpool = pytest.importorskip("envpool")
+
+    def played(game, actions, timesteps):
+        env = envpool.make(f"{game}-v5", env_type="gymnasium", num_envs=actions.shape[1], seed=0)
+        env.reset()
+        total, alive, lengths = (
+            np.zeros(actions.shape[1]),
+            np.ones(actions.shape[1], bool),
+            np.zeros(actions.shape[1], int),
+        )
+        for number in range(timesteps):
+            _, reward, terminated, truncated, _ = env.step(actions[number % len(actions)])
+            total, lengths = total + reward * alive, lengths + alive
+            alive &= ~(terminated | truncated)
+        return total, lengths, alive
+
+    constant = np.arange(3)[None]
+    total, lengths, alive = played("Skiing", constant, 600)
+    assert total.tolist() == pytest.approx([-8_985, -3_994, -3_994], abs=2)  # no-ops differ
+    assert alive.tolist() == [False, True, True]
+    assert lengths[0] == 524
+    total, lengths, alive = played("Skiing", constant, 5_000)
+    assert total.tolist() == pytest.approx([-8_985, -29_972, -29_972], abs=20)
+    assert not alive.any()
+    random = np.random.default_rng(0)
+    for game in ("Enduro", "Venture", "Zaxxon"):
+        total, _, alive = played(game, random.integers(9, size=(600, 8)), 600)
+        assert alive.all()
+        assert not total.any()
