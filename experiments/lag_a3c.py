@@ -18,6 +18,7 @@ import tyro
 from launch import exit_code
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from scores import made_with
 
 import volvox as vx
 from volvox._checks import integers
@@ -157,8 +158,7 @@ def main() -> int:
                 seeds.append(learned(make_algorithm(settings, lag, way == "V-trace"), settings, place, seed))
                 said = "diverged" if seeds[-1]["return"] is None else f"{seeds[-1]['return']:.1f}"
                 print(f"lag {lag}, {way}, seed {seed}: {said}", flush=True)
-                about = {name: value for name, value in dataclasses.asdict(settings).items() if name != "resume"}
-                text = json.dumps({"settings": about, "runs": runs})
+                text = json.dumps({**made_with(settings), "runs": runs})
                 write_file(folder / "lag.json", text + "\n")
     draw(settings, runs).savefig(folder / "lag.png", dpi=100)
     return 0

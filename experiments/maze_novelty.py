@@ -19,6 +19,7 @@ import numpy as np
 import tyro
 from launch import exit_code
 from matplotlib.figure import Figure
+from scores import made_with
 
 import volvox as vx
 from volvox.checkpoint import write_file
@@ -143,8 +144,7 @@ def main() -> int:
                 f"reached in generation {one['generation']}, {one['seconds']:.0f} s",
                 flush=True,
             )
-            about = {name: value for name, value in dataclasses.asdict(settings).items() if name != "resume"}
-            written = {"settings": about, "runs": results}
+            written = {**made_with(settings), "runs": results}
             write_file(folder / "maze.json", json.dumps(written) + "\n")
     draw(settings, results).savefig(folder / "maze.png", dpi=100)
     for name in results:

@@ -1,6 +1,7 @@
-"""What the scripts write of a run's score: `score.json`, and where and when it was made."""
+"""What the scripts write of a run's score: `score.json`, and with what, where and when results were made."""
 
 import contextlib
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -14,7 +15,7 @@ import numpy as np
 
 import volvox as vx
 from volvox.checkpoint import write_file
-from volvox.provenance import processor
+from volvox.provenance import processor, provenance, versions
 
 
 def keep_score(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> None:
@@ -80,6 +81,14 @@ def score_values(score: vx.Score) -> dict[str, Any]:
         "returns": score.returns.tolist(),
         "lengths": score.lengths.tolist(),
     }
+
+
+def made_with(settings: Any) -> dict[str, Any]:
+    """`settings` of a study as JSON values, `versions`, and `provenance`: what it writes beside its results."""
+    values = dataclasses.asdict(settings)
+    for name in ("resume", "run_dir"):
+        values.pop(name, None)
+    return {"settings": values, "versions": versions(), "provenance": provenance()}
 
 
 def made_here() -> dict[str, str]:

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import tyro
 from launch import exit_code
+from scores import made_with
 
 import volvox as vx
 from volvox._checks import integers
@@ -152,7 +153,7 @@ def main() -> int:
             found.append({"N": n, "s": s, "regrets": regrets(settings, n, s)})
             print(n, s, {name: round(np.mean(x)) for name, x in found[-1]["regrets"].items()}, flush=True)
             fitted = slopes(found)
-            text = json.dumps({"settings": dataclasses.asdict(settings), "points": found, "slopes": fitted})
+            text = json.dumps({**made_with(settings), "points": found, "slopes": fitted})
             write_file(folder / "regret.json", text + "\n")
     print(fitted)
     return 0

@@ -79,3 +79,19 @@ def test_bad_settings_are_refused_before_long_work(module, given, message):
 def test_committed_slopes_are_those_of_the_committed_regrets(module, name):
     committed = json.loads((RESULTS / f"{name}.json").read_text())
     assert module.slopes(committed["points"]) == committed["slopes"]
+
+
+@pytest.mark.slow
+def test_a_study_says_with_what_it_was_made(module, tmp_path, monkeypatch):
+    small = ("--episodes", "60", "120", "--dimension", "130", "--signals", "1", "--seeds", "3")
+    monkeypatch.setattr("sys.argv", ["sparse_mdp_regret.py", *small, "--run-dir", str(tmp_path / "a")])
+    assert module.main() == 0
+    written = json.loads((tmp_path / "a" / "regret.json").read_text())
+    assert set(written) == {"settings", "versions", "provenance", "points", "slopes"}
+    assert written["settings"] == {
+        **{"model": "costly", "episodes": [60, 120], "sparsities": [2], "dimension": 130, "exponent": 2 / 3},
+        **{"signals": 1, "seeds": 3},
+    }
+    assert {"jax", "volvox"} <= set(written["versions"])
+    assert [(point["N"], len(point["regrets"]["0.2500"])) for point in written["points"]] == [(60, 3), (120, 3)]
+    assert written["slopes"] == module.slopes(written["points"])
