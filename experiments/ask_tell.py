@@ -36,10 +36,6 @@ class Task:
 
     def make(self) -> vx.Env:
         """The environments."""
-        if self.threads is not None and self.task in ("CartPole", "maze"):
-            raise ValueError(
-                f"threads={self.threads} has no effect with task={self.task!r}, without emulators; leave it out."
-            )
         number = {"num_envs": self.num_envs, "groups": self.groups}
         if self.task == "CartPole":
             return vx.envs.cartpole(**number)

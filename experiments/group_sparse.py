@@ -300,7 +300,10 @@ def shared(settings: Settings) -> dict[str, Any]:
 def check_settings(settings: Settings) -> None:
     """Raises ValueError if the directory holds runs of other settings, which could not be compared with these."""
     path, own = Path(settings.run_dir) / _SETTINGS, shared(settings)
-    if path.exists() and (saved := json.loads(path.read_text())) != own:
+    saved = json.loads(path.read_text()) if path.exists() else own
+    for each in (saved, own):  # names with their versions
+        each["task"] = vx.envs.mujoco(each["task"], num_envs=1).spec.name
+    if saved != own:
         names = [name for name in own if own[name] != saved.get(name)]
         raise ValueError(
             f"{settings.run_dir} holds runs of other settings ({', '.join(names)}); use those, or another --run-dir."

@@ -50,9 +50,9 @@ COLUMNS += ("wall-clock", "command", "hardware", "commit", "date", "note")
 SIDE_BY_SIDE = """## Games side by side, {budget}
 
 Mean returns with sticky actions (0.25, 100 episodes, at most 27 000 timesteps), human-normalised in parentheses;
-several seeds are a mean of their middle half. In italics, frames played in millions: a run ends with the generation or
-iteration that reaches its budget. [docs/results.md](../docs/results.md#thirteen-games) says what these numbers can and
-cannot say.
+several seeds are a mean of their middle half. A3C draws its actions; the others take the likeliest. In italics, frames
+played in millions: a run ends with the generation or iteration that reaches its budget.
+[docs/results.md](../docs/results.md#thirteen-games) says what these numbers can and cannot say.
 """
 GAMES_BUDGET = "2.5 million frames"
 KEY = ("method", "task", "seeds", "command")
@@ -211,6 +211,7 @@ def protocol_of(run: dict[str, Any]) -> str:
     if not isinstance(score, dict):
         return "not noted"
     protocol = score.get("about") or score.get("protocol") or "not noted"
+    protocol += ", sampled actions" * keys[-1].endswith(", sampled") if keys else ""
     which = saved.get("of", {}).get("which") if [key.split(",")[0] for key in keys] == ["policy"] else None
     return f"{protocol}, {which} policy" if which else protocol
 
@@ -254,7 +255,7 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
 def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list[str]:
     """Returns the lines of a table with games as rows and methods as columns; none if no run has this budget.
 
-    The last rows are interquartile means of human-normalised scores over the games that all these methods have played.
+    The last rows are interquartile means of human-normalised scores over all these games, of methods that have all.
     """
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for run in runs:
@@ -269,13 +270,13 @@ def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list
             {look_up(run["folder"], "score.json:random:mean") for each in played.values() for run in each}
         )
         rows.append({"game": game, "random play": by_chance} | {name: cell(each) for name, each in played.items()})
-    common = [game for game, played in cells.items() if len(played) == len(methods)]
-    for about, games in (
-        (f"the {len(common)} games of all", common),
-        ("without Skiing", sorted({*common} - {"Skiing-v5"})),
-    ):
-        if len(games) > 1:
-            taken = {m: first_seeds(cells[game][m] for game in games) for m in methods}
+    complete = [method for method in methods if all(method in played for played in cells.values())]
+    over = [(f"all {len(cells)} games", [*cells])]
+    if "Skiing-v5" in cells:
+        over.append(("without Skiing", [game for game in cells if game != "Skiing-v5"]))
+    for about, games in over:
+        if complete and len(games) > 1:
+            taken = {m: first_seeds(cells[game][m] for game in games) for m in complete}
             scores = {m: [[human_normalized(run)[0] for run in each] for each in found] for m, found in taken.items()}
             means = {m: f"{interquartile_mean(*each).value:.1%}" for m, each in scores.items()}
             rows.append({"game": f"human-normalised, {about}", **means})

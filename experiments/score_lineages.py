@@ -51,7 +51,7 @@ def main() -> int:
     runs = settings.runs or tuple(run for run in lineages if "elite, exact" not in score_of(run))
     for path_needed in (RESULTS / run / name for run in runs for name in ("config.json", "elite.json")):
         if not path_needed.exists():  # before minutes of play
-            raise FileNotFoundError(f"{path_needed} does not exist; give runs that have a lineage.")
+            raise ValueError(f"{path_needed} does not exist; give runs that have a lineage.")
     for run in runs:
         loaded = vx.load(RESULTS / run)
         sticky = loaded.evaluate(settings.episodes, protocol="sticky", seed=settings.seed)

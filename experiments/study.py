@@ -94,11 +94,12 @@ def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
     """
     seeds_of({"folder": run_dir}, description["score"])
     folder.mkdir(parents=True, exist_ok=True)
-    below = [path.parent for path in run_dir.glob("*/config.json")]  # of a script that makes several runs
+    # Of a script that makes several runs.
+    below = [path.parent for path in run_dir.rglob("config.json") if path.parent != run_dir]
     for path in (*run_dir.glob("*.json"), *(directory / "config.json" for directory in below)):
         if path.stat().st_size <= MAX_BYTES:
             copy = folder / path.relative_to(run_dir)
-            copy.parent.mkdir(exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             write_file(copy, path.read_bytes())
     for directory in (run_dir, *below):
         if rows := read_metrics(directory / "metrics.jsonl"):
@@ -121,7 +122,7 @@ def commits(run_dir: Path, now: str | None) -> str:
 
     Each is cut to seven characters, with "-dirty" where files were changed; "not noted" where there was no git.
     """
-    configs = [json.loads(path.read_text()) for pattern in ("", "*/") for path in run_dir.glob(f"{pattern}config.json")]
+    configs = [json.loads(path.read_text()) for path in run_dir.rglob("config.json")]
     configs.sort(key=lambda config: config["provenance"]["date"])
     found = [*(config["provenance"]["revision"] for config in configs), now]
     short = [f"{name[:7]}{'-dirty' * name.endswith('-dirty')}" if name else "not noted" for name in found]
@@ -159,8 +160,8 @@ def main() -> int:
             failed.append(f"{run_dir}: exit code {code}")
             continue
         described = line | made_here() | {"commit": commits(run_dir, now), "seconds": seconds}
-        if not line["note"]:
-            del described["note"]
+        if not line.get("note"):
+            described.pop("note", None)
         try:
             keep(run_dir, folder, described)
         except (KeyError, FileNotFoundError) as error:

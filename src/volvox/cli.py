@@ -79,7 +79,7 @@ def play(
 
     Args:
       run: The run directory, or a file of `volvox export` that ends in `.stablehlo`.
-      episodes: Number of episodes; by default 100, or as many as there are starts with the protocol "exact".
+      episodes: Number of episodes; by default 100. The protocol "exact" always plays as many as there are starts.
       which: The best policy of a run so far (the default), or its last one.
       protocol: How the score is measured; by default on Atari with sticky actions and then exactly, otherwise in fresh
         episodes.

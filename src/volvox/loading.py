@@ -3,7 +3,7 @@
     run = vx.load("runs/frostbite")
     print(run.evaluate(num_episodes=30))
     run.watch()
-    run.resume(steps=200)
+    run = run.resume(steps=200)
     act = run.actor()
 
 `config.json` holds the settings of algorithm, environment and network with the import paths of their classes and

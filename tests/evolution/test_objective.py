@@ -238,6 +238,21 @@ def test_returns_follow_the_mean_over_episodes():
     assert (state, metrics, objective.behavior.size) == ((), {}, 0)
 
 
+def test_a_base_without_a_return_is_neither_archived_nor_novel():
+    objective = Novelty(**SMALL | {"num_neighbors": 1})
+    everyone = jnp.ones(3, bool)
+    state, metrics = objective.observe(objective.init(3), everyone, played([1.0, np.nan, 2.0], [0.0, 50.0, 4.0]))
+    np.testing.assert_array_equal(state.archive.behaviors[:3, 0], [0.0, 4.0, 0.0])
+    assert state.archive.added == 2
+    np.testing.assert_array_equal(state.behaviors[:, 0], [0.0, np.nan, 4.0])
+    # The next ones are novel, so the one without a return is never drawn.
+    state, metrics = objective.observe(state, everyone, played([1.0, np.nan, 2.0], [9.0, 50.0, 7.0]))
+    assert metrics["novelty_mean"] == 0  # of those that are archived now
+    state = state._replace(behaviors=jnp.array([[20.0], [np.nan], [30.0]]))
+    drawn = {int(objective.choose(jax.random.key(i), state)) for i in range(50)}
+    assert drawn == {0, 2}
+
+
 def test_a_behavior_that_the_environment_does_not_tell_is_refused():
     strategy = novelty_es("ns_es", behavior=loop.Last("ram", 128))
     with pytest.raises(ValueError, match=r"'ram'.*elapsed_steps"):

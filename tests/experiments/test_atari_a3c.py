@@ -56,6 +56,7 @@ def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, a3c, rows, wait_for_
         (("--frames", "0"), "frames=0"),
         (("--segment-length", "0"), "segment_length"),
         (("--micro-batch", "7"), "micro_batch=7"),
+        (("--first-stride", "2"), "first_stride=2 has no effect with small"),
         (("--lag", "0"), "lag=0"),
     ],
 )

@@ -127,30 +127,27 @@ def test_what_a_cutoff_of_600_timesteps_shows_of_some_games():
     """What docs/results.md says of them: standing still in Skiing pays, and chance scores nothing in three."""
     envpool = pytest.importorskip("envpool")
 
-    def played(game, actions, timesteps):
-        env = envpool.make(f"{game}-v5", env_type="gymnasium", num_envs=actions.shape[1], seed=0)
+    def played(game, timesteps, actions=None):  # `actions` `[N]` are played throughout, None is random
+        env = envpool.make(f"{game}-v5", env_type="gymnasium", num_envs=8 if actions is None else len(actions), seed=0)
         env.reset()
-        total, alive, lengths = (
-            np.zeros(actions.shape[1]),
-            np.ones(actions.shape[1], bool),
-            np.zeros(actions.shape[1], int),
-        )
-        for number in range(timesteps):
-            _, reward, terminated, truncated, _ = env.step(actions[number % len(actions)])
+        total, alive, lengths = np.zeros(len(env)), np.ones(len(env), bool), np.zeros(len(env), int)
+        for _ in range(timesteps):
+            chosen = random.integers(env.action_space.n, size=len(env)) if actions is None else actions
+            _, reward, terminated, truncated, _ = env.step(chosen)
             total, lengths = total + reward * alive, lengths + alive
             alive &= ~(terminated | truncated)
         return total, lengths, alive
 
-    constant = np.arange(3)[None]
-    total, lengths, alive = played("Skiing", constant, 600)
+    random, constant = np.random.default_rng(0), np.arange(3)
+    total, lengths, alive = played("Skiing", 600, constant)
     assert total.tolist() == pytest.approx([-8_985, -3_994, -3_994], abs=2)  # no-ops differ
     assert alive.tolist() == [False, True, True]
     assert lengths[0] == 524
-    total, lengths, alive = played("Skiing", constant, 5_000)
+    total, lengths, alive = played("Skiing", 5_000, constant)
     assert total.tolist() == pytest.approx([-8_985, -29_972, -29_972], abs=20)
+    assert lengths.tolist() == pytest.approx([524, 4_503, 4_503], abs=10)
     assert not alive.any()
-    random = np.random.default_rng(0)
     for game in ("Enduro", "Venture", "Zaxxon"):
-        total, _, alive = played(game, random.integers(9, size=(600, 8)), 600)
+        total, _, alive = played(game, 600)
         assert alive.all()
         assert not total.any()

@@ -6,7 +6,7 @@ import re
 import pytest
 
 TINY = [
-    *("--task", "InvertedPendulum-v5", "--num-learners", "2", "--num-envs", "2", "--hidden", "32", "32"),
+    *("--task", "InvertedPendulum", "--num-learners", "2", "--num-envs", "2", "--hidden", "32", "32"),
     *("--batch-size", "16", "--random-timesteps", "100", "--replay-size", "2000"),
     *("--timesteps-per-iteration", "150", "--timesteps", "300"),
     *("--every", "20", "--increment", "0.05", "--tolerance", "1.0", "--episodes", "2"),

@@ -99,14 +99,21 @@ def test_the_table_of_made_up_results(module, tmp_path):
     assert module.protocol_of({"folder": folder, "score": "all.json:curves:-1"}) == "not noted"
     (folder / "score.json").write_text('{"policy": {"mean": 1, "about": "9 episodes"}, "of": {"which": "best"}}')
     assert module.protocol_of({"folder": folder, "score": "score.json:policy:mean"}) == "9 episodes, best policy"
+    drawn = {"policy, sampled": {"mean": 1, "about": "9 episodes"}, "of": {"which": "last"}}
+    (folder / "score.json").write_text(json.dumps(drawn))
+    place = "score.json:policy, sampled:mean"
+    assert module.protocol_of({"folder": folder, "score": place}) == "9 episodes, sampled actions, last policy"
     *_, missing = cells(page, "Not run")
     assert missing == ["GA", "B-v5", "1", "9 frames", "`ga.py --task B-v5 --seed 1`"]
 
 
 def test_games_side_by_side(module, tmp_path):
-    """Two methods on three games, one on a fourth; the last rows are over the games that both have."""
+    """Two methods on all games, one with two seeds in one of them; and one on one game, which has no row over all."""
     played = [("GA", game, 0, 40.0) for game in ("A-v5", "B-v5", "C-v5", "Skiing-v5")] + [("GA", "A-v5", 1, 60.0)]
-    played += [("A3C", game, 0, mean) for game, mean in (("A-v5", 10.0), ("B-v5", 20.0), ("Skiing-v5", -60.0))]
+    played += [
+        ("A3C", game, 0, mean) for game, mean in (("A-v5", 10.0), ("B-v5", 20.0), ("C-v5", 30.0), ("Skiing-v5", -60.0))
+    ]
+    played += [("GA (full noise)", "A-v5", 0, 70.0)]
     for method, task, seed, mean in played:
         folder = tmp_path / method / task / str(seed)
         folder.mkdir(parents=True)
@@ -118,14 +125,14 @@ def test_games_side_by_side(module, tmp_path):
     runs = module.finished(tmp_path)
     lines = [line for line in module.side_by_side(runs) if line.startswith("|")]
     assert [[text.strip() for text in line.strip("|").split("|")] for line in lines] == [
-        ["game", "random play", "GA", "A3C"],
-        ["---"] * 4,
-        ["A-v5", "7", "50 (50.0%, 2 seeds) *2.78*", "10 (10.0%) *2.78*"],
-        ["B-v5", "7", "40 (40.0%) *2.78*", "20 (20.0%) *2.78*"],
-        ["C-v5", "7", "40 (40.0%) *2.78*", ""],
-        ["Skiing-v5", "7", "40 (40.0%) *2.78*", "-60 (-60.0%) *2.78*"],
-        ["human-normalised, the 3 games of all", "", "40.0%", "-10.0%"],
-        ["human-normalised, without Skiing", "", "40.0%", "15.0%"],
+        ["game", "random play", "GA", "A3C", "GA (full noise)"],
+        ["---"] * 5,
+        ["A-v5", "7", "50 (50.0%, 2 seeds) *2.78*", "10 (10.0%) *2.78*", "70 (70.0%) *2.78*"],
+        ["B-v5", "7", "40 (40.0%) *2.78*", "20 (20.0%) *2.78*", ""],
+        ["C-v5", "7", "40 (40.0%) *2.78*", "30 (30.0%) *2.78*", ""],
+        ["Skiing-v5", "7", "40 (40.0%) *2.78*", "-60 (-60.0%) *2.78*", ""],
+        ["human-normalised, all 4 games", "", "40.0%", "15.0%", ""],
+        ["human-normalised, without Skiing", "", "40.0%", "20.0%", ""],
     ]
     assert module.side_by_side(runs, "9 million frames") == []
 

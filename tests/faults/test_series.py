@@ -124,6 +124,12 @@ def test_a_run_is_scored_once(launched, tmp_path, monkeypatch, script):
     assert launched(seeds=2, score_episodes=6, resume=True) == 0
     assert launched(seeds=2, score_episodes=6, steps=4, resume=True) == 0
     assert scored[2:] == [(0, 3), (1, 3), (0, 4), (1, 4)]
+    path = tmp_path / "a" / "seed-1" / "score.json"  # of another network with as many steps
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | {"of": kept["of"] | {"network": "0"}}))
+    assert launched(seeds=2, score_episodes=6, steps=4, resume=True) == 0
+    assert scored[6:] == [(1, 4)]
+    assert json.loads(path.read_text()) == kept
 
 
 def test_all_seeds_have_what_was_tuned_for_the_first(script, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from volvox.data import metrics
 from volvox.envs import probe
 from volvox.learners import PrimalDual, Progress, learn, learner
+from volvox.loop.devices import Devices
 from volvox.networks import CategoricalMLP
 from volvox.types import Interrupted, Policy
 
@@ -159,6 +160,14 @@ def test_one_device_that_is_named_is_the_device_there_is_anyway(env):
     state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
     assert state.place.iterations == 1  # so that it goes on with the same bits
+
+
+def test_a_learner_of_one_device_is_told_to_start_one_process(env, monkeypatch):
+    """As in several processes, which learn on all their devices unless they are given others."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("devices",))
+    monkeypatch.setattr(learner, "devices_of", lambda given: Devices(mesh))
+    with pytest.raises(ValueError, match="PrimalDual learns on one device: start one process, or take A3C"):
+        learn(PrimalDual(), CategoricalMLP(2, (4,)), env)
 
 
 def test_progress_counts_up_and_an_interrupt_leaves_the_state(env):

@@ -185,6 +185,12 @@ def test_misfitting_module_says_what_to_do(make_spec):
         def __call__(self, x):
             return nn.Dense(4)(x.reshape(-1))
 
+    class Fixed(nn.Module):  # without parameters
+        @nn.compact
+        def __call__(self, x):
+            return jnp.broadcast_to(jnp.arange(4.0), (x.shape[0], 4))
+
+    assert not jax.tree.leaves(genotype(Fixed(), make_spec((3,), num_actions=4)).policy.init(jax.random.key(0)))
     with pytest.raises(ValueError, match="Flat: the shapes of its parameters depend on the batch size B"):
         genotype(Flat(), make_spec((3,), num_actions=4))
 

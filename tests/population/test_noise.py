@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import networks, population
+from volvox import evolution, networks, population
 from volvox.envs import probe
 from volvox.ops import flat
 
@@ -66,3 +66,6 @@ def test_bad_tables_are_refused():
         make(population.Table(size=3))
     with pytest.raises(ValueError, match="must hold 1 000 numbers more than"):  # few members would differ
         make(population.Table(size=NUM_PARAMETERS + 999))
+    env = probe.target(size=2, num_envs=2)
+    with pytest.raises(ValueError, match=r"size=50: the noise table must hold 1 000 numbers more than .*\(6\)"):
+        evolution.evolve(evolution.GA(), networks.MLP(2, hidden=()), env, noise=population.Table(size=50))

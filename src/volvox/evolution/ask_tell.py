@@ -177,7 +177,7 @@ class Evosax:
         return self._made(encoding)[0].get_mean(state.algorithm) if self._has_mean else None
 
     def forget_scores(self, state: EvosaxState) -> EvosaxState:
-        """Forgets the best fitness of a distribution; a population is played again, and begins anew with its scores."""
+        """Forgets the fitness that a distribution compares with; a population is played again, and begins anew."""
         if not self._has_mean:
             return state._replace(begun=jnp.bool_(False))
         kept = state.algorithm

@@ -79,7 +79,7 @@ def genotype(
     low_rank = low_rank_kernels(module.apply, variables, observations(spec)) if prepare is None else ()
     init, apply = partial(init_params, module, spec), partial(apply_module, module)
     name, std = type(module).__name__, initial_std or own_initial_std(module)
-    if _shapes(jax.eval_shape(init, jax.random.key(0))) != _shapes(variables["params"]):
+    if _shapes(jax.eval_shape(init, jax.random.key(0))) != _shapes(variables.get("params", {})):
         raise ValueError(f"{name}: the shapes of its parameters depend on the batch size B; keep the first axis.")
     return genotype_from_functions(
         init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=describe(module)
