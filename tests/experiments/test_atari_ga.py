@@ -124,11 +124,11 @@ def test_a_refusal_is_one_line(tmp_path, ga):
 
 @pytest.mark.slow
 def test_what_a_cutoff_of_600_timesteps_shows_of_some_games():
-    """What docs/results.md says of them: standing still in Skiing pays, and chance scores nothing in three."""
+    """What docs/results.md says of them: standing still in Skiing pays, and chance scores hardly in three."""
     envpool = pytest.importorskip("envpool")
 
     def played(game, timesteps, actions=None):  # `actions` `[N]` are played throughout, None is random
-        env = envpool.make(f"{game}-v5", env_type="gymnasium", num_envs=8 if actions is None else len(actions), seed=0)
+        env = envpool.make(f"{game}-v5", env_type="gymnasium", num_envs=64 if actions is None else len(actions), seed=0)
         env.reset()
         total, alive, lengths = np.zeros(len(env)), np.ones(len(env), bool), np.zeros(len(env), int)
         for _ in range(timesteps):
@@ -150,4 +150,4 @@ def test_what_a_cutoff_of_600_timesteps_shows_of_some_games():
     for game in ("Enduro", "Venture", "Zaxxon"):
         total, _, alive = played(game, 600)
         assert alive.all()
-        assert not total.any()
+        assert (total > 0).sum() <= 2  # of 64
