@@ -255,7 +255,7 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
 def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list[str]:
     """Returns the lines of a table with games as rows and methods as columns; none if no run has this budget.
 
-    The last rows are interquartile means of human-normalised scores over all these games, of methods that have all.
+    The last rows are interquartile means of human-normalised scores over all these games, where at least two methods have all.
     """
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for run in runs:
@@ -275,7 +275,7 @@ def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list
     if "Skiing-v5" in cells:
         over.append(("without Skiing", [game for game in cells if game != "Skiing-v5"]))
     for about, games in over:
-        if complete and len(games) > 1:
+        if len(complete) > 1 and len(games) > 1:
             taken = {m: first_seeds(cells[game][m] for game in games) for m in complete}
             scores = {m: [[human_normalized(run)[0] for run in each] for each in found] for m, found in taken.items()}
             means = {m: f"{interquartile_mean(*each).value:.1%}" for m, each in scores.items()}
