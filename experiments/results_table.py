@@ -255,7 +255,7 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
 def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list[str]:
     """Returns the lines of a table with games as rows and methods as columns; none if no run has this budget.
 
-    The last rows are interquartile means of human-normalised scores over all these games, where at least two methods have all.
+    The last rows are interquartile means of human-normalised scores over all these games, where two methods have them.
     """
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for run in runs:
