@@ -114,7 +114,7 @@ def test_a_script_that_is_stopped_at_once_ends_at_once(script, capsys, monkeypat
     monkeypatch.setattr(os, "_exit", codes.append)
     script("launch").exit_code(main)
     assert codes == [130]
-    assert capsys.readouterr().err == "stopped at once; --resume goes on after what was saved last\n"
+    assert capsys.readouterr().err == "stopped at once; what was saved before, if anything, is whole\n"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS.glob("*.py")))
