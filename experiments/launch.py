@@ -153,11 +153,7 @@ def exit_code(main: Callable[[], int]) -> int:
         return 1
     except KeyboardInterrupt:  # what was being compiled goes on in other threads, and may crash an orderly end
         sys.stdout.flush()
-        print(
-            "stopped at once; what was saved before, if anything, is whole",
-            file=sys.stderr,
-            flush=True,
-        )
+        print("stopped at once; what was saved before, if anything, is whole", file=sys.stderr, flush=True)
         os._exit(130)
 
 

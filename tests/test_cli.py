@@ -65,15 +65,18 @@ def run_dir(tmp_path):
 
 def test_play(loaded, capsys):
     assert cli.main(["play", "runs/a", "--episodes", "30", "--protocol", "exact", "--seed", "7"]) == 0
-    assert loaded.asked == [Path("runs/a"), ("evaluate", 30, {"which": "best", "protocol": "exact", "seed": 7})]
+    assert loaded.asked == [
+        Path("runs/a"),
+        ("evaluate", {"num_episodes": 30, "which": "best", "protocol": "exact", "seed": 7}),
+    ]
     assert capsys.readouterr().out == "the evaluate\n"
 
 
 def test_play_prints_both_protocols_of_an_atari_game(loaded, monkeypatch, capsys):
     """Unless one is named: the exact score plays each start once, whatever number of episodes is asked for."""
 
-    def evaluate(episodes=None, *, protocol=None, **options):
-        loaded.asked.append((episodes, protocol, options))
+    def evaluate(num_episodes=None, *, protocol=None, **options):
+        loaded.asked.append((num_episodes, protocol, options))
         returns = np.array([3.0, 5.0], np.float32)
         return vx.Score(returns, np.array([7, 7]), 4.0, None, None, protocol or "sticky", protocol or "sticky", None)
 

@@ -86,7 +86,7 @@ def play(
       seed: Seed of the environments and the actions; by default one that training is unlikely to use.
     """
     evaluate = _evaluation_of(run, which)
-    score = evaluate(episodes, protocol=protocol, seed=seed)
+    score = evaluate(num_episodes=episodes, protocol=protocol, seed=seed)
     print(score, flush=True)
     if protocol is None and score.protocol == "sticky":
         print(evaluate(protocol="exact", seed=seed))
@@ -102,11 +102,7 @@ def _evaluation_of(run: Path, which: Literal["best", "last"] | None) -> Callable
     env = rebuild(policy.header["config"].get("env"), place="env")
     if env is None:
         raise ValueError(f"{run} does not say in which environment it plays.")
-
-    def evaluate(episodes: int | None = None, **options: Any) -> scoring.Score:
-        return scoring.play(env, policy.policy(), (), num_episodes=episodes, **options)
-
-    return evaluate
+    return partial(scoring.play, env, policy.policy(), ())
 
 
 def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:
