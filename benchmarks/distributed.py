@@ -38,7 +38,6 @@ from volvox.distributed.player import RayPlayer
 from volvox.evolution.pools import Place, Request
 from volvox.loop.slots import slot_variables
 from volvox.population.decoding import Member
-from volvox.provenance import provenance
 
 CUTOFF = 400
 """Timesteps after which an episode of (b) is cut."""
@@ -380,7 +379,7 @@ def main() -> None:
     else:
         found = (efficiency if given.part == "efficiency" else parts)(given)
     settings = {name: value for name, value in vars(given).items() if name not in ("json", "out", "actors", "divided")}
-    told = json.dumps({"part": given.part, "results": found, "settings": settings, **machine(), "made": provenance()})
+    told = json.dumps({"part": given.part, "results": found, "settings": settings, **machine()})
     if given.json:
         print(told)
     if given.out is not None:

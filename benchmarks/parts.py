@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox.loop import LoopState, Stages, traced
-from volvox.provenance import processor
+from volvox.provenance import processor, provenance
 from volvox.types import Env, EnvGroup, Policy
 
 
@@ -85,12 +85,13 @@ def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, 
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """What the figures were measured on, and when, at which commit and by which command."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "device": jax.devices()[0].device_kind,
         "processor": processor(),
         "jax": jax.__version__,
+        "made": provenance(),
     }
 
 

@@ -6,6 +6,7 @@ It reads `results/**/run.json`, which say what was run and where in the files be
 the runs wanted in their order; and `published.csv`. `study.py` runs what is wanted and writes `run.json`.
 """
 
+import ast
 import csv
 import json
 import re
@@ -23,8 +24,13 @@ HEAD = """# Experiments
 This page is made by `python experiments/results_table.py` from the files in `experiments/results/`, `wanted.csv` and
 `published.csv`; do not edit it. [docs/results.md](../docs/results.md) says what to conclude from the runs.
 
-`python experiments/study.py` runs what is listed as not run, one after the other. Any script also runs by itself;
-`--help` documents its flags.
+## Scripts
+
+`--help` documents presets and flags of each. `study.py` runs what is listed below as not run, one after the other.
+
+{scripts}
+
+## How to read the tables
 
 - **Score** is the interquartile mean over seeds (the mean of the middle half; with fewer than four seeds, the mean of
   all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
@@ -38,7 +44,7 @@ This page is made by `python experiments/results_table.py` from the files in `ex
   score with random play as 0 and a human tester as 1 (docs/results.md has percentages). Both columns are filled only
   for Atari runs whose networks were scored in these ways.
 - **Budget**: frames of a population count validation unless "of training" is said. A timestep has 4 frames
-  on Atari, 5 on HalfCheetah and 4 on Hopper.
+  on Atari, 5 on HalfCheetah, 4 on Hopper and 2 on InvertedPendulum.
 - **Wall-clock** is that of all seeds of the row together, with whatever else ran on the machine: of the whole process
   for runs that `study.py` made, and of training for older ones.
 - **Commit** is the one that the run began with and, where it was resumed with another, the last one. Commands have
@@ -63,6 +69,14 @@ def wanted(path: Path = WANTED) -> list[dict[str, str]]:
     """Returns the runs wanted, in the order in which they are to be run."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def scripts() -> list[str]:
+    """Returns the lines of a table of the scripts, with the first line of each one's docstring."""
+    texts = {path.name: path.read_text() for path in sorted(HERE.glob("*.py"))}
+    about = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items() if "__main__" in text}
+    rows = [{"script": f"[{name}]({name})", "what it does": said.split("\n")[0]} for name, said in about.items()]
+    return table(("script", "what it does"), rows)
 
 
 def finished(results: Path = RESULTS) -> list[dict[str, Any]]:
@@ -242,7 +256,7 @@ def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None
     seeds = f"{few} a game" if few == many else f"the first {few} of each"
     taken = first_seeds(tasks.values())
     runs = [run for task in taken for run in task]
-    return {"method": method, "task": f"{len(tasks)} games, human-normalised", "seeds": seeds} | {
+    return {"method": method, "task": f"{', '.join(tasks)}, human-normalised", "seeds": seeds} | {
         "protocol": listed(map(protocol_of, runs)),
         "score": scored(*([human_normalized(run)[0] for run in task] for task in taken)),
         "wall-clock": minutes(run["seconds"] for run in runs),
@@ -299,11 +313,13 @@ def page(results: Path = RESULTS, wanted_path: Path = WANTED, published_path: Pa
     methods: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["method"], run["task"], protocol_of(run), without_seed(run["command"])), []).append(run)
-        methods.setdefault((run["method"], protocol_of(run), run["budget"]), []).append(run)
+        if run["budget"] != GAMES_BUDGET:  # `side_by_side` has rows over games for it, of methods with the same games
+            methods.setdefault((run["method"], protocol_of(run), run["budget"]), []).append(run)
     rows = [row_of(group, published) for _, group in sorted(groups.items())]
     rows += [row for (method, *_), group in sorted(methods.items()) if (row := over_tasks(method, group))]
     done = {tuple(run[name] for name in KEY) for run in runs}
-    lines = [HEAD, *side_by_side(runs), "## What was run\n", *table(COLUMNS, rows)]
+    head = HEAD.format(scripts="\n".join(scripts()))
+    lines = [head, *side_by_side(runs), "## What was run\n", *table(COLUMNS, rows)]
     missing = [line for line in wanted(wanted_path) if tuple(line[name] for name in KEY) not in done]
     lines += ["\n## Not run\n", "In the order in which they are to be run.\n"]
     shown = [{**line, "command": f"`{line['command']}`"} for line in missing]

@@ -1,9 +1,10 @@
-"""What documents show passes pyright for a user, and so do the plug-ins of `tests/plugins`."""
+"""What documents show passes pyright for a user, as do the plug-ins of `tests/plugins`; and what they say of rows."""
 
 import ast
 import importlib.resources
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,22 @@ def test_snippets_are_found():
 
 def test_the_package_says_that_it_is_typed():
     assert importlib.resources.files("volvox").joinpath("py.typed").is_file()
+
+
+def test_the_page_of_public_names_is_what_the_script_prints():
+    """Every name has a docstring, or is no class, function or module."""
+    page = runpy.run_path(str(ROOT / "docs" / "make_api.py"))["page"]()
+    assert (ROOT / "docs" / "api.md").read_text() == page
+    assert "|  |" not in page
+
+
+def test_every_metric_of_the_committed_runs_is_explained():
+    """Of the runs that `experiments/study.py` made; older ones have names of earlier versions too."""
+    files = [*(ROOT / "experiments" / "results").glob("*/*/seed-*/metrics.jsonl")]
+    names = {name for path in files for line in path.read_text().splitlines() for name in json.loads(line)}
+    section = (ROOT / "docs" / "runs.md").read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
+    assert len(names) > 60
+    assert names - set(re.findall(r"`(\w+)`", section)) == set()
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def measure_speed(algorithm: Algorithm, seconds: float) -> float:
       seconds: Length of the measurement.
 
     Returns:
-      Timesteps (slot-steps of a population) per second.
+      Timesteps per second; of a population, those of all slots, idle ones included.
 
     Raises:
       RuntimeError: After ten steps of the algorithm nothing could be measured.

@@ -83,7 +83,7 @@ def test_the_table_of_made_up_results(module, tmp_path):
     assert third == row("Lag", "C", "training", "3", lost, *rest)
     assert curve == row("Lag", "D", "training", "2", few, *rest, note="in-sample")
     assert slope == row("Lag", "E", "training", "3", "0.5 [0.25, 0.75]", *rest)
-    task, score = "2 games, human-normalised", "100 (one seed: no interval)"  # (0.1 + 200) / 2: games count alike
+    task, score = "A-v5, B-v5, human-normalised", "100 (one seed: no interval)"  # (0.1 + 200) / 2: games count alike
     many = ("GA", task, "sticky, 9 episodes", "the first 1 of each", score)
     assert last == row(*many, "", "", "", "2 min", "those of the games")
     with pytest.raises(ValueError, match="seeds '0' with an interval; give the first and last"):
@@ -121,7 +121,8 @@ def test_games_side_by_side(module, tmp_path):
         (folder / "score.json").write_text(json.dumps({"elite": elite, "random": {"mean": 7.0}}))
         (folder / "metrics.jsonl").write_text('{"frames": 2500000}\n{"frames": 2780000}\n')
         run = {"method": method, "task": task, "seeds": str(seed), "budget": "2.5 million frames"}
-        (folder / "run.json").write_text(json.dumps({**run, "score": "score.json:elite:mean"}))
+        about = {"command": f"{method} {task}", "hardware": "a CPU", "commit": "abc", "date": "today", "seconds": 60}
+        (folder / "run.json").write_text(json.dumps({**run, **about, "score": "score.json:elite:mean"}))
     runs = module.finished(tmp_path)
     lines = [line for line in module.side_by_side(runs) if line.startswith("|")]
     assert [[text.strip() for text in line.strip("|").split("|")] for line in lines] == [
@@ -135,6 +136,10 @@ def test_games_side_by_side(module, tmp_path):
         ["human-normalised, without Skiing", "", "40.0%", "20.0%", ""],
     ]
     assert module.side_by_side(runs, "9 million frames") == []
+    # Their rows over games are those above, and there are no others.
+    wanted = tmp_path / "wanted.csv"
+    wanted.write_text("method,task,seeds,budget,protocol,score,command\n")
+    assert len(cells(module.page(tmp_path, wanted, wanted), "What was run")) == 2 + 9
 
 
 def test_the_list_of_runs_wanted(module, load):

@@ -1,7 +1,7 @@
 """Strategies of other libraries: those of evosax, and Python objects with `ask` and `tell`.
 
-strategy = from_ask_tell(evosax.algorithms.CMA_ES, population_size=32, params={"std_init": 0.5})
-algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=(8,)), vx.envs.cartpole(num_envs=32))
+    strategy = from_ask_tell(evosax.algorithms.CMA_ES, population_size=32, params={"std_init": 0.5})
+    algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=(8,)), vx.envs.cartpole(num_envs=32))
 
 All members exist at once, so networks are small: a generation takes N times the parameters, and CMA-ES their square.
 """

@@ -88,8 +88,9 @@ class ES:
         on Atari, 5 on Humanoid).
       num_episodes: Training episodes of each member; fitness is their mean return.
       num_validation_episodes: Validation episodes of the current parameters before they are updated, and of the best so
-        far beside them. The current parameters become the best if their mean return is higher; the best is the result
-        (its score: `volvox.evolution.EliteScore`). The first episode gives the behaviour. (Published: no validation.)
+        far beside them (published: no validation). The current parameters become the best if their mean return is
+        higher. The best is the result, and `volvox.evolution.EliteScore` its score. The first episode gives the
+        behaviour.
       num_test_episodes: Episodes the current parameters then play in the test environments (published: 200); 0 for no
         test.
     """

@@ -1,7 +1,7 @@
 """Learners on pipelined environments: one file an algorithm, and what they share (`volvox.learners.learner`).
 
-algorithm = learn(A3C(), network, env)
-algorithm = learn(TD3(), ActorAndCritic(actor, critic), env)
+    algorithm = learn(A3C(), network, env)
+    algorithm = learn(TD3(), ActorAndCritic(actor, critic), env)
 
 `explore_then_commit` stands beside them: it learns in small models of finite horizon, without networks or the loop.
 """

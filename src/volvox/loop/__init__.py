@@ -3,10 +3,10 @@
 An algorithm gives the loop its `Stages`; `Loop` makes the pools and runs it in chunks; `Evaluator` plays populations;
 `play` scores one network.
 
-loop = Loop(Stages(act, work), env.make)
-loop.open(seed_of(key))
-for chunk in loop.run(carry, memory, rounds_left=lambda carry: 100 - int(carry.round)):
-    carry, memory = chunk.carry, chunk.memory
+    loop = Loop(Stages(act, work), env.make)
+    loop.open(seed_of(key))
+    for chunk in loop.run(carry, memory, rounds_left=lambda carry: 100 - int(carry.round)):
+        carry, memory = chunk.carry, chunk.memory
 """
 
 from volvox.loop.behaviors import Behavior, Last, Nothing, Trajectory

@@ -2,8 +2,8 @@
 
 Novelty search compares these vectors (`volvox.evolution.Novelty`).
 
-Last("position", 2)                             # where the episode ended
-Trajectory("ram", 128, every=50, length=12)     # the RAM, twelve times in the episode
+    Last("position", 2)                             # where the episode ended
+    Trajectory("ram", 128, every=50, length=12)     # the RAM, twelve times in the episode
 """
 
 import dataclasses

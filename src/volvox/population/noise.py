@@ -3,8 +3,8 @@
 A seed names a noise vector of any network: the start of a slice of the table, or the seed of a generator. These are
 settings with pure methods; the table itself, their data, is an argument of each method and never closed over.
 
-encoding(genotype, Table())                         # a table of 8 numbers for each parameter
-encoding(genotype, LowRank(rank=2, source=Generator()))
+    encoding(genotype, Table())                         # a table of 8 numbers for each parameter
+    encoding(genotype, LowRank(rank=2, source=Generator()))
 """
 
 import dataclasses

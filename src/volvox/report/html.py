@@ -175,7 +175,8 @@ def _bound(rows: Sequence[Mapping[str, Any]]) -> str:
     said = f"The run is bound by {largest}: the largest part, {shares[largest][0]:.0%} of the time if parts take turns."
     if speeds := [row["speed_over_turns"] for row in timed if "speed_over_turns" in row]:
         speed = f"{statistics.median(speeds):.2f} times as fast as the parts in turns"
-        said += f" Overlapped, the loop is {speed} (median of {len(speeds)} measurements)."
+        said += f" Overlapped, the loop is {speed} (median of {len(speeds)} measurements; with small networks this is "
+        said += "far too high, because in turns each part is called from Python)."
     return f'<div class="bar">{bar}</div><p>{said}</p>'
 
 
