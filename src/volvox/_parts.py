@@ -97,8 +97,10 @@ def network_of(
       only_check: Call nothing, and return None.
 
     Raises:
-      CannotRebuildError: The network was given as functions, or cannot be imported.
+      CannotRebuildError: The network was given as functions or with functions, or cannot be imported.
     """
+    if given := [name for name in ("prepare", "initial_std") if name in config]:
+        raise CannotRebuildError(f"{place}: the genotype was made with functions of its own, {' and '.join(given)}.")
     described = {name: value for name, value in config.items() if name not in ("num_parameters", "reference")}
     network = rebuild(described, place=place, only_check=only_check)
     if "type" not in described:

@@ -10,7 +10,8 @@ import pytest
 
 from volvox import networks, population
 from volvox._settings import describe
-from volvox.distributed.actor import Actor, Order, code_of, installed, options
+from volvox.distributed import ray
+from volvox.distributed.actor import Actor, Answer, Order, code_of, installed, options
 from volvox.distributed.bases import digests
 from volvox.distributed.work import Work
 from volvox.envs import probe
@@ -40,6 +41,14 @@ def actor():
     made = Actor()
     made.prepare(config(), 4, 8, 1.0, options(), [])
     return made
+
+
+def unchanged(params):
+    return params
+
+
+def narrow(path):
+    return 0.1
 
 
 def everyone(code):
@@ -80,7 +89,7 @@ def test_a_portion_that_others_have_played_is_dropped(actor):
     work = Work(everyone(Pools(genotype(), NOISE, ENV, BEHAVIOR, 2 * N, 1.0).encoding), 2, first_portion=50)
     actor.drop(work.next(3))
     order = Order(50, work.rows(50), Place(False, 3, False), 3, 99, ((0, 0), (0, 0)), None)
-    assert actor.play(order, []) == (50, None, (), 0, 0, 0)
+    assert actor.play(order, []) == Answer(50)
     actor.drop(-1)
 
 
@@ -128,6 +137,22 @@ def test_versions_of_the_packages_of_environments_are_compared():
     }
     others = {"env": {"call": "nowhere.to_be_found:f", "type": "windy"}, "noise": {"function": "builtins:abs"}}
     assert code_of(others) == {"builtins": "missing", "nowhere.to_be_found": "missing"}
+
+
+def test_a_genotype_with_functions_of_its_own_is_refused_before_it_begins():
+    """An actor would play the network without them."""
+    for own in ({"prepare": unchanged}, {"initial_std": narrow}):
+        made = networks.genotype(networks.MLP(2, (4,)), ENV.spec, **own)
+        described = describe({"network": made.policy.config, "env": ENV.config, "noise": NOISE, "behavior": BEHAVIOR})
+        with pytest.raises(ValueError, match=f"the genotype was made with functions of its own, {next(iter(own))}"):
+            ray(num_actors=2).player(described, 4, 1.0)
+
+
+def test_a_network_that_becomes_another_one_is_refused():
+    there = config()
+    there["network"]["num_parameters"] += 1  # as the hash of another reference batch
+    with pytest.raises(ValueError, match="made from its settings it is another"):
+        Actor().prepare(there, 4, 8, 1.0, {}, [])
 
 
 def test_another_number_of_environments_is_refused():

@@ -17,7 +17,7 @@ from volvox.distributed import actors, remote
 from volvox.distributed.player import RayPlayer
 from volvox.distributed.player import _Sent as Sent
 from volvox.distributed.remote import Remote
-from volvox.distributed.work import Rows
+from volvox.distributed.work import Rows, Work
 from volvox.evolution.pools import Place, Request
 from volvox.types import Interrupted, Population
 
@@ -80,7 +80,9 @@ def stub(folder=None):
             if mine and (folder / "late").exists():
                 time.sleep(3.0)
                 wrong = np.full(rows.seed.size, -1, np.float32)
-                return Answer(order.portion, Results(wrong, rows.member, np.zeros((wrong.size, 0), np.float32)))
+                return Answer(
+                    order.portion, Results(wrong, rows.member, np.zeros((wrong.size, 0), np.float32)), repeatable=True
+                )
             for i in range(rows.seed.size):
                 time.sleep(seconds)
                 self._progress = (order.portion, i, 10 * i)
@@ -88,7 +90,7 @@ def stub(folder=None):
                     return Answer(order.portion)
             returns = (rows.seed + rows.episode / 10).astype(np.float32)
             results = Results(returns, rows.member + 1, np.zeros((returns.size, 0), np.float32))
-            return Answer(order.portion, results, (), 20 * returns.size, 10 * returns.size, 5)
+            return Answer(order.portion, results, (), 20 * returns.size, 10 * returns.size, 5, repeatable=True)
 
         def progress(self):
             return self._progress
@@ -236,6 +238,20 @@ def test_actors_outlast_a_pause_of_the_script(player, machines):
     assert one._actors.restarts == 0
 
 
+def test_only_episodes_that_are_the_same_everywhere_are_played_twice():
+    """Of copies with other episodes, that with the shortest would end first."""
+    one = RayPlayer(distributed.ray(), {}, 4, 0.1, actor=stub())
+    actor, submitted = MagicMock(), []
+    one._submit = lambda remote, number, phase, given: submitted.append(number)
+    phase = MagicMock(work=Work(request().population, 2))
+    for repeatable in (False, True):
+        while phase.work.left:
+            one._hand_out(actor, phase)
+        out, one._repeatable = len(submitted), repeatable
+        one._hand_out(actor, phase)
+        assert (len(submitted) > out) is repeatable
+
+
 @pytest.mark.slow
 def test_who_answers_late_is_not_heard(player, machines, tmp_path):
     """Another actor played its episodes meanwhile; the answer comes, wrong, in the next phase."""
@@ -272,6 +288,27 @@ def test_another_cluster_than_the_one_connected_to(player, machines):
         player(address=f"{host}:{int(port) + 1}")._actors._connect()
     with pytest.raises(ValueError, match=r"leave address out, or call ray\.shutdown\(\) before"):
         player(address="local")._actors._connect()
+
+
+def test_a_connection_leaves_signals_alone_and_ends_with_its_last_user(player, machines):
+    """Ray's own handler of SIGTERM would end the process in place of saving the run."""
+    import ray
+
+    machines.set(1)
+    ray.shutdown()
+    before, mine = signal.getsignal(signal.SIGTERM), lambda number, frame: None
+    signal.signal(signal.SIGTERM, mine)
+    try:
+        one, two = player(), player()
+        one._actors._connect()
+        assert signal.getsignal(signal.SIGTERM) is mine
+        two._actors._connect()
+        one.close()
+        assert ray.is_initialized()
+        two.close()
+        assert not ray.is_initialized()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox import evolution, networks, population
+from volvox import evolution, loop, networks, population
 from volvox.envs import probe
 from volvox.types import Evaluation
 
@@ -113,6 +113,19 @@ def test_the_update_is_that_of_an_independent_library(optimizer):
         )(asked.seed, signs)
         their_state, _ = theirs.tell(jax.random.key(0), members, -returns, their_state, theirs.default_params)
         np.testing.assert_allclose(flat(current(state)), flat(theirs.get_mean(their_state)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_base_without_a_score_is_still_the_challenger():
+    """Base 1 was updated; the others did not play, and base 0 is not what a test is of."""
+    strategy = es(num_bases=3, objective=evolution.Novelty(behavior=loop.Last("position", 1)))
+    state = strategy.init(jax.random.key(0), CODE)._replace(updated=jnp.int32(1))
+    for generation, scores, challenger in ((0, [1.0, 3.0, 5.0, 0.0], 2), (1, [0.0, np.nan, 0.0, 4.0], 1)):
+        state = state._replace(generation=jnp.int32(generation))
+        asked, _ = strategy.phases[0].ask(jax.random.key(1), state, CODE)
+        evaluation = played(scores, 2)
+        evaluation = evaluation._replace(valid=jnp.arange(2) < asked.episodes[:, None], behaviors=jnp.zeros((4, 2, 1)))
+        after, _ = strategy.phases[0].tell(KEY, state, asked, evaluation, CODE)
+        assert after.challenger == challenger
 
 
 def test_the_best_is_kept_behind_the_current():

@@ -137,6 +137,16 @@ def test_pooled_validations_outweigh_an_unlucky_one(pool_validations, third_is_n
     np.testing.assert_array_equal(float(metrics["elite_selecting_score"]), 8.0)
 
 
+@pytest.mark.parametrize("pool_validations", [False, True])
+def test_an_elite_whose_validation_is_nan_is_last(pool_validations):
+    strategy = ga(pool_validations=pool_validations)
+    state = strategy.init(jax.random.key(0), CODE)
+    state, _, _ = generation(strategy, state, range(8), [9.0, 1.0])
+    _, _, metrics = generation(strategy, state, range(8), [np.nan, 0.0], key=1)
+    assert metrics["elite_is_new"]
+    assert metrics["validation_mean"] == 0.0
+
+
 def test_the_score_is_the_mean_of_all_validations_but_the_selecting_one():
     strategy = ga()
     state, seen = strategy.init(jax.random.key(0), CODE), []

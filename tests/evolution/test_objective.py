@@ -106,6 +106,18 @@ def test_nsra_lowers_the_weight_of_returns_where_they_stagnate():
     assert weights == [1.0, 1.0, 0.75, 0.75, 0.5, 0.75, 0.75]
 
 
+def test_the_first_score_is_no_improvement():
+    strategy = novelty_es("nsra_es", num_bases=1, reward_weight_step=0.25)
+    strategy = dataclasses.replace(strategy, objective=dataclasses.replace(strategy.objective, reward_weight=0.5))
+    validation, weights = strategy.phases[0], []
+    state = strategy.init(jax.random.key(0), CODE)
+    for score in (1.0, 0.5, 2.0):
+        asked, state = validation.ask(jax.random.key(0), state, CODE)
+        state, metrics = validation.tell(KEY, state, asked, played([score, 0.0], [score, 0.0]), CODE)
+        weights.append(float(metrics["reward_weight"]))
+    assert weights == [0.5, 0.5, 0.75]
+
+
 def test_a_longer_cutoff_is_no_improvement():
     """Longer episodes have higher returns; the first ones do not raise the weight of returns."""
     strategy = novelty_es("nsra_es", num_bases=1, patience=2, reward_weight_step=0.25)

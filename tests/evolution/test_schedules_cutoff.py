@@ -10,7 +10,8 @@ def test_forms():
 
 @pytest.mark.parametrize(
     "bad", [0, -3, "no", "adaptive:", "adaptive:400,0.1,1.5", "adaptive:400,2,1.5,5000", "adaptive:400,0.1,1,5000",
-            "adaptive:400,0.1,1.5,300", "adaptive:0,0.1,1.5,300", "adaptive:a,b,c,d", 4.5, Cutoff(400, 0.1)],
+            "adaptive:400,0.1,1.5,300", "adaptive:0,0.1,1.5,300", "adaptive:a,b,c,d", 4.5, Cutoff(400, 0.1),
+            Cutoff(400.0, 0.1, 1.5, 5_000), Cutoff("400")],
 )  # fmt: skip
 def test_bad_forms_name_the_value(bad):
     with pytest.raises(ValueError, match="max_episode_steps=") as error:

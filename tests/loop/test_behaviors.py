@@ -105,6 +105,11 @@ def test_records_and_vectors_of_other_shapes_are_refused():
         Last("ram", 0)
 
 
+def test_a_trajectory_of_the_first_timestep_alone_is_refused():
+    with pytest.raises(ValueError, match="length must be an integer of at least 2, got 1"):
+        Trajectory("ram", 2, every=400, length=1)
+
+
 def test_an_environment_without_the_extra_is_refused():
     spec = probe.countdown().spec
     behaviors.check(Last("elapsed_steps", 1), spec, 100)

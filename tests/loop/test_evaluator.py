@@ -1,6 +1,7 @@
 """Populations in slots: every episode played once, scored right, in both forms of the loop."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import pytest
 from volvox import networks, population
 from volvox.envs import atari, probe
 from volvox.loop import Evaluator, SlotMemory
+from volvox.loop.evaluator import _Run
+from volvox.loop.slots import Part
 from volvox.types import Interrupted, Population
 
 pytestmark = pytest.mark.optimized
@@ -124,6 +127,32 @@ def test_idle_groups_are_not_stepped():
     _, statistics = played.evaluate(population_of(code, 1), 1, code)
     assert statistics.stepped == 2 * 8  # one group of two slots
     assert statistics.occupancy == 0.5
+
+
+def test_counts_go_on_beyond_32_bits():
+    _, code, evaluator = make(probe.countdown(num_envs=2))
+    _, statistics = evaluator.evaluate(population_of(code, 4), 1, code)
+    run = _Run.__new__(_Run)
+    run.slots, run.stepped, run.busy, run.counted = SimpleNamespace(), 0, 0, (0, 0)
+    memory, played = SimpleNamespace(variables=()), np.zeros(1, bool)
+    for count in (2**30, -(2**31), -1, 7):  # as the device shows 2**30, 2**31, 2**32 - 1 and 2**32 + 7
+        run.reach(SimpleNamespace(stepped=np.int32(count), busy=np.int32(count), played=played), memory)
+    assert run.stepped == run.busy == 2**32 + 7
+    assert run.occupancy == 1.0
+    assert statistics.stepped >= statistics.timesteps > 0
+
+
+def test_parts_of_a_population_have_seeds_of_their_own(monkeypatch):
+    """Environments without keys, such as Gymnasium's, are seeded when a rollout begins."""
+    _, code, evaluator = make(probe.countdown(num_envs=2))
+    seeds, restart = [], evaluator.loop.restart
+    monkeypatch.setattr(evaluator.loop, "restart", lambda seed: seeds.append(seed) or restart(seed))
+    for first in (None, 0, 4, 4):
+        part = None if first is None else Part(jnp.arange(first, first + 4), jnp.zeros(4, jnp.int32))
+        evaluator.evaluate(population_of(code, 4), 1, code, seed=3, part=part)
+    assert seeds[0] == 3
+    assert seeds[2] == seeds[3]
+    assert len({*seeds}) == 3
 
 
 def test_nothing_is_compiled_twice():

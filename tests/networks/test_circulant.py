@@ -70,6 +70,13 @@ def test_a_network_of_small_layers_is_refused():
     assert networks.Grouped(net, block=1).init(jax.random.key(0), jnp.zeros((1, 64)))  # nothing is asked for
 
 
+def test_a_grouped_network_begins_with_the_spread_of_its_own():
+    inner = networks.DeepGA(4, size="small")
+    path = ("inner", "Dense_1", "kernel")
+    assert networks.Grouped(inner).initial_std(path) == inner.initial_std(path[1:]) == 0.1
+    assert networks.Grouped(networks.MLP(4)).initial_std is None
+
+
 def test_what_the_inner_network_has_the_grouped_one_has_too():
     grouped = networks.Grouped(networks.RecurrentActorCritic(2, networks.MLP(32, hidden=(32,))))
     assert grouped.initial_state(3)[0].shape == (3, 256)

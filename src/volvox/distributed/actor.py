@@ -19,7 +19,7 @@ import numpy as np
 import volvox.networks as networks
 from volvox._parts import env_of, import_paths, network_of
 from volvox._programs import keep_programs
-from volvox._settings import rebuild
+from volvox._settings import describe, rebuild
 from volvox.distributed.bases import Bases, Digest, Origin
 from volvox.distributed.work import Results, Rows
 from volvox.evolution.pools import Place, Pools, Request
@@ -63,6 +63,7 @@ class Answer(NamedTuple):
       stepped: Timesteps of the emulators.
       busy: Those of slots that had an episode to play.
       makespan: Beats.
+      repeatable: Whether another actor would play the same episodes: environments take keys (`EnvGroup.rekey`).
     """
 
     portion: int
@@ -71,6 +72,7 @@ class Answer(NamedTuple):
     stepped: int = 0
     busy: int = 0
     makespan: int = 0
+    repeatable: bool = False
 
 
 def options() -> dict[str, Any]:
@@ -167,6 +169,11 @@ class Actor:
             raise ValueError(f"env: here it has {env.num_envs} environments, and {num_slots} are wanted.")
         network = network_of(config["network"], env)
         genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
+        if (made := describe(genotype.policy.config)) != config["network"]:
+            raise ValueError(
+                f"network: made from its settings it is another, {made} instead of {config['network']}; a reference "
+                "batch has to be vx.reference_batch(env, size=...) with its own seed, which is how it is made here."
+            )
         noise, behavior = rebuild(config["noise"], place="noise"), rebuild(config["behavior"], place="behavior")
         self._pools = Pools(genotype, noise, env, behavior, capacity, chunk_seconds)
         self._bases = Bases(self._pools.encoding)
@@ -199,7 +206,8 @@ class Actor:
         returns, lengths, _, behaviors = (np.asarray(values)[:count, 0] for values in evaluation)
         busy = round(statistics.occupancy * statistics.stepped)
         results = Results(returns, lengths, behaviors)
-        return Answer(order.portion, results, (), statistics.stepped, busy, statistics.makespan)
+        counts = statistics.stepped, busy, statistics.makespan
+        return Answer(order.portion, results, (), *counts, pools.repeatable(order.place))
 
     def progress(self) -> tuple[int, int, int]:
         """The number of the portion that is being played, its episodes that were played, and timesteps."""

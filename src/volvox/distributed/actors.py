@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from volvox.distributed.actor import Answer, Order, installed, options
-from volvox.distributed.remote import Place, Remote, connect, cores, why
-from volvox.distributed.settings import check_connected
+from volvox.distributed.remote import Place, Remote, connect, cores, disconnect, why
 from volvox.distributed.settings import ray as Settings
 from volvox.evolution.pools import Seen
 from volvox.types import Interrupted
@@ -48,7 +47,7 @@ class Actors:
 
     def _clear(self) -> None:
         self._ray: Any = None
-        self._own, self._begun = False, False
+        self._begun = False
         self._remotes: dict[int, Remote] = {}
         self._places: dict[str, int] = {}
         self._restarts: collections.Counter[int] = collections.Counter()
@@ -197,11 +196,11 @@ class Actors:
         return max(1.0 - busy / max(elapsed, 1e-6), 0.0)
 
     def close(self) -> None:
-        """Ends all actors, and the cluster if it was begun here."""
+        """Ends all actors, and the cluster if it was begun here and nobody else uses it."""
         for remote in self._remotes.values():
             self._kill(remote)
-        if self._own:
-            self._ray.shutdown()
+        if self._ray is not None:
+            disconnect(id(self))
         self._clear()
 
     def _members(self) -> list[Remote]:
@@ -209,14 +208,7 @@ class Actors:
 
     def _connect(self) -> None:
         """Connects to the cluster."""
-        import ray
-
-        self._ray = ray
-        if ray.is_initialized():
-            check_connected(self._settings.address, ray.get_runtime_context().gcs_address)
-            return
-        connect(self._settings.address)
-        self._own = True
+        self._ray = connect(self._settings.address, id(self))
 
     def _make(self, *, first: bool) -> int:
         """Makes actors where there are none; returns how many there should be."""

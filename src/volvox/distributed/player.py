@@ -61,7 +61,7 @@ class RayPlayer:
         self._capacity, self._next_portion = capacity, 0
         self._sent = _Sent()
         self._bytes = [0, 0]  # sent, received
-        self._repeated = 0
+        self._repeated, self._repeatable = 0, False
         self._shown = _Shown()
 
     def play(self, request: Request, watch: Seen) -> tuple[Evaluation, RolloutStatistics]:
@@ -119,7 +119,7 @@ class RayPlayer:
         """Gives an idle actor a portion, if there is one for it."""
         work = phase.work
         number = work.next(portion_size(work.left, self._actors.size, self._num_slots, most=self._capacity))
-        if number is None and self._settings.duplicates:
+        if number is None and self._settings.duplicates and self._repeatable:
             number = work.again()
         if number is not None:
             self._submit(remote, number, phase, [])
@@ -147,7 +147,8 @@ class RayPlayer:
             work.give_back(answer.portion)
         else:
             self._bytes[1] += _num_bytes(answer.results)
-            members = work.members(answer.portion)
+            # Of copies with other episodes, the first to end would be one with short episodes.
+            self._repeatable, members = answer.repeatable, work.members(answer.portion)
             if work.take(answer.portion, answer.results):
                 phase.count(remote, members, answer)
                 self._actors.drop(answer.portion)

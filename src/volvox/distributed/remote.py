@@ -2,16 +2,21 @@
 
 import collections
 import logging
+import signal
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from volvox.distributed.actor import Answer
+from volvox.distributed.settings import check_connected
 
 _LONGEST = 240
 """Characters of a reason."""
+_USERS: set[int] = set()
+"""Who uses this process's connection, if it was begun here. Ray has one a process, and the last to leave ends it."""
 
 
 class Place(NamedTuple):
@@ -28,10 +33,28 @@ class Place(NamedTuple):
     cpus: float
 
 
-def connect(address: str | None) -> None:
-    """Connects to a cluster of Ray, or begins one; raises ValueError where that fails."""
+def connect(address: str | None, user: int) -> Any:
+    """Connects this process to a cluster of Ray, or begins one, unless it is connected already.
+
+    Args:
+      address: Of the cluster, as `volvox.distributed.ray` takes it.
+      user: What `disconnect` is told, to leave the connection.
+
+    Returns:
+      The module `ray`.
+
+    Raises:
+      ValueError: That fails, or the process is connected to another cluster.
+    """
     import ray
 
+    if ray.is_initialized():
+        check_connected(address, ray.get_runtime_context().gcs_address)
+        if _USERS:
+            _USERS.add(user)
+        return ray
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if main else None
     with warnings.catch_warnings():
         # JAX warns of every fork of a process with threads; Ray's are programs of their own at once.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
@@ -39,6 +62,22 @@ def connect(address: str | None) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"no connection to a cluster of Ray: {' '.join(str(error).split())}") from error
+        finally:
+            if callable(handler):  # Ray puts its own in the place of the one by which `train` saves
+                signal.signal(signal.SIGTERM, handler)
+    _USERS.clear()
+    _USERS.add(user)
+    return ray
+
+
+def disconnect(user: int) -> None:
+    """Leaves the connection of this process, and ends it with its last user, if it was begun here."""
+    import ray
+
+    if user in _USERS:
+        _USERS.remove(user)
+        if not _USERS:
+            ray.shutdown()
 
 
 class Remote:

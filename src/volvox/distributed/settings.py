@@ -46,7 +46,7 @@ class ray:  # noqa: N801  # a record of settings that reads as a call
       patience: Seconds without an answer, or without a timestep that was played, after which an actor is replaced; what
         it plays for the first time, which is compiled, has `wait` seconds for its first timesteps.
       duplicates: Towards the end of a phase, give portions that are being played to idle actors too, and take the first
-        answer.
+        answer. Only where episodes are the same on every actor, which are those of pure functions.
     """
 
     num_actors: int | Literal["nodes", "gpus"] | None = "nodes"

@@ -1,7 +1,8 @@
 """What is left of a population to play, in portions that actors pull: plain NumPy, without Ray.
 
-Portions are handed out longest expected first. When none is left, those that are still out are handed out again, and
-the first answer counts; members are played in the same way wherever they are played, so that it does not matter which.
+Portions are handed out longest expected first. When none is left, those that are still out may be handed out again, and
+the first answer counts. That is for episodes that are the same wherever they are played: of different episodes, those
+that end first would be short ones.
 """
 
 import math

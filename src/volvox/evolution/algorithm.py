@@ -139,7 +139,7 @@ def evolve(
         raise TypeError(f"evolve takes a strategy, such as vx.GA() or vx.ES(), a network, an env; got {given}")
     check_network("evolve(strategy, network, env)", network)
     check_env("evolve(strategy, network, env)", env)
-    used = ("source",) if hasattr(noise, "rank") else ("length", "draw", "sample")
+    used = ("source",) if hasattr(noise, "rank") else ("length", "make_data", "draw", "sample")
     check_part("noise", noise, used, "Table(), Generator() or LowRank() of vx.population")
     if behavior is not None:
         behaviors.check_kind("behavior", behavior)

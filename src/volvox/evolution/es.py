@@ -188,7 +188,8 @@ class ES:
     ) -> tuple[ESState, Metrics]:
         """Replaces the best if the current parameters do better, and shows the objective what the bases did."""
         m, played, scores = self.num_bases, self._validated(state), fitness(evaluation)
-        challenger = jnp.argmax(scores[:m]).astype(jnp.int32)
+        # The one that was updated even if its score is NaN.
+        challenger = jnp.where(state.generation > 0, state.updated, jnp.argmax(scores[:m])).astype(jnp.int32)
         better = scores[challenger] > scores[m]
         lengths = jnp.where(jnp.append(played, True), mean_length(evaluation), state.expected_length)
         bases = jax.lax.cond(

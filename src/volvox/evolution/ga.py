@@ -254,7 +254,9 @@ class GA:
         compared = scores
         if self.pool_validations:
             known = extended(state.score, evaluation, 0)
-            compared = scores.at[0].set(jnp.where((state.generation > 0) & (known.episodes > 0), known.mean, scores[0]))
+            # A validation with a NaN ranks it last, as without pooling.
+            pooled = (state.generation > 0) & (known.episodes > 0) & jnp.isfinite(scores[0])
+            compared = scores.at[0].set(jnp.where(pooled, known.mean, scores[0]))
         winner = jnp.argmax(compared)  # the first of equals: the elite gives way only to a better one
         elite = rows((state.candidates, state.candidate_lengths), winner)
         place = winner - (state.generation > 0)  # in training; negative if it was the elite before

@@ -193,7 +193,7 @@ class NoveltyState(NamedTuple):
       archive: Behaviours seen before.
       behaviors: float32 `[M, D]`: Of each base when it was last validated.
       reward_weight: float32: The share of returns in what is followed; the rest is novelty.
-      best_score: float32: The best mean return so far; NaN where the cutoff has grown since.
+      best_score: float32: The best mean return so far; NaN before the first, and where the cutoff has grown since.
       stagnant: int32: Generations since the best score or the weight last changed.
     """
 
@@ -298,7 +298,7 @@ class Novelty:
             archive=Archive(jnp.zeros((self.archive_size, self.behavior.size)), jnp.int32(0)),
             behaviors=jnp.zeros((num_bases, self.behavior.size)),
             reward_weight=jnp.float32(self.reward_weight),
-            best_score=jnp.float32(-jnp.inf),
+            best_score=jnp.float32(jnp.nan),
             stagnant=jnp.int32(0),
         )
 

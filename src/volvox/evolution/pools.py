@@ -143,6 +143,10 @@ class Pools:
         """See `Player`."""
         return {}
 
+    def repeatable(self, place: Place) -> bool:
+        """Whether the same request would give the same episodes once more, of a place that has been played."""
+        return all(group.rekey is not None for group in self.evaluators[place].loop.groups)
+
     def evaluator(self, place: Place, code: Encoding, seed: int) -> Evaluator:
         """Returns the evaluator of a phase; evaluators with another cutoff or another kind of slots are closed."""
         if place not in self.evaluators:

@@ -106,7 +106,7 @@ def parse_cutoff(value: int | str | Cutoff) -> Cutoff:
     """
     try:
         if isinstance(value, Cutoff):
-            read = value
+            read = value._replace(start=operator.index(value.start), max=operator.index(value.max))
         elif isinstance(value, str) and value.startswith("adaptive:"):
             start, fraction, ratio, top = value.removeprefix("adaptive:").split(",")
             read = Cutoff(int(start), float(fraction), float(ratio), int(top))

@@ -126,7 +126,7 @@ class Trajectory:
       extra: Its name, for example `"ram"`.
       sample_size: Numbers in it.
       every: Timesteps from one sample to the next.
-      length: Samples; the vector has `length * sample_size` numbers.
+      length: Samples, at least 2; the vector has `length * sample_size` numbers.
     """
 
     extra: str
@@ -136,7 +136,8 @@ class Trajectory:
     length: int
 
     def __post_init__(self):
-        integers(self, "sample_size", "every", "length", low=1)
+        integers(self, "sample_size", "every", low=1)
+        integers(self, "length", low=2)  # the first is where the episode began
 
     @property
     def size(self) -> int:
@@ -176,8 +177,8 @@ def check(behavior: Behavior, spec: EnvSpec, max_episode_steps: int) -> None:
     Args:
       behavior: what is recorded.
       spec: of the environment.
-      max_episode_steps: the largest cutoff of episodes, timesteps. A `Trajectory` must cover it: of two episodes that
-        part later, it would record the same.
+      max_episode_steps: the largest cutoff of episodes, timesteps. A `Trajectory` must cover it, but for fewer
+        timesteps than lie between two of its values: of two episodes that part later, it would record the same.
     """
     missing = [name for name in behavior.extras if name not in spec.extras]
     if missing:

@@ -20,7 +20,7 @@ from volvox._checks import integer
 from volvox._resources import size_of
 from volvox.loop import slots as in_slots
 from volvox.loop.behaviors import Behavior, Nothing
-from volvox.loop.driver import Loop, Monitor
+from volvox.loop.driver import Loop, Monitor, seed_of
 from volvox.loop.pipeline import Times
 from volvox.loop.slots import Carry, Constants, Memory, Part, Rollout
 from volvox.population.decoding import Encoding, Member
@@ -167,7 +167,8 @@ class Evaluator:
           seed: Seed of the episodes; of other environments it is that of the pools when they are made, and later of
             what `EnvGroup.restart` can seed. None: the number of evaluations before; other environments go on with
             their own random numbers.
-          part: Which part of a larger population this is; None: it is whole.
+          part: Which part of a larger population this is; None: it is whole. Environments without keys that can be
+            seeded have a seed for each part.
           timed: Play a few beats halfway with a stopwatch (`Loop.time_parts`).
           monitor: Called about once a second with a dict of progress figures; True stops the rollout.
 
@@ -182,7 +183,7 @@ class Evaluator:
         """
         self._check(population, num_episodes, encoding)
         began = time.perf_counter()
-        self._restart(seed)
+        self._restart(seed, part)
         key = jax.random.key(self._evaluations if seed is None else seed)
         self._evaluations += 1
         queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
@@ -220,10 +221,12 @@ class Evaluator:
                 "encoding.replace(formed=True) for the slots and for this call."
             )
 
-    def _restart(self, seed: int | None) -> None:
+    def _restart(self, seed: int | None, part: Part | None) -> None:
         if not self._opened:
             self._opened = True
             self.loop.open(0 if seed is None else seed)
+        if seed is not None and part is not None:  # parts are to have other episodes
+            seed = seed_of(jax.random.key(seed), int(part.member[0]), int(part.episode[0]))
         self.loop.restart(seed)
 
 
@@ -241,13 +244,18 @@ class _Run:
         self.total = int(constants.queue.num_entries)
         self.times: Times | None = None
         self.left_out = (0.0, 0)
+        self.stepped = self.busy = 0
+        self.counted = (0, 0)
         self.reach(carry, memory)
 
     def reach(self, carry: Carry, memory: Memory) -> None:
         """Takes the state after a part of the rollout; the slots' parameters were donated to it."""
+        # The device's counts are of 32 bits, and a rollout may have more timesteps.
+        self.stepped += (int(carry.stepped) - self.counted[0]) % 2**32
+        self.busy += (int(carry.busy) - self.counted[1]) % 2**32
+        self.counted = int(carry.stepped), int(carry.busy)
         self.carry, self.memory, self.slots.groups = carry, memory, memory.variables
-        self.played, self.stepped = int(carry.played.sum()), int(carry.stepped)
-        self.occupancy = int(carry.busy) / max(self.stepped, 1)
+        self.played, self.occupancy = int(carry.played.sum()), self.busy / max(self.stepped, 1)
 
     def play(self, until: int, monitor: Monitor | None) -> None:
         """Runs the loop until that many episodes were played, or a chunk more."""

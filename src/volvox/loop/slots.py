@@ -85,8 +85,9 @@ class Carry(NamedTuple):
       returns: float32 `[C]`, by queue entry.
       lengths: int32 `[C]`.
       played: bool `[C]`.
-      stepped: int32 scalar: timesteps of the slots of groups that were stepped.
-      busy: int32 scalar: those in which the slot had an episode to play, the timestep that begins it included.
+      stepped: int32 scalar: timesteps of the slots of groups that were stepped, modulo 2**32.
+      busy: int32 scalar: those in which the slot had an episode to play, the timestep that begins it included, modulo
+        2**32.
       group_beats: int32 `[groups]`: beats in which each group was stepped.
       num_due: int32 scalar: slots to decode in the next `work`, which waits for `send` through it.
       num_ended: int32 scalar: slots whose behaviour the next `work` keeps, likewise.

@@ -93,6 +93,13 @@ class Grouped(nn.Module):
         """The inner network's, if it has one; else None."""
         return getattr(self.inner, "distribution", None)
 
+    @property
+    @nn.nowrap
+    def initial_std(self) -> Any:
+        """The inner network's, if it has one; else None."""
+        own: Any = getattr(self.inner, "initial_std", None)
+        return (lambda path: own(path[1:])) if callable(own) else None  # without "inner"
+
     @nn.nowrap
     def _intercept(self, grouped: list[Any], next_fun, args, kwargs, context) -> Any:
         module = context.module

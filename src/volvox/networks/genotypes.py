@@ -66,7 +66,8 @@ def genotype(
         method `initial_std(path)` if it has one, and is 1 otherwise.
 
     Returns:
-      The genotype. Its policy's config names the module's class, its fields and its number of parameters.
+      The genotype. Its policy's config names the module's class, its fields, its number of parameters, and the
+      functions given.
 
     Raises:
       TypeError: `module` is no flax module.
@@ -81,8 +82,9 @@ def genotype(
     name, std = type(module).__name__, initial_std or own_initial_std(module)
     if _shapes(jax.eval_shape(init, jax.random.key(0))) != _shapes(variables.get("params", {})):
         raise ValueError(f"{name}: the shapes of its parameters depend on the batch size B; keep the first axis.")
+    config = describe(module) | _given(prepare=prepare, initial_std=initial_std)
     return genotype_from_functions(
-        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=describe(module)
+        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=config
     )
 
 
@@ -115,7 +117,7 @@ def genotype_from_functions(
       prepare: params -> variables, computed once per genome; None is the identity.
       initial_std: See above; None is 1 everywhere.
       low_rank: Paths of the kernels for which `prepare` and `apply` take a `volvox.ops.low_rank.LowRank` as well.
-      config: JSON values, the network's settings; None names `apply`.
+      config: JSON values, the network's settings; None names the functions.
 
     Returns:
       The genotype; its policy has no recurrent state, and discrete actions can be sampled.
@@ -123,6 +125,7 @@ def genotype_from_functions(
     Raises:
       ValueError: the output does not fit the environment's actions.
     """
+    config = describe(apply) | _given(prepare=prepare, initial_std=initial_std) if config is None else config
     prepare = prepare or (lambda params: params)
     name = str(name or getattr(apply, "__name__", type(apply).__name__))
     if spec.continuous:
@@ -144,9 +147,14 @@ def genotype_from_functions(
         apply=lambda variables, observation, state: (apply(variables, observation), state),
         sample=actions.sample,
         mode=lambda output: clipped(actions.mode(output), spec),
-        config={**(describe(apply) if config is None else config), "num_parameters": num_parameters(params)},
+        config={**config, "num_parameters": num_parameters(params)},
     )
     return Genotype(policy, prepare, _first_generation(init, initial_std or (lambda path: 1.0)), frozenset(low_rank))
+
+
+def _given(**functions: Callable[..., Any] | None) -> Config:
+    """Descriptions of the functions that were given."""
+    return {name: describe(function) for name, function in functions.items() if function is not None}
 
 
 def own_initial_std(module: nn.Module) -> InitialStd | None:

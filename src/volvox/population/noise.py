@@ -39,6 +39,7 @@ class Table:
 
     def __post_init__(self):
         integers(self, "size", low=1)
+        integers(self, "seed", low=0, high=2**32 - 1)
 
     def length(self, num_numbers: int) -> int:
         """Returns the numbers of the table; raises ValueError if few seeds name different noise of `num_numbers`."""
@@ -87,10 +88,13 @@ class Generator:
     """Noise from JAX's own generator: no table, every seed of 2**31 distinct, but slower on a CPU.
 
     Attributes:
-      seed: Of the key from which all noise is derived.
+      seed: Of the key from which all noise is derived, below 2**32.
     """
 
     seed: int = 0
+
+    def __post_init__(self):
+        integers(self, "seed", low=0, high=2**32 - 1)  # JAX drops the bits above
 
     def length(self, num_numbers: int) -> int:
         """Returns 0: there is no table."""
