@@ -1,6 +1,7 @@
 import gc
 import os
 import warnings
+from types import SimpleNamespace
 
 import envpool
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from volvox import envs
-from volvox.envs.envpool_group import environment_seeds
+from volvox.envs.envpool_group import _Pool, environment_seeds
 
 
 def raw_pool(task, *, seed, num_envs, **config):
@@ -95,6 +96,43 @@ def test_an_end_at_the_time_limit_is_a_termination(drive):
     assert step.terminated[ended, 0]
     assert not step.truncated[ended, 0]
     assert step.first[ended + 1, 0]
+
+
+def test_a_limit_that_envpool_does_not_keep_is_refused():
+    """Such a task would go on, and what ends it later would count as the time limit."""
+    env = envs.envpool("Game2048-v1", num_envs=2)
+    assert env.spec.max_episode_steps == 1_000
+    with pytest.raises(ValueError, match="max_episode_steps=50: envpool ends the episodes of 'Game2048-v1'"):
+        env.make(0, host=True, max_episode_steps=50)
+    (group,) = env.make(0, host=True)
+    group.close()
+
+
+def test_an_end_after_the_limit_is_a_termination():
+    env, nothing = envs.envpool("Game2048-v1", num_envs=3), np.zeros(3, bool)
+    pool = _Pool.__new__(_Pool)
+    pool.spec, pool.num_envs = env.spec, 3
+    pool._native = SimpleNamespace(spec=SimpleNamespace(config=SimpleNamespace(_fields=())))
+    observation = jax.tree.map(lambda x: np.zeros((3, *x.shape), x.dtype), env.spec.observation)
+    info = {"elapsed_step": np.array([1_000, 1_001, 1_001], np.int32)}
+    step = pool._time_step(nothing, observation, np.zeros(3), nothing, np.array([True, True, False]), info)
+    np.testing.assert_array_equal(step.terminated, [False, True, False])
+    np.testing.assert_array_equal(step.truncated, [True, False, False])
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "shape"),
+    [
+        ("Pong-v5", None, (84, 84, 4)),  # envpool has (4, 84, 84)
+        ("Highway-v0", None, None),
+        ("Play2048-v1", None, (4, 4, 31)),
+        ("SearchAndRescue-v0", "searcher_views", (2, 3, 128)),  # searchers, kinds, rays: no image
+        ("MiniGrid-Empty-5x5-v0", "image", (7, 7, 3)),
+    ],
+)
+def test_channels_of_images_are_last_and_other_arrays_as_they_are(task, name, shape):
+    seen = envs.envpool(task, num_envs=1).spec.observation_shape
+    assert shape is None or (seen if name is None else seen[name]) == shape
 
 
 def test_restart_at_any_beat_starts_episodes_everywhere(actions_for):
@@ -197,6 +235,8 @@ def test_seeds_differ_between_environments_and_groups():
         ("Pong-v5", {"max_episode_steps": -1}, "max_episode_steps must be an integer of at least 1, got -1"),
         ("Pong-v5", {"noop_maxx": 3}, "'noop_maxx' is not a setting of task 'Pong-v5'; did you mean 'noop_max'"),
         ("CartPole-v1", {"frame_skip": 4}, "'frame_skip' is not a setting of task 'CartPole-v1'"),
+        ("CliffWalking-v1", {"max_episode_steps": 100}, "max_episode_steps=100: envpool ends the episodes of 'Cliff"),
+        ("Highway-v0", {"max_episode_steps": 100}, "by the task's own rules alone; leave max_episode_steps out"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_made(task, arguments, message):

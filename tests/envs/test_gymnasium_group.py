@@ -251,6 +251,25 @@ def test_what_does_not_fit_the_spaces_is_told_with_them(wrong, value):
     group.close()
 
 
+def test_what_info_holds_may_differ_between_environments_and_timesteps():
+    """Gymnasium would put it side by side, and fail: None beside a number, arrays of two shapes, a dict beside one."""
+    various = [{"a": 1, "b": np.zeros(2), "c": {}}, {"a": None, "b": np.zeros(3), "c": 0.5}]
+
+    class Tells(counter()):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed, options=options)[0], various[int(self.np_random.uniform() < 0.5)]
+
+        def step(self, action):
+            return *super().step(action)[:4], various[int(self.np_random.uniform() < 0.5)]
+
+    (group,) = envs.gymnasium(Tells, num_envs=8, **LIMIT).make(0)
+    state = group.init()
+    for _ in range(8):
+        state, _ = group.recv(state)
+        state = group.send(state, np.zeros(8, np.int32))
+    group.close()
+
+
 def test_an_environment_that_ignores_its_seed_is_told():
     class Unseeded(counter()):
         def reset(self, *, seed=None, options=None):

@@ -4,9 +4,9 @@ What is made different from envpool:
 
 - *Autoreset.* After an end envpool discards the next action and answers with the first observation of the next
   episode. The group remembers which episodes ended and reports that answer as `TimeStep.first`, with reward 0.
-- *Ends.* `truncated` never holds together with `terminated`. Where an Atari game is over in the very timestep of the
-  time limit, envpool reports the time limit alone, and the group a termination. (MuJoCo does not tell the two apart;
-  there such a timestep is truncated.)
+- *Ends.* `truncated` never holds together with `terminated`. Where a game is over in the very timestep of the time
+  limit, envpool reports the time limit alone. The group reports a termination on Atari, where emulators tell the two
+  apart; in other families such a timestep is truncated. What ends after the limit is a termination.
 - *Layout.* Images are channels first in most of envpool, and channels last here. Observations of several arrays are
   nested dicts.
 - *Width.* MuJoCo's arrays are 64 bits wide in C++, and 32 bits here.
@@ -42,6 +42,8 @@ _MACHINERY = frozenset(
 _NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 _MOST_ACTIONS = 2**20
 """Integer actions with more values than this are numbers, not choices."""
+_OWN_LIMIT = re.compile(r"(gfootball|highway|jumanji|pgx|procgen)/|toy_text/.*(Blackjack|Catch|CliffWalking)")
+"""Families and tasks whose episodes end by the task's own rules, whatever `max_episode_steps` is."""
 _EXTRAS = {"ram": "ram", "lives": "lives", "elapsed_step": "elapsed_steps"}
 
 
@@ -94,8 +96,8 @@ def envpool(
       envpool's names, in place of the recipe's.
 
     Raises:
-      ValueError: an unknown task or setting, a number out of range, or a task of several players, without observations,
-        or with actions of several arrays.
+      ValueError: an unknown task or setting, a number out of range, a time limit other than that of a task which ends
+        by its own rules alone, or a task of several players, without observations, or with actions of several arrays.
     """
     if threads is not None:
         integer("threads", threads, low=1)
@@ -105,15 +107,19 @@ def envpool(
         raise ValueError(f"task {task!r} is not one of envpool's{nearest(plain, tasks)}")
     defaults = _settings(make_spec(task))
     config = {key: value for key, value in config.items() if value is not None}
+    family = load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
     for key, value in config.items():
         if key not in defaults:
             raise ValueError(f"{key!r} is not a setting of task {task!r}{nearest(key, defaults)}")
         if key in ("frame_skip", "max_episode_steps"):
             integer(key, value, low=1)
+    limit = int(defaults["max_episode_steps"]) or INT32 if _OWN_LIMIT.match(f"{family}/{task}") else None
+    _check_limit(task, config.get("max_episode_steps") or limit, limit)
 
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, seeds: Any = None, **changes: Any
     ) -> EnvGroup:
+        _check_limit(task, spec.max_episode_steps, limit)
         own = settings["max_episode_steps"] == 0 and spec.max_episode_steps == INT32
         native = load_envpool().make(
             task,
@@ -128,7 +134,7 @@ def envpool(
         return EnvGroup(spec, num_envs, not host, pool.init, pool.recv, pool.send, pool.restart, pool.close)
 
     settings = _settings(make_spec(task, **config))
-    spec = _env_spec(task, config)._replace(name=name or task)
+    spec = _env_spec(task, family, config)._replace(name=name or task)
     record = {"environment": "envpool", "task": task, "settings": settings}
     return recipe(spec, make_group, num_envs=num_envs, groups=groups, **record)
 
@@ -162,13 +168,22 @@ def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
 
 
+def _check_limit(task: str, limit: int | None, own: int | None) -> None:
+    """Raises ValueError where a time limit is asked for that envpool would not keep; `own` is that of such a task."""
+    if own is not None and limit != own:
+        raise ValueError(
+            f"max_episode_steps={limit}: envpool ends the episodes of {task!r} by the task's own rules alone; leave "
+            "max_episode_steps out."
+        )
+
+
 def _settings(native_spec: Any) -> dict[str, Any]:
     """Returns the settings of a task that bear on results."""
     pairs = zip(native_spec._config_keys, native_spec._config_values, strict=True)
     return {key: value for key, value in pairs if key not in _MACHINERY}
 
 
-def _env_spec(task: str, config: dict[str, Any]) -> EnvSpec:
+def _env_spec(task: str, family: str, config: dict[str, Any]) -> EnvSpec:
     """Describes a task as an `EnvSpec`; raises ValueError where that cannot be done."""
     native_spec = load_envpool().make_spec(task, **config)
     state, settings = native_spec.state_array_spec, _settings(native_spec)
@@ -177,7 +192,8 @@ def _env_spec(task: str, config: dict[str, Any]) -> EnvSpec:
     names = {key: key.removeprefix("obs").strip(":").replace(":", ".") for key in state if key.startswith("obs")}
     if not names:
         raise ValueError(f"task {task!r} shows no observations")
-    shapes, dtypes = ({names[key]: read(state[key]) for key in names} for read in (_shape, _dtype))
+    shapes = {name: _shown_shape(_single(state[key].shape), family) for key, name in names.items()}
+    dtypes = {name: narrow(state[key].dtype) for key, name in names.items()}
     return EnvSpec(
         name=task,
         observation_shape=_nested(shapes),
@@ -211,15 +227,11 @@ def _actions(task: str, arrays: dict[str, Any]) -> dict[str, Any]:
     return fields | {"num_choices": tuple(choices), "action_shape": shape}
 
 
-def _shape(array: Any) -> tuple[int, ...]:
-    """Returns the shape of one observation, as it is shown here."""
-    shape = _single(array.shape)
-    return (*shape[1:], shape[0]) if _channels_first(shape) else shape
-
-
-def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether this is an image, whose channels are fewer than its columns."""
-    return len(shape) == 3 and shape[0] < shape[-1]
+def _shown_shape(shape: tuple[int, ...], family: str) -> tuple[int, ...]:
+    """Returns the shape of one observation as it is shown here: the channels of images are last."""
+    # An image has fewer channels than rows and columns. Jumanji has other arrays of this kind, and no images of it.
+    channels_first = len(shape) == 3 and shape[0] < min(shape[1:]) and family != "jumanji"
+    return (*shape[1:], shape[0]) if channels_first else shape
 
 
 def _single(shape: Any) -> tuple[int, ...]:
@@ -236,10 +248,6 @@ def _nested(named: dict[str, Any]) -> Any:
         *path, last = name.split(".")
         functools.reduce(lambda at, step: at.setdefault(step, {}), path, tree)[last] = value
     return tree
-
-
-def _dtype(array: Any) -> Any:
-    return narrow(array.dtype)
 
 
 def narrow(dtype: Any) -> np.dtype:
@@ -342,6 +350,7 @@ class _Pool:
         first = first | (info["elapsed_step"] < 0)
         if "terminated" in info:
             terminated = terminated | (truncated & (info["terminated"] != 0))
+        terminated = terminated | (truncated & (info["elapsed_step"] > self.spec.max_episode_steps))
         observation = jax.tree.map(self._shown, observation, self.spec.observation)
         unclipped = info["reward"] if "reward_clip" in self.native.spec.config._fields else reward
         extras = {ours: _narrowed(info[theirs]) for theirs, ours in _EXTRAS.items() if theirs in info}

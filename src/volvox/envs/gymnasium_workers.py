@@ -88,6 +88,8 @@ class Here:
     def _reset(self, seeds: list[int] | None) -> Answer:
         if self._vector is None:
             self._vector = load_gymnasium().vector.SyncVectorEnv([self.make_one] * self._num_envs, copy=False)
+            # What `info` holds is not used, and cannot be put side by side where it differs between environments.
+            self._vector._add_info = lambda infos, info, number: infos
         observation, _ = self._vector.reset(seed=seeds)
         nothing = np.zeros(self._num_envs, np.bool_)
         return observation, np.zeros(self._num_envs), nothing, nothing

@@ -109,8 +109,9 @@ def learn(
       episode too; `updates_per_second` and `frames_per_second`. In the second iteration after a start, and in every
       tenth from there, a few rounds are played with a stopwatch, which the rates leave out; the row then also has
       `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` (`volvox.loop.Times`). `step` raises
-      FloatingPointError when a number is no longer finite. In pure-JAX environments a restored state goes on bit by
-      bit. In others it goes on with new episodes, and the seed of the environments depends on the timesteps before.
+      FloatingPointError when a number is no longer finite. In pure-JAX environments, on one device and with all of its
+      state saved (`TD3.save_replay`), a restored run goes on bit by bit. In others it begins new episodes, and the
+      seed of the environments depends on the timesteps before.
 
       An evaluation plays whole episodes with the likeliest actions, in environments of its own. Rows then have
       `evaluation_mean`; its `evaluation_standard_error` over episodes; `evaluation_best`, the largest mean so far;

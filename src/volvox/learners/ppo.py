@@ -106,8 +106,10 @@ class PPO:
     def atari(cls) -> "PPO":
         """Returns the constants of CleanRL's ppo_atari_envpool.py, for 8 environments and 10 million timesteps.
 
-        Four things differ: `lag` is 1, a time limit bootstraps, timesteps whose action the emulator discards are left
-        out, and a minibatch has as many timesteps of each group. Longer runs need a larger `anneal_timesteps`.
+        Five things differ: `lag` is 1, a time limit bootstraps, timesteps whose action the emulator discards are left
+        out, a minibatch has as many timesteps of each group, and after a lost life the game goes on as it is. (There
+        the emulator is told of lives, and plays no-ops and FIRE after each: `vx.envs.atari(..., episodic_life=True)`.)
+        Longer runs need a larger `anneal_timesteps`.
         """
         return cls(anneal_timesteps=10_000_000, clip=0.1, value_clip=0.1, reward_bound=1.0, episodic_life=True)
 

@@ -43,8 +43,9 @@ class Categorical:
         return jnp.take_along_axis(_log_softmax(output, epsilon), action[..., None], axis=-1)[..., 0]
 
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
-        """Entropies `[...]` in nats."""
-        return -jnp.sum(jax.nn.softmax(output) * _log_softmax(output, epsilon), axis=-1)
+        """Entropies `[...]` in nats; choices with a logit of -inf, which cannot be made, add nothing."""
+        p, log_p = jax.nn.softmax(output), _log_softmax(output, epsilon)
+        return -jnp.sum(p * jnp.where(p > 0, log_p, 0.0), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ def sparse(
         the masks from `init_optimizers`.
       rule: Which weights live; `Magnitude`, `KeepNOfM`, `Dynamic`, or one of your own (see `Rule`).
       dense: Names of kernels that stay whole, or what the names of several end with, e.g. `"Dense_2/kernel"`.
+        Each network that has an optimiser of its own, such as actor and critics of `TD3`, must have one of each name.
       min_side: Kernels with fewer inputs or outputs stay whole.
       only_circulant: All kernels stay whole except block-circulant ones.
       seed: Seed of the rule's draws.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Literal, Protocol, runtime_checkable
 
 import jax
@@ -271,9 +272,10 @@ def erdos_renyi(sides: dict[str, tuple[int, int]], density: float, most: dict[st
 
 def _check_divides(setting: str, value: int, name: str, rows: int) -> None:
     if rows % value:
+        ending = re.sub(r"^(\d+/)+", "", name)  # a learner's other networks do not have its number in their paths
         raise ValueError(
             f"{setting}={value} does not divide the input axis of {name}, {rows} long; take another {setting}, or "
-            f"leave it whole: sparse(..., dense=({name!r},))."
+            f"leave it whole, and what is called so in each network: sparse(..., dense=({ending!r},))."
         )
 
 
