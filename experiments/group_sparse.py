@@ -21,7 +21,7 @@ import numpy as np
 import tyro
 from flags import check_seeds
 from flax import linen as nn
-from launch import exit_code, in_turn
+from launch import exit_code, in_turn, once
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -141,15 +141,16 @@ def train(settings: Settings, way: str) -> int:
     path = Path(settings.run_dir) / way / _SCORE
     algorithm = make_algorithm(settings, way)
     try:
-        run = vx.train(
-            algorithm,
-            seed=settings.seed,
-            steps=-(-settings.timesteps // settings.td3.timesteps_per_iteration),
-            run_dir=path.parent,
-            resume=settings.resume,
-            checkpoint_every=10,
-            keep_checkpoints=1,
-        )
+        with once(path.parent, resume=settings.resume):
+            run = vx.train(
+                algorithm,
+                seed=settings.seed,
+                steps=-(-settings.timesteps // settings.td3.timesteps_per_iteration),
+                run_dir=path.parent,
+                resume=settings.resume,
+                checkpoint_every=10,
+                keep_checkpoints=1,
+            )
         if run.interrupted:
             return run.exit_code
         how = {"steps": run.metrics[-1]["timesteps"], "episodes": settings.episodes, "seed": settings.seed}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-from launch import exit_code
+from launch import exit_code, once
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scores import made_with
@@ -95,14 +95,11 @@ def learned(algorithm: vx.Algorithm, settings: Settings, folder: Path, seed: int
       the curve; `lag_max`, the lag as it was measured; `seconds` of training.
     """
     run_dir, resume = folder / f"seed-{seed}", settings.resume
-    diverged = run_dir / "diverged"  # so that it is not trained again, from other episodes, until it does not
-    if resume and diverged.exists():
-        return {"return": None}
     how = {"run_dir": run_dir, "resume": resume, "progress": False, "loggers": ()}
     try:
-        run = vx.train(algorithm, seed=seed, steps=settings.iterations, **how)
-    except FloatingPointError as error:
-        write_file(diverged, f"{error}\n")
+        with once(run_dir, resume=resume):
+            run = vx.train(algorithm, seed=seed, steps=settings.iterations, **how)
+    except FloatingPointError:
         return {"return": None}
     finally:
         algorithm.close()

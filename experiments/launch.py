@@ -1,13 +1,14 @@
 """What the scripts share: reading flags, training in a run directory, and tuning."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import importlib
 import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from scores import keep_score
 
 import volvox as vx
 from volvox._checks import nearest
+from volvox.checkpoint import steps as steps_of
+from volvox.checkpoint import write_file
 from volvox.data.segments import micro_batch_size
 from volvox.report.rows import numbers, read_until_damage
 from volvox.training import check_unused, read_config, run_path
@@ -29,6 +32,8 @@ Make = Callable[[Any], tuple[vx.Algorithm, int | None]]
 settings. A function at the top level of its script, so that it can travel to other processes."""
 _UNIONS = (typing.Union, types.UnionType)
 _FUNCTIONS = (collections.abc.Callable, optax.GradientTransformation)
+DIVERGED = "diverged"
+"""A file in the directory of a run whose numbers were no longer finite; see `once`."""
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
@@ -161,6 +166,36 @@ def _told(error: BaseException) -> str:
     return " ".join([f"error: {error}", *getattr(error, "__notes__", [])])
 
 
+def tell(text: str) -> None:
+    """Prints a line to standard error, if there is still somebody to read it: a closed terminal ends no series."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
+    """Marks a run whose numbers are no longer finite in this context, and refuses to train a marked one again.
+
+    On envpool a resumed run begins new episodes. If it were trained again until it does not diverge, the seeds that are
+    left would be a selection.
+
+    Raises:
+      FloatingPointError: The run diverged, here or before.
+    """
+    marker = Path(run_dir) / DIVERGED
+    if resume and marker.exists():
+        raise FloatingPointError(
+            f"{run_dir} diverged, and is not trained again from other episodes; remove {marker} to do that all the "
+            f"same. What was said then: {marker.read_text().strip()}"
+        )
+    try:
+        yield
+    except FloatingPointError as error:
+        if Path(run_dir).is_dir():
+            write_file(marker, f"{error}\n")
+        raise
+
+
 def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, *, sampled: bool = False) -> int:
     """Reads flags, trains, scores and films; returns what the script should exit with: see `exit_code`.
 
@@ -222,15 +257,15 @@ def in_turn(one: Callable[[int, str], int], run_dir: str, *, seed: int, seeds: i
                 check_unused(run)
     failed = 0
     for done, (number, place) in enumerate(places.items(), start=1):
-        print(f"seed {number}, {done} of {seeds}: {place}", file=sys.stderr, flush=True)
+        tell(f"seed {number}, {done} of {seeds}: {place}")
         try:
             code = one(number, str(place))
         except FloatingPointError as error:
-            print(_told(error), file=sys.stderr, flush=True)
+            tell(_told(error))
             failed = 1
             continue
         if code:
-            print(f"the series stops in {place}; with --resume it goes on there", file=sys.stderr)
+            tell(f"the series stops in {place}; with --resume it goes on there")
             return code
     return failed
 
@@ -244,30 +279,32 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
     tuned = _tuned(make, settings)
     algorithm, asked = make(changed(settings, tuned))
     steps = asked
-    before, _ = read_until_damage(Path(run_dir) / "metrics.jsonl")
+    rows, _ = read_until_damage(Path(run_dir) / "metrics.jsonl")
+    before = rows[: max(steps_of(Path(run_dir) / "checkpoints"), default=0)]  # later ones are dropped
     seconds = None if flags.minutes is None else 60 * flags.minutes - spent(before)
     if seconds is not None and seconds <= 0:
         seconds, steps = None, min(len(before), len(before) if steps is None else steps)
     try:
-        run = vx.train(
-            algorithm,
-            seed=seed,
-            steps=steps,
-            run_dir=run_dir,
-            resume=flags.resume,
-            checkpoint_every=flags.checkpoint_every,
-            log=flags.log,
-            stop_after=seconds,
-            max_frames=flags.frames,
-            about={"tuned": tuned, "given": _values(settings, tuned)} if tuned else None,
-        )
+        with once(run_dir, resume=flags.resume):
+            run = vx.train(
+                algorithm,
+                seed=seed,
+                steps=steps,
+                run_dir=run_dir,
+                resume=flags.resume,
+                checkpoint_every=flags.checkpoint_every,
+                log=flags.log,
+                stop_after=seconds,
+                max_frames=flags.frames,
+                about={"tuned": tuned, "given": _values(settings, tuned)} if tuned else None,
+            )
     except FloatingPointError:
         algorithm.close()  # another seed may follow
         raise
     left = asked is None or len(run.metrics) < asked
     if flags.minutes is not None and left and not run.interrupted and spent(run.metrics) >= 60 * flags.minutes:
         over = f"its {flags.minutes:g} minutes are over; with more --minutes and --resume it goes on"
-        print(f"{run_dir}: {over}", file=sys.stderr)
+        tell(f"{run_dir}: {over}")
     if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has it
         algorithm.close()
         if flags.score_episodes:

@@ -33,10 +33,10 @@ def keep_score(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> None:
         if json.loads(path.read_text()).get("of") == of:
             return
     scores = scores_of(run, episodes, seed=seed, sampled=sampled)
-    for name, result in scores.items():
-        print(f"{name}: {result}")
     written = {name: score_values(result) for name, result in scores.items()} | {"of": of}
     write_file(path, json.dumps(written, indent=1) + "\n")
+    for name, result in scores.items():
+        print(f"{name}: {result}")
 
 
 def scores_of(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> dict[str, vx.Score]:

@@ -147,6 +147,8 @@ def slopes(points: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     folder, found, fitted = run_path(settings.run_dir), [], {}
+    if (folder / "regret.json").exists():
+        raise FileExistsError(f"{folder / 'regret.json'} is there already: give another --run-dir, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     for n in settings.episodes:
         for s in settings.sparsities:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from launch import exit_code
+from launch import DIVERGED, exit_code
+from launch import spent as spent_by
 from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
 from scores import made_here
 
@@ -51,7 +52,7 @@ class Settings:
 
 
 class Child:
-    """The run in progress, which SIGINT and SIGTERM ask to save and stop.
+    """The run in progress, which SIGINT, SIGTERM and SIGHUP (a closed terminal) ask to save and stop.
 
     Attributes:
       signal: The first signal that asked to stop, or 0.
@@ -60,7 +61,7 @@ class Child:
     def __init__(self):
         self.signal = 0
         self._process: subprocess.Popen[bytes] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._stop)
 
     def run(self, command: list[str]) -> int:
@@ -92,7 +93,6 @@ def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
     Raises:
       FileNotFoundError, KeyError: There is no score where the description says.
     """
-    seeds_of({"folder": run_dir}, description["score"])
     folder.mkdir(parents=True, exist_ok=True)
     # Of a script that makes several runs.
     below = [path.parent for path in run_dir.rglob("config.json") if path.parent != run_dir]
@@ -106,6 +106,7 @@ def keep(run_dir: Path, folder: Path, description: dict[str, Any]) -> None:
             every = -(-len(rows) // MAX_ROWS)
             text = "".join(json.dumps(row) + "\n" for row in rows[::-every][::-1])  # the last row included
             write_file(folder / directory.relative_to(run_dir) / "metrics.jsonl", text)
+    seeds_of({"folder": folder}, description["score"])
     write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
 
 
@@ -130,10 +131,11 @@ def commits(run_dir: Path, now: str | None) -> str:
 
 
 def spent(run_dir: Path, seconds: float) -> float:
-    """Adds to the seconds that a run has taken, over all calls, and returns them."""
+    """Adds to the seconds that a run has taken, over all calls, and returns them; not less than its rows say."""
     path = run_dir / "seconds"
     run_dir.mkdir(parents=True, exist_ok=True)
     total = seconds + (float(path.read_text()) if path.exists() else 0.0)
+    total = max(total, spent_by(read_metrics(run_dir / "metrics.jsonl")))  # a study that was killed has noted nothing
     write_file(path, f"{total:.1f}")
     return total
 
@@ -156,7 +158,11 @@ def main() -> int:
         if child.signal:
             print("study: stopped; the same command goes on", flush=True)
             return 128 + child.signal
-        if code:
+        if code and (run_dir / DIVERGED).exists():
+            line = line | {"score": f"{DIVERGED}.json:score:mean"}
+            text = json.dumps({"score": {"mean": None}, "said": (run_dir / DIVERGED).read_text()}, indent=1)
+            write_file(run_dir / f"{DIVERGED}.json", text + "\n")
+        elif code:
             failed.append(f"{run_dir}: exit code {code}")
             continue
         described = line | made_here() | {"commit": commits(run_dir, now), "seconds": seconds}

@@ -175,13 +175,23 @@ def test_a_reader_that_stops_reading_is_no_error(run_dir):
 
 
 @pytest.fixture
-def exported(tmp_path):
+def export_of(tmp_path):
+    """Exports a policy that goes to the right, in an environment that is described as given."""
     env = vx.envs.probe.corridor(length=3, max_episode_steps=5)
     to_the_right = vx.networks.genotype_from_functions(
         lambda key: jnp.array([0.0, 1.0]), lambda logits, seen: jnp.broadcast_to(logits, (seen.shape[0], 2)), env.spec
     )
-    variables, config = jnp.array([0.0, 1.0]), {"env": dict(env.config)}
-    return export(tmp_path / "p.stablehlo", to_the_right.policy, variables, env.spec, config=config)
+
+    def made(described):
+        config = {"env": described or dict(env.config)}
+        return export(tmp_path / "p.stablehlo", to_the_right.policy, jnp.array([0.0, 1.0]), env.spec, config=config)
+
+    return made
+
+
+@pytest.fixture
+def exported(export_of):
+    return export_of(None)
 
 
 def test_an_exported_policy_plays_without_its_network(exported, capsys):
@@ -195,6 +205,11 @@ def test_what_an_exported_policy_cannot_do_is_said(exported, capsys, words):
     assert line == (
         f"error: {exported} is an exported policy; {words[0]} takes a run directory (play and info take both)."
     )
+
+
+def test_an_exported_policy_of_an_unmarked_environment_is_refused(export_of, capsys):
+    path = export_of({"environment": "mine"})
+    assert "was made by a function that volvox.recorded does not mark" in refused(capsys, "play", path)
 
 
 def test_an_exported_policy_has_no_last_one(exported, capsys):

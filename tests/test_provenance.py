@@ -20,6 +20,11 @@ def test_where_a_run_comes_from():
     assert found["command"].split()[0] == Path(sys.orig_argv[0]).name
 
 
+def test_words_that_are_no_text_can_be_written(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "--run-dir", os.fsdecode(b"runs/\xff")])
+    assert provenance.provenance()["command"].encode() == b"python --run-dir 'runs/?'"
+
+
 def test_the_revision_is_the_checkout_s():
     here = Path(provenance.__file__).parent
     head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """Tuning: trials in processes of their own, a change only where the gain is real, results kept."""
 
 import math
+import multiprocessing
 import os
 import time
 from types import SimpleNamespace
@@ -62,6 +63,19 @@ def test_values_that_cannot_be_run_are_passed_over(tmp_path):
     assert tuned.settings == {"fail": None}
     errors = [trial["error"] for trial in tuned.trials if "error" in trial]
     assert errors == ["ValueError: this does not fit", "the process ended with exit code 3"]
+
+
+def with_workers():
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
+    process.start()
+    process.join()
+    return {"exit code": process.exitcode}
+
+
+@pytest.mark.slow
+def test_trials_may_have_processes_of_their_own():
+    """As environments of Gymnasium have with workers."""
+    assert tuning._in_a_process(with_workers) == {"exit code": 0}
 
 
 @pytest.mark.slow

@@ -199,8 +199,11 @@ class Record:
         with self._writing():
             for name in filter(_LEFTOVER.fullmatch, os.listdir(self.path)):
                 (self.path / name).unlink()
-            self._write_config(anew=begins)
+            for step in checkpoint.steps(saved := self.path / CHECKPOINTS):
+                if step > max(self._saved_step, 0):  # damaged; readers would hold the rows that replace its to it
+                    checkpoint.condemn(saved, step)
             rows.rewrite(self.path / METRICS, self.rows)
+            self._write_config(anew=begins)
             rows.drop_log_after(self.path / _LOG, self.done)
         self.write_elite(state)  # a kill may have come between a checkpoint and its elite
         self._write_fingerprint(self._saved_outputs)

@@ -109,13 +109,13 @@ def save(
             raise refused from error
         raise
     if os.path.lexists(final):  # a folder cannot be renamed onto another: move the old one out of the way first
-        _condemn(final)
+        condemn(root, step)
     unfinished.rename(final)
     sync(root)
 
     newest = [s for s in steps(root) if s <= step][-keep if keep else 0 :]
     for obsolete in [s for s in steps(root) if s not in newest]:
-        _condemn(_folder(root, obsolete))
+        condemn(root, obsolete)
     _clear(root)
     return final
 
@@ -373,9 +373,9 @@ def _check_size(folder: Path, saved: int | None) -> None:
         raise MemoryError(f"checkpoint {folder} takes {shown(needed)} of memory, and {shown(free)} are free")
 
 
-def _condemn(folder: Path) -> None:
-    """Renames a checkpoint for `_clear`, which, killed half-way, leaves none rather than a damaged one."""
-    folder.rename(folder.with_name(f"{_UNFINISHED}{folder.name}-removed"))
+def condemn(directory: str | os.PathLike[str], step: int) -> None:
+    """Renames a checkpoint, which the next `save` removes; a kill half-way leaves none rather than a damaged one."""
+    (folder := _folder(directory, step)).rename(folder.with_name(f"{_UNFINISHED}{folder.name}-removed"))
 
 
 def _clear(root: Path) -> None:

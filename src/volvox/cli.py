@@ -19,7 +19,7 @@ import tyro
 from volvox import doctor as doctor_
 from volvox import exported
 from volvox._config import METRICS, PLOT, REPORT, VIDEO, read_config
-from volvox._settings import rebuild
+from volvox._parts import env_of
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.loading import load
 from volvox.loop import scoring
@@ -99,9 +99,7 @@ def _evaluation_of(run: Path, which: Literal["best", "last"] | None) -> Callable
     if which is not None:
         raise ValueError(f"{run} holds one policy, so that which={which!r} chooses nothing: leave it out.")
     policy = exported.load_exported(run)
-    env = rebuild(policy.header["config"].get("env"), place="env")
-    if env is None:
-        raise ValueError(f"{run} does not say in which environment it plays.")
+    env = env_of(policy.header["config"].get("env") or {}, place=f"the environment of {run}")
     return partial(scoring.play, env, policy.policy(), ())
 
 

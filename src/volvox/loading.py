@@ -50,8 +50,8 @@ def load(
       network: The network, where it cannot be imported by the path that `config.json` names: a module defined in a
         notebook or a script, or a network given as functions. Its import path may be another than that of the run;
         its fields, the structure of its parameters and its outputs are compared.
-      env: The environment, likewise; `num_envs` and `groups` may be others. One of a function that `volvox.recorded`
-        marks is made again without it.
+      env: The environment, likewise; for a population `num_envs` and `groups` may be others. One of a function that
+        `volvox.recorded` marks is made again without it.
       algorithm: The whole algorithm, likewise; for algorithms that neither `evolve` nor `learn` made.
 
     Returns:

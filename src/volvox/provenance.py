@@ -44,6 +44,7 @@ def revision() -> str | None:
 
 def provenance() -> dict[str, Any]:
     """What `config.json` says of how a run was made; none of it is compared when the run is resumed."""
+    words = [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]  # not where this machine has Python
     return {
         "revision": revision(),
         "hardware": {
@@ -51,6 +52,6 @@ def provenance() -> dict[str, Any]:
             "cpus": len(os.sched_getaffinity(0)),
             "devices": [device.device_kind for device in jax.devices()],
         },
-        "command": shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]),  # not where this machine has Python
+        "command": shlex.join(words).encode(errors="replace").decode(),  # of names that are no UTF-8 too
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -216,7 +216,7 @@ def _in_a_process(target: Callable[..., dict[str, Any]], *args: Any) -> dict[str
     """Returns what `target(*args)` does in a fresh process, or `error`; this one leaves the devices' memory alone."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, target, args), daemon=True)
+    process = context.Process(target=_send, args=(sender, target, args))  # a daemon could not have workers
     process.start()
     sender.close()
     try:

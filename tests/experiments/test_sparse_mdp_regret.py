@@ -95,3 +95,5 @@ def test_a_study_says_with_what_it_was_made(module, tmp_path, monkeypatch):
     assert {"jax", "volvox"} <= set(written["versions"])
     assert [(point["N"], len(point["regrets"]["0.2500"])) for point in written["points"]] == [(60, 3), (120, 3)]
     assert written["slopes"] == module.slopes(written["points"])
+    with pytest.raises(FileExistsError, match=r"regret\.json is there already: give another --run-dir"):
+        module.main()

@@ -18,6 +18,9 @@ if "--wait" in sys.argv and len(tries.read_text()) == 1:
     time.sleep(60)
 if "--fail" in sys.argv:
     sys.exit(2)
+if "--diverge" in sys.argv:
+    (folder / "diverged").write_text("no longer finite")
+    sys.exit(1)
 name = "policy" if "--policy" in sys.argv else "elite"
 (folder / "score.json").write_text(json.dumps({name: {"mean": 1.5}}))
 for way in ("dense", "gst"):
@@ -25,7 +28,8 @@ for way in ("dense", "gst"):
     (folder / way / "config.json").write_text(json.dumps({"provenance": {"date": "2026", "revision": way}}))
     (folder / way / "metrics.jsonl").write_text(json.dumps({"update": 1}) + chr(10))
 (folder / "large.json").write_text(" " * 1_000_001)
-(folder / "metrics.jsonl").write_text("".join(json.dumps({"generation": i + 1}) + chr(10) for i in range(1_100)))
+rows = [{"generation": i + 1, "seconds": 5.0 * i} for i in range(1_100)]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
 """
 
 
@@ -73,6 +77,22 @@ def test_results_are_kept_once_and_failures_named(study, tmp_path):
     assert code == 1
     assert "study: " not in out
     assert "seed-1 holds a run of another command, " in err
+
+
+@pytest.mark.slow
+def test_a_run_that_diverged_is_kept_as_one(study, load, tmp_path):
+    """Trained again from other episodes until it does not, it would be a selection."""
+    code, _, err = study("--diverge", "").run()
+    assert (code, err) == (0, "")
+    kept = tmp_path / "results" / "ga-a-b" / "t-v5-9-frames" / "seed-0"
+    description = json.loads((kept / "run.json").read_text())
+    table = load("results_table")
+    run = {**description, "folder": kept}
+    assert table.seeds_of(run, run["score"]) == [None]
+    assert table.row_of([run], [])["score"] == "diverged"
+    assert table.human_normalized(run) == []
+    seconds = json.loads((kept.parent / "seed-1" / "run.json").read_text())["seconds"]
+    assert seconds == 5.0 * 1_099  # as its rows say, which is more than this call took
 
 
 def test_lines_are_chosen_by_words_in_any_column(load):

@@ -82,6 +82,43 @@ def test_a_seed_that_diverges_is_named_and_others_go_on(launched, tmp_path, caps
     assert [len(lasting(tmp_path / "a" / f"seed-{i}")) for i in range(2)] == [1, 3]
 
 
+def test_a_run_that_diverged_is_not_trained_again(launched, tmp_path):
+    def diverge(number):
+        if number == 2:
+            raise FloatingPointError("no longer finite")
+
+    with pytest.raises(FloatingPointError, match="no longer finite"):
+        launched(watch=diverge)
+    marker, again = tmp_path / "a" / "diverged", []
+    with pytest.raises(FloatingPointError, match=f"diverged, and is not trained again .*; remove {marker} .*finite"):
+        launched(resume=True, watch=again.append)
+    assert again == []
+    marker.unlink()
+    assert launched(resume=True, watch=again.append) == 0
+    assert again == [2, 3]
+
+
+def test_a_terminal_that_is_gone_ends_no_series(launched, tmp_path, monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+        flush = isatty = write
+
+    monkeypatch.setattr(sys.modules["launch"].sys, "stderr", Gone())
+    sys.modules["launch"].tell("seed 0")
+
+
+def test_minutes_are_counted_up_to_the_newest_checkpoint(launched, tmp_path):
+    """Rows after it are dropped by a resume, and so is the time in which they were made."""
+    assert launched(steps=2, checkpoint_every=1) == 0
+    path = tmp_path / "a" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(path.read_text() + json.dumps(rows[-1] | {"step": 3, "seconds": 1e6}) + "\n")
+    assert launched(steps=4, minutes=60, resume=True) == 0
+    assert len(read_metrics(path)) == 4
+
+
 def test_what_cannot_be_a_series_is_refused_before_its_first_seed(launched, tmp_path, script):
     assert launched(seed=1, run_dir=tmp_path / "a" / "seed-1") == 0
     with pytest.raises(FileExistsError, match="seed-1 already holds a run"):

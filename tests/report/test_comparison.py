@@ -202,6 +202,24 @@ def test_seeds_are_in_the_order_of_their_numbers(series, tmp_path):
     assert [path.name for path in found] == [f"seed-{i}" for i in range(11)]
 
 
+def test_a_new_elite_where_the_shortest_run_ends_has_no_score(write):
+    """The longer run has its score later, which is not known there."""
+    scores = {
+        "elite_score": [135.0, None, 150.0],
+        "elite_is_new": [False, True, False],
+        "validation_mean": [1.0, 2.0, 3.0],
+    }
+    short = {name: values[:1] * 2 for name, values in scores.items()}
+    longer, shorter = write("a", frames=[1, 2, 3], **scores), write("b", frames=[1, 2], **short)
+    assert vx.compare({"a": longer, "b": shorter}).metric == "validation_mean"
+    assert vx.compare({"a": longer, "b": write("c", frames=[1, 3], **short)}).metric == "elite_score"
+
+
+def test_an_environment_may_be_described_by_its_name(write):
+    runs = {name: write(name, env="CartPole", frames=[1], training_mean=[1.0]) for name in ("a", "b")}
+    assert vx.compare(runs).tasks == ("CartPole",)
+
+
 def test_a_new_elite_has_no_score_of_the_elite_before(write):
     scores = {"elite_score": [135.0, None], "elite_is_new": [False, True], "validation_mean": [130.0, 170.0]}
     found = vx.compare({"a": write("a", frames=[1, 2], **scores)})

@@ -69,6 +69,15 @@ def test_what_is_measured_now_and_then_is_connected():
     np.testing.assert_array_equal(lines["training mean"], range(40))
 
 
+def test_a_value_without_neighbours_has_a_marker():
+    rows = [
+        {"frames": i, "training_mean": i} | ({"elite_score": 2.0 * i} if i in (3, 8, 20, 21) else {}) for i in range(40)
+    ]
+    lines = {line.get_label(): line for line in learning_curve(rows).axes[0].get_lines()}
+    np.testing.assert_array_equal(np.flatnonzero(lines["elite score"].get_markevery()), [3, 8])
+    assert not any(lines["training mean"].get_markevery())
+
+
 @pytest.mark.parametrize("rows", [[{"loss": 1.0}], [{"return_mean": 1.0, "seconds": 1.0}, {"return_mean": None}]])
 def test_rows_of_other_algorithms(rows, tmp_path):
     figure = learning_curve(rows, tmp_path / "curve.png")

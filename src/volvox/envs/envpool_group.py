@@ -107,19 +107,17 @@ def envpool(
         raise ValueError(f"task {task!r} is not one of envpool's{nearest(plain, tasks)}")
     defaults = _settings(make_spec(task))
     config = {key: value for key, value in config.items() if value is not None}
-    family = load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
     for key, value in config.items():
         if key not in defaults:
             raise ValueError(f"{key!r} is not a setting of task {task!r}{nearest(key, defaults)}")
         if key in ("frame_skip", "max_episode_steps"):
             integer(key, value, low=1)
-    limit = int(defaults["max_episode_steps"]) or INT32 if _OWN_LIMIT.match(f"{family}/{task}") else None
-    _check_limit(task, config.get("max_episode_steps") or limit, limit)
+    _check_limit(task, config.get("max_episode_steps"))
 
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, seeds: Any = None, **changes: Any
     ) -> EnvGroup:
-        _check_limit(task, spec.max_episode_steps, limit)
+        _check_limit(task, spec.max_episode_steps)
         own = settings["max_episode_steps"] == 0 and spec.max_episode_steps == INT32
         native = load_envpool().make(
             task,
@@ -134,7 +132,7 @@ def envpool(
         return EnvGroup(spec, num_envs, not host, pool.init, pool.recv, pool.send, pool.restart, pool.close)
 
     settings = _settings(make_spec(task, **config))
-    spec = _env_spec(task, family, config)._replace(name=name or task)
+    spec = _env_spec(task, config)._replace(name=name or task)
     record = {"environment": "envpool", "task": task, "settings": settings}
     return recipe(spec, make_group, num_envs=num_envs, groups=groups, **record)
 
@@ -168,9 +166,14 @@ def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
 
 
-def _check_limit(task: str, limit: int | None, own: int | None) -> None:
-    """Raises ValueError where a time limit is asked for that envpool would not keep; `own` is that of such a task."""
-    if own is not None and limit != own:
+def _family(task: str) -> str:
+    return load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
+
+
+def _check_limit(task: str, limit: int | None) -> None:
+    """Raises ValueError where a time limit is asked for that envpool would not keep."""
+    own = load_envpool().make_spec(task).config.max_episode_steps or INT32
+    if limit not in (None, own) and _OWN_LIMIT.match(f"{_family(task)}/{task}"):
         raise ValueError(
             f"max_episode_steps={limit}: envpool ends the episodes of {task!r} by the task's own rules alone; leave "
             "max_episode_steps out."
@@ -183,7 +186,7 @@ def _settings(native_spec: Any) -> dict[str, Any]:
     return {key: value for key, value in pairs if key not in _MACHINERY}
 
 
-def _env_spec(task: str, family: str, config: dict[str, Any]) -> EnvSpec:
+def _env_spec(task: str, config: dict[str, Any]) -> EnvSpec:
     """Describes a task as an `EnvSpec`; raises ValueError where that cannot be done."""
     native_spec = load_envpool().make_spec(task, **config)
     state, settings = native_spec.state_array_spec, _settings(native_spec)
@@ -192,6 +195,7 @@ def _env_spec(task: str, family: str, config: dict[str, Any]) -> EnvSpec:
     names = {key: key.removeprefix("obs").strip(":").replace(":", ".") for key in state if key.startswith("obs")}
     if not names:
         raise ValueError(f"task {task!r} shows no observations")
+    family = _family(task)
     shapes = {name: _shown_shape(_single(state[key].shape), family) for key, name in names.items()}
     dtypes = {name: narrow(state[key].dtype) for key, name in names.items()}
     return EnvSpec(

@@ -82,7 +82,7 @@ def genotype(
     name, std = type(module).__name__, initial_std or own_initial_std(module)
     if _shapes(jax.eval_shape(init, jax.random.key(0))) != _shapes(variables.get("params", {})):
         raise ValueError(f"{name}: the shapes of its parameters depend on the batch size B; keep the first axis.")
-    config = describe(module) | _given(prepare=prepare, initial_std=initial_std)
+    config = {**describe(module), **_given(prepare=prepare, initial_std=initial_std)}
     return genotype_from_functions(
         init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=config
     )
@@ -125,7 +125,7 @@ def genotype_from_functions(
     Raises:
       ValueError: the output does not fit the environment's actions.
     """
-    config = describe(apply) | _given(prepare=prepare, initial_std=initial_std) if config is None else config
+    settings: Config = config or {**describe(apply), **_given(prepare=prepare, initial_std=initial_std)}
     prepare = prepare or (lambda params: params)
     name = str(name or getattr(apply, "__name__", type(apply).__name__))
     if spec.continuous:
@@ -147,7 +147,7 @@ def genotype_from_functions(
         apply=lambda variables, observation, state: (apply(variables, observation), state),
         sample=actions.sample,
         mode=lambda output: clipped(actions.mode(output), spec),
-        config={**config, "num_parameters": num_parameters(params)},
+        config={**settings, "num_parameters": num_parameters(params)},
     )
     return Genotype(policy, prepare, _first_generation(init, initial_std or (lambda path: 1.0)), frozenset(low_rank))
 

@@ -161,7 +161,7 @@ def compare(
     runs = {name: runs_.runs_of(name, paths) for name, paths in methods.items()}
     everything = [run for own in runs.values() for run in own]
     tasks = runs_.check_tasks(runs)
-    metric = runs_.metric_of(everything, metric)
+    metric = runs_.metric_of(everything, metric, x)
     scales = runs_.scales_of(tasks, normalize)
     series = {run.path: runs_.series_of(run, x, metric) for run in everything}
     points = runs_.points_of(series, x)

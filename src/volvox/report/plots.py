@@ -184,8 +184,10 @@ def _draw(
         band = np.nan_to_num(band)
         low = y - band if least is None else np.maximum(y - band, least)
         axes.fill_between(x, low, y + band, color=style["color"], alpha=0.15, linewidth=0)
-    marker = "o" if len(x) <= 30 else ""
-    axes.plot(x, y, label=label, marker=marker, markersize=3, linewidth=1.5, **style)
+    # Where there is no line to a neighbour, a marker shows the value.
+    shown = np.pad(np.isfinite(y), 1)
+    alone = (shown[1:-1] & ~shown[:-2] & ~shown[2:]) | (len(x) <= 30)
+    axes.plot(x, y, label=label, marker="o", markevery=alone, markersize=3, linewidth=1.5, **style)
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

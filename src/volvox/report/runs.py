@@ -104,13 +104,16 @@ def is_unscored(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     return name == "elite_score" and bool(rows) and bool(rows[-1].get("elite_is_new"))
 
 
-def metric_of(runs: list[Recorded], metric: str | None) -> str:
-    """Returns the metric to compare; raises ValueError, which says what there is, if a run lacks it."""
+def metric_of(runs: list[Recorded], metric: str | None, x: str) -> str:
+    """Returns the metric to compare where the shortest run ends; raises ValueError if a run lacks it, or has none."""
     found = [{name for row in run.rows for name in numbers(row)} for run in runs]
     if empty := [str(run.path) for run, names in zip(runs, found, strict=True) if not names]:
         raise ValueError(f"{listed(empty)}: there are no metrics yet, because no step of the run is complete")
     common = set.intersection(*found)
-    scores = [name for name in SCORES if name in common and not any(is_unscored(name, run.rows) for run in runs)]
+    along = [[(numbers(row) | {"step": i}).get(x, np.inf) for i, row in enumerate(run.rows, start=1)] for run in runs]
+    end = min(max(each) for each in along)
+    compared = [run.rows[: sum(at <= end for at in each)] for run, each in zip(runs, along, strict=True)]
+    scores = [name for name in SCORES if name in common and not any(is_unscored(name, rows) for rows in compared)]
     if metric is None and scores:
         return scores[0]
     if metric is not None and metric in common:
@@ -206,7 +209,8 @@ def notes_on(
 
 def _differences(runs: list[Recorded], part: Callable[[Recorded], Any], left_out: Sequence[str]) -> str:
     """Names the settings in which runs differ, with their values."""
-    flat = [flatten_dict(dict(part(run) or {})) for run in runs]
+    described = [part(run) or {} for run in runs]
+    flat = [flatten_dict(dict(one if isinstance(one, Mapping) else {"": one})) for one in described]
     kept = [{place: each[place] for place in each if not set(place) & set(left_out)} for each in flat]
     found = []
     for place in dict.fromkeys(itertools.chain.from_iterable(kept)):

@@ -89,7 +89,8 @@ def record_video(
     channels, scale, pixels = (-1, 4, "gray") if camera is None else (slice(None), 3, "rgb24")
     height, width = (scale * side for side in recipes[-1].spec.observation_shape[:2])
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".unfinished-{path.name}")
+    # Absolute: ffmpeg takes the start of a path such as "pong:0" or "-x" for something else.
+    unfinished = path.absolute().with_name(f".unfinished-{os.getpid()}-{path.name}")
     with ExitStack() as stack:
         for recipe in recipes:
             groups += recipe.make(seed, max_episode_steps=limit, num_envs=1, num_groups=1, host=True)
