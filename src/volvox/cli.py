@@ -99,7 +99,7 @@ def _evaluation_of(run: Path, which: Literal["best", "last"] | None) -> Callable
     if which is not None:
         raise ValueError(f"{run} holds one policy, so that which={which!r} chooses nothing: leave it out.")
     policy = exported.load_exported(run)
-    env = env_of(policy.header["config"].get("env") or {}, place=f"the environment of {run}")
+    env = env_of(policy.header["config"].get("env") or {}, place="env")
     return partial(scoring.play, env, policy.policy(), ())
 
 

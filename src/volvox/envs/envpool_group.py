@@ -112,13 +112,14 @@ def envpool(
             raise ValueError(f"{key!r} is not a setting of task {task!r}{nearest(key, defaults)}")
         if key in ("frame_skip", "max_episode_steps"):
             integer(key, value, low=1)
-    _check_limit(task, config.get("max_episode_steps"))
+    family = load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
+    fixed = bool(_OWN_LIMIT.match(f"{family}/{task}"))
+    if fixed and "max_episode_steps" in config:
+        _limit(task, int(defaults["max_episode_steps"]), fixed, config["max_episode_steps"])
 
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, seeds: Any = None, **changes: Any
     ) -> EnvGroup:
-        _check_limit(task, spec.max_episode_steps)
-        own = settings["max_episode_steps"] == 0 and spec.max_episode_steps == INT32
         native = load_envpool().make(
             task,
             env_type="gymnasium",
@@ -126,13 +127,14 @@ def envpool(
             batch_size=num_envs,
             num_threads=min(threads or len(os.sched_getaffinity(0)), num_envs),
             seed=seeds or environment_seeds(seed, group=index, num_envs=num_envs),
-            **{**config, **changes, "max_episode_steps": 0 if own else spec.max_episode_steps},
+            **{**config, **changes, "max_episode_steps": limit_of(spec.max_episode_steps)},
         )
         pool = _Pool(spec, num_envs, native, host=host)
         return EnvGroup(spec, num_envs, not host, pool.init, pool.recv, pool.send, pool.restart, pool.close)
 
     settings = _settings(make_spec(task, **config))
-    spec = _env_spec(task, config)._replace(name=name or task)
+    limit_of = functools.partial(_limit, task, int(settings["max_episode_steps"]), fixed)
+    spec = _env_spec(task, family, config)._replace(name=name or task)
     record = {"environment": "envpool", "task": task, "settings": settings}
     return recipe(spec, make_group, num_envs=num_envs, groups=groups, **record)
 
@@ -166,18 +168,24 @@ def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
 
 
-def _family(task: str) -> str:
-    return load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
+def _limit(task: str, own: int, fixed: bool, limit: int) -> int:
+    """Returns what envpool is given as a time limit, 0 for as many timesteps as the task says in each episode.
 
+    Args:
+      task: The task.
+      own: What envpool says its limit is.
+      fixed: Whether it keeps no other.
+      limit: What is asked for.
 
-def _check_limit(task: str, limit: int | None) -> None:
-    """Raises ValueError where a time limit is asked for that envpool would not keep."""
-    own = load_envpool().make_spec(task).config.max_episode_steps or INT32
-    if limit not in (None, own) and _OWN_LIMIT.match(f"{_family(task)}/{task}"):
+    Raises:
+      ValueError: It would not be kept.
+    """
+    if fixed and limit != (own or INT32):
         raise ValueError(
             f"max_episode_steps={limit}: envpool ends the episodes of {task!r} by the task's own rules alone; leave "
             "max_episode_steps out."
         )
+    return 0 if own == 0 and limit == INT32 else limit
 
 
 def _settings(native_spec: Any) -> dict[str, Any]:
@@ -186,7 +194,7 @@ def _settings(native_spec: Any) -> dict[str, Any]:
     return {key: value for key, value in pairs if key not in _MACHINERY}
 
 
-def _env_spec(task: str, config: dict[str, Any]) -> EnvSpec:
+def _env_spec(task: str, family: str, config: dict[str, Any]) -> EnvSpec:
     """Describes a task as an `EnvSpec`; raises ValueError where that cannot be done."""
     native_spec = load_envpool().make_spec(task, **config)
     state, settings = native_spec.state_array_spec, _settings(native_spec)
@@ -195,7 +203,6 @@ def _env_spec(task: str, config: dict[str, Any]) -> EnvSpec:
     names = {key: key.removeprefix("obs").strip(":").replace(":", ".") for key in state if key.startswith("obs")}
     if not names:
         raise ValueError(f"task {task!r} shows no observations")
-    family = _family(task)
     shapes = {name: _shown_shape(_single(state[key].shape), family) for key, name in names.items()}
     dtypes = {name: narrow(state[key].dtype) for key, name in names.items()}
     return EnvSpec(
