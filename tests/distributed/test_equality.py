@@ -47,7 +47,6 @@ CASES = {
     "ES": (vx.ES(noise_std=0.3, **SMALL), vx.population.Table(size=5_000)),
     "novelty": (dataclasses.replace(GA, objective=NOVELTY), vx.population.Generator()),
     "explicit": (vx.evolution.from_ask_tell(Explicit(), num_validation_episodes=2), vx.population.Table(size=5_000)),
-    "random search": (vx.GA.random_search(num_elite_candidates=2, **SMALL), vx.population.Table(size=5_000)),
 }
 
 
@@ -91,12 +90,6 @@ def players(monkeypatch):
 
     monkeypatch.setattr(player.RayPlayer, "__init__", noted)
     return made
-
-
-@pytest.mark.slow
-def test_two_actors_are_one_process(machines):
-    machines.set(2)
-    equal(played("GA", distributed.ray(address=machines.address), generations=2), played("GA", None, generations=2))
 
 
 @pytest.mark.slow

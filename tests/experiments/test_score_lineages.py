@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import volvox as vx
+from volvox.report import read_metrics
 
 pytestmark = pytest.mark.optimized
 
@@ -39,7 +40,10 @@ def test_every_lineage_has_a_committed_score(run):
 @pytest.mark.parametrize("run", LINEAGES)
 def test_one_start_of_each_lineage_scores_as_committed(run):
     """Of 30 starts the one with a single no-op."""
-    loaded = vx.load(RESULTS / run)
+    loaded, config = vx.load(RESULTS / run), json.loads((RESULTS / run / "config.json").read_text())
+    assert loaded.metrics == read_metrics(RESULTS / run / "metrics.jsonl")
+    assert loaded.algorithm.env.config["settings"] == config["algorithm"]["env"]["settings"]
+    assert loaded.algorithm.policy.config["num_parameters"] == config["algorithm"]["network"]["num_parameters"]
     env = vx.envs.atari(loaded.algorithm.config["env"]["task"].removesuffix("-v5"), noop_max=1)
     score = vx.play(env, loaded.algorithm.policy, loaded.variables(), protocol="exact")
     committed = exact_score(run)
