@@ -167,14 +167,14 @@ def _told(error: BaseException) -> str:
 
 
 def tell(text: str) -> None:
-    """Prints a line to standard error, if there is still somebody to read it: a closed terminal ends no series."""
+    """Prints a line to standard error, if there is still somebody to read it."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
-    """Marks a run whose numbers are no longer finite in this context, and refuses to train a marked one again.
+    """Marks a run whose numbers are no longer finite in this context, and refuses to go on with a marked one.
 
     On envpool a resumed run begins new episodes. If it were trained again until it does not diverge, the seeds that are
     left would be a selection.
@@ -188,6 +188,7 @@ def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
             f"{run_dir} diverged, and is not trained again from other episodes; remove {marker} to do that all the "
             f"same. What was said then: {marker.read_text().strip()}"
         )
+    marker.unlink(missing_ok=True)  # of a run that is begun anew
     try:
         yield
     except FloatingPointError as error:

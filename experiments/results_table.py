@@ -36,8 +36,8 @@ This page is made by `python experiments/results_table.py` from the files in `ex
   all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
   One or two seeds have no interval, because they do not say how much another run would differ. With three the interval
   is the range of the seeds and covers less than 95% ([how much](../docs/comparing.md)). docs/results.md has plain means
-  over seeds, with Student's t or standard deviations. Seeds that diverged are left out and counted. Rows over several
-  games take equally many seeds of each.
+  over seeds, with Student's t or standard deviations. Seeds that diverged are left out and counted in the row of their
+  task; rows over several games leave them out. They take equally many seeds of each.
 - **Protocol**: policies are deterministic or take their likeliest actions unless something else is said. Preprocessing,
   the number of episodes and their cutoff are named where the score's file has them.
 - **Exact** is the mean over all no-op starts without sticky actions, each played once, and **human-normalised** the
@@ -121,6 +121,11 @@ def seeds_of(run: dict[str, Any], place: str) -> list[float | None]:
     if not values or not all(value is None or isinstance(value, int | float) for value in values):
         raise KeyError(place)
     return values
+
+
+def has_diverged(run: dict[str, Any]) -> bool:
+    """Whether there is a score of no seed, because all diverged."""
+    return "interval" not in run and all(score is None for score in seeds_of(run, run["score"]))
 
 
 def number(value: float) -> str:
@@ -311,8 +316,11 @@ def page(results: Path = RESULTS, wanted_path: Path = WANTED, published_path: Pa
     runs, published = finished(results), wanted(published_path)
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     methods: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault((run["method"], run["task"], protocol_of(run), without_seed(run["command"])), []).append(run)
+    for run in sorted(runs, key=has_diverged):  # those last, because they have no protocol of their own
+        key = (run["method"], run["task"], protocol_of(run), without_seed(run["command"]))
+        if has_diverged(run):
+            key = next((other for other in groups if (*other[:2], other[3]) == (*key[:2], key[3])), key)
+        groups.setdefault(key, []).append(run)
         if run["budget"] != GAMES_BUDGET:  # `side_by_side` has rows over games for it, of methods with the same games
             methods.setdefault((run["method"], protocol_of(run), run["budget"]), []).append(run)
     rows = [row_of(group, published) for _, group in sorted(groups.items())]

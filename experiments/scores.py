@@ -35,8 +35,8 @@ def keep_score(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> None:
     scores = scores_of(run, episodes, seed=seed, sampled=sampled)
     written = {name: score_values(result) for name, result in scores.items()} | {"of": of}
     write_file(path, json.dumps(written, indent=1) + "\n")
-    for name, result in scores.items():
-        print(f"{name}: {result}")
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("\n".join(f"{name}: {result}" for name, result in scores.items()), flush=True)
 
 
 def scores_of(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> dict[str, vx.Score]:

@@ -4,7 +4,8 @@
     python experiments/study.py --root runs/study --only Frostbite "low-rank"
 
 Each run has a directory `<root>/<method>/<task>-<budget>/seed-<seeds>`. A run is complete, and skipped, when there is a
-`run.json` in its results. Ctrl-C or SIGTERM saves the run in progress and stops; the same command goes on with it.
+`run.json` in its results. Ctrl-C, SIGTERM or a closed terminal saves the run in progress and stops; the same command
+goes on with it.
 Afterwards run `results_table.py`, and commit `results/` and README.md.
 """
 
@@ -29,6 +30,7 @@ from scores import made_here
 from volvox.checkpoint import write_file
 from volvox.provenance import revision
 from volvox.report import read_metrics
+from volvox.report.rows import read_until_damage
 
 MAX_BYTES, MAX_ROWS = 1_000_000, 500
 """Of what is kept of a run: larger JSON files are left out, and rows of metrics thinned."""
@@ -62,7 +64,8 @@ class Child:
         self.signal = 0
         self._process: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._stop)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._stop)
 
     def run(self, command: list[str]) -> int:
         """Runs a command and returns its exit code."""
@@ -135,7 +138,8 @@ def spent(run_dir: Path, seconds: float) -> float:
     path = run_dir / "seconds"
     run_dir.mkdir(parents=True, exist_ok=True)
     total = seconds + (float(path.read_text()) if path.exists() else 0.0)
-    total = max(total, spent_by(read_metrics(run_dir / "metrics.jsonl")))  # a study that was killed has noted nothing
+    rows, _ = read_until_damage(run_dir / "metrics.jsonl")
+    total = max(total, spent_by(rows))  # a study that was killed has noted nothing
     write_file(path, f"{total:.1f}")
     return total
 
@@ -158,9 +162,9 @@ def main() -> int:
         if child.signal:
             print("study: stopped; the same command goes on", flush=True)
             return 128 + child.signal
-        if code and (run_dir / DIVERGED).exists():
+        if code == 1 and (marker := next(run_dir.rglob(DIVERGED), None)) is not None:
             line = line | {"score": f"{DIVERGED}.json:score:mean"}
-            text = json.dumps({"score": {"mean": None}, "said": (run_dir / DIVERGED).read_text()}, indent=1)
+            text = json.dumps({"score": {"mean": None}, "said": marker.read_text()}, indent=1)
             write_file(run_dir / f"{DIVERGED}.json", text + "\n")
         elif code:
             failed.append(f"{run_dir}: exit code {code}")

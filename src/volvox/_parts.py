@@ -8,6 +8,7 @@ from flax import linen as nn
 from volvox._settings import CannotRebuildError, rebuild
 from volvox.loop import reference_batch
 from volvox.networks import reference_genotype
+from volvox.networks.genotypes import GIVEN
 from volvox.types import Env
 
 GIVEN_AS = {
@@ -99,7 +100,7 @@ def network_of(
     Raises:
       CannotRebuildError: The network was given as functions or with functions, or cannot be imported.
     """
-    if given := [name for name in ("prepare", "initial_std") if name in config]:
+    if given := config.get(GIVEN):
         raise CannotRebuildError(f"{place}: the genotype was made with functions of its own, {' and '.join(given)}.")
     described = {name: value for name, value in config.items() if name not in ("num_parameters", "reference")}
     network = rebuild(described, place=place, only_check=only_check)

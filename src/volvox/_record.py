@@ -202,8 +202,8 @@ class Record:
             for step in checkpoint.steps(saved := self.path / CHECKPOINTS):
                 if step > max(self._saved_step, 0):  # damaged; readers would hold the rows that replace its to it
                     checkpoint.condemn(saved, step)
-            rows.rewrite(self.path / METRICS, self.rows)
             self._write_config(anew=begins)
+            rows.rewrite(self.path / METRICS, self.rows)
             rows.drop_log_after(self.path / _LOG, self.done)
         self.write_elite(state)  # a kill may have come between a checkpoint and its elite
         self._write_fingerprint(self._saved_outputs)
@@ -371,7 +371,8 @@ def _holds(directory: Path) -> list[str]:
 def _has_no_step(directory: Path) -> bool:
     """Whether a run was begun here and has no step, as after an error in its first one: it may be begun anew."""
     metrics, empty = directory / METRICS, not any(checkpoint.steps(directory / CHECKPOINTS))
-    return empty and metrics.is_file() and metrics.stat().st_size == 0 and not os.path.lexists(directory / ELITE)
+    unwritten = not os.path.lexists(metrics) or (metrics.is_file() and metrics.stat().st_size == 0)
+    return empty and unwritten and not os.path.lexists(directory / ELITE)
 
 
 @contextlib.contextmanager

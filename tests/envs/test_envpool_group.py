@@ -108,6 +108,16 @@ def test_a_limit_that_envpool_does_not_keep_is_refused():
     group.close()
 
 
+def test_episodes_of_highway_last_their_duration():
+    assert envs.envpool("Racetrack-v0", num_envs=2).spec.max_episode_steps == 300 * 5
+    longer = envs.envpool("Highway-v0", num_envs=2, duration=100)
+    assert longer.spec.max_episode_steps == longer.config["settings"]["max_episode_steps"] == 100
+    said_twice = envs.envpool("Highway-v0", num_envs=2, duration=100, max_episode_steps=100)
+    assert said_twice.config["settings"] == longer.config["settings"]
+    with pytest.raises(ValueError, match="max_episode_steps=40: envpool ends the episodes of 'Highway-v0'"):
+        envs.envpool("Highway-v0", num_envs=2, duration=100, max_episode_steps=40)
+
+
 def test_an_end_after_the_limit_is_a_termination():
     env, nothing = envs.envpool("Game2048-v1", num_envs=3), np.zeros(3, bool)
     pool = _Pool.__new__(_Pool)
@@ -124,7 +134,6 @@ def test_an_end_after_the_limit_is_a_termination():
     ("task", "name", "shape"),
     [
         ("Pong-v5", None, (84, 84, 4)),  # envpool has (4, 84, 84)
-        ("Highway-v0", None, None),
         ("Play2048-v1", None, (4, 4, 31)),
         ("SearchAndRescue-v0", "searcher_views", (2, 3, 128)),  # searchers, kinds, rays: no image
         ("MiniGrid-Empty-5x5-v0", "image", (7, 7, 3)),
@@ -132,7 +141,7 @@ def test_an_end_after_the_limit_is_a_termination():
 )
 def test_channels_of_images_are_last_and_other_arrays_as_they_are(task, name, shape):
     seen = envs.envpool(task, num_envs=1).spec.observation_shape
-    assert shape is None or (seen if name is None else seen[name]) == shape
+    assert (seen if name is None else seen[name]) == shape
 
 
 def test_restart_at_any_beat_starts_episodes_everywhere(actions_for):

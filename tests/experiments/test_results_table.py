@@ -107,6 +107,30 @@ def test_the_table_of_made_up_results(module, tmp_path):
     assert missing == ["GA", "B-v5", "1", "9 frames", "`ga.py --task B-v5 --seed 1`"]
 
 
+def test_seeds_that_diverged_are_counted_with_the_others(module, tmp_path):
+    """They have no score, and so no protocol of their own."""
+    about = {
+        "method": "GA",
+        "task": "A-v5",
+        "budget": "9 frames",
+        "hardware": "a CPU",
+        "commit": "abc",
+        "date": "today",
+    }
+    for seed, mean in ((0, None), (1, 5.0)):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        score = {"mean": mean} if mean is None else {"mean": mean, "about": "sticky, 9 episodes"}
+        (folder / "score.json").write_text(json.dumps({"elite": score}))
+        run = {**about, "seeds": str(seed), "command": f"ga.py --seed {seed}", "seconds": 60}
+        (folder / "run.json").write_text(json.dumps({**run, "score": "score.json:elite:mean"}))
+    wanted = tmp_path / "wanted.csv"
+    wanted.write_text("method,task,seeds,budget,protocol,score,command\n")
+    _, _, row = cells(module.page(tmp_path, wanted, wanted), "What was run")
+    score = "5 (one seed: no interval); 1 of 2 seeds diverged and are left out"
+    assert row[:6] == ["GA", "A-v5", "sticky, 9 episodes", "9 frames", "2", score]
+
+
 def test_games_side_by_side(module, tmp_path):
     """Two methods on all games, one with two seeds in one of them; and one on one game, which has no row over all."""
     played = [("GA", game, 0, 40.0) for game in ("A-v5", "B-v5", "C-v5", "Skiing-v5")] + [("GA", "A-v5", 1, 60.0)]

@@ -483,6 +483,18 @@ def test_an_algorithm_that_cannot_begin_leaves_no_run(tmp_path, make, quietly):
     assert len(quietly(make("hill"), steps=1, run_dir=tmp_path / "a").metrics) == 1
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_start_that_is_killed_before_its_metrics_begins_anew(tmp_path, make, quietly, resume):
+    """After `config.json`, so that the directory holds a run, which has no step."""
+    quietly(make("hill"), seed=3, steps=1, run_dir=tmp_path / "a", keep_checkpoints=2)
+    for entry in (tmp_path / "a").iterdir():
+        if entry.name not in ("checkpoints", "config.json"):
+            entry.unlink()
+    shutil.rmtree(tmp_path / "a" / "checkpoints" / "00000001")
+    run = quietly(make("hill"), seed=3, steps=1, run_dir=tmp_path / "a", resume=resume)
+    assert len(run.metrics) == 1
+
+
 def test_a_start_that_is_killed_before_its_config_begins_anew(tmp_path, make, quietly):
     quietly(make("hill"), seed=3, steps=1, run_dir=tmp_path / "a", keep_checkpoints=2)
     for entry in (tmp_path / "a").iterdir():

@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 
 from volvox.networks import MLP, DeepGA, genotype, genotype_from_functions
+from volvox.networks.genotypes import GIVEN
 
 
 class Normed(nn.Module):
@@ -113,6 +114,23 @@ def test_prepare(make_spec):
     output, _ = net.policy.apply(net.prepare(params), jnp.ones((1, 3)), ())
     doubled = jax.tree.map(lambda a: 2 * a, params)
     np.testing.assert_allclose(output, MLP(2).apply({"params": doubled}, jnp.ones((1, 3))), rtol=1e-6)
+
+
+def test_functions_given_are_part_of_the_config_and_fields_keep_their_names(make_spec):
+    class Narrow(nn.Module):
+        initial_std: float = 0.5
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(x)
+
+    spec = make_spec((3,), num_actions=2)
+    assert genotype(Narrow(), spec).policy.config["initial_std"] == 0.5
+    assert GIVEN not in genotype(Narrow(), spec).policy.config
+    given = [genotype(Narrow(), spec, initial_std=lambda path, std=std: std).policy.config for std in (1.0, 2.0)]
+    assert given[0]["initial_std"] == 0.5
+    assert set(given[0][GIVEN]) == {"initial_std"}
+    assert given[0] != given[1]
 
 
 def test_config_is_json_and_stable(make_spec):

@@ -114,8 +114,13 @@ def envpool(
             integer(key, value, low=1)
     family = load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
     fixed = bool(_OWN_LIMIT.match(f"{family}/{task}"))
-    if fixed and "max_episode_steps" in config:
-        _limit(task, int(defaults["max_episode_steps"]), fixed, config["max_episode_steps"])
+    if fixed:
+        given = defaults | config
+        # Episodes of Highway last `duration` seconds, whatever else is said.
+        seconds = family == "highway" and given["duration"] * given["policy_frequency"]
+        own = round(seconds) or int(defaults["max_episode_steps"])
+        _limit(task, own, fixed, config.get("max_episode_steps", own or INT32))
+        config["max_episode_steps"] = own
 
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, seeds: Any = None, **changes: Any

@@ -30,6 +30,8 @@ InitialStd = Callable[[tuple[str, ...]], float]
 """Path of a kernel, such as `("Dense_0", "kernel")`, -> standard deviation times the root of its fan-in."""
 Prepare = Callable[[ArrayTree], ArrayTree]
 """params -> variables, computed once per genome."""
+GIVEN = "functions given"
+"""In a policy's config, what was given beside a module; no field of a module has such a name."""
 BATCH = 7
 """Size of the batches with which networks are checked; shown as B in messages."""
 
@@ -125,7 +127,8 @@ def genotype_from_functions(
     Raises:
       ValueError: the output does not fit the environment's actions.
     """
-    settings: Config = config or {**describe(apply), **_given(prepare=prepare, initial_std=initial_std)}
+    own: Config = {**describe(apply), **_given(prepare=prepare, initial_std=initial_std)}
+    settings = own if config is None else config
     prepare = prepare or (lambda params: params)
     name = str(name or getattr(apply, "__name__", type(apply).__name__))
     if spec.continuous:
@@ -154,7 +157,8 @@ def genotype_from_functions(
 
 def _given(**functions: Callable[..., Any] | None) -> Config:
     """Descriptions of the functions that were given."""
-    return {name: describe(function) for name, function in functions.items() if function is not None}
+    given = {name: describe(function) for name, function in functions.items() if function is not None}
+    return {GIVEN: given} if given else {}
 
 
 def own_initial_std(module: nn.Module) -> InitialStd | None:

@@ -187,7 +187,8 @@ def _draw(
     # Where there is no line to a neighbour, a marker shows the value.
     shown = np.pad(np.isfinite(y), 1)
     alone = (shown[1:-1] & ~shown[:-2] & ~shown[2:]) | (len(x) <= 30)
-    axes.plot(x, y, label=label, marker="o", markevery=alone, markersize=3, linewidth=1.5, **style)
+    marker = "o" if alone.any() else ""
+    axes.plot(x, y, label=label, marker=marker, markevery=alone, markersize=3, linewidth=1.5, **style)
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -49,6 +49,8 @@ def check_environment(
     Raises:
       AssertionError: A promise is not kept; the message says which, and what to mend.
       TypeError: `env` is no environment.
+      ValueError: It does not take `max_episode_steps`, as tasks of envpool that end by rules of their own: give theirs,
+        and as many `num_timesteps`.
     """
     check_env("check_environment", env)
     _check_spec(env)
