@@ -131,6 +131,22 @@ def test_seeds_that_diverged_are_counted_with_the_others(module, tmp_path):
     assert row[:6] == ["GA", "A-v5", "sticky, 9 episodes", "9 frames", "2", score]
 
 
+def test_the_scores_of_thirteen_games_are_those_of_the_committed_runs(module):
+    """The table of docs/results.md with its intervals."""
+    text = (module.HERE.parent / "docs" / "results.md").read_text().split("## Thirteen games")[1].split("\n## ")[0]
+    _, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
+    )
+    assert len(rows) >= 8
+    for game, *written in rows:
+        places = (("ga-low-rank-noise", "elite"), ("random-search", "elite"), ("random-search", "random"))
+        for said, (method, name) in zip(written, places, strict=True):
+            folder = module.RESULTS / method / f"{game.lower()}-v5-2.5-million-frames" / "seed-0"
+            score = json.loads((folder / "score.json").read_text())[name]
+            numbers = [score["mean"], *score["interval_95"]]
+            assert [int(x.replace(" ", "")) for x in re.findall(r"\d+(?: \d{3})*", said)] == list(map(round, numbers))
+
+
 def test_games_side_by_side(module, tmp_path):
     """Two methods on all games, one with two seeds in one of them; and one on one game, which has no row over all."""
     played = [("GA", game, 0, 40.0) for game in ("A-v5", "B-v5", "C-v5", "Skiing-v5")] + [("GA", "A-v5", 1, 60.0)]
