@@ -370,9 +370,10 @@ def _holds(directory: Path) -> list[str]:
 
 def _has_no_step(directory: Path) -> bool:
     """Whether a run was begun here and has no step, as after an error in its first one: it may be begun anew."""
-    metrics, empty = directory / METRICS, not any(checkpoint.steps(directory / CHECKPOINTS))
-    unwritten = not os.path.lexists(metrics) or (metrics.is_file() and metrics.stat().st_size == 0)
-    return empty and unwritten and not os.path.lexists(directory / ELITE)
+    metrics, steps = directory / METRICS, checkpoint.steps(directory / CHECKPOINTS)
+    # A kill may have come between the files that begin a run, of which this is the last.
+    unwritten = metrics.stat().st_size == 0 if metrics.is_file() else steps == [0] and not os.path.lexists(metrics)
+    return unwritten and not any(steps) and not os.path.lexists(directory / ELITE)
 
 
 @contextlib.contextmanager
