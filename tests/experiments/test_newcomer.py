@@ -20,7 +20,7 @@ def said(folder, *command):
 @pytest.mark.slow
 def test_a_run_is_trained_handed_over_loaded_filmed_compared_reported_and_exported(tmp_path):
     pytest.importorskip("envpool")
-    script = [str(EXPERIMENTS / "atari_ga.py"), "quick", "--population-size", "8", "--frames", "20_000", "--no-video"]
+    script = [str(EXPERIMENTS / "atari_ga.py"), "quick", "--population-size", "8", "--frames", "40_000", "--no-video"]
     for seed in ("0", "1"):
         said(tmp_path, *script, "--seed", seed, "--run-dir", f"runs/{seed}")
     (tmp_path / "runs").rename(tmp_path / "handed")
@@ -28,7 +28,7 @@ def test_a_run_is_trained_handed_over_loaded_filmed_compared_reported_and_export
     load = "import volvox as vx; run = vx.load('handed/0'); print(run.evaluate(num_episodes=2)); print(run.command())"
     score, command = said(tmp_path, "-c", load).splitlines()
     assert "(sticky actions 0.25, 2 episodes" in score
-    assert "atari_ga.py quick --population-size 8 --frames 20_000 --no-video --seed 0" in command
+    assert "atari_ga.py quick --population-size 8 --frames 40_000 --no-video --seed 0" in command
 
     assert "handed/0/episode.mp4: return" in said(tmp_path, *VOLVOX, "watch", "handed/0")
     compared = said(tmp_path, *VOLVOX, "compare", "a=handed/0", "b=handed/1", "--out", "both.png")
