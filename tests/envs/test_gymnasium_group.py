@@ -263,11 +263,14 @@ def test_what_info_holds_may_differ_between_environments_and_timesteps():
             return *super().step(action)[:4], various[int(self.np_random.uniform() < 0.5)]
 
     (group,) = envs.gymnasium(Tells, num_envs=8, **LIMIT).make(0)
-    state = group.init()
+    state, rewards = group.init(), []
     for _ in range(8):
-        state, _ = group.recv(state)
+        state, timestep = group.recv(state)
+        rewards.append(timestep.reward)
         state = group.send(state, np.zeros(8, np.int32))
     group.close()
+    # An episode of two timesteps, and one of five.
+    np.testing.assert_array_equal(rewards, np.tile([0, 10, 20, 0, 10, 20, 30, 40], (8, 1)).T)
 
 
 def test_an_environment_that_ignores_its_seed_is_told():

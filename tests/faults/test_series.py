@@ -103,10 +103,15 @@ def test_a_terminal_that_is_gone_ends_no_series(launched, tmp_path, monkeypatch)
         def write(self, text):
             raise OSError(5, "Input/output error")
 
-        flush = isatty = write
+        def flush(self):
+            self.write("")
 
-    monkeypatch.setattr(sys.modules["launch"].sys, "stderr", Gone())
-    sys.modules["launch"].tell("seed 0")
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert launched(seeds=2) == 0
+    assert [len(lasting(tmp_path / "a" / f"seed-{i}")) for i in range(2)] == [3, 3]
 
 
 def test_minutes_are_counted_up_to_the_newest_checkpoint(launched, tmp_path):
