@@ -180,6 +180,7 @@ def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
     left would be a selection.
 
     Raises:
+      FileExistsError: There is a run already, without `resume`.
       FloatingPointError: The run diverged, here or before.
     """
     marker = Path(run_dir) / DIVERGED
@@ -188,7 +189,9 @@ def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
             f"{run_dir} diverged, and is not trained again from other episodes; remove {marker} to do that all the "
             f"same. What was said then: {marker.read_text().strip()}"
         )
-    marker.unlink(missing_ok=True)  # of a run that is begun anew
+    if not resume:
+        check_unused(run_dir)
+        marker.unlink(missing_ok=True)  # of a run that has no step, and is begun anew
     try:
         yield
     except FloatingPointError as error:
@@ -311,11 +314,8 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
         if flags.score_episodes:
             keep_score(run, flags.score_episodes, seed=flags.seed, sampled=sampled)
         images = len(algorithm.env.spec.observation_shape) == 3
-        if (
-            flags.video
-            and images
-            and not (len(run.metrics) == len(before) and (Path(run_dir) / "episode.mp4").exists())
-        ):
+        filmed = len(run.metrics) == len(before) and (Path(run_dir) / "episode.mp4").exists()
+        if flags.video and images and not filmed:
             run.watch()
     return run.exit_code
 

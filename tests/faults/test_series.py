@@ -90,6 +90,11 @@ def test_a_run_that_diverged_is_not_trained_again(launched, tmp_path):
     with pytest.raises(FloatingPointError, match="no longer finite"):
         launched(watch=diverge)
     marker, again = tmp_path / "a" / "diverged", []
+    with (
+        pytest.raises(FileExistsError, match="already holds a run"),
+        sys.modules["launch"].once(marker.parent, resume=False),
+    ):
+        pass
     with pytest.raises(FloatingPointError, match=f"diverged, and is not trained again .*; remove {marker} .*finite"):
         launched(resume=True, watch=again.append)
     assert again == []
