@@ -110,9 +110,19 @@ def test_an_environment_that_keeps_its_promises(walks):
 @pytest.mark.parametrize("name", BREACHES)
 def test_a_breach_is_said(walks, name):
     breach, message = BREACHES[name]
+    opened, closed = itertools.count(), []
+
+    def counted(env, seed, **how):
+        def one(group):
+            number = next(opened)
+            return group._replace(close=lambda: closed.append(number))
+
+        return tuple(map(one, env.make(seed, **how)))
+
     with pytest.raises(AssertionError, match=f"^walks: .*(?:{message})") as error:
-        check_environment(breach(walks))
+        check_environment(making(counted)(breach(walks)))
     assert "\n" not in str(error.value)
+    assert sorted(closed) == list(range(next(opened)))
 
 
 def test_an_environment_without_ends_is_told_what_to_give(walks):

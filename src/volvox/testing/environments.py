@@ -1,7 +1,8 @@
 """Does an environment keep the promises of `Env`, `EnvGroup` and `TimeStep`?"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import jax
@@ -59,18 +60,28 @@ def check_environment(
     actions, restart_at = actions_for(env, num_timesteps, num_envs, seed), num_timesteps // 8
     played = []
     for host in (False, True):
-        (group,) = env.make(seed, host=host, **how)
-        _check_group(env, group, num_envs, limit, host)
-        played.append(drive(group, actions, restart_at=restart_at))
-        group.close()
+        with _made(env, seed, host=host, **how) as (group,):
+            _check_group(env, group, num_envs, limit, host)
+            played.append(drive(group, actions, restart_at=restart_at))
         if host and (make_one := maker(group)) is not None:
-            _check_gymnasium(env, make_one, num_timesteps, seed)
+            with closing(make_one()) as one:
+                _check_gymnasium(env, one, num_timesteps, seed)
     _check_seeds(env, actions[:8], how, seed, draws)
     _require(env, _equal(*played), "make(host=False) and make(host=True) must show the same bits for the same actions")
     _check_shapes(env, played[1], num_envs)
     _check_episodes(env, played[1], restart_at + 1, limit)
     _check_actions(env, how, seed)
     _check_states(env, actions[:8], how, seed)
+
+
+@contextmanager
+def _made(env: Env, seed: int, **how: Any) -> Iterator[tuple[EnvGroup, ...]]:
+    """Groups that are closed at the end, whether or not they keep their promises."""
+    with ExitStack() as stack:
+        groups = env.make(seed, **how)
+        for group in groups:
+            stack.callback(group.close)
+        yield groups
 
 
 def actions_for(env: Env, num_timesteps: int, num_envs: int | None = None, seed: int = 0) -> np.ndarray:
@@ -182,9 +193,8 @@ def _check_shapes(env: Env, step: TimeStep, num_envs: int) -> None:
         _require(env, finite, f"{name} must be finite numbers; learners stop at others")
 
 
-def _check_gymnasium(env: Env, make_one: Callable[[], Any], num_timesteps: int, seed: int) -> None:
+def _check_gymnasium(env: Env, one: Any, num_timesteps: int, seed: int) -> None:
     """Plays one environment by itself: a group makes arrays and 32-bit numbers of what it returns, whatever it is."""
-    one = make_one()
     space, done = one.observation_space, True
     one.action_space.seed(seed)
     for number in range(num_timesteps):
@@ -197,7 +207,6 @@ def _check_gymnasium(env: Env, make_one: Callable[[], Any], num_timesteps: int, 
             _require(env, given.size == 1 and given.dtype.kind in "biuf", told)
         told = f"observations must belong to the observation_space, {space}; {observation!r} does not: widen the space"
         _require(env, _belongs(space, observation), " ".join(told.split()))
-    one.close()
 
 
 def _belongs(space: Any, x: Any) -> bool:
@@ -238,11 +247,9 @@ def _check_episodes(env: Env, step: TimeStep, restarted: int, limit: int) -> Non
 def _check_seeds(env: Env, actions: np.ndarray, how: dict[str, Any], seed: int, draws: bool) -> None:
     played = []
     for one in (seed, seed, seed + 1):
-        groups = env.make(one, **(how | {"num_envs": 2 * how["num_envs"], "num_groups": 2, "host": True}))
-        _require(env, len(groups) == 2, "make(num_groups=2) must give two groups")
-        played.append([drive(group, actions) for group in groups])
-        for group in groups:
-            group.close()
+        with _made(env, one, **(how | {"num_envs": 2 * how["num_envs"], "num_groups": 2, "host": True})) as groups:
+            _require(env, len(groups) == 2, "make(num_groups=2) must give two groups")
+            played.append([drive(group, actions) for group in groups])
     same = _equal(played[0], played[1])
     promise = (
         "groups made with the same seed must show the same for the same actions: draw all that is random from it (in a "
@@ -265,25 +272,23 @@ def _check_actions(env: Env, how: dict[str, Any], seed: int) -> None:
     if (choices := _choices(env)) is not None:
         extremes = [0, np.asarray(choices) - 1]
     for host in (False, True):
-        (group,) = env.make(seed, host=host, **how)
-        step = drive(group, np.stack([np.broadcast_to(extreme, shape) for extreme in extremes]).astype(dtype))
-        _require(env, np.isfinite(step.reward).all(), "rewards must be finite for actions at their bounds, too")
-        group.close()
-        (group,) = env.make(seed, host=host, **how)
-        state, _ = group.recv(group.init())
-        try:
-            group.send(state, np.zeros((b + 1, *shape[1:]), dtype))
-        except ValueError:
-            continue
-        finally:
-            group.close()
+        with _made(env, seed, host=host, **how) as (group,):
+            step = drive(group, np.stack([np.broadcast_to(extreme, shape) for extreme in extremes]).astype(dtype))
+            _require(env, np.isfinite(step.reward).all(), "rewards must be finite for actions at their bounds, too")
+        with _made(env, seed, host=host, **how) as (group,):
+            state, _ = group.recv(group.init())
+            try:
+                group.send(state, np.zeros((b + 1, *shape[1:]), dtype))
+            except ValueError:
+                continue
         _require(env, False, "send must refuse actions of another shape by a ValueError; groups.checked_action does")
 
 
 def _check_states(env: Env, actions: np.ndarray, how: dict[str, Any], seed: int) -> None:
     """Checks restarts with seeds, and states in other groups, where a group says that its state is all there is."""
-    (group,), (other,) = env.make(seed, **how), env.make(seed, **how)
-    if group.resumable:
+    with _made(env, seed, **how) as (group,), _made(env, seed, **how) as (other,):
+        if not group.resumable:
+            return
         begun = [one.restart(one.recv(one.init())[0], 5) for one in (group, other)]
         begun[1] = other.restart(other.recv(other.send(other.recv(begun[1])[0], actions[0]))[0], 5)
         played = [drive(one, actions, state=state) for one, state in zip((group, other), begun, strict=True)]
@@ -291,5 +296,3 @@ def _check_states(env: Env, actions: np.ndarray, how: dict[str, Any], seed: int)
         state = group.send(group.recv(begun[0])[0], actions[0])
         played = [drive(one, actions, state=state) for one in (group, other)]
         _require(env, _equal(*played), "a group is not resumable, if another one does not go on from its state")
-    group.close()
-    other.close()
