@@ -5,6 +5,9 @@
 One run prints: the emulators alone, the networks alone, the bound both make together, the whole loop in the second
 generation (decoding, ask and tell included, compilation not), the usual way (vmap over a plain network, one
 synchronous pool, waiting for the longest episode of each batch), and the peak memory of a population of 1 000.
+
+With low-rank noise the first generation has full noise and slots of its own. Those of the second are compiled with it,
+so it is played twice, and timed when it is played again.
 """
 
 import dataclasses
@@ -13,8 +16,9 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import closing
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +64,15 @@ class Setting:
         self.strategy = dataclasses.replace(vx.GA.paper(), population_size=population, num_test_episodes=0)
         noise = vx.population.LowRank() if options.noise == "low-rank" else vx.population.Table()
         self.code = vx.population.encoding(self.net, noise)
-        self.memory = SlotMemory(self.net, self.code, options.groups, options.num_envs // options.groups)
+        # First ancestors have full noise, so the first generation's slots hold formed kernels.
+        self.first_code = dataclasses.replace(self.code, formed=self.code.rank is not None)
+        self.memory = self.slots(self.first_code)
         self.phases = vx.evolution.compiled_phases(self.strategy)
+
+    def slots(self, code: vx.population.Encoding) -> SlotMemory:
+        """Slots without members."""
+        groups = self.env.num_groups
+        return SlotMemory(self.net, code, groups, self.env.num_envs // groups)
 
 
 def inference_steps_per_s(setting: Setting, bases, seconds: float = 5.0) -> float:
@@ -94,22 +105,30 @@ def inference_steps_per_s(setting: Setting, bases, seconds: float = 5.0) -> floa
     return times * setting.env.num_envs / (time.perf_counter() - began)
 
 
-def second_generation(setting: Setting, played, options: Options) -> tuple[RolloutStatistics, float, vx.Population]:
+def second_generation(
+    setting: Setting, make_groups: Any, options: Options
+) -> tuple[RolloutStatistics, float, vx.Population]:
     """Plays two generations; figures, seconds (ask and tell included) and population of the second."""
-    key = jax.random.key(options.seed)
+    key, capacity = jax.random.key(options.seed), setting.strategy.population_size
     state = setting.strategy.init(key, setting.code)
-    state, *_ = generation(setting, played, state, jax.random.fold_in(key, 0))
-    _, figures, seconds, offspring = generation(setting, played, state, jax.random.fold_in(key, 1))
-    return figures, seconds, offspring
+    with closing(Evaluator(setting.net, make_groups, setting.memory, capacity=capacity)) as played:
+        state, *_ = generation(setting, played, setting.first_code, state, jax.random.fold_in(key, 0))
+        if setting.code.rank is None:
+            return generation(setting, played, setting.code, state, jax.random.fold_in(key, 1))[1:]
+    del played, setting.memory  # slots of both kinds at once would take the memory of both
+    setting.memory = setting.slots(setting.code)
+    with closing(Evaluator(setting.net, make_groups, setting.memory, capacity=capacity)) as played:
+        generation(setting, played, setting.code, state, jax.random.fold_in(key, 1))
+        return generation(setting, played, setting.code, state, jax.random.fold_in(key, 1))[1:]
 
 
-def generation(setting: Setting, played, state, key):
+def generation(setting: Setting, played: Evaluator, code: vx.population.Encoding, state: Any, key: jax.Array):
     """One generation: state, figures, seconds and population of its training phase."""
     keys = jax.random.split(key)
     began = time.perf_counter()
     training, validation = setting.phases[:2]
     offspring, state = training.ask(keys[0], state, setting.code)
-    evaluation, figures = played.evaluate(offspring, 1, setting.code, seed=0)
+    evaluation, figures = played.evaluate(offspring, 1, code, seed=0)
     state, _ = training.tell(keys[0], state, offspring, evaluation, setting.code)
     # The second phase's ask and tell belong to a generation too; its episodes are another measurement.
     candidates, state = validation.ask(keys[1], state, setting.code)
@@ -167,10 +186,7 @@ def naive_scored_per_s(setting: Setting, offspring, options: Options, *, kernels
 def peak(options: Options) -> dict:
     """Plays two short generations of a large population in this process; its peak memory."""
     setting = Setting(options, options.peak_of)
-    make_groups = partial(setting.env.make, max_episode_steps=10)
-    played = Evaluator(setting.net, make_groups, setting.memory, capacity=options.peak_of)
-    second_generation(setting, played, options)
-    played.close()
+    second_generation(setting, partial(setting.env.make, max_episode_steps=10), options)
     return {"peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
 
 
@@ -186,9 +202,7 @@ def measure(options: Options) -> dict:
         figures["peak_rss_gb"] = json.loads(printed.strip().splitlines()[-1])["peak_rss_gb"]
     setting = Setting(options, options.population)
     make_groups = partial(setting.env.make, max_episode_steps=options.cutoff, host=options.host)
-    played = Evaluator(setting.net, make_groups, setting.memory, capacity=options.population)
-    rollout, seconds, offspring = second_generation(setting, played, options)
-    played.close()
+    rollout, seconds, offspring = second_generation(setting, make_groups, options)
     env_rate = env_steps_per_s(setting.env.make(options.seed, max_episode_steps=options.cutoff))
     inference_rate = inference_steps_per_s(setting, offspring.bases)
     bound = 1 / (1 / env_rate + 1 / inference_rate)

@@ -144,7 +144,7 @@ def test_the_scores_of_thirteen_games_are_those_of_the_committed_runs(module):
             folder = module.RESULTS / method / f"{game.lower()}-v5-2.5-million-frames" / "seed-0"
             score = json.loads((folder / "score.json").read_text())[name]
             numbers = [score["mean"], *score["interval_95"]]
-            assert [int(x.replace(" ", "")) for x in re.findall(r"\d+(?: \d{3})*", said)] == list(map(round, numbers))
+            assert [int(x.replace(" ", "")) for x in re.findall(r"-?\d+(?: \d{3})*", said)] == list(map(round, numbers))
 
 
 def test_games_side_by_side(module, tmp_path):
