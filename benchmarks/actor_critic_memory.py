@@ -47,9 +47,9 @@ def main() -> None:
     network = vx.networks.GA3C(env.spec.num_actions)
     algorithm = vx.learn(dataclasses.replace(vx.A3C.ga3c(), updates_per_iteration=each), network, env)
     state, peaks = algorithm.init(jax.random.key(0)), {}
-    while int(state.learner.update) < options.many:
+    while int(state.learning.update) < options.many:
         state, _ = algorithm.step(state)
-        peaks[int(state.learner.update)] = peak()
+        peaks[int(state.learning.update)] = peak()
     algorithm.close()
     figures = {
         "peak_mb_after_few": peaks[options.few],

@@ -81,7 +81,7 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
             state = strategy.init(jax.random.key(0), code)
         key = jax.random.key(0)
         candidates, state = validation.ask(key, state, code)
-        state, _ = validation.tell(key, state, candidates, evaluation(jnp.zeros(1)), code)
+        state, _ = validation.tell(key, state, candidates, evaluation(jnp.zeros(validation.num_members)), code)
         population, state = training.ask(jax.random.key(1), state, code)
         made = decode_each(code, population)
         state, _ = training.tell(key, state, population, evaluation(returns), code)

@@ -95,7 +95,7 @@ def check(ring, begin, rows, num_segments, following):
         np.testing.assert_array_equal(more.reward, got.reward)
 
 
-def test_a_ring_of_continuous_actions_and_images():
+def test_a_ring_of_continuous_actions():
     env = probe.target(size=3)
     ring = segments.init(2, T, B, env.spec, ())
     assert ring.action.shape == (2, T, B, 3)

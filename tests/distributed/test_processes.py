@@ -90,15 +90,6 @@ def test_two_processes_learn_what_one_does_with_all_environments(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_of_a3c_learn_what_one_does(tmp_path):
-    ((first, second),) = learned(tmp_path, [("a3c", 4, 2, 1)])
-    variables, row = process.learned("a3c", 8, 1, 1)
-    for there, reported in (first, second):
-        np.testing.assert_allclose(there, variables, rtol=1e-5, atol=1e-6)
-        same_row(row, reported)
-
-
-@pytest.mark.slow
 def test_two_processes_of_td3_have_one_policy(tmp_path):
     ((first, second),) = learned(tmp_path, [("td3", 4, 2, 3)])
     np.testing.assert_array_equal(first[0], second[0])

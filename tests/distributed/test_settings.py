@@ -15,6 +15,9 @@ from volvox.envs import from_functions, probe
 GA = vx.GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
 
 
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+
 def evolve(workers, network=None, env=None):
     env = probe.countdown(num_envs=4) if env is None else env
     return vx.evolve(GA, networks.MLP(2, (4,)) if network is None else network, env, workers=workers)
@@ -62,9 +65,7 @@ def test_ray_is_not_installed(monkeypatch):
         evolve(distributed.ray())
 
 
-pytest.importorskip("ray")
-
-
+@needs_ray
 @pytest.mark.parametrize(
     ("address", "message"),
     [
@@ -78,6 +79,7 @@ def test_wrong_address(address, message):
         evolve(distributed.ray(address=address))
 
 
+@needs_ray
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b""])
 def test_another_program_at_the_address(answer):
     """Ray's dashboard, for example; Ray would ask it for minutes."""
@@ -103,11 +105,13 @@ class Notebook(networks.MLP):
 Notebook.__module__ = "__main__"
 
 
+@needs_ray
 def test_a_network_of_the_script():
     with pytest.raises(ValueError, match=r"__main__:Notebook is defined in the script or notebook that runs"):
         evolve(distributed.ray(), network=Notebook(2))
 
 
+@needs_ray
 def test_an_environment_of_the_script():
     env = from_functions(
         lambda key: jnp.float32(0),
@@ -122,6 +126,7 @@ def test_an_environment_of_the_script():
         evolve(distributed.ray(), env=env)
 
 
+@needs_ray
 def test_an_environment_without_its_call():
     env = probe.countdown(num_envs=4)
     env = env._replace(config={name: value for name, value in env.config.items() if name != "made_by"})

@@ -73,6 +73,6 @@ def test_a_balanced_pole_is_truncated(limit):
         return seen @ np.array([0.1, 0.3, 1.0, 0.5]) > 0
 
     timesteps, _ = played(balance, envs.cartpole(num_envs=2, max_episode_steps=limit), limit + 2)
-    assert (np.flatnonzero(timesteps.truncated[:, 0]) == [limit]).all()
+    np.testing.assert_array_equal(np.flatnonzero(timesteps.truncated[:, 0]), [limit])
     assert not timesteps.terminated.any()
-    assert (timesteps.first.nonzero()[0] == [0, 0, limit + 1, limit + 1]).all()
+    np.testing.assert_array_equal(timesteps.first.nonzero()[0], [0, 0, limit + 1, limit + 1])

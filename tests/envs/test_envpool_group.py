@@ -229,6 +229,8 @@ def test_seeds_differ_between_environments_and_groups():
     seeds = [environment_seeds(7, group=group, num_envs=64) for group in range(8)]
     assert len({seed for group in seeds for seed in group}) == 8 * 64
     assert seeds[0][:16] == environment_seeds(7, group=0, num_envs=16)
+    # Published runs were played with such seeds.
+    assert environment_seeds(3, group=1, num_envs=3) == [228_595_140, 1_330_153_113, 429_670_555]
     assert all(0 <= seed < 2**31 for group in seeds for seed in group)
 
 

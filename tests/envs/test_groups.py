@@ -134,3 +134,14 @@ def test_recipes_say_what_they_are():
     assert made == [(8, 3, 0, 3, False), (8, 3, 1, 3, False), (9, 3, 0, 3, True)]
     with pytest.raises(ValueError, match="multiple of groups"):
         groups.recipe(PAIR, make_group, num_envs=6, groups=4)
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_wrong_recipes_are_told(host):
+    env = envs.probe.target(num_envs=3)
+    with pytest.raises(ValueError, match="multiple of groups"):
+        env.make(0, num_groups=4, host=host)
+    with pytest.raises(ValueError, match="max_episode_steps must be an integer of at least 1, got 0"):
+        env.make(0, max_episode_steps=0, host=host)
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0, got -1"):
+        env.make(-1, host=host)

@@ -44,6 +44,8 @@ def test_mistakes_are_told():
         envs.gymnax("CartPol-v1", num_envs=1)
     with pytest.raises(ValueError, match="'gravit' is not a parameter of CartPole-v1; did you mean 'gravity'"):
         envs.gymnax("CartPole-v1", num_envs=1, gravit=1.0)
+    with pytest.raises(ValueError, match="max_steps_in_episode of CartPole-v1: give max_episode_steps"):
+        envs.gymnax("CartPole-v1", num_envs=1, max_steps_in_episode=9)
 
 
 def test_a_share_of_the_limit_is_shown_and_gymnax_before_1_0_is_refused(drive, monkeypatch):

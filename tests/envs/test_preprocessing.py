@@ -113,5 +113,7 @@ def test_mistakes_are_told():
         bilinear_frames(countdown, image_size=84, stack=4)
     with pytest.raises(ValueError, match="preprocessing must be one of envpool, uber, got 'ubr'"):
         envs.atari("Pong", preprocessing="ubr")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match='preprocessing="uber" plays whole games: its opening would be played for'):
+        envs.atari("Pong", preprocessing="uber", episodic_life=True)
     assert envs.atari("Pong", preprocessing="uber").config["preprocessing"] == "uber"
     assert jax.eval_shape(lambda x: resize_bilinear(x, 5, jnp.int32(0)), jnp.zeros((3, 9, 7))).shape == (3, 5, 5)

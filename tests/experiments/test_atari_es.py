@@ -49,8 +49,3 @@ def test_an_optimizer_is_an_import_path(load, read, capsys):
         read(module, [*TINY, "--optimizer", "optax:adamm"])
     assert refusal.value.code == 2
     assert "optax:adamm" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_refusal_is_one_line(tmp_path, es):
-    assert "Pong" in es.refusal(tmp_path / "run", "--game", "Pongg")

@@ -103,8 +103,8 @@ def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wai
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--game", "Frostbit"), "Frostbite"),
-        (("--num-envs", "7"), "7"),
+        (("--game", "Frostbit"), "did you mean 'Frostbite'"),
+        (("--num-envs", "7"), "num_envs=7"),
         (("--num-parents", "9"), "num_parents=9 exceeds population_size=8"),
         (("--max-episode-steps", "0"), "max_episode_steps"),
         (("--max-episode-steps", "adaptive:5"), "adaptive:start,fraction,ratio,max"),
@@ -119,7 +119,7 @@ def test_bad_settings_are_refused(load, read, flags, message):
 
 @pytest.mark.slow
 def test_a_refusal_is_one_line(tmp_path, ga):
-    assert "Pong" in ga.refusal(tmp_path / "run", "--game", "Pongg")
+    assert "did you mean 'Pong'?" in ga.refusal(tmp_path / "run", "--game", "Pongg")
 
 
 @pytest.mark.slow

@@ -281,10 +281,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     ("options", "message"),
     [
         ({"segment_length": 17}, "give at most 16, the longest episode"),
-        ({"segment_length": 0}, "segment_length"),
+        ({"segment_length": 0}, "segment_length must be an integer of at least 1, got 0"),
         ({"micro_batch": 3}, r"micro_batch=3 does not divide.*\[1, 2, 4\]"),
-        ({"micro_batch": 0}, "micro_batch"),
-        ({"lag": -1}, "lag"),
+        ({"micro_batch": 0}, "micro_batch must be an integer of at least 1, got 0"),
+        ({"lag": -1}, "lag must be an integer of at least 0, got -1"),
         ({"lag": 0, "vtrace": True}, "lag=0"),
         ({"vtrace": True, "c_clip": 2.0}, "rho_clip >= c_clip"),
         ({"c_clip": 0.5}, "c_clip=0.5: these are V-trace's"),

@@ -16,6 +16,7 @@ from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
 pytestmark = pytest.mark.optimized
 
 B, T, WIDTH, ROWS = 6, 5, 37, 7_919  # numbers that occur in no other shape
+RINGS = rf"u8\[\d,\d,{B},84,84,4\]"
 PLAIN = {"vtrace": False, "loss_reduction": "sum", "episodic_life": True, "max_gradient_norm": None}
 
 
@@ -48,7 +49,7 @@ def bodies(text):
         if head and "=" not in line.split("(")[0]:
             name = head.group(1)
             found[name] = []
-        if re.search(rf"= (u8\[\d,\d,{B},84,84,4\]|f32\[28224,{WIDTH}\])\S* copy\(", line):
+        if re.search(rf"= ({RINGS}|f32\[28224,{WIDTH}\])\S* copy\(", line):
             found[name].append("copy of rings" if "= u8" in line else "copy of parameters")
         if re.search(rf"= f32\[28224,{WIDTH}\]\S* (dot|fusion|call|custom-call)\(", line):
             found[name].append("a gradient at once")
@@ -67,7 +68,8 @@ def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round
     env = atari("Pong", num_envs=2 * B, groups=2)
     optimizer = {"optimizer": optax.rmsprop, "learning_rate": 1e-3}
     settings = A3C(segment_length=T, micro_batch=micro_batch, lag=lag, **optimizer, **PLAIN)
-    beat, round_, *_ = bodies(scheduled(settings.bind(ActorCritic(6, Torso()), env), env))
+    text = scheduled(settings.bind(ActorCritic(6, Torso()), env), env)
+    beat, round_, *_ = bodies(text)
     # Nor is anything large copied in a beat, or a gradient computed that its loop may not ask for (XLA moves what no
     # loop variable changes in front of the loop); an update copies the parameters once.
     assert beat == ["recv", "send", *(["gradients"] if lag else [])] * 2
@@ -78,6 +80,7 @@ def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round
         "gradients",
     ]
     assert "copy of rings" not in round_
+    assert re.search(RINGS, text)  # there are some
 
 
 @pytest.mark.slow
@@ -86,7 +89,9 @@ def test_ppo_updates_while_groups_step_and_copies_no_ring(lag):
     """An update is a loop over parts in a loop over updates; neither copies what has been collected."""
     env = atari("Pong", num_envs=2 * B, groups=2)
     settings = PPO(segment_length=T, num_minibatches=2, micro_batch=3, lag=lag, episodic_life=True)
-    beat, round_, *_ = bodies(scheduled(settings.bind(ActorCritic(6, Torso()), env), env))
+    text = scheduled(settings.bind(ActorCritic(6, Torso()), env), env)
+    beat, round_, *_ = bodies(text)
+    assert re.search(RINGS, text)
     assert [kind for kind in beat if "parameters" not in kind] == ["recv", "send", *(["gradients"] if lag else [])] * 2
     assert [kind for kind in round_ if "parameters" not in kind] == ["beats", *([] if lag else ["gradients"])]
 

@@ -7,13 +7,14 @@ import optax
 import pytest
 from flax import linen as nn
 
+import volvox as vx
 from volvox import checkpoint
 from volvox.envs import atari, probe
 from volvox.learners import A3C, TD3, evaluation, learn
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.loop import play
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
-from volvox.training import train
+from volvox.training import Run, train
 from volvox.types import Interrupted
 
 ENV = probe.corridor(length=4, num_envs=8, groups=2)
@@ -69,7 +70,7 @@ def test_episodes_depend_on_the_seed_alone():
 
 @pytest.fixture(scope="module")
 def steps():
-    """(state, row) of three iterations, evaluated in every second, and of the same without evaluation."""
+    """(state, row) of four iterations, evaluated in every second, and of the same without evaluation."""
     found = []
     for every in (1_200, None):
         algorithm = make() if every is None else make(evaluate_every=every, num_evaluation_episodes=4)
@@ -118,7 +119,8 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     fresh = algorithm.init(jax.random.key(0))
     assert algorithm.variables(fresh) is fresh.learning.params
     state = steps[0][-1][0]
-    best = jax.tree.map(lambda x: x + 1, state.learning.params)
+    # The other action of the two.
+    best = jax.tree.map(lambda x: x[..., ::-1] if x.shape[-1] == 2 else x, state.learning.params)
     known = state.evaluated._replace(variables=best, best=jnp.float32(100), best_timesteps=7)
     rows, new = [], state._replace(evaluated=known)
     for _ in range(2):  # in one of them an evaluation is due
@@ -128,6 +130,19 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     (row,) = [row for row in rows if "evaluation_mean" in row]
     jax.tree.map(np.testing.assert_array_equal, algorithm.variables(new), best)
     assert algorithm.last_variables(new) is new.learning.params
+    # A run asks for either.
+    run = Run(algorithm, new, rows, None, None, 0)
+    assert run.variables("last") is new.learning.params
+    assert run.variables() is run.variables("best") is new.evaluated.variables
+    seen = np.eye(ENV.spec.observation_shape[0], dtype=np.float32)
+    of_last = vx.Actor(algorithm.policy, new.learning.params, ENV.spec)(seen)
+    of_best = vx.Actor(algorithm.policy, best, ENV.spec)(seen)
+    assert (of_last != of_best).all()
+    np.testing.assert_array_equal(run.actor("last")(seen), of_last)
+    np.testing.assert_array_equal(run.actor()(seen), of_best)
+    scores = {which: run.evaluate(num_episodes=2, which=which).mean for which in ("best", "last")}
+    assert scores["best"] != scores["last"]
+    assert scores["last"] == play(ENV, algorithm.policy, new.learning.params, num_episodes=2).mean
     assert (row["evaluation_best"], new.evaluated.best_timesteps) == (100.0, 7)
 
 

@@ -137,7 +137,7 @@ def test_what_work_returns_must_fit(name):
     broken, message = WORKS[name]
     acting, learning, _ = stub()
     with pytest.raises(ValueError, match=message):
-        made(work=broken).work(acting._replace(timesteps=jnp.int32(1)), learning, jax.random.key(0), 0)
+        made(work=broken).work(acting, learning, jax.random.key(0), 0)
 
 
 @pytest.mark.parametrize(

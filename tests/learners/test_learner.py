@@ -83,9 +83,6 @@ class _Counting:
     def candidates(self, learning):
         return (learning.total,)
 
-    def training_scores(self, acting):
-        return (0.0,)
-
 
 @pytest.fixture
 def env():

@@ -388,7 +388,7 @@ def test_presets_have_the_published_constants():
     ("options", "message"),
     [
         ({"lag": 2}, "lag must be an integer of at most 1"),
-        ({"segment_length": 0}, "segment_length"),
+        ({"segment_length": 0}, "segment_length must be an integer of at least 1, got 0"),
         ({"num_minibatches": 5}, "num_minibatches=5 do not divide the 32 timesteps"),
         ({"micro_batch": 5}, "micro_batch=5 does not divide the 16 rows"),
         ({"clip": 0.0}, "clip=0.0"),

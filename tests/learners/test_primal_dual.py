@@ -136,9 +136,8 @@ def test_an_observation_that_begins_an_episode_is_no_transition():
     jax.tree.map(np.testing.assert_array_equal, after.optimizer, learning.optimizer)
 
 
-@each_critic
-def test_a_time_limit_is_no_end(critic):
-    learner = PrimalDual(discount=0.9, **critic).bind(CategoricalMLP(2), cartpole(num_envs=2))
+def test_a_time_limit_is_no_end():
+    learner = PrimalDual(discount=0.9).bind(CategoricalMLP(2), cartpole(num_envs=2))
     acting, learning = learner.init(jax.random.key(0))
     (group,) = cartpole(num_envs=2, max_episode_steps=1).make(0)
     acting = learner.begin(acting, (group,))

@@ -1,5 +1,7 @@
 """Observations of several arrays, and every kind of action, in each algorithm."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,14 +87,46 @@ def test_td3_reaches_the_bounds_of_each_component():
         vx.learn(vx.TD3(**td3), networks, env_of(both_match, **CHOICES))
 
 
-@pytest.mark.slow_except("closeness-actions1-2")
-@pytest.mark.parametrize(("reward", "actions", "size"), [(both_match, CHOICES, 5), (closeness, BOX, 2)])
-def test_a_population_plays_any_actions(reward, actions, size):
+# Rows are the inputs, which are the first sign, the second, and whether the first is positive. The first two outputs of
+# CHOICES belong to the first component. Continuous actions are cut at their bounds.
+RIGHT = {
+    "choices": [[0, 1, 0, 0, 0], [0, 0, 0, -1, 1], [0, 0, 0, 0, 0]],
+    "box": [[100, 0], [0, 100], [0, 0]],
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByHand:
+    """Every member is right."""
+
+    kind: str
+    population_size: int = 8
+
+    def init(self, key, encoding):
+        return jnp.int32(0)
+
+    def ask(self, key, state, encoding):
+        kernel = jnp.broadcast_to(jnp.float32(RIGHT[self.kind]), (self.population_size, 3, len(RIGHT[self.kind][0])))
+        members = encoding.zeros(self.population_size)
+        return vx.population.explicit(members | {"Dense_0": members["Dense_0"] | {"kernel": kernel}}), state
+
+    def tell(self, key, state, population, evaluation, encoding):
+        return state + 1, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reward", "actions", "right"),
+    [("choices", both_match, CHOICES, 1.0), ("box", closeness, BOX, 0.0)],
+    ids=["choices", "box"],
+)
+def test_a_population_plays_any_actions(kind, reward, actions, right):
     env = env_of(reward, **actions)
-    ga = vx.GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
-    algorithm = vx.evolve(ga, vx.networks.MLP(size, hidden=()), env, noise=vx.population.Table(size=10_000))
-    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    strategy = vx.evolution.from_ask_tell(ByHand(kind=kind), num_validation_episodes=4)
+    network = vx.networks.MLP(env.spec.num_outputs, hidden=())
+    algorithm = vx.evolve(strategy, network, env, noise=vx.population.Table(size=10_000))
+    state, row = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
+    assert row["training_mean"] == row["validation_mean"] == pytest.approx(right, abs=1e-6)
     seen = jax.tree.map(lambda x: np.ones((4, *x.shape), x.dtype), env.spec.observation)
     action = vx.Actor(algorithm.policy, algorithm.variables(state), env.spec)(seen)
     assert action.shape == (4, 2)
@@ -105,5 +139,9 @@ def test_random_play_and_networks_of_another_size():
     assert vx.play_randomly(env, num_episodes=200).mean == pytest.approx(5 / 12, abs=0.1)
     with pytest.raises(ValueError, match=r"requires \[B, 5\], one for each choice of the components, \[2, 3\]"):
         vx.evolve(vx.GA(), vx.networks.MLP(3, hidden=()), env)
+    features = vx.networks.NextObservationNetwork((4,), (4,))
+    networks = vx.networks.ActorAndCritic(vx.networks.MLP(2, (4,)), vx.networks.QNetwork((4,)), features)
+    with pytest.raises(ValueError, match="signs has observations of several arrays; a representation predicts one"):
+        vx.learn(vx.TD3(), networks, env_of(closeness, **BOX))
     with pytest.raises(ValueError, match="exactly one of num_actions, num_choices and action_shape"):
         env_of(both_match, num_actions=2, **CHOICES)

@@ -535,20 +535,6 @@ def test_a_representation_learns_by_itself_and_first():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, step)
 
 
-def test_densely_connected_layers_see_all_before_them():
-    x = jax.random.normal(jax.random.key(0), (4, 3))
-    net = networks.MLP(2, hidden=(5, 6), densely_connected=True)
-    params = net.init(jax.random.key(1), x)["params"]
-    first = np.tanh(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
-    seen = np.concatenate([first, x], axis=1)
-    second = np.concatenate([np.tanh(seen @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]), seen], axis=1)
-    assert second.shape == (4, 14)
-    expected = second @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
-    np.testing.assert_allclose(net.apply({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
-    critic = networks.QNetwork((5, 6), densely_connected=True).init(jax.random.key(1), x, x)["params"]
-    assert critic["Dense_2"]["kernel"].shape == (6 + 5 + 6, 1)
-
-
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     algorithm = make()
     checkpoint.save(tmp_path, 1, algorithm.save(algorithm.init(jax.random.key(0))))

@@ -272,5 +272,4 @@ def test_seeds_depend_on_the_key_and_each_number():
     assert len(set(seeds)) == 5
     assert all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds)
     assert seed_of(key, 3, 1) == seed_of(jax.random.key_data(key), 3, 1)
-    entropy = [*np.asarray(jax.random.key_data(key)).tolist(), 3, 1]
-    assert seed_of(key, 3, 1) == int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+    assert seed_of(key, 3, 1) == 977_761_756  # published runs were played with such seeds

@@ -131,6 +131,8 @@ def test_what_is_no_such_network_is_refused():
         actor_critic(ActorCritic(4, SmallTorso()), PONG)
     with pytest.raises(ValueError, match="sizes small, large"):
         actor_critic(GA3C(6, size="huge"), PONG)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"GA3C takes bytes \[B, H, W, C\], scaled to \[-1, 1\); got float32"):
+        GA3C(6).init(jax.random.key(0), jnp.zeros((1, 84, 84, 4)))
 
 
 def test_the_policy_acts_as_the_distribution_says():

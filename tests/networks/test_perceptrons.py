@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.networks import MLP, genotype
+from volvox.networks import MLP, QNetwork, genotype
 
 
 def test_mlp_flattens_and_casts(make_spec):
@@ -25,3 +25,5 @@ def test_densely_connected_layers_see_all_before_them():
         seen = np.concatenate([np.tanh(seen @ kernel), seen], axis=-1)
     assert weights[2].shape == (4 + 3 + 6, 2)
     np.testing.assert_allclose(module.apply({"params": params}, x), seen @ weights[2], rtol=1e-5, atol=1e-6)
+    critic = QNetwork((4, 3), densely_connected=True).init(jax.random.key(1), x, x[:, :2])["params"]
+    assert critic["Dense_2"]["kernel"].shape == (4 + 3 + 8, 1)

@@ -61,7 +61,7 @@ def test_gradients_are_those_of_the_dense_product(rows):
 
 
 @ROWS
-def test_vmap_over_kernels_is_one_heterogeneous_product(rows):
+def test_vmap_over_kernels_is_each_product(rows):
     kernels, x = normal(6, 16, 4), normal(6, rows, 16, seed=1)
     got = jax.jit(jax.vmap(lambda k, x: block_circulant(x, k, 8)))(kernels, x)
     for i in range(6):

@@ -150,10 +150,11 @@ def test_dense_twice_differentiable():
 
 
 def test_half_precision_sums_in_single():
-    x, w = (a.astype(jnp.bfloat16) for a in operands((2, 1, 3520), (2, 3520, 3)))
+    """Partial sums in bfloat16 would lose ones as soon as there are 256."""
+    x, w = jnp.ones((2, 1, 3520), jnp.bfloat16), jnp.ones((2, 3520, 3), jnp.bfloat16)
     out = matmul(x, w)
     assert out.dtype == jnp.bfloat16
-    np.testing.assert_allclose(out.astype(np.float32), golden(x, w, None), rtol=1e-2, atol=0.2)
+    np.testing.assert_array_equal(out.astype(np.float32), 3520)
 
 
 def test_chunks_lie_in_the_measured_range():

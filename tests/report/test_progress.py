@@ -165,7 +165,7 @@ def test_before_the_first_row_is_said_what_is_waited_for(at):
         ({"max_frames": 10**15}, "7920 years"),
         ({"total": 10**9}, "634 years"),
         ({"total": 10**9, "stop_after": 300.0}, None),
-        ({"total": 10**5}, "23 d 3 h"),
+        ({"total": 10**5}, None),  # 23 days
     ],
     ids=str,
 )
@@ -178,7 +178,7 @@ def test_a_run_that_would_take_centuries_is_told_before_its_first_row(at, limits
     shown.step(1, {"frames": 80_000})
     told = [line for line in stream.getvalue().splitlines() if "whole run takes" in line]
     expected = [f"at this rate the whole run takes {years}: ask for less, or set a limit of minutes"]
-    assert told == (expected if years and "years" in years else [])
+    assert told == (expected if years else [])
 
 
 def test_the_time_before_anything_is_played_is_not_measured(at):

@@ -127,7 +127,6 @@ def test_recurrent_networks_keep_their_state():
     ("settings", "message"),
     [
         ({}, "min_side=33: no layer has as many inputs and outputs"),
-        ({"pruning": False}, "min_side=33: no layer has as many inputs and outputs"),
         ({"block": 1}, "nothing would be: each kernel of these networks has fewer than min_side"),
     ],
 )
@@ -168,8 +167,3 @@ def test_each_learner_may_have_a_rate_of_its_own():
     np.testing.assert_array_equal(live.sum((1, 2, 3)), round(64 * 0.4))
     assert not numbers[~np.broadcast_to(live, numbers.shape)].any()
     algorithm.close()
-
-
-def test_a_block_that_does_not_divide_a_layer_is_refused():
-    with pytest.raises(ValueError, match="block=3 does not divide the 32 outputs of"):
-        td3(GroupSparse(block=3))

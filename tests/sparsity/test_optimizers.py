@@ -391,6 +391,22 @@ def test_a_rule_of_ones_own():
         sparse(optax.sgd(0.1), Misshapen()).init(params)
 
 
+def test_everything_else_is_passed_on():
+    """The inner optimiser gets the parameters, the step, the mean return, and arguments of its own."""
+    got = {}
+
+    def update(updates, state, params=None, **others):
+        got.update(others, params=params)
+        return updates, state
+
+    inner = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    params = params_of()
+    optimizer = sparse(inner, Dynamic(sparsity=0.5))
+    optimizer.update(params, optimizer.init(params), params, step=7, mean_return=jnp.float32(2), value="its own")
+    assert got["params"] is params
+    assert (int(got["step"]), float(got["mean_return"]), got["value"]) == (7, 2.0, "its own")
+
+
 def test_it_compiles_once():
     params = params_of()
     state = SPARSE.init(params)
@@ -451,6 +467,10 @@ def test_mistakes_of_group_sparse_training_are_told(options, message):
                 {"w": jnp.ones((4, 4))}, o.init({"w": jnp.ones((8, 8))}), {"w": jnp.ones((4, 4))}
             ),
             "masks do not match the parameters: w is [4, 4], its mask [8, 1, 8]",
+        ),
+        (
+            lambda: (o := sparse(optax.sgd(1.0), Dynamic(sparsity=0.5))).update(params_of(), o.init(params_of())),
+            "a sparse optimiser needs the parameters: update(gradient, state, params)",
         ),
         (lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), dense="Dense_2/kernel"), "give names in a tuple"),
         (lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), seed=1.5), "seed must be an integer of at least 0"),

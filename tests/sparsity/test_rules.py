@@ -109,6 +109,16 @@ def test_as_many_begin_to_live_as_die(grow):
         assert np.abs(gradient)[begun].min() > np.abs(gradient)[never].max()
 
 
+def test_no_more_die_than_can_begin_to_live():
+    """Of 192 weights 19 are dead, so that of the half of the others that could die 19 do."""
+    kernel = weights()
+    rule = Dynamic(sparsity=0.1, drop=0.5)
+    old = np.asarray(first_mask(rule, kernel))
+    new = np.asarray(rule.update(jax.random.key(1), old, kernel, kernel, STEP, jnp.float32(0)))
+    assert new.sum() == old.sum() == 173
+    assert (old & ~new).sum() == (new & ~old).sum() == 19
+
+
 def test_densities_of_erdos_renyi():
     sides = {"a": (100, 100), "b": (10, 1_000), "c": (4, 2)}
     found = erdos_renyi(sides, 0.2, dict.fromkeys(sides, 1.0))

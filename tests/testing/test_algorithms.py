@@ -59,6 +59,12 @@ def in_place(state, *, monitor=None):
     return step(state)
 
 
+def donating(state, *, monitor=None):
+    new, metrics = step(state)
+    state["y"].delete()
+    return new | {"y": jnp.zeros(2)}, metrics
+
+
 def deaf(state, *, monitor=None):
     return step(state)
 
@@ -78,6 +84,10 @@ BREACHES = {
         "same state for the same key",
     ),
     "in-place": ({"step": in_place}, r"step must leave the state that it is given as it is\. They differ at \['x'\]"),
+    "donated": (
+        {"init": lambda key: {"seed": 0, "step": 0, "x": np.zeros(2), "y": jnp.zeros(2)}, "step": donating},
+        "step must leave the state that it is given, and not donate it",
+    ),
     "array": (gives(best=np.zeros(2)), "the metric 'best' must be a scalar, for plots and loggers; it is"),
     "object": (gives(best=object()), "metrics must be numbers by name: "),
     "count": (gives(generation=7), "the metric 'generation' must count steps: 1, and not 7"),
@@ -91,8 +101,11 @@ BREACHES = {
         r"must be saved as the same\. They differ at \['x'",
     ),
     "forgets": (
-        {"save": lambda state: {"x": state["x"]}, "restore": lambda saved: {"x": saved["x"], "step": 0, "seed": 3}},
-        "the metric 'generation' must count steps|a restored state must go on bit by bit",
+        {
+            "save": lambda state: {name: state[name] for name in ("x", "step")},
+            "restore": lambda saved: saved | {"seed": 99},
+        },
+        r"a restored state must go on bit by bit: `save` must give all that `step` needs\. They differ at \['x'\]",
     ),
     "shape": ({"policy": POLICY._replace(mode=lambda output: output)}, r"policy\.mode must give actions \[2\]"),
     "bounds": (

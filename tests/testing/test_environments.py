@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -46,6 +47,33 @@ def loud(env, seed, *, host=False, **how):
     )
 
 
+def counting(change):
+    """env -> the same environment with other time steps, which depend on how many came since init or restart."""
+
+    def mutate(group):
+        def recv(state):
+            inner, count = state
+            inner, step = group.recv(inner)
+            return (inner, count), change(step, count)
+
+        return group._replace(
+            init=lambda: (group.init(), 0),
+            recv=recv,
+            send=lambda state, action: (group.send(state[0], action), state[1] + 1),
+            restart=lambda state, seed=None: (group.restart(state[0]), 0),
+        )
+
+    return lambda env: env._replace(make=lambda seed, **how: tuple(map(mutate, env.make(seed, **how))))
+
+
+def begun_twice(step, count):
+    """The third timestep begins an episode that has begun."""
+    if count != 3:
+        return step
+    none = np.zeros_like(step.first)
+    return step._replace(first=~none, terminated=none, truncated=none, reward=step.reward * 0)
+
+
 seeds = itertools.count()
 BREACHES = {
     "reward-dtype": (
@@ -63,6 +91,10 @@ BREACHES = {
         altered(lambda s: s._replace(reward=np.where(s.first, np.nan, s.reward).astype(np.float32))),
         "rewards must be finite",
     ),
+    "nan-seen": (
+        altered(lambda s: s._replace(observation=np.where(s.first[:, None], np.nan, s.observation).astype(np.float32))),
+        "observations must be finite",
+    ),
     "never-first": (altered(lambda s: s._replace(first=s.first & False)), "must hold at the first timestep after init"),
     "always-first": (
         altered(
@@ -73,6 +105,11 @@ BREACHES = {
         "holds everywhere: no timestep is ever played",
     ),
     "restart": (altered(restart=lambda group: lambda state, seed=None: state), "must hold everywhere after restart"),
+    "no-first-after-an-end": (
+        counting(lambda s, count: s._replace(first=s.first & (count == 0))),
+        "must hold at the timestep after one that terminated or truncated",
+    ),
+    "first-twice": (counting(begun_twice), "must hold only where an episode begins"),
     "end-at-first": (altered(lambda s: s._replace(terminated=s.terminated | s.first)), "`first` must not have ended"),
     "reward-at-first": (
         altered(lambda s: s._replace(reward=s.reward + s.first)),
@@ -84,6 +121,14 @@ BREACHES = {
     "one-seed": (making(lambda env, seed, **how: env.make(0, **how)), "another seed must show something else"),
     "no-seed": (making(lambda env, seed, **how: env.make(next(seeds), **how)), "same bits|made with the same seed"),
     "groups": (making(alike), "groups must differ"),
+    "one-group": (
+        making(lambda env, seed, *, num_groups, **how: env.make(seed, num_groups=1, **how)),
+        r"make\(num_groups=2\) must give two groups",
+    ),
+    "unequal-groups": (
+        lambda env: env._replace(num_envs=3, num_groups=2),
+        "num_envs must be a multiple of num_groups",
+    ),
     "forms": (making(loud), r"make\(host=False\) and make\(host=True\) must show the same bits"),
     "sizes": (making(lambda env, seed, *, num_envs, **how: env.make(seed, num_envs=4, **how)), r"make\(num_envs=3\)"),
     "any-action": (
@@ -123,6 +168,77 @@ def test_a_breach_is_said(walks, name):
         check_environment(making(counted)(breach(walks)))
     assert "\n" not in str(error.value)
     assert sorted(closed) == list(range(next(opened)))
+
+
+def asked_for_more(env):
+    """The same environment, whose reward is no number where an action is as large as it may be."""
+
+    def mutate(group):
+        def recv(state):
+            inner, last = state
+            inner, step = group.recv(inner)
+            most = (last >= env.spec.action_high).all(axis=-1) & ~step.first
+            return (inner, last), step._replace(reward=jnp.where(most, jnp.nan, step.reward))
+
+        return group._replace(
+            init=lambda: (group.init(), jnp.zeros((group.num_envs, *env.spec.action_shape))),
+            recv=recv,
+            send=lambda state, action: (group.send(state[0], action), jnp.asarray(action)),
+            restart=lambda state, seed=None: (group.restart(state[0]), state[1]),
+        )
+
+    return env._replace(make=lambda seed, **how: tuple(map(mutate, env.make(seed, **how))))
+
+
+def driven_only(env):
+    """The same environment, driven from Python."""
+    return env._replace(make=lambda seed, *, host=False, **how: env.make(seed, host=True, **how))
+
+
+def remembering(env):
+    """The same environment, driven from Python, whose groups count timesteps outside of their state."""
+
+    def mutate(group):
+        counted = [0]
+
+        def recv(state):
+            state, step = group.recv(state)
+            return state, step._replace(reward=np.where(step.first, 0, counted[0]).astype(np.float32))
+
+        def send(state, action):
+            counted[0] += 1
+            return group.send(state, action)
+
+        def restart(state, seed=None):
+            counted[0] = 0
+            return group.restart(state, seed)
+
+        return group._replace(recv=recv, send=send, restart=restart, resumable=True)
+
+    return env._replace(make=lambda seed, **how: tuple(map(mutate, driven_only(env).make(seed, **how))))
+
+
+@pytest.mark.parametrize(
+    ("breach", "message"),
+    [
+        (asked_for_more, "rewards must be finite for actions at their bounds, too"),
+        (
+            lambda env: env._replace(spec=env.spec._replace(action_low=np.zeros(2, np.float64))),
+            r"spec\.action_low must be float32 \(2,\)",
+        ),
+        (
+            lambda env: env._replace(make=lambda seed, *, host=False, **how: env.make(seed, **how)),
+            "a group made with host=True must have traceable=False",
+        ),
+        (remembering, "a group is not resumable, if another one does not go on from its state"),
+    ],
+    ids=["bounds", "dtype", "host", "hidden"],
+)
+def test_a_breach_of_an_environment_in_jax_is_said(breach, message):
+    env = vx.envs.probe.target(size=2, num_envs=3)
+    check_environment(env)
+    with pytest.raises(AssertionError, match=f"^{env.spec.name}: .*(?:{message})"):
+        check_environment(breach(env))
 
 
 def test_an_environment_without_ends_is_told_what_to_give(walks):

@@ -116,6 +116,30 @@ class Remembers(Right):
     traceable = False
 
 
+class OtherSeeds(Right):
+    def ask(self, key, state, encoding):
+        asked, state = super().ask(key, state, encoding)
+        return asked._replace(seed=jnp.full_like(asked.seed, -1)), state
+
+
+KNOWN = []
+
+
+class KeepsOutside(Right):
+    """Draws otherwise around a mean that it has made itself, and knows it by its place in memory."""
+
+    traceable = False
+
+    def ask(self, key, state, encoding):
+        known = any(mean is state.mean for mean in KNOWN)
+        return super().ask(jax.random.fold_in(key, known), state, encoding)
+
+    def tell(self, key, state, asked, evaluation, encoding):
+        state, metrics = super().tell(key, state, asked, evaluation, encoding)
+        KNOWN.append(state.mean)
+        return state, metrics
+
+
 def elitist(inner):
     return evolution.Elitism(inner=inner, num_validation_episodes=1)
 
@@ -140,6 +164,8 @@ def test_a_right_one_passes():
         (Impure, "compiled, a generation gives another state than in Python"),
         (Thawed, "Thawed is no frozen dataclass"),
         (Remembers, "the same key gives another run"),
+        (OtherSeeds, "draw seeds by volvox.population.draw_seeds, 0 to "),
+        (KeepsOutside, "resumed from a checkpoint, the next generation is another"),
     ],
 )
 def test_what_is_wrong_is_named(inner, message):
@@ -197,6 +223,71 @@ class Wrong:
 def test_a_wrong_elite_is_found(change, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_strategy(Wrong(elitist(Right()), change))
+
+
+@dataclasses.dataclass(frozen=True)
+class Changed:
+    """A strategy with other parts."""
+
+    inner: Any
+    parts: Any
+
+    def __getattr__(self, name):
+        return self.parts[name] if name in self.parts else getattr(self.inner, name)
+
+
+GA = evolution.GA(population_size=6, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
+
+
+def phased(role, **functions):
+    """A genetic algorithm, one of whose phases has another ask or tell, made of the one it has."""
+
+    def changed(phase):
+        parts = {name: make(getattr(phase, name)) for name, make in functions.items()}
+        return phase._replace(**parts) if phase.role == role else phase
+
+    return Changed(GA, {"phases": tuple(map(changed, GA.phases))})
+
+
+def misnamed(tell):
+    def told(*given):
+        state, metrics = tell(*given)
+        return state._replace(survivors=state.survivors._replace(seed=state.survivors.seed + 1)), metrics
+
+    return told
+
+
+def idle(ask):
+    def asked(*given):
+        offspring, state = ask(*given)
+        return offspring._replace(episodes=jnp.zeros_like(offspring.episodes)), state
+
+    return asked
+
+
+def elsewhere(ask):
+    def asked(*given):
+        offspring, state = ask(*given)
+        return offspring._replace(bases=jax.tree.map(lambda x: x + 1, offspring.bases)), state
+
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: phased("training", ask=idle), "episodes are 0 to 0; 0 to 1 are right, not all 0"),
+        (lambda: phased("validation", tell=misnamed), "bases are not what survivors say"),
+        (lambda: phased("training", ask=elsewhere), "with lineages, a population's bases are those of the state"),
+        (lambda: Changed(GA, {"phases": ()}), "has no phase of training or validation, so nothing would learn"),
+        (lambda: Changed(GA, {"elite": 99}), "elite=99 is no index of the"),
+        (lambda: Changed(GA, {"init": lambda key, encoding: State(jnp.zeros(1))}), "has no field bases"),
+    ],
+    ids=["episodes", "survivors", "bases", "phases", "elite", "fields"],
+)
+def test_what_is_wrong_with_a_lineage_or_a_part_is_named(make, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_strategy(make())
 
 
 def test_what_is_no_strategy_is_told_what_is_missing():

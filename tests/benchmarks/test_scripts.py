@@ -1,0 +1,46 @@
+"""Benchmarks run, at sizes that measure nothing. Not tried are those that take minutes at any size."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = {
+    "actor_critic": "--num-envs 4 --seconds 0.1",
+    "actor_critic_memory": "--num-envs 4 --updates-per-step 1 --few 1 --many 2",
+    "circulant": "--width 64 --blocks 8 --batches 1 --population 2 --repeats 2",
+    "gradients": "--batch 8 --micro-batch 4 --repeats 2",
+    "maze": "--population-size 40 --num-envs 20 --generations 1",
+    "novelty": "--behaviors 20 --archive 40 --repeats 2",
+    "population_forward": "--num-networks 2 --size small --repeats 2",
+    "population_rollout": "--population 24 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory",
+    "ppo": "--seconds 0.1 --turns 1 --preset mujoco --task HalfCheetah-v4 --num-envs 1 --groups 1",
+    "scaling": "",
+    "strategies": "--members 8 --params 1000 --generations 1 --side volvox",
+    "timeline": "--num-envs 4 --seconds 0.5",
+}
+
+
+def figures(tree):
+    """All numbers in a tree of JSON values."""
+    if isinstance(tree, dict | list):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from figures(value)
+    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+        yield tree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_benchmark_prints_figures(name):
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SCRIPTS[name].split(), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    measured = list(figures({key: value for key, value in found.items() if key not in ("settings", "made", "cpus")}))
+    assert measured
+    assert all(map(math.isfinite, measured))
