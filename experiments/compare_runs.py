@@ -20,7 +20,7 @@ from launch import exit_code
 import volvox as vx
 from volvox.checkpoint import write_file
 from volvox.report import interquartile_mean, probability_of_improvement
-from volvox.report.runs import methods_of, run_dirs
+from volvox.report.runs import has_diverged, methods_of, run_dirs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,12 @@ class Settings:
 
 
 def final_scores(methods: dict[str, list[Path]]) -> dict[str, Any]:
-    """Interquartile means of the scores in score.json, and probabilities of improvement; {} where a run has none."""
-    paths = {name: [place / "score.json" for run in runs for place in run_dirs(run)] for name, runs in methods.items()}
+    """Interquartile means of the scores in score.json, and probabilities of improvement; {} where a run has none.
+
+    Runs that diverged are left out.
+    """
+    places = {name: [place for run in runs for place in run_dirs(run)] for name, runs in methods.items()}
+    paths = {name: [place / "score.json" for place in own if not has_diverged(place)] for name, own in places.items()}
     if not all(path.exists() for own in paths.values() for path in own):
         return {}
     scores = {name: [final_score(path) for path in own] for name, own in paths.items()}

@@ -21,6 +21,7 @@ from scores import keep_score
 
 import volvox as vx
 from volvox._checks import nearest
+from volvox._config import DIVERGED
 from volvox.checkpoint import steps as steps_of
 from volvox.checkpoint import write_file
 from volvox.data.segments import micro_batch_size
@@ -32,8 +33,6 @@ Make = Callable[[Any], tuple[vx.Algorithm, int | None]]
 settings. A function at the top level of its script, so that it can travel to other processes."""
 _UNIONS = (typing.Union, types.UnionType)
 _FUNCTIONS = (collections.abc.Callable, optax.GradientTransformation)
-DIVERGED = "diverged"
-"""A file in the directory of a run whose numbers were no longer finite; see `once`."""
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from launch import DIVERGED, exit_code
+from launch import exit_code
 from launch import spent as spent_by
 from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
 from scores import made_here
 
+from volvox._config import DIVERGED
 from volvox.checkpoint import write_file
 from volvox.provenance import revision
 from volvox.report import read_metrics

@@ -22,8 +22,8 @@ FORMAT = 3
 """Format number of `config.json`; `volvox._formats.upgraded` converts older ones."""
 CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
 ELITE, FINGERPRINT, PLOT, VIDEO = "elite.json", "fingerprint.json", "learning_curve.png", "episode.mp4"
-REPORT = "report.html"
-"""Names in a run directory."""
+REPORT, DIVERGED = "report.html", "diverged"
+"""Names in a run directory. The last one marks a run whose numbers were no longer finite."""
 _COMPARED = ("algorithm", "key")
 _NOT_COMPARED = (
     ("algorithm", "env", "made_by"),  # it says nothing that the environment's settings do not

@@ -195,6 +195,23 @@ def test_the_picture(series, tmp_path):
     assert len(vx.compare({"ga": tmp_path / "ga"}, metric="seconds").plot().axes[0].lines) == 1
 
 
+def test_runs_that_diverged_are_named_and_left_out(series, tmp_path):
+    """One after its first row, and one before there was a config."""
+    series("ga", [1.0, 2.0, 3.0])
+    found = vx.compare({"ga": tmp_path / "ga", "es": series("es", [0.0, 1.0, 2.0])})
+    write = {"frames": [100], "seconds": [60.0], "training_mean": [900.0]}
+    for i in (3, 4):
+        (tmp_path / "ga" / f"seed-{i}").mkdir()
+        (tmp_path / "ga" / f"seed-{i}" / "diverged").write_text("returns are infinite\n")
+    (tmp_path / "ga" / "seed-3" / "metrics.jsonl").write_text(json.dumps({k: v[0] for k, v in write.items()}) + "\n")
+    again = vx.compare({"ga": tmp_path / "ga", "es": tmp_path / "es"})
+    assert (again.rows, again.pairs, again.budget) == (found.rows, found.pairs, 300.0)
+    said = f"{tmp_path}/ga/seed-3 and {tmp_path}/ga/seed-4 diverged, and 'ga' is compared without them"
+    assert again.notes == (*found.notes, said)
+    with pytest.raises(ValueError, match="all runs of method 'ga' diverged"):
+        vx.compare({"ga": [tmp_path / "ga" / "seed-3"], "es": tmp_path / "es"})
+
+
 def test_seeds_are_in_the_order_of_their_numbers(series, tmp_path):
     series("ga", [float(i) for i in range(11)])
     (tmp_path / "ga" / "seed-x").mkdir()

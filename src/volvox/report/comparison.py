@@ -143,7 +143,8 @@ def compare(
 
     Args:
       methods: The runs of each method, by its name: run directories, or directories that hold runs as `seed-0`,
-        `seed-1` and so on, of which all are taken.
+        `seed-1` and so on, of which all are taken but those that are marked as diverged (`experiments/launch.py` marks
+        them), which a note names.
       metric: Name of the metric that is compared, of which more is better; None takes the first of
         `volvox.report.SCORES` that all runs have.
       x: Name of the metric that counts the expense: "frames", "seconds", another one that never falls, or "step".
@@ -151,14 +152,16 @@ def compare(
         where there are several tasks, the scores of random play and of a human tester, if all are Atari games.
 
     Raises:
-      ValueError: A directory holds no run, a run is there twice, methods have other tasks than each other, a run lacks
-        the metric or x (what it has is named), x falls, or several tasks have no scale in common.
+      ValueError: A directory holds no run, all runs of a method diverged, a run is there twice, methods have other
+        tasks than each other, a run lacks the metric or x (what it has is named), x falls, or several tasks have no
+        scale in common.
     """
     if not isinstance(methods, Mapping):
         raise TypeError(f'compare takes the runs of each method, such as {{"ga": "runs/ga"}}; got {said(methods)}')
     if not methods:
         raise ValueError('no methods: give the runs of each, such as {"ga": "runs/ga", "es": "runs/es"}')
-    runs = {name: runs_.runs_of(name, paths) for name, paths in methods.items()}
+    found = {name: runs_.runs_of(name, paths) for name, paths in methods.items()}
+    runs = {name: [run for run in own if not run.diverged] for name, own in found.items()}
     everything = [run for own in runs.values() for run in own]
     tasks = runs_.check_tasks(runs)
     metric = runs_.metric_of(everything, metric, x)
@@ -198,7 +201,7 @@ def compare(
         pairs=tuple(pairs),
         points=points,
         curves=curves,
-        notes=tuple(runs_.notes_on(runs, series, tasks)),
+        notes=(*runs_.notes_on(runs, series, tasks), *runs_.notes_on_diverged(found)),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from volvox._config import CONFIG, METRICS, read_config
+from volvox._config import CONFIG, DIVERGED, METRICS, read_config
 from volvox.envs.envpool_tasks import known_scores
 from volvox.report.rows import Row, numbers, read_metrics
 from volvox.report.statistics import FEWEST
@@ -33,12 +33,19 @@ class Recorded(NamedTuple):
       task: What it plays.
       config: What its `config.json` holds.
       rows: Its metrics.
+      diverged: Whether it diverged; then only the path is known.
     """
 
     path: Path
     task: str
     config: Mapping[str, Any]
     rows: list[Row]
+    diverged: bool
+
+
+def has_diverged(path: Path) -> bool:
+    """Whether a run is marked as one whose numbers were no longer finite."""
+    return (path / DIVERGED).exists()
 
 
 def run_dirs(path: str | os.PathLike[str]) -> list[Path]:
@@ -48,9 +55,10 @@ def run_dirs(path: str | os.PathLike[str]) -> list[Path]:
       ValueError: There is no run.
     """
     path = Path(path)
-    if (path / CONFIG).exists():
+    if (path / CONFIG).exists() or has_diverged(path):
         return [path]
-    found = [folder.parent for folder in path.glob(f"seed-*/{CONFIG}") if folder.parent.name[5:].isdecimal()]
+    seeds = [folder for folder in path.glob("seed-*") if folder.name[5:].isdecimal()]
+    found = [folder for folder in seeds if (folder / CONFIG).exists() or has_diverged(folder)]
     if not found:
         raise ValueError(f"{path} holds no run: there is no {path / CONFIG}, nor any {path / 'seed-0' / CONFIG}")
     return sorted(found, key=lambda folder: int(folder.name[5:]))
@@ -66,14 +74,19 @@ def methods_of(words: Iterable[str]) -> dict[str, list[Path]]:
 
 
 def runs_of(name: str, given: Runs) -> list[Recorded]:
-    """Reads the runs of a method; raises ValueError where there is none."""
+    """Reads the runs of a method; raises ValueError where there is none, or all diverged."""
     paths = [given] if isinstance(given, str | os.PathLike) else list(given)
     if not paths:
         raise ValueError(f"method {name!r} has no runs: give their directories")
     runs = []
     for path in itertools.chain.from_iterable(map(run_dirs, paths)):
+        if has_diverged(path):  # perhaps before there was anything else
+            runs.append(Recorded(path, "", {}, [], True))
+            continue
         config = read_config(path)
-        runs.append(Recorded(path, task_of(config), config, read_metrics(path / METRICS)))
+        runs.append(Recorded(path, task_of(config), config, read_metrics(path / METRICS), False))
+    if all(run.diverged for run in runs):
+        raise ValueError(f"all runs of method {name!r} diverged, so there is nothing to compare")
     return runs
 
 
@@ -205,6 +218,16 @@ def notes_on(
             if len({json.dumps(run.config["key"], sort_keys=True) for run in same}) < len(same):
                 notes.append(f"runs of {name!r} have the same seed, so they may be no independent runs")
     return notes
+
+
+def notes_on_diverged(runs: Mapping[str, list[Recorded]]) -> list[str]:
+    """Names the runs that diverged, which no score shows."""
+    lost = {name: [run.path for run in own if run.diverged] for name, own in runs.items()}
+    return [
+        f"{listed(paths)} diverged, and {name!r} is compared without {'it' if len(paths) == 1 else 'them'}"
+        for name, paths in lost.items()
+        if paths
+    ]
 
 
 def _differences(runs: list[Recorded], part: Callable[[Recorded], Any], left_out: Sequence[str]) -> str:
