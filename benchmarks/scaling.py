@@ -104,7 +104,29 @@ def divided(found: dict[str, Any]) -> dict[str, Any]:
     return {"predicted": ratio, "measured": found["ratio"], "predicted_over_measured": ratio / found["ratio"]}
 
 
-def hours(actor: Actor, actors: int, driver: float, between: float) -> dict[str, float]:
+def lengths_of(rng: np.random.Generator, episodes: int) -> np.ndarray:
+    """Draws lengths of episodes, in timesteps."""
+    return np.minimum(rng.exponential(MEAN_LENGTH, episodes), LONGEST).round()
+
+
+def shares(draws: int = 10) -> dict[str, float]:
+    """Share of the time in which two actors of 32 slots are busy with 1 000 members, and one process without actors.
+
+    An expected length that is about right is the length times or through 1.65 (one standard deviation).
+    """
+    rng, actor = np.random.default_rng(0), Actor(step=1.0, slots=32)
+    found: dict[str, list[float]] = {}
+    for _ in range(draws):
+        lengths = lengths_of(rng, TRAINING)
+        expected = lengths * np.exp(0.5 * rng.standard_normal(TRAINING))
+        orders = {"as they come": lengths, "longest expected first": lengths[np.argsort(-expected)]}
+        rows = {f"two actors, {name}": order.sum() / (2 * phase(order, actor, 2)) for name, order in orders.items()}
+        for name, share in {**rows, "one process": lengths.sum() / actor.seconds(lengths)}.items():
+            found.setdefault(name, []).append(float(share))
+    return {name: statistics.mean(each) for name, each in found.items()}
+
+
+def hours(actor: Actor, actors: int, driver: float, between: float, members: int = TRAINING) -> dict[str, float]:
     """Hours of 10^9 frames of the genetic algorithm.
 
     Args:
@@ -112,10 +134,10 @@ def hours(actor: Actor, actors: int, driver: float, between: float) -> dict[str,
       actors: How many there are.
       driver: Seconds of the script for each member.
       between: Seconds between two generations in which nothing is played.
+      members: Of a generation.
     """
-    rng = np.random.default_rng(0)
-    lengths = np.minimum(rng.exponential(MEAN_LENGTH, TRAINING + CANDIDATES * VALIDATION), LONGEST).round()
-    phases = [list(lengths[:TRAINING]), list(lengths[TRAINING:])]
+    lengths = lengths_of(np.random.default_rng(0), members + CANDIDATES * VALIDATION)
+    phases = [list(lengths[:members]), list(lengths[members:])]
     # A machine alone plays in the process of the script, and hands out nothing.
     played = [phase(one, actor, actors) if actors > 1 else actor.seconds(one) for one in phases]
     seconds = sum(max(a, driver * len(one)) for a, one in zip(played, phases, strict=True)) + between
@@ -129,7 +151,7 @@ def hours(actor: Actor, actors: int, driver: float, between: float) -> dict[str,
     }
 
 
-def best(step: float, actors: int, **others: float) -> dict[str, float]:
+def best(step: float, actors: int, **others: Any) -> dict[str, float]:
     """The hours with the number of slots, of a few, that makes them fewest."""
     return min((hours(Actor(step=step, slots=n), actors, **others) for n in SLOTS), key=lambda x: x["hours"])
 
@@ -146,6 +168,7 @@ def clusters(rollout: dict[str, Any], cost: dict[str, Any], strategies: dict[str
         "16 cores": best(step, 1, **others),
         "720 cores": best(step, 45, **others),
         "1 000 cores": best(step, 62, **others),
+        "720 cores, 10 000 members": best(step, 45, **others, members=10_000),
         "16 cores and a GPU, at most": best(emulators, 1, **others),
         "8 GPUs, each with 16 cores, at most": best(emulators, 8, **others),
     }
@@ -159,11 +182,15 @@ def main() -> None:
     found: dict[str, Any] = {"efficiency": predicted(_needed("distributed_parts"), _needed("distributed_efficiency"))}
     found["processes"] = divided(_needed("processes"))
     found["clusters"] = clusters(*map(_needed, ("population_rollout", "distributed_cost", "strategies_1000_table")))
+    found["busy"] = shares()
     if given.json:
         print(json.dumps(found))
         return
     for name, row in {**found["efficiency"], "two processes over one": found["processes"]}.items():
         print(f"{name:36} " + "  ".join(f"{key} {value:.4g}" for key, value in row.items()))
+    print("share of the time in which 1 000 members keep them busy:")
+    for name, share in found["busy"].items():
+        print(f"{name:36} {share:.0%}")
     print("predictions of 10^9 frames:")
     for name, row in found["clusters"].items():
         print(f"{name:36} " + "  ".join(f"{key} {value:.3g}" for key, value in row.items()))

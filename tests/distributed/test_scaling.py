@@ -60,3 +60,6 @@ def test_committed_measurements_are_enough(monkeypatch, capsys):
     found = printed["clusters"]
     assert found["1 000 cores"]["hours"] <= found["720 cores"]["hours"] < found["16 cores"]["hours"]
     assert all(0 < row["busy"] <= 1 for row in found.values())
+    # What docs/scaling.md says of larger populations, and of the ends of portions.
+    assert found["720 cores, 10 000 members"]["hours"] == pytest.approx(0.41, abs=0.005)
+    assert [round(share, 2) for share in printed["busy"].values()] == [0.51, 0.79, 0.94]
