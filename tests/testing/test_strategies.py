@@ -1,14 +1,30 @@
 """The suite for strategies says what is wrong with those that are."""
 
 import dataclasses
+import pickle
 import re
+import time
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from volvox import evolution, population, testing
+
+
+class Climber:
+    """A Python object that moves to the best vector, and knows when it was made."""
+
+    def __init__(self, start, seed):
+        self.mean, self.random, self.made = start, np.random.default_rng(seed), time.perf_counter()
+
+    def ask(self):
+        return self.mean + 0.1 * self.random.standard_normal((6, self.mean.size))
+
+    def tell(self, vectors, losses):
+        self.mean = vectors[np.argmin(losses)]
 
 
 class State(NamedTuple):
@@ -146,6 +162,11 @@ def elitist(inner):
 
 def test_a_right_one_passes():
     testing.check_strategy(elitist(Right()))
+
+
+def test_a_python_object_may_keep_the_time():
+    options = {"population_size": 6, "num_validation_episodes": 1}
+    testing.check_strategy(evolution.from_ask_tell(Climber, save=pickle.dumps, restore=pickle.loads, **options))
 
 
 @pytest.mark.parametrize(
