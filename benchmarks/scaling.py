@@ -120,8 +120,10 @@ def shares(draws: int = 10) -> dict[str, float]:
         lengths = lengths_of(rng, TRAINING)
         expected = lengths * np.exp(0.5 * rng.standard_normal(TRAINING))
         orders = {"as they come": lengths, "longest expected first": lengths[np.argsort(-expected)]}
-        rows = {f"two actors, {name}": order.sum() / (2 * phase(order, actor, 2)) for name, order in orders.items()}
-        for name, share in {**rows, "one process": lengths.sum() / actor.seconds(lengths)}.items():
+        rows = {
+            f"two actors, {name}": order.sum() / (2 * phase(order.tolist(), actor, 2)) for name, order in orders.items()
+        }
+        for name, share in {**rows, "one process": lengths.sum() / actor.seconds(lengths.tolist())}.items():
             found.setdefault(name, []).append(float(share))
     return {name: statistics.mean(each) for name, each in found.items()}
 

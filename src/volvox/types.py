@@ -264,7 +264,7 @@ class Genotype(NamedTuple):
       prepare: `params -> variables`: what can be computed once for each genome (layouts, reference statistics).
       from_noise: `noise -> params`: standard normal noise, shaped as params, to params of the first generation.
       low_rank: Paths of the kernels in whose place `prepare` and `policy.apply` also take a
-        `volvox.ops.low_rank.LowRank`.
+        `volvox.ops.low_rank.LowRankKernel`.
     """
 
     policy: Policy

@@ -102,3 +102,10 @@ def test_the_latest_mean_looks_back_as_far_as_environments_play_at_once():
 def test_environments_of_another_number_are_refused():
     with pytest.raises(AssertionError, match="different shapes"):
         update_episodes(init_episodes(), init_running(3), timestep(2))
+
+
+def test_a_mean_is_of_what_is_valid_in_the_last_axis():
+    x, valid = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]), np.tri(3, dtype=bool)
+    np.testing.assert_allclose(metrics.mean(x, valid), [1.0, 4.5, 8.0])
+    np.testing.assert_allclose(metrics.mean(x, jnp.array([True, False, True])), [2.0, 5.0, 8.0])
+    np.testing.assert_array_equal(metrics.mean(x, jnp.zeros((3, 3), bool)), 0.0)

@@ -136,6 +136,15 @@ def test_batches_are_drawn_from_each_learners_share_of_all_groups():
             assert (drawn < 4).sum() == 32
 
 
+@pytest.mark.parametrize(("batch_size", "learners"), [(5, 1), (4, 3)])
+def test_batches_that_cannot_be_divided_are_refused(batch_size, learners):
+    keys, replays = jax.random.split(jax.random.key(0), learners), [init(5, 4, SPEC)] * 2
+    with pytest.raises(
+        ValueError, match=f"2 groups must divide batch_size={batch_size}, and {learners} learners the 4"
+    ):
+        sample_batches(keys, replays, batch_size, 3, discount=DISCOUNT)
+
+
 def test_a_replay_is_filled_by_timesteps_or_to_its_end():
     replay = filled_replay(history(9), 20)
     assert filled([replay], 9 * B, 1)

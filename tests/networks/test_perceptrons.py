@@ -3,8 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
-from volvox.networks import MLP, QNetwork, genotype
+from volvox.networks import MLP, ActorAndCritic, QNetwork, genotype
+from volvox.networks.perceptrons import actor_and_critics
+from volvox.types import EnvSpec
+
+
+def make_box(low, high):
+    """Continuous actions between bounds, and four numbers to see."""
+    low, high = np.float32(low), np.float32(high)
+    return EnvSpec("box", (4,), np.dtype(np.float32), None, low.shape, low, high, 10, 1)
 
 
 def test_mlp_flattens_and_casts(make_spec):
@@ -27,3 +36,26 @@ def test_densely_connected_layers_see_all_before_them():
     np.testing.assert_allclose(module.apply({"params": params}, x), seen @ weights[2], rtol=1e-5, atol=1e-6)
     critic = QNetwork((4, 3), densely_connected=True).init(jax.random.key(1), x, x[:, :2])["params"]
     assert critic["Dense_2"]["kernel"].shape == (4 + 3 + 8, 1)
+
+
+def test_actions_are_within_the_bounds_whatever_rounding_does():
+    random = np.random.default_rng(0)
+    low, high = (np.float32(sign * random.uniform(0.1, 3.0, 200)) for sign in (-1, 1))
+    spec = make_box(low, high)
+    made = actor_and_critics(ActorAndCritic(MLP(200, ()), QNetwork((2,))), spec)
+    for action, bound in ((1.0, high), (-1.0, low)):
+        scaled = np.asarray(made.scale(jnp.full((1, 200), action)))[0]
+        assert ((scaled >= low) & (scaled <= high)).all()
+        np.testing.assert_allclose(scaled, bound, rtol=1e-5)
+
+
+def test_a_network_may_have_no_parameters():
+    class Still(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return jnp.zeros((x.shape[0], 2))
+
+    made = actor_and_critics(ActorAndCritic(Still(), QNetwork((2,))), make_box(-np.ones(2), np.ones(2)))
+    params = made.init(jax.random.key(0))
+    assert params.actor == {}
+    np.testing.assert_array_equal(made.act(params.actor, jnp.ones((3, 4))), np.zeros((3, 2)))

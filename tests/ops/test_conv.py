@@ -176,13 +176,29 @@ def test_output_size():
     [
         ((1, 5, 5, 3), (2, 2, 4, 1), {}, "conv needs x"),
         ((5, 5, 3), (2, 2, 3, 1), {}, "conv needs x"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (0, 1)}, "two positive strides"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1,)}, "two positive strides"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (0, 1)}, "two strides that are positive"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1,)}, "two strides that are positive"),
         ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": ((1, -1), (0, 0))}, "non-negative"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": "CIRCULAR"}, "got CIRCULAR"),  # in the words of lax
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1.5, 1.5)}, "two strides that are positive integers"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": "CIRCULAR"}, "SAME, SAME_LOWER, VALID, and numbers of zeros; got"),
+        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": (1, 1)}, "padding of rows and columns; got"),
         ((1, 5, 5, 3), (6, 6, 3, 1), {"padding": "VALID"}, "does not fit into images"),
     ],
 )
 def test_misfits_raise(x, kernel, options, message):
-    with pytest.raises((ValueError, RuntimeError), match=message):
+    with pytest.raises(ValueError, match=message):
         conv(jnp.zeros(x), jnp.zeros(kernel), **options)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_gradients_in_half_precision_sum_in_single(size):
+    """One tap of 1 and others of 1/512, whose sum is lost where each partial sum is rounded."""
+    kernel = jnp.full((size, size, 1, 1), 2.0**-9, jnp.bfloat16).at[0, 0].set(1.0)
+    x = jnp.ones((1, 12, 12, 1), jnp.bfloat16)
+    of_x, of_kernel = jax.jit(jax.grad(lambda x, k: ours(x, k, 1, "SAME").astype(jnp.float32).sum(), (0, 1)))(x, kernel)
+    assert of_x.dtype == of_kernel.dtype == jnp.bfloat16
+    inside = np.asarray(of_x, np.float32)[0, size:-size, size:-size, 0]
+    assert inside.size
+    np.testing.assert_allclose(inside, 1 + (size**2 - 1) / 512, rtol=2.0**-8)
+    assert (inside > 1.0).all()
+    assert float(of_kernel[size // 2, size // 2, 0, 0]) == 144.0

@@ -79,3 +79,14 @@ def test_a_column_of_zeros_keeps_the_weight_0():
 def test_passes_are_limited():
     features, targets = problem(40, 300)
     assert lasso(features, targets, 0.001, tolerance=1e-12, max_passes=3).passes == 3
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float16])
+def test_features_of_other_dtypes(dtype):
+    random = np.random.default_rng(0)
+    features = random.integers(0, 2, (50, 4)).astype(dtype)
+    targets = (0.5 * features[:, 0] + 0.3 * features[:, 2] + 0.1 * random.normal(size=50)).astype(np.float32)
+    wanted, found = (lasso(x, targets, 0.01) for x in (features.astype(np.float32), features))
+    assert found.weights.dtype == np.float32
+    np.testing.assert_array_equal(found.weights, wanted.weights)
+    assert (np.asarray(found.weights) != 0).any()

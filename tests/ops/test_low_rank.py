@@ -10,7 +10,7 @@ from layer_shapes import CONVS, MATMULS
 
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.conv import conv, conv_low_rank
-from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense, with_bases, without_bases
+from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense, with_bases, without_bases
 from volvox.ops.matmul import matmul
 
 INDICES = {
@@ -25,7 +25,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def formed(kernel: LowRank):
+def formed(kernel: LowRankKernel):
     base = np.asarray(kernel.bases, np.float64)[int(kernel.index)]
     return base + (np.asarray(kernel.a, np.float64) @ np.asarray(kernel.b, np.float64).T).reshape(base.shape)
 
@@ -53,11 +53,11 @@ def test_dense(name, num_bases, rank):
     a, b = normal(n, shape.k, rank, seed=2), normal(n, shape.n, rank, seed=3)
 
     def one(x, index, a, b):
-        return low_rank_dense(x, LowRank(bases, index, a, b, 0))
+        return low_rank_dense(x, LowRankKernel(bases, index, a, b, 0))
 
     got = jax.jit(jax.vmap(one))(x, jnp.asarray(index, jnp.int32), a, b)
     for i in range(n):
-        expected = x[i].astype(np.float64) @ formed(LowRank(bases, index[i], a[i], b[i], 0))
+        expected = x[i].astype(np.float64) @ formed(LowRankKernel(bases, index[i], a[i], b[i], 0))
         np.testing.assert_allclose(got[i], expected, rtol=1e-4, atol=1e-4 * np.sqrt(shape.k))
 
 
@@ -72,11 +72,11 @@ def test_conv(name):
     window = {"strides": (shape.stride,) * 2, "padding": shape.padding}
 
     def one(x, index, a, b):
-        return low_rank_conv(x, LowRank(bases, index, a, b, 0), **window)
+        return low_rank_conv(x, LowRankKernel(bases, index, a, b, 0), **window)
 
     got = jax.jit(jax.vmap(one))(x, jnp.asarray(index, jnp.int32), a, b)
     for i in range(n):
-        kernel = formed(LowRank(bases, index[i], a[i], b[i], 0)).astype(np.float32)
+        kernel = formed(LowRankKernel(bases, index[i], a[i], b[i], 0)).astype(np.float32)
         np.testing.assert_allclose(got[i], conv(x[i], kernel, **window), rtol=1e-3, atol=1e-3)
 
 
@@ -128,9 +128,9 @@ class Mixed(nn.Module):
 
 def test_kernels_of_a_mixed_module_are_found():
     module, x = Mixed(), normal(2, 6, 6, 1)
-    params = module.init(jax.random.key(0), x)
-    found = low_rank_kernels(module.apply, params, x)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params["params"])
+    params = module.init(jax.random.key(0), x)["params"]
+    found = low_rank_kernels(lambda params, x: module.apply({"params": params}, x), params, x)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     names = {tuple(key.key for key in path) for path, leaf in leaves if leaf.ndim > 1}
     assert found == names - {("matrix",)}
 
@@ -150,7 +150,7 @@ def test_a_mixed_module_takes_low_rank_kernels():
             base = leaf[i % num_bases]
             if tuple(key.key for key in path) in found:
                 a, b = normal(base[..., 0].size, 2, seed=10 * i + number), normal(base.shape[-1], 2, seed=number)
-                leaves.append(LowRank(leaf, jnp.int32(i % num_bases), 0.3 * a, b, number))
+                leaves.append(LowRankKernel(leaf, jnp.int32(i % num_bases), 0.3 * a, b, number))
                 whole.append(formed(leaves[-1]).astype(np.float32))
             else:
                 leaves.append(base + 0.1 * i)
@@ -174,7 +174,7 @@ def test_no_member_is_formed():
     bases = normal(2, k, features)
 
     def one(x, index, a, b):
-        return low_rank_dense(x, LowRank(bases, index, a, b, 0))
+        return low_rank_dense(x, LowRankKernel(bases, index, a, b, 0))
 
     operands = normal(n, 1, k), jnp.zeros(n, jnp.int32), normal(n, k, 1), normal(n, features, 1)
     text = jax.jit(jax.vmap(one)).lower(*operands).compile().as_text()
@@ -184,7 +184,7 @@ def test_no_member_is_formed():
 
 
 def test_sides_that_do_not_fit_are_refused():
-    kernel = LowRank(normal(2, 3, 3, 4, 5), jnp.int32(0), normal(36, 2), normal(5, 1), 0)
+    kernel = LowRankKernel(normal(2, 3, 3, 4, 5), jnp.int32(0), normal(36, 2), normal(5, 1), 0)
     with pytest.raises(ValueError, match=r"needs a \[B, 36, r\] and b \[B, 5, r\]"):
         low_rank_conv(normal(1, 8, 8, 4), kernel)
     with pytest.raises(ValueError, match=r"conv needs x \[B, H, W, C\]"):

@@ -201,3 +201,21 @@ def test_misfits_raise(x, w, index, error, message):
 def test_misfits_of_dense_raise():
     with pytest.raises(ValueError, match="dense needs"):
         dense(jnp.zeros((2, 3)), jnp.zeros((4, 5)))
+
+
+def test_indices_of_few_bits_name_the_kernels_of_all():
+    """Under `vmap` over weights there are more kernels than such an index can count."""
+    x, w = operands((200, 2, 1, 3), (200, 2, 3, 4))
+    index = jnp.array([1, 0], jnp.uint8)
+    out = jax.vmap(matmul, (0, 0, None))(x, w, index)
+    np.testing.assert_allclose(out, np.einsum("vbmk,vbkn->vbmn", x, w[:, [1, 0]]), rtol=1e-5, atol=1e-6)
+
+
+def test_integers_are_exact():
+    x, w = jnp.ones((1, 1, 176), jnp.int32), jnp.full((1, 176, 2), 100_003, jnp.int32).at[:, 0, 0].add(1)
+    np.testing.assert_array_equal(matmul(x, w), [[[176 * 100_003 + 1, 176 * 100_003]]])
+
+
+def test_nothing_is_multiplied():
+    assert dense(jnp.ones((3, 0)), jnp.ones((0, 2))).tolist() == [[0.0, 0.0]] * 3
+    assert matmul(jnp.ones((0, 1, 200)), jnp.ones((3, 200, 100)), jnp.zeros(0, jnp.int32)).shape == (0, 1, 100)

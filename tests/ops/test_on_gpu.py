@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from volvox.networks import DeepGA, use_kernels
 from volvox.ops.conv import conv, conv_low_rank
-from volvox.ops.low_rank import LowRank, low_rank_dense
+from volvox.ops.low_rank import LowRankKernel, low_rank_dense
 from volvox.ops.matmul import matmul
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_low_rank():
     assert_same(lambda *x: conv_low_rank(*x, strides=(2, 2)), normal(7, 2, 20, 20, 4, seed=3), bases, INDEX, a, b)
     bases = normal(4, 64, 8, seed=2)
     assert_same(
-        jax.vmap(lambda x, i, a, b: low_rank_dense(x, LowRank(bases, i, a, b, 0))),
+        jax.vmap(lambda x, i, a, b: low_rank_dense(x, LowRankKernel(bases, i, a, b, 0))),
         normal(7, 3, 64, seed=3),
         INDEX,
         a,

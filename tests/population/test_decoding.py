@@ -39,3 +39,8 @@ def test_zeros_have_the_shapes_of_parameters():
     shapes = jax.tree.map(lambda x: ((3, 2, *x.shape), x.dtype), jax.eval_shape(NET.policy.init, jax.random.key(0)))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), zeros) == shapes
     assert not any(leaf.any() for leaf in jax.tree.leaves(zeros))
+
+
+def test_a_sum_of_no_noise_is_zero():
+    total = population.weighted_noise(CODE, jnp.zeros(0, jnp.int32), jnp.zeros(0))
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(total))

@@ -52,9 +52,10 @@ def test_lineage_is_walked_back():
 
 
 def test_incomplete_lineage_is_an_error():
-    row = Member(np.array([0]), np.array([1]), np.array([0.5], np.float32), np.array([False]))
-    with pytest.raises(ValueError, match="incomplete"):
-        lineage.genome(lineage.extend(lineage.zeros(0, 1), row), 0)
+    parents = np.array([2, 2, 2])
+    row = Member(parents, np.arange(3), np.full(3, 0.5, np.float32), np.zeros(3, bool))
+    with pytest.raises(ValueError, match=r"the lineage of base 0 does not reach an initial ancestor; .* incomplete"):
+        lineage.genome(lineage.extend(lineage.zeros(0, 3), row), 0)
 
 
 def test_json_round_trip_in_the_published_format(tmp_path):
@@ -85,6 +86,12 @@ def test_malformed_lineage_files_are_named(tmp_path, text, message):
     with pytest.raises(ValueError, match=message) as error:
         population.load(path)
     assert "bad.json" in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "bad.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"bad\.json: 'utf-8' codec can't decode"):
+        population.load(tmp_path / "bad.json")
 
 
 def test_genome_of_a_larger_table_is_refused():

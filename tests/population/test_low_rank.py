@@ -303,3 +303,24 @@ def test_lineages_with_low_rank_noise_rebuild_and_runs_resume_from_any_generatio
         resumed, metrics = other.step(other.restore(algorithm.save(states[begun])))
         jax.tree.map(np.testing.assert_array_equal, resumed.strategy, states[begun + 1].strategy)
         assert metrics["training_mean"] == rows[begun]["training_mean"]
+
+
+def test_layers_in_lifted_modules_are_no_factors():
+    """`nn.vmap` gives a layer a part of its kernel; `LowRank` refuses such a kernel, or leaves it whole if asked to."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3, use_bias=False)(x)
+
+    class Lifted(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            many = nn.vmap(Block, variable_axes={"params": 0}, split_rngs={"params": True}, axis_size=3, in_axes=None)
+            return many()(x).sum(0)
+
+    net = networks.genotype(Lifted(), ENV.spec)
+    name = "VmapBlock_0/Dense_0/kernel"
+    with pytest.raises(ValueError, match=rf"no layer takes parameter {name} \[3, 3, 3\] in factors"):
+        population.outline(net, population.LowRank())
+    assert population.outline(net, population.LowRank(full=(name,))).factored == (False,)

@@ -43,6 +43,7 @@ def test_what_is_stored():
     assert compression(params, masks) == rows["all"]["compression"] == 1 - 46 / 165
     assert compression({"a": params["a"]}) is None
     assert not is_sparse(optax.adam(1.0).init(params))
+    assert table(jnp.zeros((4, 4)))[-1]["weights"] == 16  # parameters may be one array
 
 
 @pytest.mark.parametrize(

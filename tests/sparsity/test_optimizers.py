@@ -494,3 +494,12 @@ def test_mistakes_of_group_sparse_training_are_told(options, message):
 def test_mistakes_are_told(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+def test_masks_change_only_where_they_are_due_under_two_vmaps():
+    """The condition stays one, so that nothing is sorted in the other updates."""
+    optimizer, params = sparse(optax.sgd(0.1), Dynamic(sparsity=0.5, every=3)), params_of()
+    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, 3, *x.shape)), params)
+    state = jax.vmap(jax.vmap(optimizer.init))(many)
+    update = jax.vmap(jax.vmap(lambda params, state: optimizer.update(params, state, params)))
+    assert " cond[" in str(jax.make_jaxpr(update)(many, state))

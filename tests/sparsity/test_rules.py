@@ -119,6 +119,14 @@ def test_no_more_die_than_can_begin_to_live():
     assert (old & ~new).sum() == (new & ~old).sum() == 19
 
 
+def test_small_numbers_of_half_precision_differ_in_size():
+    """Their squares are 0 in float16."""
+    kernel = jnp.array([2e-4, 1.5e-4, 1e-4], jnp.float16).reshape(3, 1, 1)
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.4, begin=0, end=1))
+    mask = rule.update(KEY, jnp.ones((3, 1, 1), bool), kernel, kernel, STEP, jnp.float32(0.4))
+    assert mask.ravel().tolist() == [True, True, False]
+
+
 def test_densities_of_erdos_renyi():
     sides = {"a": (100, 100), "b": (10, 1_000), "c": (4, 2)}
     found = erdos_renyi(sides, 0.2, dict.fromkeys(sides, 1.0))

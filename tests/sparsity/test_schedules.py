@@ -72,3 +72,14 @@ def test_a_schedule_of_ones_own_needs_two_methods():
 def test_mistakes_are_told(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+def test_infinite_returns_are_passed_over():
+    schedule, found = RewardAware(final_sparsity=0.8, increment=0.1), []
+    for returns in ([0.0, 50.0, 100.0, 100.0, 0.0], [0.0, np.inf, 50.0, 100.0, -np.inf, 100.0, np.nan, 0.0]):
+        state = schedule.init()
+        for step, value in enumerate(returns):
+            sparsity, state = schedule.advance(state, jnp.int32(step), jnp.float32(value))
+        found.append((float(sparsity), jax.tree.map(float, state)))
+    assert found[0] == found[1]
+    assert 0 < found[0][0] < 0.8

@@ -63,7 +63,7 @@ def add(old: Metrics, new: Metrics) -> Metrics:
 
 def mean(x: Array, valid: Array) -> Array:
     """Returns the means `[...]` of what is valid in `[..., N]`; 0 where nothing is."""
-    return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(), 1)
+    return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(axis=-1), 1)
 
 
 def variance(x: Array, valid: Array, axis: Axis) -> Array:

@@ -112,8 +112,8 @@ class Layout:
         """Returns a batch of zeros."""
         counts = self.num_epochs * self.num_minibatches, self.num_groups
         length, n = self.segment_length if self.whole else 1, self.num_rows // self.num_minibatches
-        numbers = jnp.zeros((*counts, length, n))
-        return Batch(jnp.zeros((*counts, n), jnp.int32), numbers, numbers, jnp.zeros(counts[0]))
+        advantage, target = (jnp.zeros((*counts, length, n)) for _ in range(2))
+        return Batch(jnp.zeros((*counts, n), jnp.int32), advantage, target, jnp.zeros(counts[0]))
 
     def shuffle(self, key: Array, target: Array, advantage: Array, valid: Array, *, normalize: bool) -> Batch:
         """Shuffles the rows anew for every epoch.

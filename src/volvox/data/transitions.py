@@ -38,9 +38,11 @@ class Transition(NamedTuple):
 
 def init(spec: EnvSpec, num_envs: int) -> Transition:
     """Returns transitions before the first action, none of which is valid."""
-    observation, action = zeros((spec.observation, spec.action), num_envs)
-    never = jnp.zeros(num_envs, bool)
-    return Transition(observation, action, jnp.zeros(num_envs), never, never, observation, action, never)
+    # No array is there twice, so that all can be donated.
+    observation, action, following, next_action = zeros((spec.observation, spec.action) * 2, num_envs)
+    terminated, truncated, valid = (jnp.zeros(num_envs, bool) for _ in range(3))
+    rewards = jnp.zeros(num_envs)
+    return Transition(observation, action, rewards, terminated, truncated, following, next_action, valid)
 
 
 def add(before: Transition, timestep: TimeStep, action: Array) -> Transition:

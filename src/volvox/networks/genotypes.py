@@ -79,10 +79,10 @@ def genotype(
     variables = check_module(module, spec, (observations(spec),))
 
     # Members of low rank would not share what `prepare` makes of a kernel.
-    low_rank = low_rank_kernels(module.apply, variables, observations(spec)) if prepare is None else ()
-    init, apply = partial(init_params, module, spec), partial(apply_module, module)
+    init, apply, params = partial(init_params, module, spec), partial(apply_module, module), variables.get("params", {})
+    low_rank = low_rank_kernels(apply, params, observations(spec)) if prepare is None else ()
     name, std = type(module).__name__, initial_std or own_initial_std(module)
-    if _shapes(jax.eval_shape(init, jax.random.key(0))) != _shapes(variables.get("params", {})):
+    if _shapes(jax.eval_shape(init, jax.random.key(0))) != _shapes(params):
         raise ValueError(f"{name}: the shapes of its parameters depend on the batch size B; keep the first axis.")
     config = {**describe(module), **_given(prepare=prepare, initial_std=initial_std)}
     return genotype_from_functions(
@@ -118,7 +118,7 @@ def genotype_from_functions(
       name: The network's name in messages; None takes the name of `apply`.
       prepare: params -> variables, computed once per genome; None is the identity.
       initial_std: See above; None is 1 everywhere.
-      low_rank: Paths of the kernels for which `prepare` and `apply` take a `volvox.ops.low_rank.LowRank` as well.
+      low_rank: Paths of the kernels for which `prepare` and `apply` take a `volvox.ops.low_rank.LowRankKernel` as well.
       config: JSON values, the network's settings; None names the functions.
 
     Returns:

@@ -11,7 +11,8 @@ from flax import linen as nn
 from flax.linen.linear import canonicalize_padding
 
 from volvox.ops.conv import conv
-from volvox.ops.low_rank import LowRank, low_rank_conv, low_rank_dense
+from volvox.ops.flat import leaf_path
+from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense
 from volvox.ops.matmul import dense
 from volvox.types import Array
 
@@ -23,8 +24,8 @@ def use_kernels() -> Any:
             logits = jax.vmap(lambda params: module.apply({"params": params}, x))(params_of_many)
 
     Values, dtypes and gradients are flax's; under `vmap` over parameters the work becomes a heterogeneous matmul
-    instead of a grouped convolution. A kernel may be a `volvox.ops.low_rank.LowRank` in place of an array; for these
-    `nn.OptimizedLSTMCell` computes as `nn.LSTMCell`, whose layers are dense.
+    instead of a grouped convolution. A kernel may be a `volvox.ops.low_rank.LowRankKernel` in place of an array; for
+    these `nn.OptimizedLSTMCell` computes as `nn.LSTMCell`, whose layers are dense.
 
     Subclasses, modules with other options than features, kernel size, strides, padding, bias and dtypes, and modules
     that are being initialised run as flax wrote them.
@@ -35,32 +36,38 @@ def use_kernels() -> Any:
     return nn.intercept_methods(_intercept)
 
 
-def low_rank_kernels(apply: Callable[..., Any], *args: Any) -> frozenset[tuple[str, ...]]:
-    """Paths of the kernels that may be a `LowRank` in a module's call: those of the layers `use_kernels` computes.
+def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> frozenset[tuple[str, ...]]:
+    """Paths of the kernels that may be a `LowRankKernel` in a module's call: of the layers that `use_kernels` computes.
 
     Args:
-      apply: Calls `module.apply` on `args`; it is only traced.
+      apply: Calls `module.apply` with `params` and `args`; it is only traced.
+      params: Parameters, or their shapes.
       *args: Arrays, or their shapes.
 
     Returns:
       Paths such as `("Dense_0", "kernel")`.
     """
-    found, missed = set(), set()
+    found: dict[tuple[str, ...], tuple[int, ...]] = {}
+    missed = set()
 
     def look(next_fun, args, kwargs, context):
         module = context.module
         computed = _computed(context, args, kwargs)
         if computed is _lstm:
-            found.update((*module.path, layer, "kernel") for layer in module.variables["params"])
+            layers = module.variables["params"].items()
+            found.update({(*module.path, layer, "kernel"): np.shape(of["kernel"]) for layer, of in layers})
         elif computed is not None:
-            found.add((*module.path, "kernel"))
+            found[(*module.path, "kernel")] = np.shape(_parameter(module, "kernel"))
         elif type(module) in (nn.Dense, nn.Conv):  # one call that `volvox.ops` does not compute is enough
             missed.add((*module.path, "kernel"))
         return next_fun(*args, **kwargs)
 
     with nn.intercept_methods(look):
-        jax.eval_shape(apply, *args)
-    return frozenset(found - missed)
+        jax.eval_shape(apply, params, *args)
+    # A layer inside a lifted module (`nn.vmap`, `nn.scan`) sees a part of the kernel.
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    whole = {leaf_path(path): tuple(leaf.shape) for path, leaf in paths}
+    return frozenset(path for path, shape in found.items() if whole.get(path) == shape and path not in missed)
 
 
 def is_plain_dense(module: nn.Module) -> bool:
@@ -71,8 +78,8 @@ def is_plain_dense(module: nn.Module) -> bool:
 def _intercept(next_fun, args, kwargs, context) -> Any:
     computed = _computed(context, args, kwargs)
     if computed is _lstm:  # only kernels of low rank need it
-        leaves = jax.tree.leaves(context.module.variables, is_leaf=lambda x: isinstance(x, LowRank))
-        computed = _lstm if any(isinstance(leaf, LowRank) for leaf in leaves) else None
+        leaves = jax.tree.leaves(context.module.variables, is_leaf=lambda x: isinstance(x, LowRankKernel))
+        computed = _lstm if any(isinstance(leaf, LowRankKernel) for leaf in leaves) else None
     return next_fun(*args, **kwargs) if computed is None else computed(context.module, *args)
 
 
@@ -99,9 +106,9 @@ def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
 def _dense(module: nn.Dense, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
     narrow = _parameter(module, "kernel")
-    if not isinstance(kernel, LowRank) and jnp.promote_types(narrow.dtype, kernel.dtype) == kernel.dtype:
+    if not isinstance(kernel, LowRankKernel) and jnp.promote_types(narrow.dtype, kernel.dtype) == kernel.dtype:
         kernel = narrow  # half-precision weights are read as they are: widening them is exact, wherever it is done
-    multiply: Callable[..., Array] = low_rank_dense if isinstance(kernel, LowRank) else dense
+    multiply: Callable[..., Array] = low_rank_dense if isinstance(kernel, LowRankKernel) else dense
     out = multiply(inputs, kernel)
     return out if bias is None else out + bias
 
@@ -109,7 +116,7 @@ def _dense(module: nn.Dense, inputs: Array) -> Array:
 def _conv(module: nn.Conv, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
     images = inputs.reshape(-1, *inputs.shape[-3:])
-    convolve: Callable[..., Array] = low_rank_conv if isinstance(kernel, LowRank) else conv
+    convolve: Callable[..., Array] = low_rank_conv if isinstance(kernel, LowRankKernel) else conv
     out = convolve(images, kernel, strides=_pair(module.strides), padding=_padding(module.padding))
     out = out if bias is None else out + bias
     return out.reshape(*inputs.shape[:-3], *out.shape[1:])
@@ -118,7 +125,7 @@ def _conv(module: nn.Conv, inputs: Array) -> Array:
 def _promoted(module: Any, inputs: Array) -> tuple[Array, Any, Array | None]:
     bias = _parameter(module, "bias") if module.use_bias else None
     kernel = _parameter(module, "kernel")
-    if not isinstance(kernel, LowRank):
+    if not isinstance(kernel, LowRankKernel):
         return module.promote_dtype(inputs, kernel, bias, dtype=module.dtype)
     parts = (kernel.bases, kernel.a, kernel.b)
     inputs, bias, *parts = module.promote_dtype(inputs, bias, *parts, dtype=module.dtype)

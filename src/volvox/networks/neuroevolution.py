@@ -153,7 +153,8 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
         environment's actions.
     """
     frames = np.asarray(reference)
-    if frames.ndim < 2 or frames.shape[1:] != tuple(spec.observation_shape) or frames.dtype != spec.observation_dtype:
+    right = frames.ndim >= 2 and frames.shape[1:] == tuple(spec.observation_shape) and len(frames) > 0
+    if not right or frames.dtype != spec.observation_dtype:
         raise ValueError(
             f"the reference batch is {frames.dtype} {list(frames.shape)}; {spec.name} has observations of "
             f"{np.dtype(spec.observation_dtype)} [R, {', '.join(map(str, spec.observation_shape))}]."

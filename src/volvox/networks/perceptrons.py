@@ -152,6 +152,11 @@ class ActorAndCritic:
     representation: nn.Module | None = None
 
 
+def _params(variables: Any) -> Any:
+    """The parameters of a module, which may have none."""
+    return variables.get("params", {})
+
+
 class Params(NamedTuple):
     """Parameters of the networks.
 
@@ -188,11 +193,11 @@ class ActorAndCritics:
         representation: ArrayTree = ()
         if modules.representation is not None:
             k_representation = jax.random.fold_in(key, 3)
-            representation = modules.representation.init(k_representation, observation, action)["params"]
+            representation = _params(modules.representation.init(k_representation, observation, action))
         features = self.encode_observation(representation, observation)
         encoded = self.encode_action(representation, features, action)
-        first, second = (modules.critic.init(k, encoded, action)["params"] for k in k_critics)
-        return Params(modules.actor.init(k_actor, features)["params"], (first, second), representation)
+        first, second = (_params(modules.critic.init(k, encoded, action)) for k in k_critics)
+        return Params(_params(modules.actor.init(k_actor, features)), (first, second), representation)
 
     def act(self, params: ArrayTree, features: Array) -> Array:
         """Actions `[B, A]` of an actor's parameters at features of observations `[B, ...]`."""
@@ -220,7 +225,7 @@ class ActorAndCritics:
     def scale(self, action: Array) -> Array:
         """Actions in [-1, 1] -> the environment's."""
         low, high = jnp.asarray(self.spec.action_low), jnp.asarray(self.spec.action_high)
-        return low + (action + 1.0) * ((high - low) / 2)
+        return jnp.clip(low + (action + 1.0) * ((high - low) / 2), low, high)  # rounding may exceed a bound
 
     def policy(self, init: Callable[[Array], ArrayTree], act: Callable[[ArrayTree, Array], Array]) -> Policy:
         """A policy of deterministic actions.
@@ -272,8 +277,8 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
         if not isinstance(observation, jax.ShapeDtypeStruct):
             raise ValueError(f"{spec.name} has observations of several arrays; a representation predicts one array.")
         variables = check_module(module, spec, (observation, action), observation, role="representation")
-        features = jax.eval_shape(made.encode_observation, variables["params"], observation)
-        encoded = jax.eval_shape(made.encode_action, variables["params"], features, action)
+        features = jax.eval_shape(made.encode_observation, _params(variables), observation)
+        encoded = jax.eval_shape(made.encode_action, _params(variables), features, action)
     check_module(networks.actor, spec, (features,), action, role="actor", meaning="an action before its tanh")
     check_module(networks.critic, spec, (encoded, action), batch_of(), role="critic", meaning="a value")
     return made

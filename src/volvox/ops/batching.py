@@ -87,7 +87,7 @@ def per_index(many: Callable[..., Array]) -> Callable[..., Array]:
         x_batched, w_batched, index_batched, *rest_batched = in_batched
         if not (w_batched or index_batched or any(rest_batched)):
             return _more_rows(op, x, w, index, *rest), True
-        x, index = _repeat(x, x_batched, axis_size), _repeat(index, index_batched, axis_size)
+        x, index = _repeat(x, x_batched, axis_size), _repeat(index.astype(jnp.int32), index_batched, axis_size)
         rest = [_repeat(y, batched, axis_size) for y, batched in zip(rest, rest_batched, strict=True)]
         if w_batched:  # Element v finds its weights after those of the elements before it.
             index = index + jnp.arange(axis_size, dtype=index.dtype)[:, None] * w.shape[1]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from volvox.ops.batching import over_weights, per_index
@@ -20,6 +21,7 @@ from volvox.ops.matmul import served
 from volvox.types import Array
 
 Padding = str | Sequence[tuple[int, int]]
+_PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 
 
 class Window(NamedTuple):
@@ -63,7 +65,7 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
       x: Images `[B, H, W, C]`.
       kernel: `[kh, kw, C, F]`.
       strides: Strides of rows and columns.
-      padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
+      padding: "SAME", "SAME_LOWER", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
@@ -80,13 +82,16 @@ def window_of(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], p
     """Returns the geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
     if len(x) != 4 or len(kernel) != 4 or x[3] != kernel[2]:
         raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}.")
-    if len(strides) != 2 or min(strides) < 1:
-        raise ValueError(f"conv needs two positive strides; got {tuple(strides)}.")
+    if len(strides) != 2 or any(int(stride) != stride or stride < 1 for stride in strides):
+        raise ValueError(f"conv needs two strides that are positive integers; got {tuple(strides)}.")
     image, size = x[1:3], kernel[:2]
+    if isinstance(padding, str) and padding not in _PADDINGS:
+        raise ValueError(f"conv has the paddings {', '.join(_PADDINGS)}, and numbers of zeros; got {padding!r}.")
     pads = lax.padtype_to_pads(image, size, strides, padding) if isinstance(padding, str) else padding
-    pads = tuple((int(low), int(high)) for low, high in pads)
-    if len(pads) != 2 or min(map(min, pads)) < 0:
+    if np.shape(pads) != (2, 2) or np.min(pads) < 0:
         raise ValueError(f"conv needs a non-negative (before, after) padding of rows and columns; got {padding}.")
+    (top, bottom), (left, right) = pads
+    pads = (int(top), int(bottom)), (int(left), int(right))
     window = Window((size[0], size[1]), (int(strides[0]), int(strides[1])), pads)
     if min(window.output_size(*image)) < 1:
         raise ValueError(f"The window {tuple(size)} does not fit into images of {tuple(image)} with {padding=}.")
@@ -137,7 +142,7 @@ def conv_low_rank(
       a: `[B, kh * kw * C, r]`.
       b: `[B, F, r]`.
       strides: Strides of rows and columns.
-      padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
+      padding: "SAME", "SAME_LOWER", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, M, H', W', F]` of the promoted dtype.
@@ -256,7 +261,7 @@ def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[A
     taps = _to_taps(kernel, window)
     of_blocks = _gradient_of_blocks(taps, g)
     of_taps = _gradient_of_taps(blocks, g, window.taps)
-    return _from_blocks(of_blocks, x, window), _from_taps(of_taps, kernel, window)
+    return _from_blocks(of_blocks.astype(x.dtype), x, window), _from_taps(of_taps.astype(kernel.dtype), kernel, window)
 
 
 def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
@@ -272,13 +277,16 @@ def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
     shifted = [_shift(g, i, j, taps) for i in range(qh) for j in range(qw)]
     pieces = _divisor(b, 10)
     rows = jnp.concatenate(shifted, axis=-1).reshape(pieces, -1, qh * qw * f)
-    of_taps = jnp.einsum("pmk,pmf->pkf", blocks.reshape(pieces, -1, k), rows).sum(0)
+    single = jnp.promote_types(g.dtype, jnp.float32)
+    products = jnp.einsum("pmk,pmf->pkf", blocks.reshape(pieces, -1, k), rows, preferred_element_type=single)
+    of_taps = products.sum(0)
     return of_taps.reshape(k, qh, qw, f).transpose(1, 2, 0, 3)
 
 
 def _gradient_of_blocks(taps: Array, g: Array) -> Array:
     qh, qw, k, f = taps.shape
-    products = g.reshape(-1, f) @ taps.transpose(3, 0, 1, 2).reshape(f, -1)
+    single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision is summed
+    products = jnp.matmul(g.reshape(-1, f), taps.transpose(3, 0, 1, 2).reshape(f, -1), preferred_element_type=single)
     products = products.reshape(*g.shape[:3], qh, qw, k)
     shifted = [_shift(products[:, :, :, i, j], i, j, (qh, qw)) for i in range(qh) for j in range(qw)]
     return sum(shifted[1:], shifted[0])

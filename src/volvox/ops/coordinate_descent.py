@@ -55,7 +55,10 @@ def lasso(
     chex.assert_rank([features, targets], [2, 1])
     chex.assert_equal_shape_prefix([features, targets], 1)
     n = targets.shape[0]
-    columns = jnp.asarray(features).T  # so that a coordinate is one contiguous row
+    features, targets = (
+        jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32)) for x in (features, targets)
+    )
+    columns = features.T  # so that a coordinate is one contiguous row
     squares = (columns**2).sum(axis=1) / n
     null = (targets**2).sum() / (2 * n)
 
@@ -87,6 +90,6 @@ def lasso(
         weights, residual = jax.lax.fori_loop(0, moving.sum(), lambda i, x: move(places[i], *x), (weights, residual))
         return state_of(weights, residual, passes + 1)
 
-    start, targets = jnp.zeros(columns.shape[0], columns.dtype), jnp.asarray(targets)
+    start = jnp.zeros(columns.shape[0], jnp.result_type(columns, targets))
     weights, _, _, gap, passes = jax.lax.while_loop(unfinished, one_pass, state_of(start, targets, jnp.int32(0)))
     return LassoResult(weights, gap, passes)

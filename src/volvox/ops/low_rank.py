@@ -18,7 +18,7 @@ from volvox.types import Array
 
 
 @flax.struct.dataclass
-class LowRank:
+class LowRankKernel:
     """The kernel `bases[index] + a @ b.T`, with the product reshaped to the kernel; it takes the place of an array.
 
     Attributes:
@@ -42,7 +42,7 @@ class LowRank:
         return self.bases.shape[1:]
 
 
-def low_rank_dense(x: Array, kernel: LowRank) -> Array:
+def low_rank_dense(x: Array, kernel: LowRankKernel) -> Array:
     """Computes `x @ kernel`.
 
     Args:
@@ -59,7 +59,9 @@ def low_rank_dense(x: Array, kernel: LowRank) -> Array:
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-def low_rank_conv(x: Array, kernel: LowRank, *, strides: Sequence[int] = (1, 1), padding: Padding = "SAME") -> Array:
+def low_rank_conv(
+    x: Array, kernel: LowRankKernel, *, strides: Sequence[int] = (1, 1), padding: Padding = "SAME"
+) -> Array:
     """Convolves images with the kernel.
 
     Args:
@@ -80,16 +82,16 @@ def low_rank_conv(x: Array, kernel: LowRank, *, strides: Sequence[int] = (1, 1),
 
 
 def without_bases(tree: Any) -> Any:
-    """Takes the bases out of every `LowRank` in `tree`, so that it can be stored for many networks."""
+    """Takes the bases out of every `LowRankKernel` in `tree`, so that it can be stored for many networks."""
     return _each(tree, lambda kernel: replace(kernel, bases=None))
 
 
 def with_bases(tree: Any, bases: Any) -> Any:
-    """Puts the bases back: for each `LowRank` in `tree` the leaf of `bases`, parameters `[P, ...]`, that it names."""
+    """Puts the bases back: for each `LowRankKernel` in `tree` the leaf of `bases` `[P, ...]` that it names."""
     leaves = jax.tree.leaves(bases)
     return _each(tree, lambda kernel: replace(kernel, bases=leaves[kernel.leaf]))
 
 
-def _each(tree: Any, change: Callable[[LowRank], LowRank]) -> Any:
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, LowRank))
-    return jax.tree.unflatten(treedef, [change(leaf) if isinstance(leaf, LowRank) else leaf for leaf in leaves])
+def _each(tree: Any, change: Callable[[LowRankKernel], LowRankKernel]) -> Any:
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, LowRankKernel))
+    return jax.tree.unflatten(treedef, [change(leaf) if isinstance(leaf, LowRankKernel) else leaf for leaf in leaves])

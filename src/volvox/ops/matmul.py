@@ -10,6 +10,7 @@ Example:
   >>> out = matmul(x, kernels[:2], jnp.array([0, 0, 1, 1, 0, 1, 0, 1]))  # [8, 1, 512] of two kernels
 """
 
+import math
 from functools import partial
 
 import jax
@@ -75,7 +76,7 @@ def dense(x: Array, kernel: Array) -> Array:
     """
     if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
         raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}.")
-    out = _dense(x.reshape(-1, x.shape[-1]), kernel)
+    out = _dense(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), kernel)
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 
 

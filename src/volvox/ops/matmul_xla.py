@@ -60,7 +60,7 @@ def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
         return _paired(x, w)
     if w.shape[0] == 1:
         return _paired(x.reshape(1, -1, x.shape[2]), w).reshape(*x.shape[:2], w.shape[2])
-    if x.shape[0] == 1 or w.shape[1] * w.shape[2] <= _SMALL:
+    if x.shape[0] <= 1 or w.shape[1] * w.shape[2] <= _SMALL:
         return _paired(x, w[index])
     return lax.platform_dependent(x, w, index, cpu=_grouped, default=_ragged)
 
@@ -80,12 +80,13 @@ def _chunked(x: Array, w: Array, chunk: int) -> Array:
     b, m, k = x.shape
     n = w.shape[-1]
     dtype = jnp.result_type(x, w)
-    # Partial sums in float32 at least: half precision would round each of them.
+    # Partial sums in float32 at least: half precision would round each of them. Integers stay exact.
+    sums = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.promote_types(dtype, jnp.float32)
     parts = jnp.einsum(
         "bmck,bckn->bcmn",
         x.reshape(b, m, k // chunk, chunk),
         w.reshape(b, k // chunk, chunk, n),
-        preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+        preferred_element_type=sums,
     )
     return parts.sum(1).astype(dtype)
 

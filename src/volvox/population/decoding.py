@@ -271,7 +271,7 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
 
 
 def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
-    """The parameters of one member as its network takes them: as `decode` computes them, or kernels as `LowRank`.
+    """The parameters of one member as its network takes them: as `decode` computes them, or as `LowRankKernel`.
 
     With low-rank noise no kernel is formed unless `encoding.formed`, and `member.initial` is ignored.
 
@@ -281,7 +281,7 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
       member: Scalars.
 
     Returns:
-      Parameters; the bases are part of every `LowRank` in them.
+      Parameters; the bases are part of every `LowRankKernel` in them.
     """
     if encoding.rank is None or encoding.formed:
         return decode(encoding, bases, member)
@@ -290,7 +290,7 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
     def one(number, noise):
         base = leaves[number]
         if _is_factors(noise):
-            return low_rank.LowRank(base, member.parent, noise.a, member.scale * noise.b, number)
+            return low_rank.LowRankKernel(base, member.parent, noise.a, member.scale * noise.b, number)
         return base[member.parent] + rounded(member.scale * noise, encoding.zero)
 
     numbers = jax.tree.unflatten(encoding.treedef, range(len(leaves)))
@@ -326,6 +326,8 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     """
     chex.assert_rank([seeds, weights], 1)
     chex.assert_equal_shape([seeds, weights])
+    if not seeds.shape[0]:
+        return encoding.zeros()
     # Parameters that are not factored but have several dimensions may be as large as factored ones are small.
     large = [len(s) > 1 and not factored for s, factored in zip(encoding.shapes, encoding.factored, strict=True)]
     at_once = _AT_ONCE if encoding.rank is None or any(large) else _FACTORS_AT_ONCE

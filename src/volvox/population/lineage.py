@@ -66,14 +66,15 @@ def genome(lineage: Member, base: int) -> Genome:
       ValueError: the lineage does not reach back to an initial ancestor.
     """
     mutations: list[tuple[int, float]] = []
+    ancestor = base
     for generation in range(lineage.seed.shape[0] - 1, -1, -1):
-        seed = int(lineage.seed[generation, base])
-        if lineage.initial[generation, base]:
+        seed = int(lineage.seed[generation, ancestor])
+        if lineage.initial[generation, ancestor]:
             return Genome(seed, tuple(reversed(mutations)))
-        scale = float(lineage.scale[generation, base])
+        scale = float(lineage.scale[generation, ancestor])
         if scale != 0.0:
             mutations.append((seed, scale))
-        base = int(lineage.parent[generation, base])
+        ancestor = int(lineage.parent[generation, ancestor])
     raise ValueError(f"the lineage of base {base} does not reach an initial ancestor; the log is incomplete.")
 
 
@@ -154,7 +155,10 @@ def load(path: str | os.PathLike) -> Genome:
     """
     if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
         raise ValueError(f"{os.fspath(path)} is no file")
-    text = Path(path).read_text()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from error
     if about_latest(Path(path).parent / "checkpoints").get(ABOUT, digest(text)) != digest(text):
         raise ValueError(
             f"{os.fspath(path)} is not the lineage that was saved with the newest checkpoint beside it: it was "

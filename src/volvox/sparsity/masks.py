@@ -72,7 +72,7 @@ def kernels(params: ArrayTree) -> dict[str, Kernel]:
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = "/".join(leaf_path(path))
-        if leaf_path(path)[-1] == "circulant":
+        if leaf_path(path)[-1:] == ("circulant",):
             if leaf.ndim != 3:
                 raise ValueError(
                     f"{name} is {list(leaf.shape)}, a block-circulant kernel [K / b, b, N / b]: of several learners or "

@@ -354,4 +354,4 @@ def _of_any(due: Array) -> Array:
 @_of_any.def_vmap
 def _(axis_size, in_batched, due):
     del axis_size
-    return (due.any(axis=0) if in_batched[0] else due), False
+    return (_of_any(due.any(axis=0)) if in_batched[0] else due), False  # the outer of two `vmap`s comes here too

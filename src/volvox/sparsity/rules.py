@@ -28,7 +28,9 @@ class Rule(Protocol):
             schedule = None  # not a field
 
             def init(self, key, kernels):
-                return {name: jax.random.bernoulli(key, 0.5, kernel.mask_shape) for name, kernel in kernels.items()}
+                keys = jax.random.split(key, len(kernels))
+                chosen = zip(keys, kernels.items(), strict=True)
+                return {name: jax.random.bernoulli(key, 0.5, kernel.mask_shape) for key, (name, kernel) in chosen}
 
             def update(self, key, mask, kernel, gradient, step, sparsity):
                 return jax.random.permutation(key, mask)
@@ -281,7 +283,7 @@ def _check_divides(setting: str, value: int, name: str, rows: int) -> None:
 
 def _size(groups: Array) -> Array:
     """Returns the root mean square of each group: `[R, g, F]` -> `[R, 1, F]`."""
-    return jnp.sqrt((groups**2).mean(axis=1, keepdims=True))
+    return jnp.sqrt((groups.astype(jnp.float32) ** 2).mean(axis=1, keepdims=True))  # float16 would underflow
 
 
 def _rank(values: Array) -> Array:

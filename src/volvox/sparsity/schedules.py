@@ -145,6 +145,7 @@ class RewardAware:
         """See `Schedule.advance`."""
         if mean_return is None:
             raise ValueError("a reward-aware sparsity needs update(gradient, state, params, mean_return=...).")
+        mean_return = jnp.where(jnp.isfinite(mean_return), mean_return, jnp.nan)  # an infinite one would stay for good
         best, worst = jnp.fmax(state.best, mean_return), jnp.fmin(state.worst, mean_return)
         below = (best - mean_return) / jnp.maximum(best - worst, 1e-8)
         # Before the first episode has ended there is no return.
