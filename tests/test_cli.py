@@ -124,8 +124,10 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
 def test_export(loaded, capsys, tmp_path):
     path = tmp_path / "policy.stablehlo"
     assert cli.main(["export", "runs/a", str(path)]) == 0
-    assert loaded.asked == [Path("runs/a"), ("export", path, {})]
-    assert capsys.readouterr().out == f"{path}: 2.0 MB\n"
+    assert loaded.asked == [Path("runs/a"), ("export", path, {"which": "best"})]
+    assert cli.main(["export", "runs/a", str(path), "--which", "last"]) == 0
+    assert loaded.asked[-1] == ("export", path, {"which": "last"})
+    assert capsys.readouterr().out == f"{path}: 2.0 MB\n" * 2
 
 
 def test_compare(run_dir, capsys, tmp_path, monkeypatch):

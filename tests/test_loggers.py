@@ -310,3 +310,21 @@ def test_rows_are_those_of_the_metrics_file(tmp_path):
     train(steps=2, run_dir=tmp_path / "a", loggers=(logger,))
     written = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [row for _, row in logger.told[:-1]] == written
+
+
+def test_a_run_that_fails_is_a_failed_one_there(tmp_path, monkeypatch):
+    ended = []
+    client = types.SimpleNamespace(
+        init=lambda **options: client, log=lambda values, step: None, finish=lambda **how: ended.append(how)
+    )
+    monkeypatch.setitem(sys.modules, "wandb", client)
+
+    def fail(number):
+        if number == 2:
+            raise OSError("emulator lost")
+        return {}
+
+    with pytest.raises(OSError, match="emulator lost"):
+        train(counting(fail), steps=3, run_dir=tmp_path / "a", loggers=(vx.loggers.wandb("tests"),))
+    train(counting(lambda number: {}), steps=3, run_dir=tmp_path / "a", resume=True, loggers=(vx.loggers.wandb("t"),))
+    assert ended == [{"exit_code": 1}, {}]

@@ -1,6 +1,7 @@
 """The cache of compiled programs: where it is, what it removes, and that other processes use it."""
 
 import os
+import stat
 import subprocess
 import sys
 import zlib
@@ -66,7 +67,7 @@ def test_a_cache_that_cannot_be_kept_or_that_others_may_write_to_is_said_and_lef
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     monkeypatch.setenv(_programs.VARIABLE, str(tmp_path / name))
-    reason = {"file": "Not a directory", "shared": "others may write"}[name]
+    reason = {"file": "File exists", "shared": "others may write"}[name]
     with pytest.warns(UserWarning, match=f"compiled programs are not kept for the next start: .*{reason}"):
         assert _programs.keep_programs() is None
 
@@ -84,7 +85,7 @@ def test_a_user_without_a_home_gets_a_warning(monkeypatch):
 
 
 def entry(root, name, content, *, age=0.0):
-    path = root / "processor" / f"{name}-cache"
+    path = root / "0123456789abcdef" / f"{name}-cache"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     times = path.stat().st_mtime - age
@@ -123,3 +124,31 @@ def test_the_oldest_go_first(tmp_path, monkeypatch, most_bytes, left):
         entry(tmp_path, name, bytes(100), age=10 * age)
     tidy(tmp_path, most_bytes=most_bytes)
     assert "".join(names(tmp_path)) == left
+
+
+@pytest.mark.usefixtures("without_cache")
+def test_a_umask_that_lets_the_group_write_makes_folders_of_ones_own(tmp_path, monkeypatch, recwarn):
+    monkeypatch.setenv(_programs.VARIABLE, str(tmp_path / "programs"))
+    before = os.umask(0o002)
+    try:
+        folder = _programs.keep_programs()
+    finally:
+        os.umask(before)
+    assert folder.parent == tmp_path / "programs"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.parent, folder)] == [0o700, 0o700]
+    assert not recwarn.list
+
+
+@pytest.mark.usefixtures("without_cache")
+def test_the_folder_of_another_user_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv(_programs.VARIABLE, str(tmp_path / "programs"))
+    monkeypatch.setattr(os, "getuid", lambda: 12_345_678)
+    with pytest.warns(UserWarning, match="belongs to another user, who could run code here by it: set VOLVOX_COMP"):
+        assert _programs.keep_programs() is None
+
+
+def test_files_of_others_are_left(tmp_path):
+    (tmp_path / "someone").mkdir()
+    (tmp_path / "someone" / "empty-cache").touch()
+    tidy(tmp_path, most_bytes=0)
+    assert names(tmp_path) == ["empty"]

@@ -67,7 +67,7 @@ def test_the_control_groups_of_this_process(tmp_path, monkeypatch, membership, g
 def test_an_accelerator_has_memory_of_its_own(monkeypatch):
     stats = {"bytes_limit": 100, "bytes_in_use": 30}
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
     assert _resources.available_memory() == 70
 
 

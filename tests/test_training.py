@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox import _monitor, checkpoint
+from volvox import _monitor, _resources, checkpoint
 from volvox.report import rows
 from volvox.training import read_config, train
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
@@ -520,9 +521,10 @@ def test_a_run_says_how_far_it_came(tmp_path):
     assert repr(run) == f"Run('hill', generations=1, run_dir='{tmp_path}/a', interrupted=True)"
 
 
-def test_a_budget_in_frames_that_nothing_counts_is_refused():
+def test_a_budget_in_frames_that_nothing_counts_is_refused(tmp_path):
     with pytest.raises(ValueError, match="max_frames=100: this algorithm has no metric 'frames'"):
-        quietly(hill(extra={"frames": None}), max_frames=100)
+        quietly(hill(extra={"frames": None}), max_frames=100, run_dir=tmp_path / "a", checkpoint_every=10)
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 1]  # what was done is saved
 
 
 def test_stop_after_ends_cleanly(tmp_path):
@@ -606,6 +608,76 @@ def test_an_error_in_a_step_passes_and_leaves_a_resumable_run(tmp_path):
     assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 2]
     run = quietly(hill(), steps=5, run_dir=tmp_path / "a", resume=True)
     assert_same_run(run, quietly(hill(), steps=5))
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        ({"generation": 9}, ValueError, "the algorithm calls this generation 9"),
+        ({"best": object()}, TypeError, "best"),
+    ],
+)
+def test_a_row_that_is_refused_leaves_a_resumable_run(tmp_path, row, error, message):
+    """Of the step before; the state after it has no row."""
+
+    def refused(state, *, monitor=None):
+        new, metrics = hill().step(state, monitor=monitor)
+        return new, metrics | (row if new.step == 3 else {})
+
+    with pytest.raises(error, match=message):
+        quietly(hill()._replace(step=refused), steps=5, run_dir=tmp_path / "a", checkpoint_every=10)
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 2]
+    assert_same_run(quietly(hill(), steps=5, run_dir=tmp_path / "a", resume=True), quietly(hill(), steps=5))
+
+
+def test_a_log_that_fails_leaves_a_resumable_run(tmp_path):
+    def log(state):
+        if state.step == 3:
+            raise KeyError("no such thing")
+        return {"x": np.asarray(state.x)}
+
+    options = {"run_dir": tmp_path / "a", "log": True}
+    with pytest.raises(KeyError, match="no such thing"):
+        quietly(hill()._replace(log=log), steps=5, checkpoint_every=10, **options)
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [0, 2]
+    assert numbers(tmp_path / "a") == [1, 2]
+    again = hill()._replace(log=lambda state: {"x": np.asarray(state.x)})
+    assert_same_run(quietly(again, steps=5, resume=True, **options), quietly(hill(), steps=5))
+
+
+def test_the_working_directory_may_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    run = quietly(hill(), steps=2, run_dir="a", on_step=lambda run: os.chdir(tmp_path / "elsewhere"))
+    assert len(run.metrics) == 2
+    assert_same_run(run.resume(steps=3, progress=False, loggers=()), quietly(hill(), steps=3))
+    assert (tmp_path / "a" / "config.json").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_runs_are_told_apart():
+    one, other = (quietly(hill(), steps=1) for _ in range(2))
+    assert one == one
+    assert one != other
+    assert len({one, other}) == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, number):
+    def flock(file, flags):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(_resources.fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match="a is on a file system without locks .*: let no other process train there"):
+        quietly(hill(), steps=1, run_dir=tmp_path / "a")
+    assert numbers(tmp_path / "a") == [1]
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_the_folder_around_a_run_need_not_be_readable(tmp_path):
+    (tmp_path / "around" / "a").mkdir(parents=True)
+    (tmp_path / "around").chmod(0o711)
+    quietly(hill(), steps=1, run_dir=tmp_path / "around" / "a")
 
 
 def test_numbers_that_are_not_finite_leave_the_last_good_state_and_a_note(tmp_path):

@@ -156,3 +156,14 @@ def test_an_algorithm_that_tells_nothing_is_given_up():
 
 def test_the_processor_has_a_name():
     assert re.search("[a-z]{3}", tuning.processor(), re.IGNORECASE)
+
+
+def test_a_result_that_cannot_be_kept_is_returned(tmp_path, monkeypatch):
+    def refused(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuning, "write_file", refused)
+    monkeypatch.setattr(tuning, "_in_a_process", lambda function, *args: {"timesteps_per_second": 5.0})
+    with pytest.warns(UserWarning, match="the result of tuning is not kept for the next time: .*No space left"):
+        tuned = tuning.tune(make, {"speed": (2,)}, seconds=0.2, cache=tmp_path / "cache", progress=False)
+    assert (tuned.settings, tuned.timesteps_per_second) == ({"speed": 2}, 5.0)

@@ -37,15 +37,19 @@ def keep_programs() -> Path | None:
         return None
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        root = Path(home, "volvox", "programs") if given.lower() in _ON else Path(given)
+        root = Path(home, "volvox", "programs") if given.lower() in _ON else Path(given).expanduser()
         folder = root / _processor()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for made in (root, folder):  # one by one: of parents, the user's mask would decide who may write
+            made.mkdir(mode=0o700, exist_ok=True)
         tidy(root)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         return _not_kept(f"{error}")
     if not os.access(folder, os.W_OK):
         return _not_kept(f"{folder} cannot be written")
-    if any(path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o022 for path in (root, folder)):
+    if any(path.stat().st_uid != os.getuid() for path in (root, folder)):
+        return _not_kept(f"{folder} belongs to another user, who could run code here by it: set {VARIABLE} to a folder")
+    if any(path.stat().st_mode & 0o022 for path in (root, folder)):
         return _not_kept(f"others may write to {folder}, and could run code here by it: chmod go-w it and {root}")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles a hundred small programs
@@ -68,7 +72,7 @@ def tidy(root: Path, *, most_bytes: int = _MOST_BYTES) -> None:
     # Whatever was written before has been looked at; a second for clocks that are coarse.
     since = mark.stat().st_mtime - 1 if mark.exists() else 0.0
     entries = []
-    for path in root.glob("*/*-cache"):
+    for path in root.glob(f"{'[0-9a-f]' * 16}/*-cache"):
         with contextlib.suppress(FileNotFoundError):  # another process removed it
             about = path.stat()
             if about.st_mtime >= since and not _is_whole(path):

@@ -1,14 +1,11 @@
 """The record of a run: its rows of metrics, and the files in its directory."""
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,14 +31,14 @@ from volvox._config import (
     read_config,
 )
 from volvox._manifest import sync
-from volvox._resources import check_disk, check_writable
+from volvox._resources import LOCK, check_disk, check_writable, locked
 from volvox._restoring import Restored, read_run, settings_digest
 from volvox.loggers import LoggedRun, opened, tensorboard
 from volvox.population import lineage
 from volvox.report import plots, rows
 from volvox.types import Algorithm, Array, ArrayTree
 
-LOCK, _LOG = ".lock", "log"
+_LOG = "log"
 _SECONDS_BETWEEN_PLOTS = 60.0
 _CERTAIN = 3
 """Checkpoints, at most, for which the disk must have room at the start: a run that would keep more may be short."""
@@ -86,7 +83,10 @@ class Record:
     """
 
     def __init__(self, algorithm: Algorithm, run_dir: str | os.PathLike[str] | None, *, keep: int, log: bool):
-        self.path = None if run_dir is None else run_path(run_dir)
+        if log and algorithm.log is None:
+            raise ValueError("log=True: this algorithm has nothing to log")
+        # Absolute, since a program may change its working directory.
+        self.path = None if run_dir is None else run_path(run_dir).absolute()
         self.rows: list[rows.Row] = []
         self.writes = algorithm.largest is None or jax.process_index() == 0
         self._algorithm, self._keep, self._log = algorithm, keep, log
@@ -163,9 +163,10 @@ class Record:
         else:
             check_unused(self.path)
         self._settings = settings_digest(self.config)
-        self.path.mkdir(parents=True, exist_ok=True)
-        sync(self.path.parent)
-        self._lock = stack.enter_context(_locked(self.path))
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True, exist_ok=True)
+            sync(self.path.parent)
+        self._lock = stack.enter_context(locked(self.path))
         found = read_run(self.path, self._algorithm, self.config, key) if there else None
         if found is not None:
             self.rows, self._rows_digest, self._saved_step = found.rows, found.rows_digest, found.step
@@ -227,7 +228,7 @@ class Record:
             raise
 
     def add(self, state: Any, figures: Mapping[str, Any], *, seconds: float, step_seconds: float) -> None:
-        """Adds the row of a step that is done, here and on disk."""
+        """Adds the row of a step that is done, here and on disk; where this raises, there is no such row here."""
         name, number = self._algorithm.step_name, self.done + 1
         if figures.get(name, number) != number:
             raise ValueError(
@@ -235,14 +236,15 @@ class Record:
                 "a state begins with none done, and each step does one"
             )
         own = {name: number, "seconds": round(seconds, 3), "step_seconds": round(step_seconds, 3)}
-        self.rows.append(own | rows.to_json(figures) | own)
-        if self.path is None:
-            return
-        self._rows_digest.update(rows.to_line(self.rows[-1]).encode())
-        with self._writing():
-            if self._log and self._algorithm.log is not None:
-                rows.write_log(self.path / _LOG, number, self._algorithm.log(state))
-            rows.append_row(self.path / METRICS, self.rows[-1])
+        row = own | rows.to_json(figures) | own
+        if self.path is not None:
+            logged = self._algorithm.log(state) if self._log and self._algorithm.log is not None else None
+            with self._writing():
+                if logged is not None:
+                    rows.write_log(self.path / _LOG, number, logged)
+                rows.append_row(self.path / METRICS, row)
+            self._rows_digest.update(rows.to_line(row).encode())
+        self.rows.append(row)
 
     def save(self, state: Any) -> None:
         """Writes the checkpoint and the elite of the state after the last row, unless they are there."""
@@ -374,23 +376,3 @@ def _has_no_step(directory: Path) -> bool:
     # A kill may have come between the files that begin a run, of which this is the last.
     unwritten = metrics.stat().st_size == 0 if metrics.is_file() else steps == [0] and not os.path.lexists(metrics)
     return unwritten and not any(steps) and not os.path.lexists(directory / ELITE)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[Any]:
-    """Holds a run directory's lock; the system drops it when the process ends, however it ends."""
-    path, flags = directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:  # a link is not followed, and a pipe not waited for
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise
-        raise ValueError(f"{path} is no file: remove it") from error
-    with os.fdopen(descriptor, "r+b", buffering=0) as lock:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError(f"{path} is no file: remove it")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(error.errno, f"another process is training in {directory}") from error
-        yield lock

@@ -1,14 +1,22 @@
-"""What a run needs of memory and disk, compared with what there is, before anything long begins."""
+"""What a run needs of memory, disk and its directory, compared with what there is, before anything long begins."""
 
+import contextlib
+import errno
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+LOCK = ".lock"
+"""File of a run directory that its one writer locks."""
 
 
 def size_of(tree: Any) -> int:
@@ -29,7 +37,7 @@ def available_memory() -> int | None:
 
     None where nothing says so.
     """
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]  # another process's tells nothing
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
@@ -115,6 +123,29 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ValueError(f"run_dir={os.fspath(directory)!r} cannot be written ({reason}); give another") from error
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[Any]:
+    """Holds a run directory's lock; the system drops it when the process ends, however it ends."""
+    path, flags = directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:  # a link is not followed, and a pipe not waited for
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise ValueError(f"{path} is no file: remove it") from error
+    with os.fdopen(descriptor, "r+b", buffering=0) as lock:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{path} is no file: remove it")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, f"another process is training in {directory}") from error
+        except OSError as error:  # some network file systems have no locks, or are mounted without
+            told = f"{directory} is on a file system without locks ({error}): let no other process train there"
+            warnings.warn(told, UserWarning, stacklevel=2)
+        yield lock
 
 
 def _existing(path: Path) -> Path:

@@ -69,7 +69,8 @@ def converted(observation: Any, wanted: ArrayTree, name: str) -> tuple[ArrayTree
     """Gives observations a batch dimension and the environment's dtypes.
 
     Args:
-      observation: One observation, or a batch: an array or lists; a dict or tuple of them where the environment's are.
+      observation: One observation, or a batch: an array or lists; a dict or tuple of arrays where the environment's
+        are.
       wanted: What an observation looks like, with `shape` and `dtype`: `EnvSpec.observation`.
       name: The environment.
 

@@ -44,7 +44,7 @@ __all__ = ["DamagedCheckpointError", "restore", "restore_latest", "save", "steps
 
 ArrayTree = Any
 
-_TREE, _UNFINISHED = "tree", ".unfinished-"
+_TREE, _UNFINISHED, _SILENCE = "tree", ".unfinished-", threading.Lock()
 _KEY, _EMPTY, _LONG = "\0key", "\0empty", "\0long"
 """How leaves that orbax does not take are marked: a key is a dict, an empty array or a long integer a string."""
 
@@ -116,7 +116,8 @@ def save(
     newest = [s for s in steps(root) if s <= step][-keep if keep else 0 :]
     for obsolete in [s for s in steps(root) if s not in newest]:
         condemn(root, obsolete)
-    _clear(root)
+    with contextlib.suppress(OSError):  # what another process still reads on a network's disk goes next time
+        _clear(root)
     return final
 
 
@@ -296,22 +297,20 @@ def _checkpointer() -> Any:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps orbax and TensorStore from printing tracebacks of an error that is raised as well.
-
-    At the first error orbax closes the event loop to which the threads of TensorStore still report further ones.
-    """
-    logger, shown = logging.getLogger("absl"), sys.unraisablehook
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    sys.unraisablehook = lambda raised: None if str(raised.exc_value) == "Event loop is closed" else shown(raised)
-    try:
-        yield
-    except Exception:  # whatever orbax raises; it is raised again, once those threads have reported
-        time.sleep(1.0)
-        raise
-    finally:
-        logger.setLevel(level)
-        sys.unraisablehook = shown
+    """Keeps orbax and TensorStore from printing tracebacks of an error that is raised as well."""
+    with _SILENCE:
+        logger, shown = logging.getLogger("absl"), sys.unraisablehook
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        sys.unraisablehook = lambda raised: None if str(raised.exc_value) == "Event loop is closed" else shown(raised)
+        try:
+            yield
+        except Exception:  # whatever orbax raises; it is raised again, once those threads have reported
+            time.sleep(1.0)
+            raise
+        finally:
+            logger.setLevel(level)
+            sys.unraisablehook = shown
 
 
 def _encoded(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -148,6 +148,7 @@ def compare(
     """
     if not runs:
         raise ValueError("compare takes one or more run directories, such as ga=runs/ga es=runs/es.")
+    plots.check_png(out)
     comparison = compare_methods(methods_of(runs), metric=metric, x=x)
     print(comparison.markdown() if markdown else comparison)
     if out is not None:
@@ -155,16 +156,19 @@ def compare(
         print(f"\n{out}")
 
 
-def export(run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /) -> None:
+def export(
+    run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /, *, which: Literal["best", "last"] = "best"
+) -> None:
     """Writes the policy to one file that acts without the code of its network.
 
     Args:
       run: The run directory.
       path: Where to write; `.stablehlo` or `.onnx`.
+      which: The best policy of the run so far, or its last one.
     """
     if path.suffix not in exported.SUFFIXES:  # loading takes seconds
         raise ValueError(f"{path}: the name must end in {' or '.join(exported.SUFFIXES)}")
-    _loaded(run, "export").export(path)
+    _loaded(run, "export").export(path, which=which)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -73,6 +73,8 @@ def _jax() -> tuple[str, str]:
     found = f"volvox {versions()['volvox']}, jax {jax.__version__}, {', '.join(devices)}"
     unused = Path("/proc/driver/nvidia/version").exists() and jax.default_backend() == "cpu"
     advice = 'there is an NVIDIA GPU that JAX does not use; install JAX for it: pip install "jax[cuda13]"'
+    if chosen := os.environ.get("JAX_PLATFORMS"):
+        advice = f"there is an NVIDIA GPU that JAX does not use, because JAX_PLATFORMS={chosen!r} says so"
     return found, advice if unused else ""
 
 

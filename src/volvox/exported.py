@@ -24,7 +24,7 @@ from volvox.types import Array, ArrayTree, Policy
 FORMAT, FORMAT_VERSION = "volvox policy", 1
 SUFFIXES = (".stablehlo", ".onnx")
 HEADER, PROGRAM = "header.json", "program.bin"
-EXTRA = 'install the extra "onnx", as by pip install -c constraints.txt -e ".[onnx]"'
+EXTRA = "install the extra \"onnx\", as by pip install 'volvox[onnx]'"
 _OTHER_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|lapack_\w+_ffi\b|(?:cu|hip)\w+\b)([^\s"(]+)')
 """A call out of a program, such as a callback, which is an address in memory. Linear algebra's are allowed."""
 

@@ -208,6 +208,10 @@ class WeightsAndBiases:
         """Ends the run there."""
         self._run.finish()
 
+    def abort(self) -> None:
+        """Ends the run there as one that failed."""
+        self._run.finish(exit_code=1)
+
 
 def opened(loggers: Sequence[Any], run: LoggedRun, stack: ExitStack) -> Callable[[int, Row], None]:
     """Opens the loggers of a run, which the stack closes.
@@ -272,9 +276,10 @@ def _named(name: str) -> Iterator[None]:
 def _close(name: str, logger: Logger, kind: Any, error: BaseException | None, trace: Any) -> None:
     """Closes a logger; where the run ended by an error, another one does not take its place."""
     del kind, trace
+    close = logger.close if error is None else getattr(logger, "abort", logger.close)
     try:
         with _named(name):
-            logger.close()
+            close()
     except Exception as of_closing:  # whatever a logger's own code raises
         if error is None:
             raise

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "check_unused", "read_config", "run_path", "train"]
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Run:
     """A run of `volvox.train`, as far as it got.
 
@@ -307,16 +307,13 @@ def train(
     steps, max_frames = _checks.count("steps", steps), _checks.count("max_frames", max_frames)
     _checks.integer("checkpoint_every", checkpoint_every, low=1, high=None)
     _checks.integer("keep_checkpoints", keep_checkpoints, low=1, high=None)
-    if stop_after is not None:
-        _checks.number("stop_after", stop_after, above=0)
+    _checks.number("stop_after", 1.0 if stop_after is None else stop_after, above=0)
     if steps is None and stop_after is None and max_frames is None:
         raise ValueError("nothing would end this run: give steps, stop_after (seconds) or max_frames")
     if on_step is not None and not callable(on_step):
         raise TypeError(f"on_step takes a function of the run, such as lambda run: None; got {said(on_step)}")
     if (resume or log) and run_dir is None:
         raise ValueError(f"{'resume' if resume else 'log'}=True needs a run_dir")
-    if log and algorithm.log is None:
-        raise ValueError("log=True: this algorithm has nothing to log")
     if compilation_cache:
         keep_programs()
     if algorithm.largest is None and jax.process_count() > 1:
@@ -338,8 +335,8 @@ def train(
         if resume:
             begins = f"going on after {name} {record.done}" if saved else "no run there yet, begins now"
             if saved and steps is not None and record.done >= steps:
-                begins = f"nothing to do, because {name} {record.done} is done"
-                begins += f" and steps={steps} asks for fewer" if record.done > steps else ""
+                fewer = f" and steps={steps} asks for fewer" if record.done > steps else ""
+                begins = f"nothing to do, because {name} {record.done} is done{fewer}"
             display.note(f"{run_dir}: {begins}")
         if saved is None and record.path and (needed := what_load_needs(record.config["algorithm"])):
             display.note(f"{run_dir}: in another process vx.load will need {needed}")
@@ -369,9 +366,12 @@ def train(
                 raise
             if monitor.abandons(made is None) or made is None:
                 break
-            (state, figures), now = made, time.monotonic()
-            record.add(state, figures, seconds=seconds_before + now - began, step_seconds=now - step_began)
+            (after, figures), now = made, time.monotonic()
+            with record.saving(state):  # the state before, if the row is refused
+                record.add(after, figures, seconds=seconds_before + now - began, step_seconds=now - step_began)
+            state = after
             with record.saving(state):
+                record.has_frames(max_frames)
                 record.tell_loggers()
             if record.done % checkpoint_every == 0:
                 record.save(state)

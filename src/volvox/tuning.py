@@ -14,6 +14,7 @@ import os
 import signal
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,13 +107,12 @@ def tune(
         described["choices"] = {setting: list(values) for setting, values in choices.items()}
         described["trials"] = {"seconds": seconds, "min_gain": min_gain, "fields": Tuned._fields}
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
-        path = Path(cache).expanduser() / f"{digest}.json"
+        path = Path(os.path.expanduser(cache), f"{digest}.json")  # without a home, ~ stays
         if path.exists():
             try:
                 return Tuned(**json.loads(path.read_text())["result"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} is no result of tuning any more ({error}); remove it.") from error
-        path.parent.mkdir(parents=True, exist_ok=True)
 
     trials: list[dict[str, Any]] = []
     if progress:
@@ -137,7 +137,11 @@ def tune(
     rates = [trial["timesteps_per_second"] for trial in trials if trial["settings"] == best and "error" not in trial]
     tuned = Tuned(best, statistics.median(rates), trials)
     if path is not None:
-        write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, json.dumps({"of": described, "result": tuned._asdict()}, indent=1) + "\n")
+        except OSError as error:  # the trials took minutes
+            warnings.warn(f"the result of tuning is not kept for the next time: {error}", UserWarning, stacklevel=2)
     return tuned
 
 

@@ -2,13 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import volvox as vx
 from volvox.report import interquartile_mean, probability_of_improvement
-from volvox.report.runs import run_dirs
+from volvox.report.runs import methods_of, run_dirs
 
 PONG = {"environment": "envpool", "task": "Pong-v5", "settings": {"frame_skip": 4}, "num_envs": 8}
 
@@ -241,3 +242,24 @@ def test_a_new_elite_has_no_score_of_the_elite_before(write):
     scores = {"elite_score": [135.0, None], "elite_is_new": [False, True], "validation_mean": [130.0, 170.0]}
     found = vx.compare({"a": write("a", frames=[1, 2], **scores)})
     assert found.metric == "validation_mean"
+
+
+@pytest.mark.parametrize("word", ["a=lr=0.1", "lr=0.1", "a=b=lr=0.1", "a=nothing"])
+def test_paths_may_have_signs_of_equality(tmp_path, monkeypatch, word):
+    (tmp_path / "lr=0.1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    wanted = {
+        "a=lr=0.1": {"a": [Path("lr=0.1")]},
+        "lr=0.1": {"lr=0.1": [Path("lr=0.1")]},
+        "a=b=lr=0.1": {"a=b": [Path("lr=0.1")]},
+        "a=nothing": {"a": [Path("nothing")]},
+    }
+    assert methods_of([word]) == wanted[word]
+
+
+def test_comparisons_are_told_apart_and_methods_by_their_lines(series, tmp_path):
+    found = vx.compare({str(i): series(str(i), [float(i)]) for i in range(8)})
+    assert found == found
+    assert found != vx.compare({"0": tmp_path / "0"})
+    lines = found.plot().axes[0].lines[:8]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 8

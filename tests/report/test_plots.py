@@ -113,3 +113,18 @@ def test_pyplot_is_left_alone():
 
 def test_a_notebook_can_show_the_figure():
     assert learning_curve(_rows(2))._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_metric_may_have_the_name_of_anothers_spread_or_count():
+    rows = [{"frames": i, "seconds": i, "reward": 2.0 * i, "reward_mean": float(i), "reward_std": 0.5} for i in (1, 2)]
+    figure = learning_curve([row | {"training_mean": float(row["frames"]), "number": row["frames"]} for row in rows])
+    labels = [line.get_label() for line in figure.axes[0].lines]
+    assert labels == ["reward", "reward mean (± std. deviation)", "training mean"]  # although that is 1, 2
+    assert not figure.axes[2:]  # `number` counts steps
+
+
+def test_the_folder_of_a_picture_is_made_and_other_formats_are_refused(tmp_path):
+    learning_curve(_rows(2), tmp_path / "new" / "curve.png")
+    assert (tmp_path / "new" / "curve.png").stat().st_size
+    with pytest.raises(ValueError, match=r"curve\.svg: pictures are PNG files, whose names must end in \.png"):
+        learning_curve(_rows(2), tmp_path / "curve.svg")

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from volvox.report import progress
-from volvox.report.progress import Progress, clock, figures, short
+from volvox.report.progress import Progress, clock, figures, in_notebook, short
 
 METRICS = {
     "generation": 1,
@@ -176,8 +176,8 @@ def test_a_run_that_would_take_centuries_is_told_before_its_first_row(at, limits
         shown.inside({"phase": "training", "stepped": steps} | share(steps, 20_000))
         at.now += 1
     shown.step(1, {"frames": 80_000})
-    told = [line for line in stream.getvalue().splitlines() if "whole run takes" in line]
-    expected = [f"at this rate the whole run takes {years}: ask for less, or set a limit of minutes"]
+    told = [line for line in stream.getvalue().splitlines() if "what is left takes" in line]
+    expected = [f"at this rate what is left takes {years}: ask for less, or set a limit of minutes"]
     assert told == (expected if years else [])
 
 
@@ -305,3 +305,22 @@ def test_a_stream_that_is_gone_ends_nothing(error):
     display.step(1, {"frames": 10})
     display.close()
     assert written == ["begins"]  # nothing more is tried
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_a_program_without_a_stream_of_errors_runs(monkeypatch, stream):
+    closed = open(os.devnull, "w")  # noqa: SIM115
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", None if stream is None else closed)
+    shown = Progress(3)
+    shown.note("a")
+    shown.step(1, METRICS)
+    shown.close()
+
+
+def test_colabs_shell_is_a_notebook(monkeypatch):
+    shell = type("Shell", (type("ZMQInteractiveShell", (), {}),), {})()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    assert in_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))
+    assert not in_notebook()

@@ -15,7 +15,7 @@ import numpy as np
 
 from volvox._arguments import said
 from volvox.report import runs as runs_
-from volvox.report.plots import COLORS, RANDOM, finished, score_lines
+from volvox.report.plots import COLORS, RANDOM, STYLES, finished, score_lines
 from volvox.report.progress import clock
 from volvox.report.runs import SCORES, Recorded, Runs, listed, number_text, words
 from volvox.report.statistics import Estimate, interquartile_mean, last_before, probability_of_improvement
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # matplotlib is imported where something is drawn
     from matplotlib.figure import Figure
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
     """Methods compared at equal expense; `print` shows the table, `plot` draws the curves.
 
@@ -83,9 +83,10 @@ class Comparison:
         figure = Figure(figsize=(10 if self.pairs else 6.5, 4.2), layout="constrained")
         panels = figure.subplots(1, 2 if self.pairs else 1, squeeze=False, width_ratios=(2, 1)[: 1 + bool(self.pairs)])
         by_x = panels[0, 0]
-        for (name, curve), row, color in zip(self.curves.items(), self.rows, itertools.cycle(COLORS), strict=False):
+        looks = itertools.cycle(itertools.product(STYLES, COLORS))
+        for (name, curve), row, (style, color) in zip(self.curves.items(), self.rows, looks, strict=False):
             runs = f"{name} ({row['runs']} run{'s' * (row['runs'] > 1)})"
-            by_x.step(self.points, curve.value, where="post", color=color, label=runs)
+            by_x.step(self.points, curve.value, where="post", color=color, linestyle=style, label=runs)
             if curve.low is not None:
                 by_x.fill_between(self.points, curve.low, curve.high, step="post", color=color, alpha=0.2, linewidth=0)
         known = score_lines(self.tasks[0]) if len(self.tasks) == 1 and not self.normalized else {}

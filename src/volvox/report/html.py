@@ -111,7 +111,7 @@ def html_report(
 def _summary(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
     named = settings.get("strategy", settings.get("settings", {}))
     name = str(named.get("type", settings.get("algorithm", ""))) if isinstance(named, Mapping) else ""
-    steps = f"{len(rows)} steps" if rows else "no step is complete yet"
+    steps = f"{len(rows)} step{'s' * (len(rows) != 1)}" if rows else "no step is complete yet"
     seconds = rows[-1].get("seconds") if rows else None
     time = f"in {_duration(seconds)}" if isinstance(seconds, int | float) else ""
     return " · ".join(filter(None, (name.rpartition(":")[2], f"{steps} {time}".strip())))

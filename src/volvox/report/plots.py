@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # matplotlib is imported where something is drawn
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 """Told apart by colour-blind readers, too (Okabe and Ito)."""
 RANDOM: Any = {"color": "0.4", "linestyle": "--", "linewidth": 1, "label": "random play (published)"}
-_STYLES = ("-", "--", ":")
+STYLES = ("-", "--", ":")
 _PANELS = 4
 """In a row."""
 _SCORE = re.compile(
@@ -77,9 +78,9 @@ def learning_curve(
     steps = np.arange(1, len(rows) + 1, dtype=float)
     spreads = _spreads(columns)
     unknown = [*_COUNTS, *spreads.values()]
-    names = [name for name, y in columns.items() if name not in unknown and not np.array_equal(y, steps)]
+    names = [name for name in columns if name not in unknown]
     scores = [name for name in names if _SCORE.match(name)]
-    others = [name for name in names if name not in scores]
+    others = [name for name in names if name not in scores and not np.array_equal(columns[name], steps)]
 
     # Places are fixed, in inches from the top: matplotlib's own layout takes seconds where there are many panels.
     num_labels = len(scores) + (random is not None)
@@ -96,7 +97,7 @@ def learning_curve(
     unit, unit_name = next(((size, name) for size, name in units if longest >= 2 * size), units[-1])
     for axes, x in ((by_frames, frames), (by_time, seconds / unit)):
         for i, name in enumerate(scores):
-            style = {"color": COLORS[i % len(COLORS)], "linestyle": _STYLES[i // len(COLORS) % len(_STYLES)]}
+            style = {"color": COLORS[i % len(COLORS)], "linestyle": STYLES[i // len(COLORS) % len(STYLES)]}
             _draw(axes, x, columns, name, spreads.get(name), least, **style)
         if scores and random is not None:
             axes.axhline(random, **RANDOM)
@@ -130,11 +131,19 @@ def learning_curve(
     return finished(figure, path)
 
 
+def check_png(path: str | os.PathLike[str] | None) -> None:
+    """Raises ValueError for the name of a picture of another format."""
+    if path is not None and Path(path).suffix != ".png":
+        raise ValueError(f"{os.fspath(path)}: pictures are PNG files, whose names must end in .png")
+
+
 def finished(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
     """Returns the figure, so that notebooks show it, and writes it to a PNG if there is a path."""
+    check_png(path)
     # Without pyplot, nobody has told notebooks how to show a figure.
     figure._repr_png_ = lambda: _png(figure)  # pyright: ignore[reportAttributeAccessIssue]
     if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_file(path, _png(figure))
     return figure
 
@@ -157,6 +166,8 @@ def _spreads(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
     found = {}
     for name in columns:
         for suffix in _SPREADS:
+            if not name.endswith(f"_{suffix}"):
+                continue
             of = name.removesuffix(f"_{suffix}")
             owners = [owner for owner in (f"{of}_score", f"{of}_mean", of) if owner in columns and owner != name]
             if owners:

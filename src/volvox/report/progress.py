@@ -1,5 +1,6 @@
 """Progress: one line for each finished step and, in terminals and notebooks, a status line below them."""
 
+import io
 import math
 import os
 import re
@@ -90,9 +91,10 @@ def clock(seconds: float) -> str:
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel."""
+    """Whether this runs in a Jupyter kernel; Colab's has a class that is made of Jupyter's."""
     ipython = sys.modules.get("IPython")
-    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
+    kinds = () if ipython is None else type(ipython.get_ipython()).__mro__
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
 
 
 class Progress:
@@ -135,7 +137,8 @@ class Progress:
         self._began = time.monotonic()
         self._compiling = self._announced = self._warned = False
         self._measured: tuple[float, float, int] | None = None  # when the rate began to be measured; share, timesteps
-        self._screen = _screen(sys.stderr if stream is None else stream, enabled)
+        stream = sys.stderr if stream is None else stream
+        self._screen = _screen(io.StringIO() if stream is None else stream, enabled)  # there may be none at all
 
     def inside(self, shown: Mapping[str, Any]) -> None:
         """Shows figures from inside a step.
@@ -220,7 +223,7 @@ class Progress:
         """Says, once, that the run will take very long."""
         if _LONG < left < math.inf and not self._warned:
             self._warned = True
-            self.note(f"at this rate the whole run takes {clock(left)}: ask for less, or set a limit of minutes")
+            self.note(f"at this rate what is left takes {clock(left)}: ask for less, or set a limit of minutes")
 
     def _budget(self) -> tuple[float, float]:
         """Returns the share of the run that is done, and the seconds that are left, by the limit that ends it first."""
@@ -338,11 +341,10 @@ def _share(shown: Mapping[str, Any]) -> float:
 
 def _has_width(stream: TextIO) -> bool:
     """Whether this is a terminal of which the width is known."""
-    if not stream.isatty() or os.environ.get("TERM") == "dumb":
-        return False
     try:
-        return os.get_terminal_size(stream.fileno()).columns > 0
-    except OSError:
+        is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        return is_terminal and os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):  # ValueError: it is closed
         return False
 
 

@@ -68,7 +68,9 @@ def methods_of(words: Iterable[str]) -> dict[str, list[Path]]:
     """Returns the directories of methods by name, of words such as `ga=runs/ga`; without a name the path is it."""
     methods: dict[str, list[Path]] = {}
     for word in words:
-        name, _, path = word.rpartition("=") if not Path(word).exists() else ("", "", word)
+        cuts = [place for place, letter in enumerate(word) if letter == "="]
+        cut = next((place for place in cuts if Path(word[place + 1 :]).exists()), cuts[0] if cuts else -1)
+        name, path = ("", word) if Path(word).exists() else (word[: max(cut, 0)], word[cut + 1 :])
         methods.setdefault(name or path, []).append(Path(path))
     return methods
 
