@@ -112,7 +112,7 @@ def lengths_of(rng: np.random.Generator, episodes: int) -> np.ndarray:
 def shares(draws: int = 10) -> dict[str, float]:
     """Share of the time in which two actors of 32 slots are busy with 1 000 members, and one process without actors.
 
-    An expected length that is about right is the length times or through 1.65 (one standard deviation).
+    An expected length is the length multiplied or divided by 1.65, one standard deviation of its logarithm.
     """
     rng, actor = np.random.default_rng(0), Actor(step=1.0, slots=32)
     found: dict[str, list[float]] = {}

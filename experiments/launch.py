@@ -183,7 +183,7 @@ def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
       FloatingPointError: The run diverged, here or before.
     """
     marker = Path(run_dir) / DIVERGED
-    if resume and marker.exists():
+    if resume and marker.is_file():
         raise FloatingPointError(
             f"{run_dir} diverged, and is not trained again from other episodes; remove {marker} to do that all the "
             f"same. What was said then: {marker.read_text().strip()}"

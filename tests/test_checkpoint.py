@@ -361,3 +361,22 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         checkpoint.write_file(path, "three")
     assert path.read_bytes() == b"two"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_what_is_still_read_elsewhere_is_removed_later(tmp_path, monkeypatch):
+    """As on a network's disk, where a folder is not empty while one of its files is open."""
+    removed, busy = shutil.rmtree, [True]
+
+    def rmtree(path, **options):
+        if busy[0]:
+            raise OSError(39, "Directory not empty", str(path))
+        removed(path, **options)
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
+    for step in range(4):
+        checkpoint.save(tmp_path, step, {"x": jnp.ones(2)}, keep=1)
+        assert checkpoint.steps(tmp_path) == [step]
+    assert len(list(tmp_path.iterdir())) == 4
+    busy[0] = False
+    checkpoint.save(tmp_path, 4, {"x": jnp.ones(2)}, keep=1)
+    assert len(list(tmp_path.iterdir())) == 1

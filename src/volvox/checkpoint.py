@@ -116,8 +116,7 @@ def save(
     newest = [s for s in steps(root) if s <= step][-keep if keep else 0 :]
     for obsolete in [s for s in steps(root) if s not in newest]:
         condemn(root, obsolete)
-    with contextlib.suppress(OSError):  # what another process still reads on a network's disk goes next time
-        _clear(root)
+    _clear(root)
     return final
 
 
@@ -379,10 +378,8 @@ def condemn(directory: str | os.PathLike[str], step: int) -> None:
 
 def _clear(root: Path) -> None:
     for leftover in root.glob(f"{_UNFINISHED}*"):
-        if is_folder(leftover):
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink()
+        with contextlib.suppress(OSError):  # what another process still reads on a network's disk goes next time
+            shutil.rmtree(leftover) if is_folder(leftover) else leftover.unlink()
 
 
 def _describe(leaf: Any) -> str:

@@ -63,7 +63,7 @@ def load(
       MemoryError: The checkpoint takes more memory than is free.
       volvox.checkpoint.DamagedCheckpointError: Every checkpoint is damaged.
     """
-    path, parts = run_path(run_dir), {"network": network, "env": env, "algorithm": algorithm}
+    path, parts = run_path(run_dir).absolute(), {"network": network, "env": env, "algorithm": algorithm}
     if is_exported(path):
         if given := [name for name, part in parts.items() if part is not None]:
             raise ValueError(f"{path} needs no parts, since it holds the whole policy: leave out {', '.join(given)}")

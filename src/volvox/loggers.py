@@ -38,7 +38,10 @@ class Logger(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the log, however the run ended; called once, unless opening it failed."""
+        """Ends the log, however the run ended; called once, unless opening it failed.
+
+        Where the run ends by an error, a logger's function `abort` is called in its place, if it has one.
+        """
         ...
 
 
@@ -289,7 +292,7 @@ def _close(name: str, logger: Logger, kind: Any, error: BaseException | None, tr
 def _place(path: str | os.PathLike[str] | None, run: LoggedRun, default: str) -> Path:
     """Returns where a logger writes: the path that was given, or a place in the run directory."""
     if path is not None:
-        return Path(path)
+        return Path(path).absolute()  # a program may change its working directory
     if run.path is None:
         raise ValueError(f"there is no run directory for {default}: give train a run_dir, or the logger a path")
     return run.path / default

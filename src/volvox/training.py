@@ -307,7 +307,8 @@ def train(
     steps, max_frames = _checks.count("steps", steps), _checks.count("max_frames", max_frames)
     _checks.integer("checkpoint_every", checkpoint_every, low=1, high=None)
     _checks.integer("keep_checkpoints", keep_checkpoints, low=1, high=None)
-    _checks.number("stop_after", 1.0 if stop_after is None else stop_after, above=0)
+    if stop_after is not None:
+        _checks.number("stop_after", stop_after, above=0)
     if steps is None and stop_after is None and max_frames is None:
         raise ValueError("nothing would end this run: give steps, stop_after (seconds) or max_frames")
     if on_step is not None and not callable(on_step):
@@ -347,7 +348,6 @@ def train(
         record.begin(stack, state, loggers=loggers)
         # Another process may end whenever this one agrees with it, between steps too.
         stack.push(lambda kind, error, trace: record.save(state) if kind is ConnectionError else None)
-
         began, dropped = time.monotonic(), ""
         seconds_before = record.rows[-1]["seconds"] if record.rows else 0.0
         last, of = (math.inf, "") if steps is None else (steps, f"/{steps}")

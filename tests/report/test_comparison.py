@@ -209,8 +209,20 @@ def test_runs_that_diverged_are_named_and_left_out(series, tmp_path):
     assert (again.rows, again.pairs, again.budget) == (found.rows, found.pairs, 300.0)
     said = f"{tmp_path}/ga/seed-3 and {tmp_path}/ga/seed-4 diverged, and 'ga' is compared without them"
     assert again.notes == (*found.notes, said)
+    (tmp_path / "es" / "diverged").mkdir()  # a folder is no mark
+    assert vx.compare({"ga": tmp_path / "ga", "es": tmp_path / "es"}).rows == found.rows
     with pytest.raises(ValueError, match="all runs of method 'ga' diverged"):
         vx.compare({"ga": [tmp_path / "ga" / "seed-3"], "es": tmp_path / "es"})
+
+
+def test_a_task_of_which_all_runs_diverged_is_named(write, tmp_path):
+    row = {"frames": [100], "training_mean": [1.0]}
+    both = [write("a", **row), write("b", env=PONG | {"task": "Boxing-v5"}, **row)]
+    lost = write("c", env=PONG | {"task": "Boxing-v5"}, **row)
+    (lost / "diverged").write_text("returns are infinite\n")
+    message = rf"'ga' has Pong-v5; 'es' has Boxing-v5 and Pong-v5; {tmp_path}/c diverged, and 'ga' is compared without"
+    with pytest.raises(ValueError, match=message):
+        vx.compare({"ga": [write("d", **row), lost], "es": both})
 
 
 def test_seeds_are_in_the_order_of_their_numbers(series, tmp_path):

@@ -164,7 +164,8 @@ def compare(
     found = {name: runs_.runs_of(name, paths) for name, paths in methods.items()}
     runs = {name: [run for run in own if not run.diverged] for name, own in found.items()}
     everything = [run for own in runs.values() for run in own]
-    tasks = runs_.check_tasks(runs)
+    lost = runs_.notes_on_diverged(found)
+    tasks = runs_.check_tasks(runs, lost)
     metric = runs_.metric_of(everything, metric, x)
     scales = runs_.scales_of(tasks, normalize)
     series = {run.path: runs_.series_of(run, x, metric) for run in everything}
@@ -202,7 +203,7 @@ def compare(
         pairs=tuple(pairs),
         points=points,
         curves=curves,
-        notes=(*runs_.notes_on(runs, series, tasks), *runs_.notes_on_diverged(found)),
+        notes=(*runs_.notes_on(runs, series, tasks), *lost),
     )
 
 

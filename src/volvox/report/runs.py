@@ -45,7 +45,7 @@ class Recorded(NamedTuple):
 
 def has_diverged(path: Path) -> bool:
     """Whether a run is marked as one whose numbers were no longer finite."""
-    return (path / DIVERGED).exists()
+    return (path / DIVERGED).is_file()
 
 
 def run_dirs(path: str | os.PathLike[str]) -> list[Path]:
@@ -98,8 +98,13 @@ def task_of(config: Mapping[str, Any]) -> str:
     return str(env.get("task", env.get("environment")) if isinstance(env, dict) else env)
 
 
-def check_tasks(runs: Mapping[str, list[Recorded]]) -> tuple[str, ...]:
-    """Returns the tasks; raises ValueError if methods have runs of different tasks, or a run is given twice."""
+def check_tasks(runs: Mapping[str, list[Recorded]], lost: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the tasks; raises ValueError if methods have runs of different tasks, or a run is given twice.
+
+    Args:
+      runs: Those of each method.
+      lost: What is said of runs that diverged, of which a method may have no others.
+    """
     seen: dict[Path, str] = {}
     for name, own in runs.items():
         for run in own:
@@ -110,7 +115,7 @@ def check_tasks(runs: Mapping[str, list[Recorded]]) -> tuple[str, ...]:
     first, *others = played.values()
     if any(tasks != first for tasks in others):
         said = "; ".join(f"{name!r} has {listed(tasks)}" for name, tasks in played.items())
-        raise ValueError(f"methods must have runs of the same tasks to be compared, but {said}")
+        raise ValueError(f"methods must have runs of the same tasks to be compared, but {'; '.join([said, *lost])}")
     return tuple(first)
 
 

@@ -246,7 +246,7 @@ _decoded = jax.jit(decode_many)
 
 
 def _without_objects(state: Any) -> Any:
-    """Leaves out the bytes of Python objects, which may hold times."""
+    """Leaves out what Python objects were saved as, which may hold times."""
 
     def is_object(x: Any) -> bool:
         return isinstance(x, HostedState)
