@@ -316,6 +316,7 @@ def test_a_program_without_a_stream_of_errors_runs(monkeypatch, stream):
     shown.note("a")
     shown.step(1, METRICS)
     shown.close()
+    assert shown._now == (1.0, 10.0)  # steps and frames
 
 
 def test_colabs_shell_is_a_notebook(monkeypatch):

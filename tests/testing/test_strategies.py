@@ -27,6 +27,11 @@ class Climber:
         self.mean = vectors[np.argmin(losses)]
 
 
+class Unseeded(Climber):
+    def __init__(self, start, seed):
+        super().__init__(start, None)
+
+
 class State(NamedTuple):
     mean: jax.Array
     more: Any = jnp.float32(0)
@@ -166,7 +171,10 @@ def test_a_right_one_passes():
 
 def test_a_python_object_may_keep_the_time():
     options = {"population_size": 6, "num_validation_episodes": 1}
-    testing.check_strategy(evolution.from_ask_tell(Climber, save=pickle.dumps, restore=pickle.loads, **options))
+    options |= {"save": pickle.dumps, "restore": pickle.loads}
+    testing.check_strategy(evolution.from_ask_tell(Climber, **options))
+    with pytest.raises(AssertionError, match="the same key gives another run"):
+        testing.check_strategy(evolution.from_ask_tell(Unseeded, **options))
 
 
 @pytest.mark.parametrize(
