@@ -296,8 +296,11 @@ def _checkpointer() -> Any:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps orbax and TensorStore from printing tracebacks of an error that is raised as well."""
-    with _SILENCE:
+    """Keeps orbax and TensorStore from printing tracebacks of an error that is raised as well.
+
+    At the first error orbax closes the event loop to which the threads of TensorStore still report further ones.
+    """
+    with _SILENCE:  # what is changed here belongs to the whole process, and runs of several threads may save
         logger, shown = logging.getLogger("absl"), sys.unraisablehook
         level = logger.level
         logger.setLevel(logging.CRITICAL)
