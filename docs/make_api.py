@@ -33,7 +33,7 @@ def section(title: str, module: ModuleType) -> list[str]:
         thing = getattr(module, name)
         if isinstance(thing, ModuleType) and module is volvox:
             continue
-        if module is not volvox and name in volvox.__all__:
+        if module is not volvox and getattr(volvox, name, None) is thing:
             continue
         lines.append(f"| `{name}` | {first_sentence(thing)} |")
     return [*lines, ""]

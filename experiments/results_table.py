@@ -42,7 +42,8 @@ This page is made by `python experiments/results_table.py` from the files in `ex
   the number of episodes and their cutoff are named where the score's file has them.
 - **Exact** is the mean over all no-op starts without sticky actions, each played once, and **human-normalised** the
   score with random play as 0 and a human tester as 1 (docs/results.md has percentages). Both columns are filled only
-  for Atari runs whose networks were scored in these ways.
+  for Atari runs whose networks were scored in these ways. Exact is left out where the score is of drawn actions;
+  `score.json` has that of the likeliest.
 - **Budget**: frames of a population count validation unless "of training" is said. A timestep has 4 frames
   on Atari, 5 on HalfCheetah, 4 on Hopper and 2 on InvertedPendulum.
 - **Wall-clock** is that of all seeds of the row together, with whatever else ran on the machine: of the whole process

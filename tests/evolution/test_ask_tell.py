@@ -247,7 +247,7 @@ def test_a_python_object_of_another_shape_is_refused(make, message):
 
 
 def test_a_python_object_of_too_many_bytes_is_refused():
-    inner = dataclasses.replace(hosted().inner, state_bytes=100)
+    inner = hosted(state_bytes=100).inner
     with pytest.raises(ValueError, match=r"Climber saved \d+ bytes, and state_bytes=100 are kept"):
         inner.ask(jax.random.key(0), inner.init(jax.random.key(0), CODE), CODE)
 

@@ -181,6 +181,15 @@ def test_what_may_mislead_is_said(write):
     assert "'ours' has 2 and 'theirs' has 1" in notes
 
 
+def test_a_metric_that_means_two_things_is_said(write):
+    columns = {"frames": [1], "training_mean": [1.0], "evaluation_mean": [1.0]}
+    methods = {kind: write(kind, **columns, settings={"algorithm": kind}) for kind in ("evolve", "learn")}
+    twofold = "training_mean is over all members of a population, mutated and in episodes that may be cut, and over"
+    assert twofold in " ".join(vx.compare(methods, metric="training_mean").notes)
+    assert twofold not in " ".join(vx.compare(methods).notes)
+    assert twofold not in " ".join(vx.compare({"ga": methods["evolve"]}, metric="training_mean").notes)
+
+
 def test_the_picture(series, tmp_path):
     found = vx.compare({"ga": series("ga", [1.0, 2.0, 3.0]), "es": series("es", [1.0, 2.0])})
     figure = found.plot(tmp_path / "comparison.png")

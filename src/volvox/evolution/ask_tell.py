@@ -32,6 +32,7 @@ def from_ask_tell(
     params: Mapping[str, Any] | None = None,
     save: Callable[[Any], bytes] | None = None,
     restore: Callable[[bytes], Any] | None = None,
+    state_bytes: int | None = None,
     **validation: int,
 ) -> Elitism:
     """Makes a strategy of whatever asks and tells, and keeps its best policy (`Elitism`).
@@ -53,6 +54,7 @@ def from_ask_tell(
       params: What differs from the default parameters of an evosax class, such as `{"std_init": 0.5}`.
       save: Python object -> bytes; with a function that makes such objects.
       restore: The inverse of `save`.
+      state_bytes: The most bytes that `save` may return; by default 2**20.
       **validation: Further fields of `Elitism`: `num_episodes`, `num_elite_candidates`, `num_validation_episodes`,
         `num_test_episodes`.
 
@@ -64,7 +66,8 @@ def from_ask_tell(
       ValueError: A setting is out of range.
     """
     given: dict[str, Any] = {"population_size": population_size, "settings": settings, "params": params, "save": save}
-    given = {name: value for name, value in (given | {"restore": restore}).items() if value is not None}
+    given |= {"restore": restore, "state_bytes": state_bytes}
+    given = {name: value for name, value in given.items() if value is not None}
     make: Callable[..., AskTell]
     if hasattr(algorithm, "default_params") and not isinstance(algorithm, type):
         raise TypeError(
@@ -78,8 +81,9 @@ def from_ask_tell(
     elif hasattr(algorithm, "ask") and not isinstance(algorithm, type):
         make, allowed = lambda: algorithm, set()
     elif callable(algorithm):
-        make, allowed = partial(Hosted, make=algorithm), {"population_size", "save", "restore"}
-        if missing := allowed - set(given):
+        needed = {"population_size", "save", "restore"}
+        make, allowed = partial(Hosted, make=algorithm), needed | {"state_bytes"}
+        if missing := needed - set(given):
             raise TypeError(
                 f"from_ask_tell({algorithm!r}, ...) needs {', '.join(sorted(missing))}: a Python object is saved after "
                 "each call, so that checkpoints hold its state and an interrupted generation can be repeated."
@@ -295,8 +299,8 @@ class Hosted:
         data = self.save(made)
         if not 0 < len(data) <= self.state_bytes:
             raise ValueError(
-                f"{type(made).__name__} saved {len(data)} bytes, and state_bytes={self.state_bytes} are kept; take "
-                "Hosted(..., state_bytes=...) for more."
+                f"{type(made).__name__} saved {len(data)} bytes, and state_bytes={self.state_bytes} are kept; give "
+                "from_ask_tell state_bytes=... for more."
             )
         saved = np.zeros(self.state_bytes, np.uint8)
         saved[: len(data)] = np.frombuffer(data, np.uint8)

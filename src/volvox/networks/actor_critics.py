@@ -1,9 +1,6 @@
 """Networks with two outputs, a policy's and a value, and their pure functions.
 
-The modules here are examples: any flax module will do that maps observations `[B, ...]` to (output `[B, size]`, value
-`[B]`), `size` being the number of actions, or twice the length of a continuous one (means, then logarithms of standard
-deviations). A recurrent one takes a second argument, its state, and returns ((output, value), state); its method
-`initial_state(batch_size)` gives the state in which episodes begin, leaves `[batch_size, ...]`.
+The modules here are examples: `actor_critic` takes any flax module of the form that it describes.
 """
 
 from collections.abc import Callable
@@ -249,7 +246,10 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         output, value, state = network.apply(params, observation, network.policy.initial_state(batch_size))
 
     Args:
-      module: A module as described at the top of this file, with parameters only.
+      module: A flax module with parameters only, from observations `[B, ...]` to (output `[B, size]`, value `[B]`),
+        `size` being the number of actions, or twice the length of a continuous one (means, then logarithms of standard
+        deviations). A recurrent one takes its state as a second argument and returns ((output, value), state); its
+        method `initial_state(batch_size)` gives the state in which episodes begin, leaves `[batch_size, ...]`.
       spec: The environment in which it is to act.
 
     Returns:

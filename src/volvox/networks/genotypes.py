@@ -29,7 +29,7 @@ from volvox.types import Array, ArrayTree, Config, EnvSpec, Genotype, Policy, ze
 InitialStd = Callable[[tuple[str, ...]], float]
 """Path of a kernel, such as `("Dense_0", "kernel")`, -> standard deviation times the root of its fan-in."""
 Prepare = Callable[[ArrayTree], ArrayTree]
-"""params -> variables, computed once per genome."""
+"""params -> variables, computed once per network."""
 GIVEN = "functions given"
 """In a policy's config, what was given beside a module; no field of a module has such a name."""
 BATCH = 7
@@ -63,7 +63,7 @@ def genotype(
       module: Any flax module that has parameters only (no batch statistics, no dropout, no recurrent state).
       spec: The environment it is to act in; needs `A == num_actions`, `A == sum(num_choices)`, or `A` = the size of one
         continuous action.
-      prepare: params -> variables, computed once per genome; what it returns is passed to the module as params.
+      prepare: params -> variables, computed once per network; what it returns is passed to the module as params.
       initial_std: Spread of the first generation's kernels, see `genotype_from_functions`; None asks the module's own
         method `initial_std(path)` if it has one, and is 1 otherwise.
 
@@ -116,7 +116,7 @@ def genotype_from_functions(
       spec: The environment it is to act in; needs `A == num_actions`, `A == sum(num_choices)`, or `A` = the size of one
         continuous action.
       name: The network's name in messages; None takes the name of `apply`.
-      prepare: params -> variables, computed once per genome; None is the identity.
+      prepare: params -> variables, computed once per network; None is the identity.
       initial_std: See above; None is 1 everywhere.
       low_rank: Paths of the kernels for which `prepare` and `apply` take a `volvox.ops.low_rank.LowRankKernel` as well.
       config: JSON values, the network's settings; None names the functions.

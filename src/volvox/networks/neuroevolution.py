@@ -63,7 +63,7 @@ class DeepGA(genotypes.Sized, nn.Module):
     """Convolutional network over stacked Atari frames; with 18 actions 4 052 658 or 1 008 450 parameters.
 
     Convolutions with SAME padding, one hidden dense layer, ReLU after all but the output. Parameters are called
-    `Conv_i` and `Dense_i`, so that their flat order (`volvox.ops.flat`) is the layer order of the published genomes.
+    `Conv_i` and `Dense_i`, so that their flat order (`volvox.ops.flat`) is the layer order of the published networks.
 
         net = vx.networks.DeepGA(env.spec.num_outputs, size="small")
 

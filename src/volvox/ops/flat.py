@@ -2,7 +2,7 @@
 
 Layers are in the natural order of their paths, with numbers compared as numbers (`Conv_2` before `Conv_10`, and by name
 before `Dense_0`). Within a layer, `kernel` comes first, then `bias`, then the other leaves by name. Each leaf is in C
-order. This is the order of the published genomes of DeepGA networks, whatever the order of leaves in the pytree.
+order. This is the order of the published DeepGA networks, whatever the order of leaves in the pytree.
 """
 
 import math

@@ -85,7 +85,7 @@ class Encoding:
 
     @property
     def like(self) -> ArrayTree:
-        """Shapes and dtypes of one genome, as a pytree of `jax.ShapeDtypeStruct`."""
+        """Shapes and dtypes of one member's parameters, as a pytree of `jax.ShapeDtypeStruct`."""
         return self.treedef.unflatten(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes)
 
     def zeros(self, *batch: int) -> ArrayTree:
@@ -94,12 +94,12 @@ class Encoding:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters in one genome."""
+        """Parameters of one member."""
         return flat.num_parameters(self.like)
 
     @property
     def num_drawn(self) -> int:
-        """Numbers that the noise of one member may take: a genome's, or more where factors of high rank have more."""
+        """Numbers that the noise of one member may take: one a parameter, or more if factors of high rank have more."""
         return max(self.num_parameters, flat.num_parameters(_noise_like(self)))
 
 

@@ -203,7 +203,7 @@ def compare(
         pairs=tuple(pairs),
         points=points,
         curves=curves,
-        notes=(*runs_.notes_on(runs, series, tasks), *lost),
+        notes=(*runs_.notes_on(runs, series, tasks, metric), *lost),
     )
 
 

@@ -197,10 +197,19 @@ def points_of(series: Mapping[Path, tuple[np.ndarray, np.ndarray]], x: str) -> n
 
 
 def notes_on(
-    runs: Mapping[str, list[Recorded]], series: Mapping[Path, tuple[np.ndarray, np.ndarray]], tasks: Sequence[str]
+    runs: Mapping[str, list[Recorded]],
+    series: Mapping[Path, tuple[np.ndarray, np.ndarray]],
+    tasks: Sequence[str],
+    metric: str,
 ) -> list[str]:
-    """Says what may mislead: few runs, short ones, settings that differ, and seeds that do not."""
+    """Says what may mislead: few runs, short ones, settings that differ, seeds that do not, metrics of two meanings."""
     notes = []
+    kinds = {run.config["algorithm"].get("algorithm") for own in runs.values() for run in own}
+    if metric.startswith("training_") and {"evolve", "learn"} <= kinds:
+        notes.append(
+            f"{metric} is over all members of a population, mutated and in episodes that may be cut, and over the "
+            "latest 100 episodes of a learner: compare scores of the results instead, by run.evaluate()"
+        )
     counts = {name: [sum(run.task == task for run in own) for task in tasks] for name, own in runs.items()}
     if few := [f"{name!r} has {min(count)}" for name, count in counts.items() if min(count) < FEWEST]:
         of = " of each task" if len(tasks) > 1 else ""

@@ -26,7 +26,7 @@ class Recording(NamedTuple):
     Attributes:
       path: The MP4 file.
       episode_return: Undiscounted sum of unclipped rewards.
-      length: Steps played; the video has one picture more, or as many as begin the episode.
+      length: Timesteps played; the video has one picture more, or as many as begin the episode.
     """
 
     path: Path
@@ -101,7 +101,7 @@ def record_video(
         for timesteps in _episode(groups, policy, variables):
             played, filmed = timesteps[0], timesteps[-1]
             if camera is not None and not _same_game(played, filmed):
-                raise RuntimeError(f"{spec.name}: the camera's emulator shows another game after step {length}")
+                raise RuntimeError(f"{spec.name}: the camera's emulator shows another game after timestep {length}")
             picture = np.asarray(filmed.observation)[0, :, :, channels]
             pipe.write(picture.repeat(scale, axis=0).repeat(scale, axis=1).tobytes())
             episode_return += float(played.reward[0])
