@@ -49,7 +49,8 @@ def run_dir(tmp_path):
     def make(name, **metrics):
         (directory := tmp_path / name).mkdir()
         network = {"type": "volvox.networks:DeepGA", "num_parameters": 1008450}
-        algorithm = {"env": {"task": "Pong-v5"}, "strategy": {"type": "volvox:GA"}, "network": network}
+        env = {"environment": "envpool", "task": "Pong-v5"}
+        algorithm = {"env": env, "strategy": {"type": "volvox:GA"}, "network": network}
         config = {
             "algorithm": algorithm,
             "key": {"data": [0, len(name)], "impl": "threefry2x32"},
@@ -161,7 +162,7 @@ def test_info_of_a_run_begins_with_what_one_wants(run_dir, capsys):
         "policy: GA with DeepGA of 1,008,450 parameters",
         "",
     ]
-    assert said[5] == "algorithm.env.task: Pong-v5"
+    assert said[5:7] == ["algorithm.env.environment: envpool", "algorithm.env.task: Pong-v5"]
     assert said[-1] == "versions.jax: 0.10.2"
 
 

@@ -315,8 +315,8 @@ class Record:
             return
         began = time.monotonic()
         with self._writing():
-            name = self._algorithm.env.spec.name
-            plots.learning_curve(self.rows, self.path / PLOT, title=name, **plots.score_lines(name))
+            env = self._algorithm.env
+            plots.learning_curve(self.rows, self.path / PLOT, title=env.spec.name, **plots.score_lines(env.config))
         took = time.monotonic() - began
         self._next_plot = began + max(_SECONDS_BETWEEN_PLOTS, took / _PLOTS_SHARE)
 

@@ -123,7 +123,7 @@ def plot(run: RunDir, /, *, out: Path | None = None) -> None:
     """
     config, rows = _recorded(run, "plot")
     path, task = run / PLOT if out is None else out, task_of(config)
-    plots.learning_curve(rows, path, title=task, **plots.score_lines(task))
+    plots.learning_curve(rows, path, title=task, **plots.score_lines(config["algorithm"].get("env")))
     print(path)
 
 
@@ -182,7 +182,8 @@ def report(run: RunDir, /, *, out: Path | None = None) -> None:
     config, rows = _recorded(run, "report")
     path, task = run / REPORT if out is None else out, task_of(config)
     video = run / VIDEO if (run / VIDEO).exists() else None
-    print(html_report(path, rows, config, title=task, video=video, **plots.score_lines(task)))
+    lines = plots.score_lines(config["algorithm"].get("env"))
+    print(html_report(path, rows, config, title=task, video=video, **lines))
 
 
 def info(run: RunDir, /) -> None:

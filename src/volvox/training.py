@@ -166,9 +166,9 @@ class Run:
         directory = self._directory("report")
         video, config = directory / VIDEO, read_config(directory)
         shown = video if video.exists() else None
-        path = directory / REPORT if path is None else path
-        name = self.algorithm.env.spec.name
-        return html.html_report(path, self.metrics, config, title=name, video=shown, **plots.score_lines(name))
+        path, env = directory / REPORT if path is None else path, self.algorithm.env
+        lines = plots.score_lines(env.config)
+        return html.html_report(path, self.metrics, config, title=env.spec.name, video=shown, **lines)
 
     def command(self) -> str:
         """The command line that began the run, without `--resume`.
@@ -195,8 +195,8 @@ class Run:
         """
         if path is None and self.run_dir is not None:
             path = self.run_dir / PLOT
-        name = self.algorithm.env.spec.name
-        return plots.learning_curve(self.metrics, path, title=name, **plots.score_lines(name))
+        env = self.algorithm.env
+        return plots.learning_curve(self.metrics, path, title=env.spec.name, **plots.score_lines(env.config))
 
     def watch(
         self, path: str | os.PathLike[str] | None = None, *, seed: int = 0, max_episode_steps: int | None = None

@@ -10,6 +10,7 @@ import pytest
 
 import volvox as vx
 from volvox import distributed, networks
+from volvox.distributed import player
 from volvox.envs import from_functions, probe
 
 GA = vx.GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
@@ -132,3 +133,11 @@ def test_an_environment_without_its_call():
     env = env._replace(config={name: value for name, value in env.config.items() if name != "made_by"})
     with pytest.raises(ValueError, match=r"a function that volvox\.recorded does not mark"):
         evolve(distributed.ray(), env=env)
+
+
+def test_actors_show_progress_often_enough_to_count_as_alive():
+    """What they played is counted at the end of a chunk, so one longer than their patience would end them."""
+    for chunk_seconds, told in ((90.0, 0.5), (0.1, 0.1)):
+        one = player.RayPlayer(distributed.ray(patience=2.0), {}, 4, chunk_seconds)
+        assert one._actors._given[1:] == (4, 4 * 4, told)
+        one.close()

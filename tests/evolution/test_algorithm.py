@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from volvox import checkpoint, evolution, networks, population
-from volvox.envs import atari, probe
+from volvox.envs import atari, envpool, probe
 from volvox.evolution.pools import Pools
 from volvox.population import lineage
 from volvox.types import Interrupted
@@ -259,6 +259,10 @@ def test_bad_cutoffs_and_networks_come_before_work():
         make(max_episode_steps=0)
     with pytest.raises(ValueError, match="test_max_episode_steps must be an integer of at least 1, got 0"):
         make(test_max_episode_steps=0)
+    blackjack = envpool("Blackjack-v1", num_envs=2)
+    for cutoff in ({"max_episode_steps": 50}, {"test_max_episode_steps": 50}):
+        with pytest.raises(ValueError, match="ends the episodes of 'Blackjack-v1' by the task's own rules alone"):
+            make(blackjack, **cutoff)
     strategy = evolution.GA.random_search(population_size=8, num_elite_candidates=2)
     with pytest.raises(ValueError, match=r"requires \[B, 2\]"):
         evolution.evolve(strategy, networks.MLP(3), ENV)

@@ -68,6 +68,19 @@ def generation(strategy, state, training, validation):
     return state, (who, np.asarray(asked.episodes)), metrics | more
 
 
+def test_the_first_state_has_no_key_of_a_generation():
+    """`fold_in(key, i)` may be `split(key)[i]`, so a state drawn from the run's key would be drawn again."""
+
+    class Drawing(Counting):
+        def init(self, key, encoding):
+            return jnp.stack([jax.random.key_data(one) for one in jax.random.split(key, 8)])
+
+    key = jax.random.key(3)
+    drawn = np.asarray(evolution.Elitism(inner=Drawing(), num_validation_episodes=2).init(key, CODE).inner)
+    generations = [np.asarray(jax.random.key_data(jax.random.fold_in(key, i))) for i in range(8)]
+    assert not any((one == other).all() for one in drawn for other in generations)
+
+
 @pytest.mark.parametrize(("has_mean", "challengers"), [(True, [[0.5, 2], [10.5, 13]]), (False, [[2, 1], [13, 10]])])
 def test_the_elite_plays_against_the_mean_and_the_best_of_training(has_mean, challengers):
     strategy = made(has_mean)

@@ -1,5 +1,7 @@
 """The genetic algorithm's protocol, phase by phase, and its learning on a probe with a known optimum."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,6 +114,33 @@ def test_an_elite_from_behind_the_parents_takes_the_last_place():
     state, (offspring, _), _ = generation(strategy, state, range(8), [1.0, 2.0])
     for base in (0, 1):  # the second of training, which won validation, is the only parent and the elite
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, 6))
+
+
+@dataclasses.dataclass(frozen=True)
+class Last(evolution.Returns):
+    """Ranks the lowest returns first."""
+
+    def rank(self, state, seed, evaluation):
+        return -evaluation.returns.mean(1), state, {}
+
+
+@pytest.mark.parametrize("validation", [[2.0, 1.0], [1.0, 2.0]])
+def test_an_elite_that_the_objective_ranks_last_takes_the_last_place(validation):
+    """Parents are the best by the objective, candidates by returns."""
+    strategy = ga(num_parents=3, objective=Last())
+    state = strategy.init(jax.random.key(0), CODE)
+    state, (offspring, _), _ = generation(strategy, state, range(8), validation)
+    elite = 7 if validation[0] == 2.0 else 6
+    for base, best in enumerate((0, 1, elite, elite)):
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
+
+
+def test_an_elite_that_the_objective_ranks_higher_is_there_once():
+    strategy = ga(num_parents=3, num_elite_candidates=7, objective=Last())
+    state = strategy.init(jax.random.key(0), CODE)
+    state, (offspring, _), _ = generation(strategy, state, range(8), [1.0] * 6 + [2.0])
+    for base, best in enumerate((0, 1, 2, 1)):
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
 
 
 def test_the_elite_gives_way_only_to_a_better_one():

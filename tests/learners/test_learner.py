@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from volvox.data import metrics
-from volvox.envs import probe
-from volvox.learners import PrimalDual, Progress, learn, learner
+from volvox.envs import cartpole, probe
+from volvox.learners import A3C, PPO, PrimalDual, Progress, learn, learner
 from volvox.loop.devices import Devices
 from volvox.networks import CategoricalMLP
 from volvox.types import Interrupted, Policy
@@ -198,6 +198,15 @@ def test_numbers_that_are_not_finite_are_named(env):
     algorithm = learn(Counting(breaks_at=20), None, env)
     with pytest.raises(FloatingPointError, match=r"by update \d+: total; nothing of this iteration is kept"):
         algorithm.step(algorithm.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("settings", [A3C(), PPO(segment_length=8), PrimalDual(timesteps_per_iteration=50)], ids=repr)
+def test_learners_run_where_numbers_have_64_bits(settings):
+    with jax.enable_x64(True):
+        algorithm = learn(settings, CategoricalMLP(2, hidden=(8,)), cartpole(num_envs=4))
+        _, row = algorithm.step(algorithm.init(0))
+        algorithm.close()
+    assert row["episodes"] > 0
 
 
 def test_a_chunk_without_length_is_refused(env):

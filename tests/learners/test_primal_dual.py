@@ -7,6 +7,7 @@ import optax
 import pytest
 from flax import linen as nn
 
+from volvox import sparsity
 from volvox.envs import cartpole, probe
 from volvox.learners import PrimalDual, learn
 from volvox.learners.primal_dual import Transition
@@ -33,7 +34,7 @@ def test_an_update_is_the_formulas(critic):
     settings = PrimalDual(discount=0.9, learning_rate=0.1, optimizer=optax.sgd, **critic)
     learner = settings.bind(CategoricalMLP(2, hidden=()), cartpole())
     learning, batch = learner.init(jax.random.key(0))[1], transitions(40)
-    after = jax.jit(learner.update)(learning, batch)
+    after = jax.jit(learner.update)(learning, batch, jnp.float32(0))
 
     def layer(params, name):
         return tuple(np.asarray(params[name][part], float) for part in ("kernel", "bias"))
@@ -105,6 +106,23 @@ def test_policies_learn_what_is_rewarded(critic):
     state, row, _ = learned(probe.chosen_reward(), **critic)
     assert jax.nn.softmax(state.learning.params["logits"][0])[1] > 0.95
     assert row["training_mean"] > 0.8
+
+
+def test_sparse_networks_begin_and_stay_sparse():
+    """As with the other learners: masks are drawn from the run's seed, and rewards reach the rule."""
+    rule = sparsity.Dynamic(sparsity=0.5)
+    settings = {"optimizer": sparsity.sparse(optax.adam, rule, min_side=8), "timesteps_per_iteration": 50}
+    network = CategoricalMLP(2, hidden=(16, 16))
+    masks = []
+    for seed in (0, 1):
+        algorithm = learn(PrimalDual(**settings), network, cartpole(num_envs=4))
+        state = algorithm.init(seed)
+        masks.append(np.asarray(algorithm.variables(state)["Dense_1"]["kernel"]) == 0)
+        state, row = algorithm.step(state)
+        assert row["compression"] > 0.2
+        algorithm.close()
+    assert [mask.mean() for mask in masks] == [0.5, 0.5]
+    assert (masks[0] != masks[1]).any()
 
 
 def test_each_transition_is_learned_once():

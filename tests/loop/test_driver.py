@@ -80,14 +80,14 @@ def clock(monkeypatch):
 
 
 def test_chunks_approach_the_asked_length_at_most_doubling(clock):
-    clock.seconds = lambda rounds: rounds / 40
+    clock.seconds = lambda rounds: rounds / 32
     loop = opened(chunk_seconds=1.0)
-    chunks = list(loop.run(*begin(), rounds_left=rounds_until(220)))
-    assert [chunk.rounds for chunk in chunks] == [4, 8, 16, 32, 40, 40, 40, 40]
+    chunks = list(loop.run(*begin(), rounds_left=rounds_until(159)))
+    assert [chunk.rounds for chunk in chunks] == [1, 2, 4, 8, 16, 32, 32, 32, 32]
     assert chunks[-1].seconds == pytest.approx(1.0)
-    clock.seconds = lambda rounds: rounds / 4  # ten times as slow
-    chunks = list(loop.run(*begin(), rounds_left=rounds_until(80)))
-    assert [chunk.rounds for chunk in chunks] == [40, 20, 10, 5, 4, 1]  # the last is cut short by the goal
+    clock.seconds = lambda rounds: rounds / 4  # eight times as slow
+    chunks = list(loop.run(*begin(), rounds_left=rounds_until(81)))
+    assert [chunk.rounds for chunk in chunks] == [32, 16, 8, 4, 4, 4, 4, 4, 4, 1]  # the last is cut short by the goal
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(9)))
     assert [chunk.rounds for chunk in chunks] == [4, 4, 1]  # and says nothing of how long a chunk takes
     loop.close()
@@ -217,6 +217,23 @@ def test_a_failure_closes_the_pools():
     with pytest.raises(ValueError, match="restart failed"):
         loop.restart()
     assert closed == ["init"] * 2 + ["recv"] * 2 + ["send"] * 2 + ["recv"] * 2 + ["restart"] * 2
+
+
+def test_environments_of_jax_are_not_given_up_however_long_a_chunk_takes(monkeypatch):
+    """Others may block: of them, a chunk that is not there in time is an error that says what may help."""
+    monkeypatch.setattr(driver.environments, "PATIENCE", -1.0)
+    waits = []
+    monkeypatch.setattr(
+        driver.Devices, "waited", lambda self, done, patience, on_timeout: waits.append((patience, on_timeout)) or done
+    )
+    loop = opened()
+    next(loop.run(*begin()))
+    loop.groups = tuple(group._replace(resumable=False) for group in loop.groups)
+    next(loop.run(*begin()))
+    loop.close()
+    assert [patience for patience, _ in waits] == [float("inf"), -1.0]
+    assert "an environment blocks" in waits[1][1]
+    assert "or 2 rounds take longer: take fewer environments" in waits[1][1]
 
 
 def test_time_in_which_the_process_is_stopped_is_not_waited_for(monkeypatch):

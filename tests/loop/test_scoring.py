@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.envs import atari, probe
+from volvox.envs import atari, envpool, probe
 from volvox.loop import play, play_randomly, scoring
 from volvox.networks import GaussianMLP, genotype_from_functions
 from volvox.networks.actor_critics import actor_critic
@@ -152,6 +152,28 @@ def test_random_actions_are_uniform_between_their_bounds():
     np.testing.assert_allclose(drawn.min(0), low, atol=0.01)
     np.testing.assert_allclose(drawn.max(0), high, atol=0.01)
     np.testing.assert_allclose(drawn.mean(0), (low + high) / 2, atol=0.05)
+
+
+def test_only_whole_games_of_atari_are_human_normalised():
+    """A user's own environment may be called Pong, and in `fresh` episodes of single lives each life is one."""
+    named = probe.corridor(num_envs=2)
+    named = named._replace(spec=named.spec._replace(name="Pong"))
+    assert scores(named, [0.0, 1.0], num_episodes=2).human_normalized is None
+    lives = atari("Breakout", episodic_life=True, num_envs=2, max_episode_steps=20)
+    kinds = {"fresh": None, "sticky": pytest.approx((0.0 - 1.7) / (30.5 - 1.7))}
+    found = {protocol: scores(lives, [1.0, 0, 0, 0], protocol=protocol, num_episodes=2) for protocol in kinds}
+    assert {protocol: score.human_normalized for protocol, score in found.items()} == kinds
+
+
+def test_episodes_that_never_end_are_cut(monkeypatch):
+    """In CliffWalking a policy that walks into the wall stays there, and envpool takes no limit."""
+    monkeypatch.setattr(scoring, "_LONGEST", 50)
+    cliff = envpool("CliffWalking-v1", num_envs=2)
+    score = scores(cliff, [0.0, 0.0, 0.0, 1.0], num_episodes=2)
+    assert score.lengths.tolist() == [50, 50]
+    assert score.about == "2 episodes, cut at 50 timesteps"
+    limited = probe.countdown(num_envs=2, max_episode_steps=200)
+    assert scoring.limit_of(limited.spec) == 200
 
 
 def test_bad_requests_raise():

@@ -132,6 +132,15 @@ def test_runs_of_several_games_are_normalised_and_stratified(series):
         vx.compare(methods, normalize={"Pong-v5": (1, 1), "Breakout-v5": (0, 1)})
 
 
+def test_games_with_names_of_atari_are_on_scales_of_their_own(series):
+    other = {**PONG, "environment": "gymnax"}
+    runs = [series("pong", [1.0], env=other), series("b", [1.0], env={**other, "task": "Breakout-MinAtar"})]
+    with pytest.raises(ValueError, match="no scores of random play and of a human tester are known for Breakout-MinA"):
+        vx.compare({"ga": runs})
+    assert vx.compare({"ga": series("mine", [1.0], env=other)}).random is None
+    assert vx.compare({"ga": series("theirs", [1.0])}).random == -20.7
+
+
 def test_unequal_numbers_of_runs_are_noted(series):
     three, one = series("pong", [1.0, 2.0, 3.0]), series("breakout", [1.0], env=breakout())
     notes = vx.compare({"ga": [three, one]}).notes

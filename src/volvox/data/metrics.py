@@ -195,7 +195,7 @@ def _joined(episodes: Episodes, axis: Axis) -> Episodes:
     place = (total - 1 - ages) % WINDOW
     return Episodes(
         total=total,
-        returns=jnp.zeros(WINDOW).at[place].set(returns[chosen]),
+        returns=jnp.zeros(WINDOW, jnp.float32).at[place].set(returns[chosen]),
         lengths=jnp.zeros(WINDOW, jnp.int32).at[place].set(lengths[chosen]),
     )
 

@@ -112,8 +112,8 @@ class Layout:
         """Returns a batch of zeros."""
         counts = self.num_epochs * self.num_minibatches, self.num_groups
         length, n = self.segment_length if self.whole else 1, self.num_rows // self.num_minibatches
-        advantage, target = (jnp.zeros((*counts, length, n)) for _ in range(2))
-        return Batch(jnp.zeros((*counts, n), jnp.int32), advantage, target, jnp.zeros(counts[0]))
+        advantage, target = (jnp.zeros((*counts, length, n), jnp.float32) for _ in range(2))
+        return Batch(jnp.zeros((*counts, n), jnp.int32), advantage, target, jnp.zeros(counts[0], jnp.float32))
 
     def shuffle(self, key: Array, target: Array, advantage: Array, valid: Array, *, normalize: bool) -> Batch:
         """Shuffles the rows anew for every epoch.
@@ -130,7 +130,7 @@ class Layout:
         numbers = self.axis.number() * groups + jnp.arange(groups)
         keys = jax.vmap(lambda g: jax.random.split(jax.random.fold_in(key, g), self.num_epochs))(numbers)
         permutation = jax.vmap(jax.vmap(lambda key: jax.random.permutation(key, self.num_rows)))(keys)
-        rows = permutation.reshape(groups, *size)  # [G, J, n]
+        rows = permutation.reshape(groups, *size).astype(jnp.int32)  # [G, J, n]
 
         def ordered(x: Array) -> Array:
             chex.assert_shape(x, (groups, self.segment_length, self.num_envs))

@@ -107,7 +107,7 @@ class Rewards(NamedTuple):
 
 def init_rewards(num_groups: int, num_envs: int) -> Rewards:
     """Returns the scale before any reward, of groups of `num_envs` environments."""
-    return Rewards(init(()), tuple(jnp.zeros(num_envs) for _ in range(num_groups)))
+    return Rewards(init(()), tuple(jnp.zeros(num_envs, jnp.float32) for _ in range(num_groups)))
 
 
 def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float, axis: Axis = ALONE) -> Rewards:

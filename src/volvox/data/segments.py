@@ -117,7 +117,7 @@ def _put(rows: Array, row: Array, *place: Array) -> Array:
     # One update slice stays in place inside a compiled loop; a scatter would be a loop of its own.
     chex.assert_shape(row, rows.shape[len(place) :])
     row = row.astype(rows.dtype)[(None,) * len(place)]
-    return jax.lax.dynamic_update_slice(rows, row, (*place, *[0] * (rows.ndim - len(place))))
+    return jax.lax.dynamic_update_slice(rows, row, (*place, *[jnp.int32(0)] * (rows.ndim - len(place))))
 
 
 def end_with_lives(timestep: TimeStep, lives: Array) -> tuple[TimeStep, Array]:
@@ -221,12 +221,14 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, w
             first=jnp.concatenate([segment.first, after.first]),
         )
 
+    slot, start = jnp.int32(slot), jnp.int32(start)
+
     def of_timesteps(rows: Array) -> Array:
-        begin = (slot, 0, start, *[0] * (rows.ndim - 3))
+        begin = (slot, jnp.int32(0), start, *[jnp.int32(0)] * (rows.ndim - 3))
         return jax.lax.dynamic_slice(rows, begin, (1, length, num_envs, *rows.shape[3:]))[0]
 
     def of_segment(rows: Array) -> Array:
-        begin = (slot, start, *[0] * (rows.ndim - 2))
+        begin = (slot, start, *[jnp.int32(0)] * (rows.ndim - 2))
         return jax.lax.dynamic_slice(rows, begin, (1, num_envs, *rows.shape[2:]))[0]
 
     fields = {

@@ -50,11 +50,11 @@ class RayPlayer:
           settings: Of actors.
           config: What they play; see `volvox.evolution.pools.Workers`.
           num_slots: Environments of one actor.
-          chunk_seconds: How often progress and interrupts are looked at.
+          chunk_seconds: How often progress and interrupts are looked at; four times in an actor's patience at least.
           actor: The class of actors, which have the methods of `Actor`.
         """
         self._settings, self._num_slots, self._look = settings, num_slots, min(chunk_seconds, _LOOK)
-        capacity = _SLOTFULS * num_slots
+        capacity, chunk_seconds = _SLOTFULS * num_slots, min(chunk_seconds, settings.patience / 4)
         self._actors = Actors(
             settings, ({**config, "code": code_of(config)}, num_slots, capacity, chunk_seconds), actor
         )

@@ -112,9 +112,8 @@ def envpool(
             raise ValueError(f"{key!r} is not a setting of task {task!r}{nearest(key, defaults)}")
         if key in ("frame_skip", "max_episode_steps"):
             integer(key, value, low=1)
-    family = load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
-    fixed = bool(_OWN_LIMIT.match(f"{family}/{task}"))
-    if fixed:
+    family = _family(task)
+    if fixed := bool(_OWN_LIMIT.match(f"{family}/{task}")):
         given = defaults | config
         # Episodes of Highway last `duration` seconds, whatever else is said.
         seconds = family == "highway" and given["duration"] * given["policy_frequency"]
@@ -171,6 +170,26 @@ def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     """
     sequence = np.random.SeedSequence([integer("seed", seed, low=0, high=None), group])
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
+
+
+def _family(task: str) -> str:
+    return load_envpool().registration.registry.specs[task][0].removeprefix("envpool.")
+
+
+def has_own_limit(env: Env) -> bool:
+    """Whether episodes of a recipe end by the task's own rules, whatever `max_episode_steps` is."""
+    task = str(env.config.get("task"))
+    return env.config.get("environment") == "envpool" and bool(_OWN_LIMIT.match(f"{_family(task)}/{task}"))
+
+
+def check_limits(env: Env, *limits: int) -> None:
+    """Checks that the environments of a recipe keep time limits.
+
+    Raises:
+      ValueError: They have their own limit, and one of these is another.
+    """
+    for limit in limits if has_own_limit(env) else ():
+        _limit(env.config["task"], int(env.config["settings"]["max_episode_steps"]), True, limit)
 
 
 def _limit(task: str, own: int, fixed: bool, limit: int) -> int:

@@ -237,6 +237,16 @@ def human_normalized(game: str, score: float) -> float | None:
     return (score - known["random"]) / (known["human"] - known["random"]) if known else None
 
 
+def scores_of(env: Any) -> Mapping[str, float]:
+    """Returns the known scores of an environment by its `Env.config`; {} of all but Atari games, whatever their names.
+
+    MinAtar's games, for example, have names of Atari's and other scores.
+    """
+    if not isinstance(env, Mapping) or env.get("environment") != "envpool":
+        return {}
+    return known_scores(str(env.get("task")).partition("-")[0])
+
+
 @functools.cache
 def known_scores(game: str) -> Mapping[str, float]:
     """Returns what is known of a game's scores: of `random` play, of a `human`, and the `least` there can be.

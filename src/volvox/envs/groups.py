@@ -326,6 +326,7 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     Raises:
       ValueError: continuous actions in a NumPy array are out of bounds by more than rounding. (A `jax.Array` is only
         clipped, so that this works inside `jit`.)
+      FloatingPointError: One of them is NaN.
     """
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
@@ -333,6 +334,11 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
     if xp is np and (wrong := np.argwhere(~((action >= low - slack) & (action <= high + slack)))).size:
         at = tuple(wrong[0].tolist())
+        if np.isnan(action[at]):
+            raise FloatingPointError(
+                f"an action for {spec.name} is NaN: the parameters of the policy, or what it observes, are no longer "
+                "finite; a lower learning rate often helps"
+            )
         bounds = f"{low[at[1:]]:.6g} to {high[at[1:]]:.6g} for component {list(at[1:])}"
         raise ValueError(f"an action of {action[at]} is outside of {spec.name}'s bounds, {bounds}; clip it")
     return xp.clip(action, low, high)

@@ -12,6 +12,7 @@ import numpy as np
 
 from volvox._checks import integer
 from volvox._settings import recorded
+from volvox.envs.envpool_group import has_own_limit
 from volvox.envs.groups import array_module, consistent, wrapped
 from volvox.ops.order import rounded
 from volvox.types import Array, Env, TimeStep
@@ -35,10 +36,16 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
       The recipe.
 
     Raises:
-      ValueError: an action that the environment does not have.
+      ValueError: an action that the environment does not have, or one of envpool's tasks that have a time limit of
+        their own, towards which an opening would count.
     """
     if env.spec.num_actions is None:
         raise ValueError(f"{env.spec.name} has no single discrete action, of which an opening is made")
+    if has_own_limit(env):
+        raise ValueError(
+            f"{env.spec.name} takes no opening: envpool ends its episodes by the task's own rules, and would count the "
+            "timesteps of an opening"
+        )
     for action in actions:
         if integer("an action of the opening", action, low=0) >= env.spec.num_actions:
             raise ValueError(f"action {action} of the opening is none of {env.spec.name}'s {env.spec.num_actions}")

@@ -15,6 +15,7 @@ from volvox._arguments import check_env, check_network, check_part, said
 from volvox._checks import integer, one_thread, typed_key
 from volvox._settings import describe
 from volvox.checkpoint import restored
+from volvox.envs.envpool_group import check_limits
 from volvox.envs.envpool_tasks import whole_games
 from volvox.evolution.compiled import compiled_phases, explicit_bases
 from volvox.evolution.pools import Place, Player, Pools, Request, Workers
@@ -147,7 +148,7 @@ def evolve(
         raise ValueError("episodic_life=True would let members go on with each other's games; leave it out to evolve.")
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
-    integer("test_max_episode_steps", test_cutoff, low=1)
+    check_limits(env, cutoff.start, cutoff.max or cutoff.start, integer("test_max_episode_steps", test_cutoff, low=1))
     if all(phase.role == "test" for phase in strategy.phases):
         raise ValueError(f"strategy {strategy} has no training or validation phase, so nothing would learn.")
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)

@@ -150,6 +150,8 @@ class Elitism:
 
     def init(self, key: Array, encoding: Encoding) -> ElitismState:
         """Makes the state before the first generation."""
+        # Keys of generations are folded from `key` too, as are those that `inner` may split it into.
+        key = jax.random.fold_in(key, 2**31)
         return ElitismState(
             bases=encoding.zeros(self.num_elite_candidates),
             expected_length=jnp.zeros(self.num_elite_candidates),

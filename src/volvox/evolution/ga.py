@@ -262,8 +262,9 @@ class GA:
         place = winner - (state.generation > 0)  # in training; negative if it was the elite before
         parents = state.parents, state.parent_lengths
         if self.objective.elite_is_parent:
-            # It is one of the parents already if it is among the best T of training.
-            replaced = (jnp.arange(t) == t - 1) & ((place < 0) | (place >= t))
+            # It may be one of the parents already, who are ordered by the objective, not by returns.
+            alike = [mine == one for mine, one in zip(state.parents, elite[0], strict=True)]
+            replaced = (jnp.arange(t) == t - 1) & ~jnp.stack(alike).all(axis=0).any()
             parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)
         survivors, lengths = jax.tree.map(jnp.append, parents, elite)
         score, metrics = validated(state.score, evaluation, winner, place >= 0)

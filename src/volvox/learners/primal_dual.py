@@ -36,7 +36,9 @@ from volvox._checks import Optimizer, gradient_transformation, group_size, integ
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.protocol import Made, Progress, timesteps_progress
+from volvox.learners.side_by_side import compression_row
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic, clipped
+from volvox.sparsity import init_optimizers
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 
@@ -197,11 +199,12 @@ class _PrimalDual:
         loss = (sums["policy_loss"] + sums["value_loss"]) / jnp.maximum(batch.valid.sum(), 1)
         return loss, metrics.means(sums, count=batch.valid.sum())
 
-    def update(self, learning: Learning, batch: Transition) -> Learning:
-        """One update by transitions `[B]`."""
+    def update(self, learning: Learning, batch: Transition, mean_return: Array) -> Learning:
+        """One update by transitions `[B]`; sparse optimizers use the mean return."""
         (_, new), gradient = jax.value_and_grad(self.loss, has_aux=True)(learning.params, batch)
         new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
-        changes, optimizer = self.optimizer.update(gradient, learning.optimizer, learning.params)
+        further = {"step": learning.update + 1, "mean_return": mean_return}
+        changes, optimizer = self.optimizer.update(gradient, learning.optimizer, learning.params, **further)
         params = optax.apply_updates(learning.params, changes)
         return Learning(params, optimizer, learning.update + 1, metrics.add(learning.metrics, new))
 
@@ -217,7 +220,7 @@ class _PrimalDual:
             observation=me.transition.next_observation,
             action=me.action,
             reward=timestep.reward,
-            discount=self.settings.discount * (1.0 - timestep.terminated),
+            discount=self.settings.discount * (~timestep.terminated).astype(jnp.float32),
             next_observation=timestep.observation,
             valid=~timestep.first,
         )
@@ -235,14 +238,15 @@ class _PrimalDual:
     def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
         """Learns the latest transition of group `g` once, while its next action is played."""
         batch = acting.collectors[g].transition
+        mean_return = metrics.latest_mean(acting.episodes, num_envs=self.env.num_envs)
         # A trip count, not a condition, so that parameters stay in place. Without a transition even Adam stands still.
         due = batch.valid.any().astype(jnp.int32)
-        return acting, jax.lax.fori_loop(0, due, lambda _, learning: self.update(learning, batch), learning)
+        return acting, jax.lax.fori_loop(0, due, lambda _, x: self.update(x, batch, mean_return), learning)
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
-        params, zero = self.policy.init(key), jnp.int32(0)
-        learning = Learning(params, self.optimizer.init(params), zero, metrics={})
-        shapes = jax.eval_shape(lambda: self.update(learning, self.collector(1).transition))
+        (params,), (optimizer,) = init_optimizers(self.optimizer, [self.policy.init(key)], jax.random.fold_in(key, 1))
+        zero, learning = jnp.int32(0), Learning(params, optimizer, jnp.int32(0), metrics={})
+        shapes = jax.eval_shape(lambda: self.update(learning, self.collector(1).transition, jnp.float32(0)))
         learning = learning._replace(metrics=metrics.zeros(shapes.metrics))
         return Acting(zero, zero, metrics.init_episodes(), ()), learning
 
@@ -251,7 +255,8 @@ class _PrimalDual:
 
     def collector(self, b: int) -> Collector:
         observation, action = zeros((self.env.spec.observation, self.env.spec.action), b)
-        transition = Transition(observation, action, jnp.zeros(b), jnp.zeros(b), observation, jnp.zeros(b, bool))
+        nothing = jnp.zeros(b, jnp.float32)
+        transition = Transition(observation, action, nothing, nothing, observation, jnp.zeros(b, bool))
         return Collector(transition, action, metrics.init_running(b))
 
     def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:
@@ -262,7 +267,8 @@ class _PrimalDual:
 
     def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
         counts = {"timesteps": timesteps, "episodes": int(acting.episodes.total)}
-        return counts | metrics.scores(jax.device_get(acting.episodes))
+        counts |= metrics.scores(jax.device_get(acting.episodes))
+        return counts | compression_row({"params": learning.params}, {"params": learning.optimizer})
 
     def candidates(self, learning: Learning) -> list[ArrayTree]:
         return [learning.params]

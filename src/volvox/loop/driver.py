@@ -13,6 +13,7 @@ An algorithm iterates over chunks, so that progress, checks and interrupts are p
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ Monitor = Callable[[dict[str, Any]], bool | None]
 TIMED_EVERY = 10
 """One of so many generations, or iterations of a learner, is timed; 1: none is. See `is_timed`."""
 _MOST_ROUNDS = 2**20  # in one chunk
+_FASTER = "take fewer environments, or learn from less in a round"
 _abandoned: list[EnvGroup] = []
 """Pools whose program never ended. A compiled program holds their address, so that they may not be freed."""
 
@@ -99,7 +101,7 @@ class Loop:
         self._stages, self.make_groups, self.devices = stages, make_groups, devices
         self._beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
         self.envs: tuple[ArrayTree, ...] = ()
-        self._rounds = 4  # of the next chunk
+        self._rounds = 1  # of the next chunk
         self.run_chunk: RunChunk = _not_open
         self._time_parts: Callable[..., tuple[LoopState, Times]] = _not_open
         self._recv: list[Callable[[ArrayTree], tuple[ArrayTree, Any]]] = []
@@ -178,7 +180,8 @@ class Loop:
 
         Raises:
           RuntimeError: the loop is not open.
-          TimeoutError: the environments did not answer within ten minutes, though a chunk lasts about a second. Their
+          TimeoutError: the environments did not answer within ten minutes, though a chunk lasts about a second, or the
+            one round of which it consists at least. Environments that compute with JAX have no such limit. The
             program cannot be stopped, and keeps the process from ending in the usual way: end it by `os._exit`.
           ConnectionError: Another process of this run ended, or does not answer.
         """
@@ -187,8 +190,10 @@ class Loop:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
                 state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
-                late = environments.unanswered(self.groups[0].spec.name)
-                done = int(self.devices.waited(done, environments.PATIENCE, on_timeout=late))
+                # Environments that compute with JAX cannot block, however long a round of learning takes.
+                patience = math.inf if all(group.resumable for group in self.groups) else environments.PATIENCE
+                late = f"{environments.unanswered(self.groups[0].spec.name)}, or {rounds} rounds take longer: {_FASTER}"
+                done = int(self.devices.waited(done, patience, on_timeout=late))
                 seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
             self.envs, carry, memory = state
             if done == self._rounds:  # a chunk that was cut short says little of how long a round takes

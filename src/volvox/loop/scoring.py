@@ -17,7 +17,7 @@ import numpy as np
 from volvox._arguments import check_env, said
 from volvox._checks import integer
 from volvox.checkpoint import is_key
-from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, human_normalized
+from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, human_normalized, scores_of
 from volvox.loop.driver import seed_of
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
@@ -26,6 +26,8 @@ UNUSED_SEED = 1_000_003
 """Seed of the environments in which policies are scored; training is unlikely to use it."""
 _MOST_AT_ONCE = 1_000
 """Environments; an Atari emulator takes some 0.2 MB."""
+_NO_LIMIT, _LONGEST = 2**30, 100_000
+"""Timesteps of a time limit that is none, and those after which episodes are then cut."""
 _WAVES = 2**31  # names the keys of waves after the first; those of actions are named by their number, which is smaller
 
 
@@ -40,7 +42,8 @@ class Score(NamedTuple):
       high: Upper end, likewise.
       protocol: "sticky", "exact" or "fresh"; see `play`.
       about: What the protocol means here, in words.
-      human_normalized: (mean - random) / (human - random) on the 57 Atari games that have it; None elsewhere.
+      human_normalized: (mean - random) / (human - random) on the 57 Atari games that have it; None elsewhere,
+        and where each life is an episode.
     """
 
     returns: np.ndarray
@@ -263,14 +266,21 @@ def _play(
     if options:  # an Atari game
         about += f", preprocessing {env.config.get('preprocessing', 'envpool')!r}"
         about += ", all 18 actions" if env.config["settings"].get("full_action_space") else ""
-    about += f", cut at {group.spec.max_episode_steps} timesteps"
-    return Score(returns, lengths, mean, low, high, protocol, about, human_normalized(env.spec.name, mean))
+    about += f", cut at {limit_of(group.spec)} timesteps"
+    lives = protocol == "fresh" and env.config.get("settings", {}).get("episodic_life")  # each life is an episode
+    human = human_normalized(env.spec.name, mean) if scores_of(env.config) and not lives else None
+    return Score(returns, lengths, mean, low, high, protocol, about, human)
+
+
+def limit_of(spec: EnvSpec) -> int:
+    """Returns after how many timesteps scored episodes are cut: the time limit, or 100 000 where there is none."""
+    return spec.max_episode_steps if spec.max_episode_steps < _NO_LIMIT else _LONGEST
 
 
 def first_episodes(
     group: EnvGroup, state: ArrayTree, choose: Callable[[int, TimeStep, Any], tuple[Any, Any]], acting: ArrayTree
 ) -> tuple[ArrayTree, np.ndarray, np.ndarray]:
-    """Plays until the first episode of every environment has ended.
+    """Plays until the first episode of every environment has ended, or was cut (`limit_of`).
 
     Args:
       group: The environments, driven from Python.
@@ -284,7 +294,8 @@ def first_episodes(
     returns, lengths = np.zeros(group.num_envs, np.float32), np.zeros(group.num_envs, np.int32)
     playing, number = np.ones(group.num_envs, bool), 0
     state, timestep = group.recv(state)
-    while playing.any():
+    limited = limit_of(group.spec) == group.spec.max_episode_steps  # the environments keep the limit themselves
+    while playing.any() and (limited or number < _LONGEST):
         action, acting = choose(number, timestep, acting)
         state, timestep = group.recv(group.send(state, np.asarray(action)))
         returns += np.where(playing, timestep.reward, 0)

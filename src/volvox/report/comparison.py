@@ -44,6 +44,7 @@ class Comparison:
       points: float64 `[P]`: x of the curves.
       curves: Interquartile mean at each point with its interval, by method: an `Estimate` of arrays `[P]`.
       notes: Caveats, such as too few runs or settings that differ.
+      random: The score of random play, of one Atari game that is not normalized; else None.
     """
 
     metric: str
@@ -56,6 +57,7 @@ class Comparison:
     points: np.ndarray = dataclasses.field(repr=False)
     curves: Mapping[str, Estimate] = dataclasses.field(repr=False)
     notes: tuple[str, ...] = ()
+    random: float | None = None
 
     def __str__(self) -> str:
         tables = [_aligned(table) for table in self._tables()]
@@ -89,9 +91,8 @@ class Comparison:
             by_x.step(self.points, curve.value, where="post", color=color, linestyle=style, label=runs)
             if curve.low is not None:
                 by_x.fill_between(self.points, curve.low, curve.high, step="post", color=color, alpha=0.2, linewidth=0)
-        known = score_lines(self.tasks[0]) if len(self.tasks) == 1 and not self.normalized else {}
-        if "random" in known and self.metric in SCORES:
-            by_x.axhline(known["random"], **RANDOM)
+        if self.random is not None and self.metric in SCORES:
+            by_x.axhline(self.random, **RANDOM)
         by_x.set(xlabel=words(self.x), ylabel=self._score_name())
         by_x.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
         by_x.legend(frameon=False, fontsize="small")
@@ -167,7 +168,7 @@ def compare(
     lost = runs_.notes_on_diverged(found)
     tasks = runs_.check_tasks(runs, lost)
     metric = runs_.metric_of(everything, metric, x)
-    scales = runs_.scales_of(tasks, normalize)
+    scales = runs_.scales_of(everything, tasks, normalize)
     series = {run.path: runs_.series_of(run, x, metric) for run in everything}
     points = runs_.points_of(series, x)
     sampled = {
@@ -204,6 +205,7 @@ def compare(
         points=points,
         curves=curves,
         notes=(*runs_.notes_on(runs, series, tasks, metric), *lost),
+        random=None if scales else score_lines(everything[0].config["algorithm"].get("env")).get("random"),
     )
 
 

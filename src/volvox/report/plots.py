@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volvox.checkpoint import write_file
-from volvox.envs.envpool_tasks import known_scores
+from volvox.envs.envpool_tasks import scores_of
 from volvox.report.rows import numbers
 
 if TYPE_CHECKING:  # matplotlib is imported where something is drawn
@@ -32,14 +32,13 @@ _SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
 _COUNTS = ("frames", "seconds", "step_seconds", "evaluation_frames", "evaluation_seconds", "evaluation_timesteps")
 
 
-def score_lines(task: str) -> dict[str, float]:
-    """What is known of a game's scores that a learning curve shows; nothing of other environments.
+def score_lines(env: Any) -> dict[str, float]:
+    """What is known of an Atari game's scores that a learning curve shows; nothing of other environments.
 
     Args:
-      task: The game, such as "Pong" or "Pong-v5".
+      env: The environment's `Env.config`, or what `config.json` has in its place.
     """
-    known = known_scores(task.partition("-")[0])
-    return {name: value for name, value in known.items() if name in ("random", "least")}
+    return {name: value for name, value in scores_of(env).items() if name in ("random", "least")}
 
 
 def learning_curve(

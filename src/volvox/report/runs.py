@@ -11,7 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from volvox._config import CONFIG, DIVERGED, METRICS, read_config
-from volvox.envs.envpool_tasks import known_scores
+from volvox.envs.envpool_tasks import scores_of
 from volvox.report.rows import Row, numbers, read_metrics
 from volvox.report.statistics import FEWEST
 
@@ -145,13 +145,13 @@ def metric_of(runs: list[Recorded], metric: str | None, x: str) -> str:
 
 
 def scales_of(
-    tasks: Sequence[str], normalize: Mapping[str, tuple[float, float]] | None
+    runs: Sequence[Recorded], tasks: Sequence[str], normalize: Mapping[str, tuple[float, float]] | None
 ) -> Mapping[str, tuple[float, float]]:
     """Returns the scores that become 0 and 1 in each task; {} where one task stays on its own scale."""
     if normalize is None:
         if len(tasks) == 1:
             return {}
-        known = {task: known_scores(task.partition("-")[0]) for task in tasks}
+        known = {run.task: scores_of(run.config["algorithm"].get("env")) for run in runs}
         if missing := [task for task in tasks if not {"random", "human"} <= set(known[task])]:
             raise ValueError(
                 f"scores of {listed(tasks)} are on different scales, and no scores of random play and of a human "
