@@ -200,7 +200,11 @@ def test_numbers_that_are_not_finite_are_named(env):
         algorithm.step(algorithm.init(jax.random.key(0)))
 
 
-@pytest.mark.parametrize("settings", [A3C(), PPO(segment_length=8), PrimalDual(timesteps_per_iteration=50)], ids=repr)
+@pytest.mark.parametrize(
+    "settings",
+    [A3C(), PPO(segment_length=8), PrimalDual(timesteps_per_iteration=50)],
+    ids=lambda settings: type(settings).__name__,
+)
 def test_learners_run_where_numbers_have_64_bits(settings):
     with jax.enable_x64(True):
         algorithm = learn(settings, CategoricalMLP(2, hidden=(8,)), cartpole(num_envs=4))
