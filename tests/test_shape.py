@@ -53,7 +53,7 @@ def lines_of_code(path: Path) -> int:
 def test_there_is_little_code():
     # A commit that adds a feature, or refuses what was silently wrong, may raise these numbers; nothing else may.
     assert len(FILES) <= 131
-    assert sum(map(lines_of_code, FILES)) <= 15_400
+    assert sum(map(lines_of_code, FILES)) <= 15_420
 
 
 def inner(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -29,7 +29,7 @@ from volvox.report.comparison import compare as compare_methods
 from volvox.report.html import html_report
 from volvox.report.progress import clock
 from volvox.report.rows import Row, numbers, read_metrics
-from volvox.report.runs import SCORES, by_place, is_unscored, methods_of, number_text, task_of, words
+from volvox.report.runs import SCORES, by_place, env_config, is_unscored, methods_of, number_text, task_of, words
 from volvox.training import Run
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
@@ -123,7 +123,7 @@ def plot(run: RunDir, /, *, out: Path | None = None) -> None:
     """
     config, rows = _recorded(run, "plot")
     path, task = run / PLOT if out is None else out, task_of(config)
-    plots.learning_curve(rows, path, title=task, **plots.score_lines(config["algorithm"].get("env")))
+    plots.learning_curve(rows, path, title=task, **plots.score_lines(env_config(config)))
     print(path)
 
 
@@ -182,7 +182,7 @@ def report(run: RunDir, /, *, out: Path | None = None) -> None:
     config, rows = _recorded(run, "report")
     path, task = run / REPORT if out is None else out, task_of(config)
     video = run / VIDEO if (run / VIDEO).exists() else None
-    lines = plots.score_lines(config["algorithm"].get("env"))
+    lines = plots.score_lines(env_config(config))
     print(html_report(path, rows, config, title=task, video=video, **lines))
 
 

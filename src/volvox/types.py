@@ -257,11 +257,11 @@ class Policy(NamedTuple):
 
 
 class Genotype(NamedTuple):
-    """What evolves: a policy whose parameters are drawn from noise, mutated, and prepared once for each genome.
+    """What evolves: a policy whose parameters are drawn from noise, mutated, and prepared once for each network.
 
     Attributes:
       policy: What acts with the variables that `prepare` makes.
-      prepare: `params -> variables`: what can be computed once for each genome (layouts, reference statistics).
+      prepare: `params -> variables`: what can be computed once for each network (layouts, reference statistics).
       from_noise: `noise -> params`: standard normal noise, shaped as params, to params of the first generation.
       low_rank: Paths of the kernels in whose place `prepare` and `policy.apply` also take a
         `volvox.ops.low_rank.LowRankKernel`.

@@ -80,7 +80,7 @@ def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
         np.testing.assert_allclose(ours.observation[start + step, 0], np.stack(stack, -1), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("task", ["CliffWalking-v1", "CoinrunEasy-v0"])
+@pytest.mark.parametrize("task", ["CliffWalking-v1", "CoinrunEasy-v0", "BabyAI-GoToObj-v0"])
 def test_tasks_with_a_limit_of_their_own_take_no_opening(task):
     with pytest.raises(ValueError, match=f"{task} takes no opening: envpool ends its episodes by the task's own rules"):
         opening(envs.envpool(task, num_envs=2), (1,))

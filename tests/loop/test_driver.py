@@ -233,7 +233,7 @@ def test_environments_of_jax_are_not_given_up_however_long_a_chunk_takes(monkeyp
     loop.close()
     assert [patience for patience, _ in waits] == [float("inf"), -1.0]
     assert "an environment blocks" in waits[1][1]
-    assert "or 2 rounds take longer: take fewer environments" in waits[1][1]
+    assert "If a round of learning takes that long, take fewer environments" in waits[1][1]
 
 
 def test_time_in_which_the_process_is_stopped_is_not_waited_for(monkeypatch):

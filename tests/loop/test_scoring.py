@@ -159,6 +159,8 @@ def test_only_whole_games_of_atari_are_human_normalised():
     named = probe.corridor(num_envs=2)
     named = named._replace(spec=named.spec._replace(name="Pong"))
     assert scores(named, [0.0, 1.0], num_episodes=2).human_normalized is None
+    plain = envpool("Breakout-v5", num_envs=2, max_episode_steps=20)
+    assert scores(plain, [1.0, 0, 0, 0], num_episodes=2).human_normalized == pytest.approx((0.0 - 1.7) / (30.5 - 1.7))
     lives = atari("Breakout", episodic_life=True, num_envs=2, max_episode_steps=20)
     kinds = {"fresh": None, "sticky": pytest.approx((0.0 - 1.7) / (30.5 - 1.7))}
     found = {protocol: scores(lives, [1.0, 0, 0, 0], protocol=protocol, num_episodes=2) for protocol in kinds}
@@ -172,8 +174,10 @@ def test_episodes_that_never_end_are_cut(monkeypatch):
     score = scores(cliff, [0.0, 0.0, 0.0, 1.0], num_episodes=2)
     assert score.lengths.tolist() == [50, 50]
     assert score.about == "2 episodes, cut at 50 timesteps"
-    limited = probe.countdown(num_envs=2, max_episode_steps=200)
-    assert scoring.limit_of(limited.spec) == 200
+    blackjack = scores(envpool("Blackjack-v1", num_envs=2), [1.0, 0.0], num_episodes=2)
+    assert blackjack.about == "2 episodes"
+    limited = scores(probe.countdown(num_envs=2, max_episode_steps=200), [1.0, 0.0], num_episodes=2)
+    assert limited.about == "2 episodes, cut at 200 timesteps"
 
 
 def test_bad_requests_raise():

@@ -193,7 +193,7 @@ def test_what_may_mislead_is_said(write):
 def test_a_metric_that_means_two_things_is_said(write):
     columns = {"frames": [1], "training_mean": [1.0], "evaluation_mean": [1.0]}
     methods = {kind: write(kind, **columns, settings={"algorithm": kind}) for kind in ("evolve", "learn")}
-    twofold = "training_mean is over all members of a population, mutated and in episodes that may be cut, and over"
+    twofold = "training_mean of a population is over all its members, mutated and in episodes that may be cut,"
     assert twofold in " ".join(vx.compare(methods, metric="training_mean").notes)
     assert twofold not in " ".join(vx.compare(methods).notes)
     assert twofold not in " ".join(vx.compare({"ga": methods["evolve"]}, metric="training_mean").notes)

@@ -50,7 +50,8 @@ class RayPlayer:
           settings: Of actors.
           config: What they play; see `volvox.evolution.pools.Workers`.
           num_slots: Environments of one actor.
-          chunk_seconds: How often progress and interrupts are looked at; four times in an actor's patience at least.
+          chunk_seconds: How often progress and interrupts are looked at; by actors after a quarter of their patience at
+            most.
           actor: The class of actors, which have the methods of `Actor`.
         """
         self._settings, self._num_slots, self._look = settings, num_slots, min(chunk_seconds, _LOOK)

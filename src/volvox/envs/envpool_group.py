@@ -182,17 +182,17 @@ def has_own_limit(env: Env) -> bool:
     return env.config.get("environment") == "envpool" and bool(_OWN_LIMIT.match(f"{_family(task)}/{task}"))
 
 
-def check_limits(env: Env, *limits: int) -> None:
-    """Checks that the environments of a recipe keep time limits.
+def check_limit(env: Env, name: str, limit: int) -> None:
+    """Checks that the environments of a recipe keep a time limit, the argument `name`.
 
     Raises:
-      ValueError: They have their own limit, and one of these is another.
+      ValueError: They have their own, which is another.
     """
-    for limit in limits if has_own_limit(env) else ():
-        _limit(env.config["task"], int(env.config["settings"]["max_episode_steps"]), True, limit)
+    if has_own_limit(env):
+        _limit(env.config["task"], int(env.config["settings"]["max_episode_steps"]), True, limit, name)
 
 
-def _limit(task: str, own: int, fixed: bool, limit: int) -> int:
+def _limit(task: str, own: int, fixed: bool, limit: int, name: str = "max_episode_steps") -> int:
     """Returns what envpool is given as a time limit, 0 for as many timesteps as the task says in each episode.
 
     Args:
@@ -200,14 +200,14 @@ def _limit(task: str, own: int, fixed: bool, limit: int) -> int:
       own: What envpool says its limit is.
       fixed: Whether it keeps no other.
       limit: What is asked for.
+      name: The argument that asks for it.
 
     Raises:
       ValueError: It would not be kept.
     """
     if fixed and limit != (own or INT32):
         raise ValueError(
-            f"max_episode_steps={limit}: envpool ends the episodes of {task!r} by the task's own rules alone; leave "
-            "max_episode_steps out."
+            f"{name}={limit}: envpool ends the episodes of {task!r} by the task's own rules alone; leave {name} out."
         )
     return 0 if own == 0 and limit == INT32 else limit
 

@@ -74,7 +74,7 @@ from volvox._settings import describe
 from volvox.types import ArrayTree, Env, EnvGroup, EnvSpec, TimeStep
 
 PATIENCE = 600.0
-"""Seconds for environments to answer, or for a chunk of the loop, which lasts about one; compilation is not counted."""
+"""Seconds for environments to answer, or for a chunk of the loop; compilation is not counted."""
 _PIECES = 600
 
 

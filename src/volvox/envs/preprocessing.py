@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer
+from volvox._checks import INT32, integer
 from volvox._settings import recorded
 from volvox.envs.envpool_group import has_own_limit
 from volvox.envs.groups import array_module, consistent, wrapped
@@ -36,12 +36,12 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
       The recipe.
 
     Raises:
-      ValueError: an action that the environment does not have, or one of envpool's tasks that have a time limit of
-        their own, towards which an opening would count.
+      ValueError: an action that the environment does not have, or one of envpool's tasks whose time limit cannot be
+        made longer by the opening.
     """
     if env.spec.num_actions is None:
         raise ValueError(f"{env.spec.name} has no single discrete action, of which an opening is made")
-    if has_own_limit(env):
+    if has_own_limit(env) or env.spec.max_episode_steps + len(actions) > INT32:
         raise ValueError(
             f"{env.spec.name} takes no opening: envpool ends its episodes by the task's own rules, and would count the "
             "timesteps of an opening"

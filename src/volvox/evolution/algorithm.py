@@ -12,14 +12,13 @@ from flax import linen as nn
 
 from volvox import networks
 from volvox._arguments import check_env, check_network, check_part, said
-from volvox._checks import integer, one_thread, typed_key
+from volvox._checks import one_thread, typed_key
 from volvox._settings import describe
 from volvox.checkpoint import restored
-from volvox.envs.envpool_group import check_limits
 from volvox.envs.envpool_tasks import whole_games
 from volvox.evolution.compiled import compiled_phases, explicit_bases
 from volvox.evolution.pools import Place, Player, Pools, Request, Workers
-from volvox.evolution.schedules import Cutoff, parse_cutoff
+from volvox.evolution.schedules import Cutoff, cutoffs_in
 from volvox.evolution.strategy import (
     Phase,
     Role,
@@ -128,9 +127,9 @@ def evolve(
       `base_initial`: how each base came from those before, the elite last.
 
     Raises:
-      ValueError: slots do not fit into memory, a cutoff that is not positive, a network that does not fit the
-        environment's actions, noise that does not fit the network or the strategy, or a behaviour that the environment
-        does not tell or that does not cover an episode.
+      ValueError: slots do not fit into memory, a cutoff that is not positive or that the environment does not keep, a
+        network that does not fit the environment's actions, noise that does not fit the network or the strategy, or a
+        behaviour that the environment does not tell or that does not cover an episode.
     """
     if not hasattr(strategy, "phases") or isinstance(strategy, type):
         given = said(strategy)
@@ -146,9 +145,7 @@ def evolve(
         behaviors.check_kind("behavior", behavior)
     if whole_games(env) and env.config["settings"]["episodic_life"]:
         raise ValueError("episodic_life=True would let members go on with each other's games; leave it out to evolve.")
-    cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
-    test_cutoff = env.spec.max_episode_steps if test_max_episode_steps is None else test_max_episode_steps
-    check_limits(env, cutoff.start, cutoff.max or cutoff.start, integer("test_max_episode_steps", test_cutoff, low=1))
+    cutoff, test_cutoff = cutoffs_in(env, max_episode_steps, test_max_episode_steps)
     if all(phase.role == "test" for phase in strategy.phases):
         raise ValueError(f"strategy {strategy} has no training or validation phase, so nothing would learn.")
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)

@@ -35,6 +35,8 @@ from volvox.population.decoding import Encoding, decode_many, members_of
 from volvox.population.vectors import explicit
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
+_INIT = 2**31  # names the key of the first state; those of generations are named by their number, which is smaller
+
 
 class AskTell(Protocol):
     """A strategy of one training phase without lineages: settings with pure methods, best as a frozen dataclass.
@@ -150,8 +152,8 @@ class Elitism:
 
     def init(self, key: Array, encoding: Encoding) -> ElitismState:
         """Makes the state before the first generation."""
-        # Keys of generations are folded from `key` too, as are those that `inner` may split it into.
-        key = jax.random.fold_in(key, 2**31)
+        # `split(key)[i]` may be `fold_in(key, i)`, which is the key of generation i.
+        key = jax.random.fold_in(key, _INIT)
         return ElitismState(
             bases=encoding.zeros(self.num_elite_candidates),
             expected_length=jnp.zeros(self.num_elite_candidates),

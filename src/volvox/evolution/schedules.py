@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import optax
 
-from volvox._checks import INT32
+from volvox._checks import INT32, integer
+from volvox.envs.envpool_group import check_limit
+from volvox.types import Env
 
 Scheduled = float | str | optax.Schedule
 """A positive number, `"linear:start,end,generations"`, `"exponential:start,end,generations"`, or an optax schedule."""
@@ -84,6 +86,28 @@ class Cutoff(NamedTuple):
         if self.fraction >= 1 or fraction_cut <= self.fraction:
             return current
         return min(max(int(min(current * self.ratio, self.max)), current + 1), self.max)
+
+
+def cutoffs_in(env: Env, max_episode_steps: int | str | Cutoff | None, test: int | None) -> tuple[Cutoff, int]:
+    """Reads the cutoffs of `evolve`; None is the environment's own.
+
+    Args:
+      env: The environment.
+      max_episode_steps: See `parse_cutoff`.
+      test: Timesteps after which test episodes are cut.
+
+    Returns:
+      (cutoff of training and validation, timesteps of test episodes).
+
+    Raises:
+      ValueError: A cutoff is out of range, or the environment does not keep it.
+    """
+    cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
+    test = integer("test_max_episode_steps", env.spec.max_episode_steps if test is None else test, low=1)
+    for limit in (cutoff.start, cutoff.max or cutoff.start):
+        check_limit(env, "max_episode_steps", limit)
+    check_limit(env, "test_max_episode_steps", test)
+    return cutoff, test
 
 
 def parse_cutoff(value: int | str | Cutoff) -> Cutoff:

@@ -245,7 +245,8 @@ class _PrimalDual:
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
         (params,), (optimizer,) = init_optimizers(self.optimizer, [self.policy.init(key)], jax.random.fold_in(key, 1))
-        zero, learning = jnp.int32(0), Learning(params, optimizer, jnp.int32(0), metrics={})
+        zero = jnp.int32(0)
+        learning = Learning(params, optimizer, zero, metrics={})
         shapes = jax.eval_shape(lambda: self.update(learning, self.collector(1).transition, jnp.float32(0)))
         learning = learning._replace(metrics=metrics.zeros(shapes.metrics))
         return Acting(zero, zero, metrics.init_episodes(), ()), learning

@@ -34,7 +34,7 @@ Monitor = Callable[[dict[str, Any]], bool | None]
 TIMED_EVERY = 10
 """One of so many generations, or iterations of a learner, is timed; 1: none is. See `is_timed`."""
 _MOST_ROUNDS = 2**20  # in one chunk
-_FASTER = "take fewer environments, or learn from less in a round"
+_FASTER = "If a round of learning takes that long, take fewer environments, or learn from less in a round."
 _abandoned: list[EnvGroup] = []
 """Pools whose program never ended. A compiled program holds their address, so that they may not be freed."""
 
@@ -180,8 +180,8 @@ class Loop:
 
         Raises:
           RuntimeError: the loop is not open.
-          TimeoutError: the environments did not answer within ten minutes, though a chunk lasts about a second, or the
-            one round of which it consists at least. Environments that compute with JAX have no such limit. The
+          TimeoutError: the environments did not answer within ten minutes. A chunk lasts about a second, or as long as
+            a round if that is longer. Environments that compute with JAX have no such limit. The
             program cannot be stopped, and keeps the process from ending in the usual way: end it by `os._exit`.
           ConnectionError: Another process of this run ended, or does not answer.
         """
@@ -190,9 +190,9 @@ class Loop:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
                 state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
-                # Environments that compute with JAX cannot block, however long a round of learning takes.
+                # Resumable environments, which compute with JAX, are taken not to block, however long learning takes.
                 patience = math.inf if all(group.resumable for group in self.groups) else environments.PATIENCE
-                late = f"{environments.unanswered(self.groups[0].spec.name)}, or {rounds} rounds take longer: {_FASTER}"
+                late = f"{environments.unanswered(self.groups[0].spec.name)}. {_FASTER}"
                 done = int(self.devices.waited(done, patience, on_timeout=late))
                 seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
             self.envs, carry, memory = state

@@ -17,7 +17,7 @@ import numpy as np
 from volvox._arguments import check_env, said
 from volvox._checks import integer
 from volvox.checkpoint import is_key
-from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, human_normalized, scores_of
+from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, scores_of
 from volvox.loop.driver import seed_of
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
@@ -27,7 +27,7 @@ UNUSED_SEED = 1_000_003
 _MOST_AT_ONCE = 1_000
 """Environments; an Atari emulator takes some 0.2 MB."""
 _NO_LIMIT, _LONGEST = 2**30, 100_000
-"""Timesteps of a time limit that is none, and those after which episodes are then cut."""
+"""Timesteps from which on a time limit is none, and those after which episodes are then cut."""
 _WAVES = 2**31  # names the keys of waves after the first; those of actions are named by their number, which is smaller
 
 
@@ -94,7 +94,7 @@ def play(
       protocol: How the score is measured; None takes "sticky" for Atari games and "fresh" for all other environments.
       num_episodes: Episodes; each is played to its end, so short ones are not favoured. None takes 100, or with "exact"
         as many as there are starts.
-      max_episode_steps: Cutoff in timesteps; None takes the environment's own.
+      max_episode_steps: Cutoff in timesteps; None takes the environment's own, or 100 000 where it has none.
       sampled: Draw actions from the policy's distribution, instead of taking the likeliest.
       seed: Seed of the environments and the actions. Take another than the run's for episodes it has not seen.
 
@@ -147,7 +147,7 @@ def play_randomly(
       env: The environment.
       protocol: As in `play`, but not "exact".
       num_episodes: Episodes; None takes 100.
-      max_episode_steps: Cutoff in timesteps; None takes the environment's own.
+      max_episode_steps: As in `play`.
       seed: Seed of the environments and the actions.
 
     Returns:
@@ -266,21 +266,19 @@ def _play(
     if options:  # an Atari game
         about += f", preprocessing {env.config.get('preprocessing', 'envpool')!r}"
         about += ", all 18 actions" if env.config["settings"].get("full_action_space") else ""
-    about += f", cut at {limit_of(group.spec)} timesteps"
+    limited = group.spec.max_episode_steps < _NO_LIMIT
+    if limited or (lengths >= _LONGEST).any():
+        about += f", cut at {group.spec.max_episode_steps if limited else _LONGEST} timesteps"
     lives = protocol == "fresh" and env.config.get("settings", {}).get("episodic_life")  # each life is an episode
-    human = human_normalized(env.spec.name, mean) if scores_of(env.config) and not lives else None
+    known = {} if lives else scores_of(env.config)
+    human = (mean - known["random"]) / (known["human"] - known["random"]) if known else None
     return Score(returns, lengths, mean, low, high, protocol, about, human)
-
-
-def limit_of(spec: EnvSpec) -> int:
-    """Returns after how many timesteps scored episodes are cut: the time limit, or 100 000 where there is none."""
-    return spec.max_episode_steps if spec.max_episode_steps < _NO_LIMIT else _LONGEST
 
 
 def first_episodes(
     group: EnvGroup, state: ArrayTree, choose: Callable[[int, TimeStep, Any], tuple[Any, Any]], acting: ArrayTree
 ) -> tuple[ArrayTree, np.ndarray, np.ndarray]:
-    """Plays until the first episode of every environment has ended, or was cut (`limit_of`).
+    """Plays until the first episode of every environment has ended; those without a limit are cut after 100 000.
 
     Args:
       group: The environments, driven from Python.
@@ -294,7 +292,7 @@ def first_episodes(
     returns, lengths = np.zeros(group.num_envs, np.float32), np.zeros(group.num_envs, np.int32)
     playing, number = np.ones(group.num_envs, bool), 0
     state, timestep = group.recv(state)
-    limited = limit_of(group.spec) == group.spec.max_episode_steps  # the environments keep the limit themselves
+    limited = group.spec.max_episode_steps < _NO_LIMIT  # by the environments themselves
     while playing.any() and (limited or number < _LONGEST):
         action, acting = choose(number, timestep, acting)
         state, timestep = group.recv(group.send(state, np.asarray(action)))

@@ -44,7 +44,7 @@ class Comparison:
       points: float64 `[P]`: x of the curves.
       curves: Interquartile mean at each point with its interval, by method: an `Estimate` of arrays `[P]`.
       notes: Caveats, such as too few runs or settings that differ.
-      random: The score of random play, of one Atari game that is not normalized; else None.
+      random: The score of random play; None if it is not known, there are several tasks, or scores are normalised.
     """
 
     metric: str
@@ -205,7 +205,7 @@ def compare(
         points=points,
         curves=curves,
         notes=(*runs_.notes_on(runs, series, tasks, metric), *lost),
-        random=None if scales else score_lines(everything[0].config["algorithm"].get("env")).get("random"),
+        random=None if scales else score_lines(runs_.env_config(everything[0].config)).get("random"),
     )
 
 

@@ -94,8 +94,13 @@ def runs_of(name: str, given: Runs) -> list[Recorded]:
 
 def task_of(config: Mapping[str, Any]) -> str:
     """The task of a run, by its configuration; an algorithm that volvox did not make may describe it as it likes."""
-    env = config["algorithm"].get("env") or {}
+    env = env_config(config)
     return str(env.get("task", env.get("environment")) if isinstance(env, dict) else env)
+
+
+def env_config(config: Mapping[str, Any]) -> Any:
+    """What `config.json` says of the environment, as `Env.config` has it; {} where it says nothing."""
+    return config["algorithm"].get("env") or {}
 
 
 def check_tasks(runs: Mapping[str, list[Recorded]], lost: Sequence[str] = ()) -> tuple[str, ...]:
@@ -151,7 +156,7 @@ def scales_of(
     if normalize is None:
         if len(tasks) == 1:
             return {}
-        known = {run.task: scores_of(run.config["algorithm"].get("env")) for run in runs}
+        known = {run.task: scores_of(env_config(run.config)) for run in runs}
         if missing := [task for task in tasks if not {"random", "human"} <= set(known[task])]:
             raise ValueError(
                 f"scores of {listed(tasks)} are on different scales, and no scores of random play and of a human "
@@ -207,8 +212,8 @@ def notes_on(
     kinds = {run.config["algorithm"].get("algorithm") for own in runs.values() for run in own}
     if metric.startswith("training_") and {"evolve", "learn"} <= kinds:
         notes.append(
-            f"{metric} is over all members of a population, mutated and in episodes that may be cut, and over the "
-            "latest 100 episodes of a learner: compare scores of the results instead, by run.evaluate()"
+            f"{metric} of a population is over all its members, mutated and in episodes that may be cut, and that of "
+            "a learner is over its latest 100 episodes: compare scores of the results instead, by run.evaluate()"
         )
     counts = {name: [sum(run.task == task for run in own) for task in tasks] for name, own in runs.items()}
     if few := [f"{name!r} has {min(count)}" for name, count in counts.items() if min(count) < FEWEST]:
@@ -225,7 +230,7 @@ def notes_on(
         )
     for task in tasks:
         playing = [run for own in runs.values() for run in own if run.task == task]
-        if differ := _differences(playing, lambda run: run.config["algorithm"].get("env"), _LAYOUT):
+        if differ := _differences(playing, lambda run: env_config(run.config), _LAYOUT):
             notes.append(f"runs play {task} with other settings than each other: {differ}")
         for name, own in runs.items():
             same = [run for run in own if run.task == task]
