@@ -1,10 +1,13 @@
 """The table of all runs: what it says of made-up results, and that the committed page is what the script prints."""
 
 import json
+import math
 import re
 import shlex
 
 import pytest
+
+from volvox.report.runs import listed
 
 
 @pytest.fixture
@@ -138,21 +141,48 @@ def test_the_scores_of_thirteen_games_are_those_of_the_committed_runs(module):
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
     )
     assert len(rows) == 13
+    places = {
+        "ga": ("ga-low-rank-noise", "elite"),
+        "rs": ("random-search", "elite"),
+        "a3c": ("a3c", "policy, sampled"),
+        "random": ("random-search", "random"),
+    }
+    low, high = {name: {} for name in places}, {name: {} for name in places}
     for game, *written in rows:
-        places = (("ga-low-rank-noise", "elite"), ("random-search", "elite"), ("random-search", "random"))
-        for said, (method, name) in zip(written, places, strict=True):
+        for said, (name, (method, which)) in zip(written, places.items(), strict=True):
             folder = module.RESULTS / method / f"{game.lower()}-v5-2.5-million-frames" / "seed-0"
-            score = json.loads((folder / "score.json").read_text())[name]
+            score = json.loads((folder / "score.json").read_text())[which]
             numbers = [score["mean"], *score["interval_95"]]
             assert [int(x.replace(" ", "")) for x in re.findall(r"-?\d+(?: \d{3})*", said)] == list(map(round, numbers))
+            low[name][game], high[name][game] = score["interval_95"]
+
+    def above(one, *others):
+        return listed(game for game in low[one] if all(low[one][game] > high[other][game] for other in others))
+
+    def below(one, *others):
+        return listed(game for game in low[one] if all(high[one][game] < low[other][game] for other in others))
+
+    text = " ".join(text.split())
+    more, less = above("ga", "rs"), below("ga", "rs")
+    assert f"On {more} the genetic algorithm has more than random search, and on {less} less." in text
+    more, less = above("a3c", "ga", "rs"), below("a3c", "ga", "rs")
+    assert f"A3C has more than both on {more}, and less than both on {less}." in text
+    assert f"It scores more than random play in six games: {above('a3c', 'random')}." in text
+    entropy = {}  # of policies, over that of uniform actions
+    for game in low["a3c"]:
+        folder = module.RESULTS / "a3c" / f"{game.lower()}-v5-2.5-million-frames" / "seed-0"
+        network = json.loads((folder / "config.json").read_text())["algorithm"]["network"]
+        row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        entropy[game] = row["entropy"] / math.log(network["num_outputs"])
+    uniform = listed(game for game, share in entropy.items() if share > 0.99)
+    assert f"On {uniform} it has learned nothing yet: the entropy of its policy is within 1% of that of" in text
     lines = module.side_by_side(module.finished(module.RESULTS))
     head, *over = [line for line in lines if line.startswith(("| game |", "| human-normalised"))]
     columns = [cell.strip() for cell in head.split("|")]
-    ours = [columns.index(name) for name in ("GA (low-rank noise)", "random search")]
+    ours = [columns.index(name) for name in ("GA (low-rank noise)", "random search", "A3C")]
     whole, left_out = ([line.split("|")[place].strip() for place in ours] for line in over)
-    text = " ".join(text.split())
-    assert f"is {whole[0]} for the genetic algorithm and {whole[1]} for random search" in text
-    assert f"without Skiing {left_out[0]} and {left_out[1]}." in text
+    assert "is {} for the genetic algorithm, {} for random search and {} for A3C".format(*whole) in text
+    assert "without Skiing {}, {} and {}.".format(*left_out) in text
 
 
 def test_games_side_by_side(module, tmp_path):
