@@ -5,7 +5,9 @@ import math
 import re
 import shlex
 
+import numpy as np
 import pytest
+import scipy
 
 from volvox.report.runs import listed
 
@@ -183,6 +185,22 @@ def test_the_scores_of_thirteen_games_are_those_of_the_committed_runs(module):
     whole, left_out = ([line.split("|")[place].strip() for place in ours] for line in over)
     assert "is {} for the genetic algorithm, {} for random search and {} for A3C".format(*whole) in text
     assert "without Skiing {}, {} and {}.".format(*left_out) in text
+
+
+def test_the_scores_of_both_kinds_of_noise_are_those_of_the_committed_runs(module):
+    """On Frostbite after 2.5 million frames, with three seeds of each."""
+    text = " ".join((module.HERE.parent / "docs" / "results.md").read_text().split())
+    means = []
+    for method in ("ga-full-noise", "ga-low-rank-noise"):
+        files = sorted((module.RESULTS / method / "frostbite-v5-2.5-million-frames").glob("seed-*/score.json"))
+        means.append([json.loads(path.read_text())["elite"]["mean"] for path in files])
+    full, low_rank = (listed(map(round, each)) for each in means)
+    assert f"full noise has {full} on Frostbite, and low-rank noise {low_rank} (sticky actions;" in text
+    found = scipy.stats.ttest_ind(*means[::-1], equal_var=False)
+    low, high = found.confidence_interval()
+    full, low_rank = map(np.mean, means)
+    said = f"The means, {full:.0f} and {low_rank:.0f}, differ by {low_rank - full:.0f} [{low:.0f}, +{high:.0f}]"
+    assert f"{said} (Welch, p = {found.pvalue:.2f})" in text
 
 
 def test_games_side_by_side(module, tmp_path):
