@@ -13,7 +13,6 @@ An algorithm iterates over chunks, so that progress, checks and interrupts are p
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -181,8 +180,8 @@ class Loop:
         Raises:
           RuntimeError: the loop is not open.
           TimeoutError: the environments did not answer within ten minutes. A chunk lasts about a second, or as long as
-            a round if that is longer. Environments that compute with JAX have no such limit. The
-            program cannot be stopped, and keeps the process from ending in the usual way: end it by `os._exit`.
+            a round if that is longer. Their program cannot be stopped, and keeps the process from ending in the usual
+            way: end it by `os._exit`.
           ConnectionError: Another process of this run ended, or does not answer.
         """
         self.standing = None
@@ -190,10 +189,8 @@ class Loop:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
                 state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
-                # Resumable environments, which compute with JAX, are taken not to block, however long learning takes.
-                patience = math.inf if all(group.resumable for group in self.groups) else environments.PATIENCE
                 late = f"{environments.unanswered(self.groups[0].spec.name)}. {_FASTER}"
-                done = int(self.devices.waited(done, patience, on_timeout=late))
+                done = int(self.devices.waited(done, environments.PATIENCE, on_timeout=late))
                 seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
             self.envs, carry, memory = state
             if done == self._rounds:  # a chunk that was cut short says little of how long a round takes
