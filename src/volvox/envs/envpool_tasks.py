@@ -237,14 +237,13 @@ def human_normalized(game: str, score: float) -> float | None:
     return (score - known["random"]) / (known["human"] - known["random"]) if known else None
 
 
-def scores_of(env: Any) -> Mapping[str, float]:
-    """Returns the known scores of an environment by its `Env.config`; {} of all but Atari games, whatever their names.
+def game_of(env: Any) -> str:
+    """Returns the name of an Atari game by its `Env.config`; of other tasks of envpool a name that no game has.
 
-    MinAtar's games, for example, have names of Atari's and other scores.
+    "" for all other environments: MinAtar's games, for example, have names of Atari's, and other scores.
     """
-    if not isinstance(env, Mapping) or env.get("environment") != "envpool":
-        return {}
-    return known_scores(str(env.get("task")).partition("-")[0])
+    made_by_envpool = isinstance(env, Mapping) and env.get("environment") == "envpool"
+    return str(env.get("task")).partition("-")[0] if made_by_envpool else ""
 
 
 @functools.cache

@@ -262,7 +262,7 @@ class GA:
         place = winner - (state.generation > 0)  # in training; negative if it was the elite before
         parents = state.parents, state.parent_lengths
         if self.objective.elite_is_parent:
-            # It may be one of the parents already, who are ordered by the objective, not by returns.
+            # The elite may be one of the parents already: they are ordered by the objective, not by returns.
             alike = [mine == one for mine, one in zip(state.parents, elite[0], strict=True)]
             replaced = (jnp.arange(t) == t - 1) & ~jnp.stack(alike).all(axis=0).any()
             parents = jax.tree.map(lambda one, all_: jnp.where(replaced, one, all_), elite, parents)

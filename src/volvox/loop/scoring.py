@@ -17,7 +17,7 @@ import numpy as np
 from volvox._arguments import check_env, said
 from volvox._checks import integer
 from volvox.checkpoint import is_key
-from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, scores_of
+from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, game_of, human_normalized
 from volvox.loop.driver import seed_of
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
@@ -270,15 +270,14 @@ def _play(
     if limited or (lengths >= _LONGEST).any():
         about += f", cut at {group.spec.max_episode_steps if limited else _LONGEST} timesteps"
     lives = protocol == "fresh" and env.config.get("settings", {}).get("episodic_life")  # each life is an episode
-    known = {} if lives else scores_of(env.config)
-    human = (mean - known["random"]) / (known["human"] - known["random"]) if known else None
+    human = None if lives else human_normalized(game_of(env.config), mean)
     return Score(returns, lengths, mean, low, high, protocol, about, human)
 
 
 def first_episodes(
     group: EnvGroup, state: ArrayTree, choose: Callable[[int, TimeStep, Any], tuple[Any, Any]], acting: ArrayTree
 ) -> tuple[ArrayTree, np.ndarray, np.ndarray]:
-    """Plays until the first episode of every environment has ended; those without a limit are cut after 100 000.
+    """Plays until the first episode of every environment has ended; one without a limit is cut after 100 000 timesteps.
 
     Args:
       group: The environments, driven from Python.
