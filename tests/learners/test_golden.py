@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from volvox import networks
 from volvox.envs import probe
-from volvox.learners import A3C, TD3, learn
+from volvox.learners import A3C, PPO, TD3, learn
 from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, is_sparse, masks_of, sparse
 
 pytestmark = pytest.mark.optimized
@@ -53,6 +53,12 @@ def a3c(env=None, network=None, *, settings=None, host=False, **changes):
     settings = A3C(**(plain | changes), updates_per_iteration=5) if settings is None else settings
     network = networks.ActorCritic(2, Torso()) if network is None else network
     return learn(settings, network, corridor() if env is None else env, host=host)
+
+
+def ppo(**changes):
+    small = {"segment_length": 8, "num_minibatches": 2, "num_epochs": 2, "rounds_per_iteration": 4}
+    network = networks.ActorCritic(2, Torso())
+    return learn(PPO(**(small | {"learning_rate": 0.01} | changes)), network, corridor(length=12))
 
 
 def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, **changes):
@@ -105,6 +111,8 @@ CASES = {
             anneal_frames=1_000,
         ),
     ),
+    "ppo_lag_0": (50, 3, lambda: ppo(lag=0)),
+    "ppo_lag_1": (51, 3, lambda: ppo(normalize_observations=True, value_clip=0.2)),
     "td3_plain": (30, 4, td3),
     "td3_plain_host": (30, 4, lambda: td3(host=True)),
     "td3_two_learners": (
@@ -151,7 +159,7 @@ def leaves(prefix, tree):
 def policy_of(algorithm, state):
     """The policy's variables in their recorded form."""
     variables = algorithm.variables(state)
-    if not hasattr(variables, "moments"):
+    if not hasattr(variables, "actor"):
         return variables
     count, mean, squares = variables.moments
     normalizer = {"seen": count, "mean": mean, "squares": squares}
