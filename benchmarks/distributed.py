@@ -36,8 +36,8 @@ import volvox as vx
 from volvox.checkpoint import write_file
 from volvox.distributed.player import RayPlayer
 from volvox.evolution.pools import Place, Request
-from volvox.loop.slots import slot_variables
 from volvox.population.decoding import Member
+from volvox.rollout.slots import slot_variables
 
 CUTOFF = 400
 """Timesteps after which an episode of (b) is cut."""

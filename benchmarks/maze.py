@@ -31,7 +31,7 @@ class Options:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     strategy = vx.GA(
-        objective=vx.Novelty(behavior=vx.loop.Last(extra="position", size=2)),
+        objective=vx.Novelty(behavior=vx.rollout.Last(extra="position", size=2)),
         population_size=options.population_size,
         num_parents=20,
         mutation_std=0.1,

@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from parts import machine
 
-from volvox.loop.slots import slot_variables
 from volvox.networks import DeepGA, genotype
 from volvox.ops.flat import num_parameters, unflatten
 from volvox.ops.low_rank import with_bases
 from volvox.population import Generator, LowRank, Member, decode, encoding
+from volvox.rollout.slots import slot_variables
 from volvox.types import EnvSpec
 
 NUM_ACTIONS = 18

@@ -27,9 +27,9 @@ import tyro
 from parts import env_steps_per_s, machine, show
 
 import volvox as vx
-from volvox.loop import Evaluator, RolloutStatistics, SlotMemory
 from volvox.ops.low_rank import with_bases
 from volvox.population import Member, decode_many
+from volvox.rollout import Evaluator, RolloutStatistics, SlotMemory
 
 Flag = tyro.conf.arg
 

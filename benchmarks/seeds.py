@@ -16,7 +16,7 @@ from flax import linen as nn
 from parts import machine, show
 
 import volvox as vx
-from volvox.loop.driver import is_timed
+from volvox.rollout.driver import is_timed
 
 Flag = tyro.conf.arg
 

@@ -28,8 +28,8 @@ from parts import machine, show
 from population_rollout import Options as RolloutOptions
 from population_rollout import Setting
 
-from volvox.loop import Evaluator
 from volvox.population import Member
+from volvox.rollout import Evaluator
 from volvox.types import Interrupted, Population
 
 Flag = tyro.conf.arg

@@ -29,7 +29,7 @@ class Settings:
     run: Run = Run(run_dir="runs/atari_novelty", minutes=60)
 
 
-RAM = vx.loop.Trajectory("ram", 128, every=50, length=12)  # of episodes of 600 timesteps
+RAM = vx.rollout.Trajectory("ram", 128, every=50, length=12)  # of episodes of 600 timesteps
 WHOLE = {"behavior": replace(RAM, length=100), "archive_size": 5_000}  # of 5 000 timesteps, as published; 256 MB
 PRESETS = {}
 for name, about, novelty in (
@@ -52,7 +52,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
     """The algorithm, and its generations; every bad setting is refused here."""
     strategy = settings.strategy
     if settings.behavior == "final_ram" and isinstance(strategy.objective, vx.Novelty):
-        strategy = replace(strategy, objective=replace(strategy.objective, behavior=vx.loop.Last("ram", 128)))
+        strategy = replace(strategy, objective=replace(strategy.objective, behavior=vx.rollout.Last("ram", 128)))
     return settings.population.evolve(strategy, settings.env.make())
 
 

@@ -62,7 +62,7 @@ class Settings:
 
 def make_algorithm(settings: Settings, strategy: str) -> vx.Algorithm:
     """The genetic algorithm that selects by `strategy`: fitness or novelty."""
-    position = vx.loop.Last("position", 2)
+    position = vx.rollout.Last("position", 2)
     novelty = vx.Novelty(behavior=position, num_neighbors=settings.num_neighbors, num_archived=settings.num_archived)
     ga = vx.GA(
         population_size=settings.population_size,

@@ -69,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Compiles a test, its fixtures and its processes as its mark says, and leaves the stopwatch out, or in."""
     import jax
 
-    from volvox.loop import driver
+    from volvox.rollout import driver
 
     driver.TIMED_EVERY = _TIMED_EVERY if item.get_closest_marker("stopwatch") else 1
     quick = item.get_closest_marker("optimized") is None and os.environ.get("VOLVOX_EXACT") != "1"

@@ -188,7 +188,7 @@ MISTAKES = {
     "objective-class": (lambda: vx.ES(objective=vx.Novelty), r"^objective takes .*; got the class Novelty itself"),
     "behavior-name": (lambda: vx.Novelty(behavior="ram"), r"^behavior takes .*vx\.loop\.Last.*; got 'ram'$"),
     "evolve-behavior": (
-        lambda: vx.evolve(GA, NET, ENV, behavior=vx.loop.Last),
+        lambda: vx.evolve(GA, NET, ENV, behavior=vx.rollout.Last),
         "^behavior takes .*; got the class Last",
     ),
     "evolve-noise": (

@@ -24,7 +24,7 @@ LAYER = {
     "data": 4,
     "sparsity": 4,
     "actor": 3,
-    "loop": 5,
+    "rollout": 5,
     "_parts": 6,
     "evolution": 6,
     "learners": 6,

@@ -158,7 +158,7 @@ def test_the_same_function_made_twice_is_described_alike():
 @pytest.mark.parametrize(
     "settings",
     [
-        vx.GA(objective=vx.Novelty(behavior=vx.loop.behaviors.Trajectory("position", 2, every=5, length=3))),
+        vx.GA(objective=vx.Novelty(behavior=vx.rollout.behaviors.Trajectory("position", 2, every=5, length=3))),
         vx.ES(noise_std="linear:1,0.1,100"),
         vx.A3C.ga3c(),
         vx.PPO.mujoco(),

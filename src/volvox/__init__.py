@@ -22,11 +22,11 @@ try:
         evolution,
         learners,
         loggers,
-        loop,
         networks,
         ops,
         population,
         report,
+        rollout,
         sparsity,
         testing,
     )
@@ -37,8 +37,8 @@ try:
     from volvox.evolution import ES, GA, Novelty, Returns, evolve
     from volvox.learners import A3C, PPO, TD3, learn
     from volvox.loading import load
-    from volvox.loop import Score, play, play_randomly, reference_batch
     from volvox.report import compare
+    from volvox.rollout import Score, play, play_randomly, reference_batch
     from volvox.training import Run, train
     from volvox.tuning import Tuned, tune
     from volvox.types import (
@@ -61,7 +61,7 @@ __version__ = "0.1.0"
 __all__ = ["A3C", "ES", "GA", "PPO", "TD3", "Actor", "Algorithm", "DamagedCheckpointError", "Env", "EnvGroup"]
 __all__ += ["EnvSpec", "Evaluation", "Genotype", "Interrupted", "Novelty", "Policy", "Population", "Returns", "Run"]
 __all__ += ["Score", "TimeStep", "Tuned", "compare", "data", "describe", "distributed", "envs", "evolution", "evolve"]
-__all__ += ["learn", "learners", "load", "loggers", "loop", "networks", "ops", "play", "play_randomly", "population"]
+__all__ += ["learn", "learners", "load", "loggers", "networks", "ops", "play", "play_randomly", "population", "rollout"]
 __all__ += ["recorded", "reference_batch", "report", "sparsity", "testing", "train", "tune"]
 
 for _name, _module in list(_sys.modules.items()):

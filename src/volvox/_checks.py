@@ -6,7 +6,8 @@ import inspect
 import math
 import operator
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -191,3 +192,59 @@ def one_thread(lock: Any) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
+
+
+def check_type(name: str, value: Any, wanted: type | tuple[type, ...], example: str) -> None:
+    """Raises TypeError unless `value` is an instance of `wanted`.
+
+    Args:
+        name: The argument, for the message.
+        value: What was given.
+        wanted: The class or classes that are allowed.
+        example: How to make an allowed value, for the message.
+    """
+    if not isinstance(value, wanted):
+        given = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}"
+        raise TypeError(f"{name} must be made with {example}; got {given}")
+
+
+def check_has(name: str, value: Any, attributes: Iterable[str], example: str) -> None:
+    """Raises TypeError if `value` lacks one of the attributes, or is a class instead of an instance."""
+    missing = [attribute for attribute in attributes if not hasattr(value, attribute)]
+    if missing or isinstance(value, type):
+        given = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}"
+        lacks = f", which has no {missing[0]!r}" if missing else ""
+        raise TypeError(f"{name} must be {example}; got {given}{lacks}")
+
+
+def size_of(tree: Any) -> int:
+    """Returns the bytes of a tree's arrays, or of arrays of such shapes (`jax.ShapeDtypeStruct`)."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def check_memory(parts: Mapping[str, int], remedy: str) -> None:
+    """Checks that arrays fit into the free memory of the device, or of the machine if that is where JAX computes.
+
+    Args:
+        parts: Bytes by the name of what needs them.
+        remedy: How to need less, for the message.
+
+    Raises:
+        ValueError: They do not fit; the message has the figures.
+    """
+    free, needed = _free_memory(), sum(parts.values())
+    if free is not None and needed > free:
+        listed = ", ".join(f"{name} {size / 1e9:.2g} GB" for name, size in parts.items() if size)
+        raise ValueError(
+            f"{needed / 1e9:.2g} GB of memory are needed ({listed}), {free / 1e9:.2g} GB are free; {remedy}"
+        )
+
+
+def _free_memory() -> int | None:
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)

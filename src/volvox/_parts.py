@@ -6,9 +6,9 @@ from typing import Any
 from flax import linen as nn
 
 from volvox._settings import CannotRebuildError, rebuild
-from volvox.loop import reference_batch
 from volvox.networks import reference_genotype
 from volvox.networks.genotypes import GIVEN
+from volvox.rollout import reference_batch
 from volvox.types import Env
 
 GIVEN_AS = {

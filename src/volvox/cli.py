@@ -22,14 +22,14 @@ from volvox._config import METRICS, PLOT, REPORT, VIDEO, read_config
 from volvox._parts import env_of
 from volvox.checkpoint import DamagedCheckpointError
 from volvox.loading import load
-from volvox.loop import scoring
-from volvox.loop.scoring import Protocol
 from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.html import html_report
 from volvox.report.progress import clock
 from volvox.report.rows import Row, numbers, read_metrics
 from volvox.report.runs import SCORES, by_place, env_config, is_unscored, methods_of, number_text, task_of, words
+from volvox.rollout import scoring
+from volvox.rollout.scoring import Protocol
 from volvox.training import Run
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]

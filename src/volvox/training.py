@@ -37,11 +37,11 @@ from volvox._programs import keep_programs
 from volvox._record import Record, check_unused, run_path
 from volvox.actor import Actor
 from volvox.loggers import Logger, OpenLogger
-from volvox.loop import scoring
-from volvox.loop.scoring import Protocol, Score
 from volvox.report import html, plots, video
 from volvox.report.progress import Progress
 from volvox.report.rows import Row
+from volvox.rollout import scoring
+from volvox.rollout.scoring import Protocol, Score
 from volvox.types import Algorithm, Array, ArrayTree, Interrupted
 
 if TYPE_CHECKING:

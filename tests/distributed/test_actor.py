@@ -16,7 +16,7 @@ from volvox.distributed.bases import digests
 from volvox.distributed.work import Work
 from volvox.envs import probe
 from volvox.evolution.pools import Place, Pools, Request
-from volvox.loop.behaviors import Last
+from volvox.rollout.behaviors import Last
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized

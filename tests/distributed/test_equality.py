@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.optimized, pytest.mark.filterwarnings("ignore")]
 
 SMALL = {"population_size": 24, "num_validation_episodes": 2}
 GA = vx.GA(num_parents=3, mutation_std=0.3, num_elite_candidates=2, num_test_episodes=3, **SMALL)
-NOVELTY = vx.Novelty(behavior=vx.loop.Last("elapsed_steps", 1), num_neighbors=3, archive_size=8, num_archived=2)
+NOVELTY = vx.Novelty(behavior=vx.rollout.Last("elapsed_steps", 1), num_neighbors=3, archive_size=8, num_archived=2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

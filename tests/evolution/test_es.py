@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox import evolution, loop, networks, population
+from volvox import evolution, networks, population, rollout
 from volvox.envs import probe
 from volvox.types import Evaluation
 
@@ -117,7 +117,7 @@ def test_the_update_is_that_of_an_independent_library(optimizer):
 
 def test_a_base_without_a_score_is_still_the_challenger():
     """Base 1 was updated; the others did not play, and base 0 is not what a test is of."""
-    strategy = es(num_bases=3, objective=evolution.Novelty(behavior=loop.Last("position", 1)))
+    strategy = es(num_bases=3, objective=evolution.Novelty(behavior=rollout.Last("position", 1)))
     state = strategy.init(jax.random.key(0), CODE)._replace(updated=jnp.int32(1))
     for generation, scores, challenger in ((0, [1.0, 3.0, 5.0, 0.0], 2), (1, [0.0, np.nan, 0.0, 4.0], 1)):
         state = state._replace(generation=jnp.int32(generation))

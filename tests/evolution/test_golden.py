@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox import evolution, loop, networks, population
+from volvox import evolution, networks, population, rollout
 from volvox.envs import hard_maze, probe
 from volvox.evolution import ES, GA, Novelty
 
@@ -41,14 +41,14 @@ def evolve(strategy, env="corridor", hidden=(8,), **options):
 
 
 def novelty_ga(num_validation_episodes, **options):
-    objective = Novelty(behavior=loop.Last("position", 2), num_neighbors=3, archive_size=32, num_archived=2)
+    objective = Novelty(behavior=rollout.Last("position", 2), num_neighbors=3, archive_size=32, num_archived=2)
     return evolve(
         ga(population_size=12, num_validation_episodes=num_validation_episodes, objective=objective), "maze", **options
     )
 
 
 def novelty_es(kind, **changes):
-    objective = kind(behavior=loop.Last("position", 2), num_neighbors=3, archive_size=16, **changes)
+    objective = kind(behavior=rollout.Last("position", 2), num_neighbors=3, archive_size=16, **changes)
     strategy = es(population_size=8, num_bases=3, learning_rate=0.1, num_validation_episodes=1, objective=objective)
     return evolve(strategy, "maze")
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox import evolution, loop, networks, population, report
+from volvox import evolution, networks, population, report, rollout
 from volvox.envs import hard_maze, probe
 from volvox.evolution import ES, GA, Novelty, Returns
 from volvox.evolution.strategy import centered_ranks
@@ -19,7 +19,7 @@ from volvox.types import Evaluation
 
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.Table(size=5_000))
-BEHAVIOR = loop.Last("elapsed_steps", 1)
+BEHAVIOR = rollout.Last("elapsed_steps", 1)
 KEY = jax.random.key(9)  # of tell, which has no use for it
 SMALL = {"behavior": BEHAVIOR, "num_neighbors": 2, "archive_size": 20}
 KINDS = {"ns_es": Novelty.ns_es, "nsr_es": Novelty.nsr_es, "nsra_es": Novelty.nsra_es}
@@ -266,14 +266,14 @@ def test_a_base_without_a_return_is_neither_archived_nor_novel():
 
 
 def test_a_behavior_that_the_environment_does_not_tell_is_refused():
-    strategy = novelty_es("ns_es", behavior=loop.Last("ram", 128))
+    strategy = novelty_es("ns_es", behavior=rollout.Last("ram", 128))
     with pytest.raises(ValueError, match=r"'ram'.*elapsed_steps"):
         evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV)
 
 
 @pytest.mark.parametrize(("cutoff", "most"), [(7, 7), ("adaptive:4,0.1,2,9", 9)])
 def test_a_trajectory_must_cover_the_largest_cutoff(cutoff, most):
-    strategy = novelty_es("ns_es", behavior=loop.Trajectory("elapsed_steps", 1, every=2, length=3))
+    strategy = novelty_es("ns_es", behavior=rollout.Trajectory("elapsed_steps", 1, every=2, length=3))
     with pytest.raises(ValueError, match=rf"= 6 timesteps, and episodes last up to {most}"):
         evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, max_episode_steps=cutoff)
     evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, max_episode_steps=6)
@@ -314,7 +314,7 @@ def test_novelty_spreads_over_the_maze():
         population_size=64,
         num_parents=8,
         mutation_std=0.3,
-        objective=Novelty(behavior=loop.Last("position", 2), num_archived=8),
+        objective=Novelty(behavior=rollout.Last("position", 2), num_archived=8),
         num_elite_candidates=2,
         num_validation_episodes=1,
     )

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox import checkpoint, evolution, networks, population, testing
-from volvox import loop as rollout
+from volvox import checkpoint, evolution, networks, population, rollout, testing
 from volvox.envs import probe
 
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)

@@ -47,7 +47,7 @@ def test_each_strategy_and_behaviour_is_what_it_says(load, read, preset, strateg
     config = algorithm.config["strategy"]
     assert config["type"] == f"volvox:{strategy}"
     assert (config["objective"]["reward_weight"], config["objective"]["reward_weight_step"]) == (weight, step)
-    assert config["objective"]["behavior"] == {"type": "volvox.loop:Last", "extra": "ram", "size": 128}
+    assert config["objective"]["behavior"] == {"type": "volvox.rollout:Last", "extra": "ram", "size": 128}
 
 
 @pytest.mark.parametrize("preset", ["ns-es", "nsr-es", "nsra-es", "ga"])

@@ -15,7 +15,7 @@ USED = [
     ("atari_novelty", "nsr-es", vx.ES),
     ("atari_novelty", "nsra-es", vx.Novelty),
     ("atari_novelty", "ga", vx.GA),
-    ("atari_novelty", "ga", vx.loop.Trajectory),
+    ("atari_novelty", "ga", vx.rollout.Trajectory),
     ("atari_a3c", "modern", vx.A3C),
     ("mujoco_a3c", "mujoco", vx.A3C),
     ("mujoco_td3", "reference", vx.TD3),

@@ -80,7 +80,7 @@ def primal_dual(env=WALK):
 
 
 def novelty():
-    behavior = vx.loop.Last("position", 2)
+    behavior = vx.rollout.Last("position", 2)
     objective = vx.Novelty.nsr_es(behavior=behavior, num_neighbors=3)
     strategy = vx.ES(population_size=8, num_validation_episodes=2, objective=objective, num_bases=2)
     env = vx.envs.hard_maze(num_envs=4, groups=2)

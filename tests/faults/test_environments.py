@@ -14,7 +14,7 @@ import pytest
 
 import volvox as vx
 from volvox.envs import envpool_group, groups
-from volvox.loop import driver, pipeline
+from volvox.rollout import driver, pipeline
 from volvox.types import EnvGroup, EnvSpec, TimeStep
 
 SPEC = EnvSpec("gridworld", (2,), np.dtype(np.float32), 2, None, None, None, 10, 1)

@@ -49,7 +49,7 @@ def test_a_population_is_stopped_in_its_first_generation(make, quietly, name, ca
     algorithm.close()
 
 
-NOVEL = vx.Novelty(behavior=vx.loop.Last("position", 2), num_neighbors=3)
+NOVEL = vx.Novelty(behavior=vx.rollout.Last("position", 2), num_neighbors=3)
 STRATEGIES = {
     "ga": lambda: vx.GA(
         population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1, objective=NOVEL

@@ -8,7 +8,7 @@ import pytest
 import volvox as vx
 from volvox import population
 from volvox.evolution import parse_cutoff, schedule
-from volvox.loop import scoring
+from volvox.rollout import scoring
 
 LARGE = (2**31, 2**40, 10**30)
 

@@ -19,9 +19,9 @@ from volvox.envs.functional import from_functions
 from volvox.learners import A3C, learn
 from volvox.learners.a3c import Learning
 from volvox.learners.collecting import Acting, Collector
-from volvox.loop import play
-from volvox.loop.pipeline import LoopState, Stages, driven
 from volvox.networks import ActorCritic, GaussianMLP, RecurrentActorCritic
+from volvox.rollout import play
+from volvox.rollout.pipeline import LoopState, Stages, driven
 from volvox.training import train
 from volvox.types import Interrupted, TimeStep
 

@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from volvox.envs import atari, mujoco
 from volvox.learners import A3C, PPO, TD3
-from volvox.loop.pipeline import LoopState, Stages, traced
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
+from volvox.rollout.pipeline import LoopState, Stages, traced
 
 pytestmark = pytest.mark.optimized
 

@@ -12,8 +12,8 @@ from volvox import checkpoint
 from volvox.envs import atari, probe
 from volvox.learners import A3C, TD3, evaluation, learn
 from volvox.learners.evaluation import PolicyEvaluator
-from volvox.loop import play
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
+from volvox.rollout import play
 from volvox.training import Run, train
 from volvox.types import Interrupted
 

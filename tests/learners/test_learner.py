@@ -12,8 +12,8 @@ import pytest
 from volvox.data import metrics
 from volvox.envs import cartpole, probe
 from volvox.learners import A3C, PPO, PrimalDual, Progress, learn, learner
-from volvox.loop.devices import Devices
 from volvox.networks import CategoricalMLP
+from volvox.rollout.devices import Devices
 from volvox.types import Interrupted, Policy
 
 

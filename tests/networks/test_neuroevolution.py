@@ -7,10 +7,10 @@ import pytest
 from flax import linen as nn
 
 from volvox.envs import atari, probe
-from volvox.loop import reference_batch
 from volvox.networks import MLP, DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, reference_genotype
 from volvox.ops.flat import leaf_offsets
 from volvox.population import Table, encoding
+from volvox.rollout import reference_batch
 
 
 @pytest.mark.parametrize(("size", "expected"), [("large", 4_052_658), ("small", 1_008_450)])

@@ -10,9 +10,9 @@ import pytest
 
 from volvox import _resources, evolution, networks, population
 from volvox.envs import probe
-from volvox.loop import Evaluator, SlotMemory
 from volvox.population import Genome, Member, lineage
 from volvox.population.decoding import mutation_noise
+from volvox.rollout import Evaluator, SlotMemory
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized

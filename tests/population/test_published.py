@@ -8,8 +8,8 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.loop import play
 from volvox.ops import flat
+from volvox.rollout import play
 
 pytestmark = pytest.mark.optimized
 

@@ -7,7 +7,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import probe
-from volvox.loop import Evaluator, SlotMemory
+from volvox.rollout import Evaluator, SlotMemory
 
 ENV = probe.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
 NET = networks.genotype(networks.MLP(2, hidden=(3,)), ENV.spec)

@@ -23,8 +23,8 @@ from volvox._settings import describe, rebuild
 from volvox.distributed.bases import Bases, Digest, Origin
 from volvox.distributed.work import Results, Rows
 from volvox.evolution.pools import Place, Pools, Request
-from volvox.loop.slots import Part
 from volvox.provenance import versions
+from volvox.rollout.slots import Part
 from volvox.types import Config, Genotype, Interrupted, Population
 
 _OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")

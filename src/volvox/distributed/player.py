@@ -18,7 +18,7 @@ from volvox.distributed.remote import Remote, slow, text
 from volvox.distributed.settings import ray as Settings
 from volvox.distributed.work import Rows, Work, portion_size
 from volvox.evolution.pools import Request, Seen
-from volvox.loop.evaluator import RolloutStatistics
+from volvox.rollout.evaluator import RolloutStatistics
 from volvox.types import Config, Evaluation, Interrupted
 
 _SLOTFULS = 4

@@ -13,7 +13,7 @@ from jax._src.distributed import global_state
 from jax._src.xla_bridge import backends_are_initialized
 
 from volvox._checks import integer, number
-from volvox.loop.peers import Peers, watched
+from volvox.rollout.peers import Peers, watched
 
 _SECONDS_TO_END = 10
 _TUNING = "xla_gpu_shard_autotuning"

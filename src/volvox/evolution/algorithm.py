@@ -31,13 +31,13 @@ from volvox.evolution.strategy import (
     mean_length,
     rows,
 )
-from volvox.loop import behaviors
-from volvox.loop.behaviors import Behavior
-from volvox.loop.driver import Monitor, is_timed, seed_of
-from volvox.loop.evaluator import RolloutStatistics, check_memory
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Member, members_of, outline
 from volvox.population.noise import Noise, Table
+from volvox.rollout import behaviors
+from volvox.rollout.behaviors import Behavior
+from volvox.rollout.driver import Monitor, is_timed, seed_of
+from volvox.rollout.evaluator import RolloutStatistics, check_memory
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
 
 

@@ -30,9 +30,9 @@ from volvox.evolution.strategy import (
     test_phase,
     validated,
 )
-from volvox.loop.behaviors import Behavior, Nothing
 from volvox.population.decoding import Encoding, decode_many, members_of
 from volvox.population.vectors import explicit
+from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 _INIT = 2**31  # names the key of the first state; those of generations are named by their number, which is smaller

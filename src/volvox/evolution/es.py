@@ -32,8 +32,8 @@ from volvox.evolution.strategy import (
     unchanged,
     validated,
 )
-from volvox.loop.behaviors import Behavior
 from volvox.population.decoding import Encoding, decode_many, draw_seeds, first_ancestors, weighted_noise
+from volvox.rollout.behaviors import Behavior
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
@@ -72,7 +72,7 @@ class ES:
     Example:
       >>> algorithm = vx.evolve(vx.ES(population_size=64), network, env)
       >>> momentum = vx.ES(optimizer=functools.partial(optax.sgd, momentum=0.9), learning_rate="linear:0.1,0.01,200")
-      >>> novelty_search = vx.ES(objective=vx.Novelty.ns_es(behavior=vx.loop.Last("ram", 128)), num_bases=3)
+      >>> novelty_search = vx.ES(objective=vx.Novelty.ns_es(behavior=vx.rollout.Last("ram", 128)), num_bases=3)
 
     Attributes:
       population_size: N, members of a generation: N/2 pairs.

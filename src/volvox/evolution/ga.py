@@ -32,8 +32,8 @@ from volvox.evolution.strategy import (
     test_phase,
     validated,
 )
-from volvox.loop.behaviors import Behavior
 from volvox.population.decoding import Encoding, Member, decode_many, draw_seeds, first_ancestors, members_of
+from volvox.rollout.behaviors import Behavior
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
@@ -75,7 +75,7 @@ class GA:
     Example:
       >>> strategy = vx.GA(population_size=64, mutation_std=0.01)
       >>> algorithm = vx.evolve(strategy, vx.networks.DeepGA(env.spec.num_outputs), env)
-      >>> novelty_search = vx.GA(objective=vx.Novelty(behavior=vx.loop.Last("ram", 128)))
+      >>> novelty_search = vx.GA(objective=vx.Novelty(behavior=vx.rollout.Last("ram", 128)))
 
     Attributes:
       population_size: N, offspring in each generation.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from volvox._checks import integers, numbers
 from volvox._settings import describe
 from volvox.evolution.strategy import Metrics, centered_ranks, fitness, mean_over_episodes
-from volvox.loop.behaviors import Behavior, Nothing, check_kind
+from volvox.rollout.behaviors import Behavior, Nothing, check_kind
 from volvox.types import Array, Evaluation
 
 _MOST_GIGABYTES = 1.0
@@ -214,7 +214,7 @@ class Novelty:
     proportion to its novelty.
 
     Example:
-      >>> maze = Novelty(behavior=vx.loop.Last("position", 2), num_archived=8)
+      >>> maze = Novelty(behavior=vx.rollout.Last("position", 2), num_archived=8)
       >>> strategy = GA(population_size=64, objective=maze)
 
     Attributes:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from volvox.loop.behaviors import Behavior
-from volvox.loop.evaluator import Evaluator, RolloutStatistics, SlotMemory
-from volvox.loop.slots import Part
 from volvox.population.decoding import Encoding, Member, encoding
 from volvox.population.noise import Noise
+from volvox.rollout.behaviors import Behavior
+from volvox.rollout.evaluator import Evaluator, RolloutStatistics, SlotMemory
+from volvox.rollout.slots import Part
 from volvox.types import Config, Env, Evaluation, Genotype, Interrupted, Population
 
 Seen = Callable[[dict[str, Any]], bool | None]

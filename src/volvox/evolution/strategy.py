@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import nearest
-from volvox.loop.behaviors import Behavior
 from volvox.population.decoding import Encoding
 from volvox.population.vectors import explicit
+from volvox.rollout.behaviors import Behavior
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 Role = Literal["training", "validation", "test"]

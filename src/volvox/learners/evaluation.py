@@ -15,8 +15,8 @@ import numpy as np
 
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import whole_games
-from volvox.loop.driver import Monitor
-from volvox.loop.scoring import act, first_episodes
+from volvox.rollout.driver import Monitor
+from volvox.rollout.scoring import act, first_episodes
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 
 _SECONDS_BETWEEN_LOOKS = 1.0

@@ -29,10 +29,10 @@ from volvox.data.metrics import Metrics
 from volvox.learners import evaluation, side_by_side
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
-from volvox.loop.devices import devices_of
-from volvox.loop.driver import Loop, Monitor, copied, is_timed, seed_of
-from volvox.loop.pipeline import Stages
 from volvox.ops.flat import by_path
+from volvox.rollout.devices import devices_of
+from volvox.rollout.driver import Loop, Monitor, copied, is_timed, seed_of
+from volvox.rollout.pipeline import Stages
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted
 
 _EVALUATION_EPISODES = 10
@@ -108,7 +108,7 @@ def learn(
       so far, without those that begin an episode; `predictions_per_second`, which counts the timesteps that begin an
       episode too; `updates_per_second` and `frames_per_second`. In the second iteration after a start, and in every
       tenth from there, a few rounds are played with a stopwatch, which the rates leave out; the row then also has
-      `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` (`volvox.loop.Times`). `step` raises
+      `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` (`Times`). `step` raises
       FloatingPointError when a number is no longer finite. In pure-JAX environments, on one device and with all of its
       state saved (`TD3.save_replay`), a restored run goes on bit by bit. In others it begins new episodes, and the
       seed of the environments depends on the timesteps before.

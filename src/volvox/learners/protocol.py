@@ -75,7 +75,7 @@ class Learner(Protocol):
 
     @property
     def finish(self) -> Callable[[Any, Any, Array], tuple[Any, Any]] | None:
-        """(acting, learning, key) -> (acting, learning) at the end of a round, or None; see `volvox.loop.Stages`."""
+        """(acting, learning, key) -> (acting, learning) at the end of a round, or None; see `volvox.rollout.Stages`."""
         ...
 
     def act(self, acting: Any, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Any, Array]:

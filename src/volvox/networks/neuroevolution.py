@@ -136,12 +136,12 @@ class VirtualBatchNormNet(genotypes.Sized, nn.Module):
 def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.ndarray) -> Genotype:
     """Makes a genotype of a flax module with `VirtualBatchNorm` layers.
 
-        net = reference_genotype(VirtualBatchNormNet(env.spec.num_outputs), env.spec, volvox.loop.reference_batch(env))
+        net = reference_genotype(VirtualBatchNormNet(env.spec.num_outputs), env.spec, vx.reference_batch(env))
 
     Args:
       module: Its variables are parameters and the collection `reference`.
       spec: The environment it is to act in.
-      reference: Observations `[R, *observation_shape]`, for example of `volvox.loop.reference_batch`.
+      reference: Observations `[R, *observation_shape]`, for example of `volvox.rollout.reference_batch`.
 
     Returns:
       The genotype; `prepare` runs the reference batch through the network. Its policy's config names the batch by a

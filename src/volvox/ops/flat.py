@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from volvox.types import Array, ArrayTree
 
@@ -33,6 +34,37 @@ def by_path(tree: ArrayTree) -> dict[tuple[str, ...], Any]:
     A field of a NamedTuple and a key of a dict have the same path.
     """
     return {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def restored(saved: ArrayTree, like: ArrayTree, *, what: str) -> Any:
+    """Gives a checkpoint's nested dictionaries the structure that they were saved with.
+
+    Args:
+      saved: Nested dictionaries of arrays and numbers.
+      like: A tree of the wanted structure; its leaves are arrays, numbers or shapes (`jax.ShapeDtypeStruct`).
+      what: What the tree belongs to, for the message.
+
+    Returns:
+      The tree, of device arrays; Python numbers stay Python numbers.
+
+    Raises:
+      ValueError: `saved` has other leaves, shapes or dtypes; the message names the first difference.
+    """
+    has, wanted = by_path(saved), by_path(like)
+    for path in dict.fromkeys([*has, *wanted]):
+        found, needed = (_kind_of(tree[path]) if path in tree else "nothing" for tree in (has, wanted))
+        if found != needed:
+            at = "/".join(path) or "its root"
+            raise ValueError(f"the checkpoint does not fit this {what}: at {at} it holds {found}, not {needed}")
+    leaves = [jnp.asarray(has[path]) if isinstance(has[path], np.ndarray) else has[path] for path in wanted]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _kind_of(leaf: Any) -> str:
+    """Shape and dtype as JAX holds them, so that a Python number is like an array without dimensions."""
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.dtype(type(leaf))
+    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return f"{np.shape(leaf)} {dtype if is_key else jax.dtypes.canonicalize_dtype(dtype)}"
 
 
 def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:

@@ -16,8 +16,8 @@ from volvox import checkpoint
 from volvox._arguments import check_algorithm as check_kind
 from volvox._arguments import state_and_metrics
 from volvox.envs.groups import bounded_action
-from volvox.loop.scoring import act
 from volvox.report.rows import to_json
+from volvox.rollout.scoring import act
 from volvox.types import Algorithm, ArrayTree, Interrupted
 
 _NUM_ENVS = 2

@@ -11,8 +11,8 @@ import pytest
 from volvox import networks, population
 from volvox.envs import preprocessing, probe
 from volvox.evolution import ES, GA, Novelty, evolve
-from volvox.loop import Evaluator, Last, SlotMemory
-from volvox.loop.slots import Part
+from volvox.rollout import Evaluator, Last, SlotMemory
+from volvox.rollout.slots import Part
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized

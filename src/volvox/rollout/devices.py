@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from volvox.loop.peers import watched
+from volvox.rollout.peers import watched
 from volvox.types import ArrayTree, Axis, EnvGroup
 
 _NAME = "devices"

@@ -13,12 +13,12 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.loop import behaviors
-from volvox.loop.behaviors import Behavior
-from volvox.loop.pipeline import Stages
 from volvox.ops.batching import where_rows
 from volvox.ops.low_rank import with_bases, without_bases
 from volvox.population.decoding import Encoding, Member, member_params
+from volvox.rollout import behaviors
+from volvox.rollout.behaviors import Behavior
+from volvox.rollout.pipeline import Stages
 from volvox.types import Array, ArrayTree, Evaluation, Genotype, Population, TimeStep, replaced
 
 
@@ -233,7 +233,7 @@ class Rollout:
     behavior: Behavior
 
     def stages(self) -> Stages:
-        """What `volvox.loop.pipeline` runs, over `Carry`, `Memory` and `Constants`."""
+        """What `volvox.rollout.pipeline` runs, over `Carry`, `Memory` and `Constants`."""
         return Stages(self.act, self.work, active, remaining, episode_keys=episode_keys)
 
     def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:

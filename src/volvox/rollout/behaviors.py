@@ -168,7 +168,7 @@ class Trajectory:
 def check_kind(name: str, behavior: Any) -> None:
     """Raises TypeError for what is no behaviour; `name` is the argument's."""
     uses = ("size", "extras", "init", "update", "final")
-    check_part(name, behavior, uses, "a behaviour, such as vx.loop.Last(...) or vx.loop.Trajectory(...)")
+    check_part(name, behavior, uses, "a behaviour, such as vx.rollout.Last(...) or vx.rollout.Trajectory(...)")
 
 
 def check(behavior: Behavior, spec: EnvSpec, max_episode_steps: int) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from volvox.envs import probe
-from volvox.loop import pipeline
-from volvox.loop.pipeline import LoopState, Stages
+from volvox.rollout import pipeline
+from volvox.rollout.pipeline import LoopState, Stages
 
 B, BEATS = 4, 3
 

@@ -10,7 +10,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import probe
-from volvox.loop import Evaluator, Last, SlotMemory, Trajectory, behaviors
+from volvox.rollout import Evaluator, Last, SlotMemory, Trajectory, behaviors
 from volvox.types import Population, TimeStep
 
 

@@ -18,12 +18,12 @@ import numpy as np
 from volvox import _resources
 from volvox._checks import integer
 from volvox._resources import size_of
-from volvox.loop import slots as in_slots
-from volvox.loop.behaviors import Behavior, Nothing
-from volvox.loop.driver import Loop, Monitor, seed_of
-from volvox.loop.pipeline import Times
-from volvox.loop.slots import Carry, Constants, Memory, Part, Rollout
 from volvox.population.decoding import Encoding, Member
+from volvox.rollout import slots as in_slots
+from volvox.rollout.behaviors import Behavior, Nothing
+from volvox.rollout.driver import Loop, Monitor, seed_of
+from volvox.rollout.pipeline import Times
+from volvox.rollout.slots import Carry, Constants, Memory, Part, Rollout
 from volvox.types import ArrayTree, EnvGroup, Evaluation, Genotype, Interrupted, Population, zeros
 
 _TIMED_BEATS = 20

@@ -9,11 +9,11 @@ An algorithm gives the loop its `Stages`; `Loop` makes the pools and runs it in 
         carry, memory = chunk.carry, chunk.memory
 """
 
-from volvox.loop.behaviors import Behavior, Last, Nothing, Trajectory
-from volvox.loop.driver import Chunk, Loop, seed_of
-from volvox.loop.evaluator import Evaluator, RolloutStatistics, SlotMemory
-from volvox.loop.pipeline import LoopState, Stages, Times, driven, timed, traced
-from volvox.loop.scoring import Score, play, play_randomly, reference_batch
+from volvox.rollout.behaviors import Behavior, Last, Nothing, Trajectory
+from volvox.rollout.driver import Chunk, Loop, seed_of
+from volvox.rollout.evaluator import Evaluator, RolloutStatistics, SlotMemory
+from volvox.rollout.pipeline import LoopState, Stages, Times, driven, timed, traced
+from volvox.rollout.scoring import Score, play, play_randomly, reference_batch
 
 __all__ = [
     "Behavior",

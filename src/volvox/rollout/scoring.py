@@ -18,8 +18,8 @@ from volvox._arguments import check_env, said
 from volvox._checks import integer
 from volvox.checkpoint import is_key
 from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, game_of, human_normalized
-from volvox.loop.driver import seed_of
 from volvox.ops.batching import where_rows
+from volvox.rollout.driver import seed_of
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
 
 UNUSED_SEED = 1_000_003

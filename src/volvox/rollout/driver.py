@@ -23,9 +23,9 @@ import numpy as np
 
 from volvox._checks import typed_key
 from volvox.envs import groups as environments
-from volvox.loop import pipeline
-from volvox.loop.devices import ALONE, Devices, joined
-from volvox.loop.pipeline import LoopState, RunChunk, Stages, Times
+from volvox.rollout import pipeline
+from volvox.rollout.devices import ALONE, Devices, joined
+from volvox.rollout.pipeline import LoopState, RunChunk, Stages, Times
 from volvox.types import Array, ArrayTree, EnvGroup
 
 Monitor = Callable[[dict[str, Any]], bool | None]

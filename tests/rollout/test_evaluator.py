@@ -10,9 +10,9 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari, probe
-from volvox.loop import Evaluator, SlotMemory
-from volvox.loop.evaluator import _Run
-from volvox.loop.slots import Part
+from volvox.rollout import Evaluator, SlotMemory
+from volvox.rollout.evaluator import _Run
+from volvox.rollout.slots import Part
 from volvox.types import Interrupted, Population
 
 pytestmark = pytest.mark.optimized

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from volvox.envs import probe
-from volvox.loop import Loop, Stages, driver, seed_of
-from volvox.loop.devices import ALONE
-from volvox.loop.driver import typed_key
+from volvox.rollout import Loop, Stages, driver, seed_of
+from volvox.rollout.devices import ALONE
+from volvox.rollout.driver import typed_key
 
 B = 2
 ENV = probe.countdown(low=2, high=5, num_envs=2 * B, groups=2)

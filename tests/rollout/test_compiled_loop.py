@@ -9,7 +9,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.loop import Evaluator, LoopState, SlotMemory, Stages, Trajectory, slots, traced
+from volvox.rollout import Evaluator, LoopState, SlotMemory, Stages, Trajectory, slots, traced
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized

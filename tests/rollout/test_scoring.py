@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from volvox.envs import atari, envpool, probe
-from volvox.loop import play, play_randomly, scoring
 from volvox.networks import GaussianMLP, genotype_from_functions
 from volvox.networks.actor_critics import actor_critic
+from volvox.rollout import play, play_randomly, scoring
 
 
 def always(env, logits):

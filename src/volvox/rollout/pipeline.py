@@ -22,8 +22,8 @@ import jax.numpy as jnp
 
 from volvox._checks import integer
 from volvox.envs.groups import Answers
-from volvox.loop.devices import ALONE, Devices
 from volvox.ops.order import after
+from volvox.rollout.devices import ALONE, Devices
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
 
