@@ -4,12 +4,12 @@ import dataclasses
 import importlib.util
 import os
 import socket
-from typing import Literal
+from typing import Any, Literal
 
 from volvox._checks import integer, number
 from volvox._parts import env_of, import_paths, network_of
 from volvox._settings import CannotRebuildError, rebuild
-from volvox.evolution.pools import Player
+
 from volvox.types import Config
 
 _SECONDS_TO_ANSWER = 5.0
@@ -71,7 +71,7 @@ class ray:  # noqa: N801  # a record of settings that reads as a call
         if self.address is not None and not isinstance(self.address, str):
             raise ValueError(f"address={self.address!r}: give text, such as '10.0.0.1:6379'.")
 
-    def player(self, config: Config, num_slots: int, chunk_seconds: float) -> Player | None:
+    def player(self, config: Config, num_slots: int, chunk_seconds: float) -> "Any":
         """See `volvox.evolution.pools.Workers`."""
         if self.num_actors in (None, 1):
             return None
