@@ -54,7 +54,7 @@ def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -
 
 def main(settings: dict[str, Any]) -> None:
     """Learns, or trains in a run directory."""
-    vx.distributed.initialize(*settings["join"], patience=settings.get("patience", 10.0))
+    vx.distributed.initialize(*settings["join"], heartbeat_timeout_seconds=settings.get("heartbeat", 100))
     if "run_dir" in settings:
         train(settings)
         return

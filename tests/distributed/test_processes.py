@@ -264,7 +264,7 @@ def test_an_interrupt_of_one_process_ends_both_and_another_number_goes_on(tmp_pa
 @pytest.mark.parametrize(("number", "every"), [(signal.SIGKILL, 10_000), (signal.SIGSTOP, 1)])
 def test_a_process_that_dies_or_hangs_ends_the_other_with_a_checkpoint(tmp_path, number, every):
     """One that dies leaves time to save, whenever the last checkpoint was; one that hangs does not."""
-    settings = {"algorithm": ["a3c", 4, 2], "steps": 10_000, "run_dir": str(tmp_path / "run"), "patience": 5.0}
+    settings = {"algorithm": ["a3c", 4, 2], "steps": 10_000, "run_dir": str(tmp_path / "run"), "heartbeat": 5}
     settings["checkpoint_every"] = every
     with started(2, tmp_path / "p", **settings) as run:
         wait_for_step(tmp_path, 2, run)

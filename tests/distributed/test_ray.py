@@ -1,4 +1,4 @@
-"""Populations on Ray actors: the results of one process, whatever the number of actors and whoever dies."""
+"""Populations on Ray actors: the results of one process, whatever the number of actors, and although one dies."""
 
 import dataclasses
 import os
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import volvox as vx
+from volvox.population import lineage as lineages
+from volvox.population.decoding import Member, decode_many
 from volvox.types import Interrupted
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -20,17 +22,35 @@ import standin
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'volvox[ray]'")
 from volvox.distributed.ray_evaluator import RayEvaluator, chunk_sizes, extend_bases, split
 
-pytestmark = [pytest.mark.optimized, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TABLE = vx.population.Table(size=5_000)
+NETWORK = vx.networks.MLP(2, (4,))
+
+
+def countdown():
+    return vx.envs.probe.countdown(num_envs=4, groups=2, low=1, high=9)
+
+
+def assert_equal(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A local cluster with two CPUs, which has minutes to start on a loaded machine."""
-    os.environ |= {"RAY_raylet_start_wait_time_s": "300", "RAY_worker_register_timeout_seconds": "300"}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    ray.cloudpickle.register_pickle_by_value(standin)  # actors cannot import it
-    yield
-    ray.shutdown()
+    """A local cluster of two CPUs, whose processes have minutes to start on a loaded machine."""
+    patience = {
+        "RAY_raylet_start_wait_time_s": "300",
+        "RAY_worker_register_timeout_seconds": "300",
+        "RAY_gcs_server_request_timeout_seconds": "300",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in patience.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+        ray.cloudpickle.register_pickle_by_value(standin)  # actors cannot import it
+        yield
+        ray.shutdown()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,34 +71,23 @@ class Explicit:
         return vectors[evaluation.returns[:, 0].argmax()], {}
 
 
-TABLE = vx.population.Table(size=5_000)
-GA = vx.GA(
-    population_size=24,
-    num_parents=3,
-    mutation_std=0.3,
-    num_elite_candidates=2,
-    num_validation_episodes=2,
-    num_test_episodes=3,
-)
+SIZES = {"population_size": 24, "num_validation_episodes": 2, "num_test_episodes": 3}
+GA = vx.GA(num_parents=3, mutation_std=0.3, num_elite_candidates=2, **SIZES)
 CASES = {
     "ga": (GA, TABLE),
-    "low-rank": (GA, vx.population.LowRank(source=TABLE)),
-    "es": (vx.ES(population_size=24, noise_std=0.3, num_validation_episodes=2), TABLE),
+    "low-rank ga": (GA, vx.population.LowRank(source=TABLE)),
+    "es": (vx.ES(noise_std=0.3, **SIZES), TABLE),
     "explicit": (vx.evolution.from_ask_tell(Explicit(), num_validation_episodes=2), TABLE),
 }
 
 
-def countdown():
-    return vx.envs.probe.countdown(num_envs=4, groups=2, low=1, high=9)
-
-
-def evolved(case, workers, generations=3):
-    """State and metrics after some generations."""
+def evolved(case, workers):
+    """State, log and metrics after three generations."""
     strategy, noise = CASES[case]
-    algorithm = standin.evolve(strategy, vx.networks.MLP(2, (4,)), countdown(), noise=noise, workers=workers)
+    algorithm = standin.evolve(strategy, NETWORK, countdown(), noise=noise, workers=workers)
     try:
-        state, rows = algorithm.init(jax.random.key(3)), []
-        for _ in range(generations):
+        state, row, rows = algorithm.init(jax.random.key(3)), {}, []
+        for _ in range(3):
             state, row = algorithm.step(state)
             rows.append({name: row[name] for name in ("training_mean", "validation_mean", "frames")})
         inner = state.strategy
@@ -87,29 +96,22 @@ def evolved(case, workers, generations=3):
         algorithm.close()
 
 
-def assert_equal(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
-@pytest.mark.parametrize("case", ["ga", "es", *(pytest.param(x, marks=pytest.mark.slow) for x in ("low-rank", "explicit"))])
-def test_two_actors_give_the_results_of_one_process(cluster, case):
-    found, row = evolved(case, vx.distributed.ray(num_actors=2))
+@pytest.mark.parametrize(
+    ("case", "num_actors"),
+    [
+        ("ga", 2),
+        ("es", 2),
+        pytest.param("ga", "nodes", marks=pytest.mark.slow),
+        pytest.param("low-rank ga", 2, marks=pytest.mark.slow),
+        pytest.param("explicit", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_actors_give_the_results_of_one_process(cluster, case, num_actors):
+    found, row = evolved(case, vx.distributed.ray(num_actors=num_actors))
     assert_equal(found, evolved(case, None)[0])
-    assert row["num_actors"] == 2
+    assert row["num_actors"] == (1 if num_actors == "nodes" else 2)  # the cluster is one machine
     assert row["actor_restarts"] == 0
     assert row["bytes_sent"] > 0
-
-
-@pytest.fixture
-def evaluator(cluster):
-    """An evaluator of four slots on one actor a CPU, and one of this process."""
-    genotype = vx.networks.genotype(vx.networks.MLP(2, (4,)), countdown().spec)
-    given = genotype, TABLE, countdown(), vx.rollout.Nothing(), 400, 0.05
-    make_local = standin.partial(standin.LocalEvaluator, *given)
-    made = RayEvaluator(vx.distributed.ray(num_actors=2), make_local, 4, 0.05), make_local()
-    yield made
-    for one in made:
-        one.close()
 
 
 SETTINGS = {"max_episode_steps": 20, "seed": 5, "pool_seed": 6}
@@ -118,44 +120,95 @@ SETTINGS = {"max_episode_steps": 20, "seed": 5, "pool_seed": 6}
 def population(num_members=100, num_bases=1):
     """Members with one or two episodes each."""
     rows = np.arange(num_members, dtype=np.int32)
-    shapes = vx.population.encoding(vx.networks.genotype(vx.networks.MLP(2, (4,)), countdown().spec), TABLE)
-    fields = rows % num_bases, rows, np.full(num_members, 0.1, np.float32), rows < 50, rows % 2 + 1, -rows / 7.0
-    return vx.Population(shapes.zeros(num_bases), *map(jnp.asarray, fields))
+    bases = {"kernel": np.arange(num_bases * 3, dtype=np.float32).reshape(num_bases, 3)}
+    fields = rows % num_bases, rows, np.full(num_members, 0.1, np.float32), rows >= 0, rows % 2 + 1
+    return vx.Population(bases, *fields, (-rows / 7.0).astype(np.float32))
 
 
-def pids(evaluator):
-    return [ray.get(actor.__ray_call__.remote(lambda self: os.getpid())) for actor in evaluator._actors.values()]
-
-
-def test_a_killed_actor_costs_only_its_chunk(evaluator):
-    on_ray, local = evaluator
-    expected, _ = local.evaluate(population(), 2, **SETTINGS)
-    found, statistics = on_ray.evaluate(population(), 2, **SETTINGS)
+def test_a_killed_actor_costs_its_chunk_and_closing_ends_all(cluster):
+    genotype = vx.networks.genotype(NETWORK, countdown().spec)
+    given = genotype, TABLE, countdown(), vx.rollout.Nothing(), 400, 0.05
+    make_local = standin.partial(standin.LocalEvaluator, *given)
+    members = population()._replace(bases=vx.population.encoding(genotype, TABLE).zeros(1))
+    members = jax.tree.map(jnp.asarray, members)
+    local, evaluator, done = make_local(), RayEvaluator(vx.distributed.ray(num_actors=2), make_local, 4, 0.05), []
+    expected, _ = local.evaluate(members, 2, **SETTINGS)
+    local.close()
+    # Interrupted, and again from the beginning.
+    with pytest.raises(Interrupted):
+        evaluator.evaluate(members, 2, **SETTINGS, monitor=lambda figures: figures.get("done"))
+    found, statistics = evaluator.evaluate(members, 2, **SETTINGS)
     assert_equal(found, expected)
     assert statistics.episodes == 150
-    victim, killed = pids(on_ray)[0], []
+    assert statistics.timesteps == expected.lengths.sum()
+    # Killed in the middle, and restarted by Ray.
+    actors = list(evaluator._actors.values())
+    victim = ray.get(actors[0].__ray_call__.remote(lambda self: os.getpid()))
 
     def kill_once(figures):
-        if figures.get("done") and not killed:
-            killed.append(os.kill(victim, signal.SIGKILL))
+        if figures.get("done") and not done:
+            done.append(os.kill(victim, signal.SIGKILL))
 
-    found, _ = on_ray.evaluate(population(), 2, **SETTINGS, monitor=kill_once)
-    assert_equal(found, expected)
-    assert killed
-    found, _ = on_ray.evaluate(population(), 2, **SETTINGS)
-    assert_equal(found, expected)
-    assert on_ray.figures()["actor_restarts"] == 1
-
-
-def test_an_interrupted_evaluation_can_be_repeated_and_closing_ends_the_actors(evaluator):
-    on_ray, local = evaluator
-    with pytest.raises(Interrupted):
-        on_ray.evaluate(population(), 2, **SETTINGS, monitor=lambda figures: figures.get("done"))
-    found, _ = on_ray.evaluate(population(), 2, **SETTINGS)
-    assert_equal(found, local.evaluate(population(), 2, **SETTINGS)[0])
-    actors = list(on_ray._actors.values())
-    on_ray.close()
+    for monitor in (kill_once, None):
+        found, _ = evaluator.evaluate(members, 2, **SETTINGS, monitor=monitor)
+        assert_equal(found, expected)
+    assert done
+    assert evaluator.figures()["actor_restarts"] == 1
+    evaluator.close()
     for actor in actors:
         with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(actor.__ray_call__.options(max_task_retries=0).remote(lambda self: None), timeout=60)
-    assert on_ray.figures()["num_actors"] == 0
+            ray.get(actor.evaluate.remote(None, None, None, {}), timeout=300)
+    assert evaluator.figures()["num_actors"] == 0
+
+
+def test_an_error_of_an_actor_reaches_the_caller(cluster):
+    class Broken:
+        def evaluate(self, *args, **settings):
+            raise FloatingPointError("the emulator gave NaN")
+
+    evaluator = RayEvaluator(vx.distributed.ray(num_actors=1), Broken, 4)
+    with pytest.raises(FloatingPointError):
+        evaluator.evaluate(population(), 2, **SETTINGS)
+    evaluator.close()
+
+
+@pytest.mark.parametrize("share_bases", [True, False])
+def test_chunks_hold_each_episode_once(share_bases):
+    members = population(num_bases=30)
+    sizes = chunk_sizes(150, 2, 4)
+    assert max(sizes) <= 16
+    assert sizes == sorted(sizes, reverse=True)
+    played = []
+    for chunk in split(members, sizes, share_bases=share_bases):
+        assert chunk.population.seed.size == max(sizes)
+        assert chunk.population.episodes.sum() == chunk.size
+        bases = members.bases if share_bases else chunk.bases
+        for i in range(chunk.size):
+            member = chunk.part.member[i]
+            played.append((member, chunk.part.episode[i]))
+            assert chunk.population.seed[i] == member
+            base = bases["kernel"][chunk.population.parent[i]]
+            np.testing.assert_array_equal(base, members.bases["kernel"][member % 30])
+    assert sorted(played) == [(i, j) for i in range(100) for j in range(i % 2 + 1)]
+    assert played[0] == (0, 0)  # the highest priority
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("known", [0, 1, 4, 6])
+def test_bases_are_rebuilt_from_their_lineage(known):
+    """Bit for bit, and with only the ancestors of the newest bases on the way."""
+    encoding = vx.population.encoding(vx.networks.genotype(NETWORK, countdown().spec), TABLE)
+    rng, history, lineage = np.random.default_rng(0), [encoding.zeros(4)], lineages.zeros(0, 4)
+    for g in range(6):
+        seeds, scales = rng.integers(0, 1000, 4).astype(np.int32), np.where(rng.random(4) < 0.3, 0, 0.1)
+        row = Member(rng.integers(0, 4, 4).astype(np.int32), seeds, scales.astype(np.float32), np.full(4, not g))
+        lineage = lineages.extend(lineage, row)
+        history.append(jax.jit(decode_many)(encoding, history[-1], jax.tree.map(jnp.asarray, row)))
+    assert_equal(extend_bases(encoding, lineage, history[known], known), history[-1])
+    assert_equal(extend_bases(encoding, lineage), history[-1])
+
+
+def test_one_actor_needs_no_ray():
+    assert vx.distributed.ray(num_actors=1).evaluator(lambda: "local", 4, 1.0) == "local"
+    with pytest.raises(ValueError, match="num_actors"):
+        vx.distributed.ray(num_actors="all")
