@@ -63,7 +63,7 @@ class Workers:
 
 def evolve(strategy, network, env, *, noise, workers):
     """Calls `vx.evolve` with Ray workers."""
-    if workers is not None and not hasattr(vx.evolution, "PopulationEvaluator"):
+    if workers is not None and not hasattr(evaluator, "PopulationEvaluator"):
         workers = Workers(workers, strategy, network, env, noise)
     return vx.evolve(strategy, network, env, noise=noise, workers=workers)
 

@@ -6,6 +6,7 @@ rebuilt on the actors from their lineage; if there is none, they are sent throug
 
 import collections
 import contextlib
+import functools
 import logging
 import math
 import signal
@@ -184,6 +185,11 @@ class RayEvaluator:
         self._failed: set[Any] = set()
         self._shared: tuple[list[Any], Any] = ([], None)
         self._last_checked, self._last_active = -math.inf, time.monotonic()
+
+    @functools.cached_property
+    def encoding(self) -> Encoding:
+        """The encoding of members, with a noise table of this process."""
+        return self._make_local().encoding
 
     def evaluate(
         self,
