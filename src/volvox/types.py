@@ -341,6 +341,7 @@ class Algorithm(NamedTuple):
         threads may share it.
       largest: `number -> the largest number of all processes`, if several processes make each step together. All of
         them call it at the same points of a run; only process 0 writes files. None if there is one process.
+      profile: `(state, seconds) -> (state, times)`: Times the parts of the loop without overlap; None if it cannot.
     """
 
     init: Callable[[Any], Any]
@@ -359,6 +360,7 @@ class Algorithm(NamedTuple):
     step_name: str = "generation"
     lock: Any = None
     largest: Callable[[float], float] | None = None
+    profile: Callable[[Any, float], tuple[Any, Any]] | None = None
 
 
 class Interrupted(Exception):

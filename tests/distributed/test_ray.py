@@ -3,8 +3,7 @@
 import dataclasses
 import os
 import signal
-import sys
-from pathlib import Path
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,8 @@ import pytest
 import volvox as vx
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Member, decode_many
+from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Interrupted
-
-sys.path.insert(0, str(Path(__file__).parent))
-import standin
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'volvox[ray]'")
 from volvox.distributed.ray_evaluator import RayEvaluator, chunk_sizes, extend_bases, split
@@ -47,12 +44,11 @@ def cluster():
             ray.shutdown()
             if not attempts_left:
                 raise
-    ray.cloudpickle.register_pickle_by_value(standin)  # actors cannot import it
     yield
     ray.shutdown()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Explicit:
     """Members are vectors around the best one."""
 
@@ -70,27 +66,27 @@ class Explicit:
         return vectors[evaluation.returns[:, 0].argmax()], {}
 
 
-SIZES = {"population_size": 24, "num_validation_episodes": 2, "num_test_episodes": 3}
-GA = vx.GA(num_parents=3, mutation_std=0.3, num_elite_candidates=2, **SIZES)
+GA = vx.GA(population_size=24, num_parents=3, mutation_std=0.3)
 CASES = {
     "ga": (GA, TABLE),
     "low-rank ga": (GA, vx.population.LowRank(source=TABLE)),
-    "es": (vx.ES(noise_std=0.3, **SIZES), TABLE),
-    "explicit": (vx.evolution.from_ask_tell(Explicit(), num_validation_episodes=2), TABLE),
+    "es": (vx.ES(population_size=24, noise_std=0.3), TABLE),
+    "explicit": (Explicit(), TABLE),
 }
 
 
 def evolved(case, workers):
     """State, log and metrics after three generations."""
     strategy, noise = CASES[case]
-    algorithm = standin.evolve(strategy, NETWORK, countdown(), noise=noise, workers=workers)
+    validation = vx.evolution.Validation(num_elite_candidates=2, num_validation_episodes=2, num_test_episodes=3)
+    algorithm = vx.evolve(strategy, NETWORK, countdown(), noise=noise, validation=validation, workers=workers)
     try:
         state, row, rows = algorithm.init(jax.random.key(3)), {}, []
         for _ in range(3):
             state, row = algorithm.step(state)
             rows.append({name: row[name] for name in ("training_mean", "validation_mean", "frames")})
-        inner = state.strategy
-        return jax.tree.map(np.asarray, (inner.bases, inner.score, state.lineage, algorithm.log(state), rows)), row
+        found = state.bases, state.score, state.lineage, algorithm.log(state), rows
+        return jax.tree.map(np.asarray, found), row
     finally:
         algorithm.close()
 
@@ -127,7 +123,7 @@ def population(num_members=100, num_bases=1):
 def test_a_killed_actor_costs_its_chunk_and_closing_ends_all(cluster):
     genotype = vx.networks.genotype(NETWORK, countdown().spec)
     given = genotype, TABLE, countdown(), vx.rollout.Nothing(), 400, 0.05
-    make_local = standin.partial(standin.LocalEvaluator, *given)
+    make_local = partial(PopulationEvaluator, *given)
     members = population()._replace(bases=vx.population.encoding(genotype, TABLE).zeros(1))
     members = jax.tree.map(jnp.asarray, members)
     local, evaluator, done = make_local(), RayEvaluator(vx.distributed.ray(num_actors=2), make_local, 4, 0.05), []

@@ -76,6 +76,11 @@ class Cutoff(NamedTuple):
     ratio: float = 1.0
     max: int = 0
 
+    @property
+    def text(self) -> int | str:
+        """The form in which `config.json` holds it, which `parse_cutoff` reads."""
+        return self.start if self.fraction >= 1 else f"adaptive:{self.start},{self.fraction},{self.ratio},{self.max}"
+
     def grown(self, current: int, fraction_cut: float) -> int:
         """The cutoff of the next generation, in timesteps.
 

@@ -31,7 +31,7 @@ from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
 from volvox.ops.flat import by_path
 from volvox.rollout.devices import devices_of
-from volvox.rollout.driver import Loop, Monitor, copied, is_timed, seed_of
+from volvox.rollout.driver import Loop, Monitor, copied, seed_of
 from volvox.rollout.pipeline import Stages
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted
 
@@ -308,7 +308,7 @@ class _Run:
         acting, learning = copied((begun, standing.learning))
         learning = learning._replace(metrics=devices.placed(metrics.zeros(learning.metrics)))
         times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
-        if is_timed(standing.iterations) and learner.timed_rounds < rounds_left(acting):
+        if False:
             note = "measuring what bounds the run; its program is compiled first"
             if (uncompiled or standing.iterations == 1) and self.stops(monitor, {"phase": "compiling", "note": note}):
                 raise Interrupted("before the stopwatch was compiled")
