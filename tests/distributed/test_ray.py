@@ -17,7 +17,7 @@ from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Interrupted
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'volvox[ray]'")
-from volvox.distributed.ray_evaluator import RayEvaluator, chunk_sizes, extend_bases, split
+from volvox.distributed.ray_evaluator import RayEvaluator, extend_bases  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -112,21 +112,19 @@ def test_actors_give_the_results_of_one_process(cluster, case, num_actors):
 SETTINGS = {"max_episode_steps": 20, "seed": 5, "pool_seed": 6}
 
 
-def population(num_members=100, num_bases=1):
-    """Members with one or two episodes each."""
-    rows = np.arange(num_members, dtype=np.int32)
-    bases = {"kernel": np.arange(num_bases * 3, dtype=np.float32).reshape(num_bases, 3)}
-    fields = rows % num_bases, rows, np.full(num_members, 0.1, np.float32), rows >= 0, rows % 2 + 1
-    return vx.Population(bases, *fields, (-rows / 7.0).astype(np.float32))
+def population(encoding):
+    """A hundred first ancestors with one or two episodes each."""
+    rows = np.arange(100, dtype=np.int32)
+    fields = rows * 0, rows, np.full(100, 0.1, np.float32), rows >= 0, rows % 2 + 1, (rows / 7).astype(np.float32)
+    return vx.Population(encoding.zeros(1), *map(jnp.asarray, fields))
 
 
 def test_a_killed_actor_costs_its_chunk_and_closing_ends_all(cluster):
     genotype = vx.networks.genotype(NETWORK, countdown().spec)
     given = genotype, TABLE, countdown(), vx.rollout.Nothing(), 400, 0.05
     make_local = partial(PopulationEvaluator, *given)
-    members = population()._replace(bases=vx.population.encoding(genotype, TABLE).zeros(1))
-    members = jax.tree.map(jnp.asarray, members)
     local, evaluator, done = make_local(), RayEvaluator(vx.distributed.ray(num_actors=2), make_local, 4, 0.05), []
+    members = population(local.encoding)
     expected, _ = local.evaluate(members, 2, **SETTINGS)
     local.close()
     # Interrupted, and again from the beginning.
@@ -161,31 +159,11 @@ def test_an_error_of_an_actor_reaches_the_caller(cluster):
         def evaluate(self, *args, **settings):
             raise FloatingPointError("the emulator gave NaN")
 
+    encoding = vx.population.encoding(vx.networks.genotype(NETWORK, countdown().spec), TABLE)
     evaluator = RayEvaluator(vx.distributed.ray(num_actors=1), Broken, 4)
     with pytest.raises(FloatingPointError):
-        evaluator.evaluate(population(), 2, **SETTINGS)
+        evaluator.evaluate(population(encoding), 2, **SETTINGS)
     evaluator.close()
-
-
-@pytest.mark.parametrize("share_bases", [True, False])
-def test_chunks_hold_each_episode_once(share_bases):
-    members = population(num_bases=30)
-    sizes = chunk_sizes(150, 2, 4)
-    assert max(sizes) <= 16
-    assert sizes == sorted(sizes, reverse=True)
-    played = []
-    for chunk in split(members, sizes, share_bases=share_bases):
-        assert chunk.population.seed.size == max(sizes)
-        assert chunk.population.episodes.sum() == chunk.size
-        bases = members.bases if share_bases else chunk.bases
-        for i in range(chunk.size):
-            member = chunk.part.member[i]
-            played.append((member, chunk.part.episode[i]))
-            assert chunk.population.seed[i] == member
-            base = bases["kernel"][chunk.population.parent[i]]
-            np.testing.assert_array_equal(base, members.bases["kernel"][member % 30])
-    assert sorted(played) == [(i, j) for i in range(100) for j in range(i % 2 + 1)]
-    assert played[0] == (0, 0)  # the highest priority
 
 
 @pytest.mark.optimized

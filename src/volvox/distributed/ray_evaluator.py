@@ -14,18 +14,20 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import ray
+import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from volvox.distributed.chunks import Chunk, chunk_sizes, split
 from volvox.distributed.settings import RaySettings
 from volvox.population.decoding import Encoding, Member, decode
-from volvox.rollout.slots import Part
+from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
 from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population
 
 _MAX_SECONDS_BETWEEN_CHECKS = 1.0
@@ -42,27 +44,11 @@ _JAX_OPTIONS = (
 """Options of JAX that actors take over, because results or the time to compile depend on them."""
 
 
-class Chunk(NamedTuple):
-    """Episodes that an actor runs in one call, as K rows of one episode each; the rows behind them are padding.
-
-    Attributes:
-      population: K members without bases; `episodes` is 0 for padding.
-      part: Index of each row's member and episode in the whole population.
-      size: Number of episodes.
-      bases: The chunk's own bases if it does not share them with other chunks.
-    """
-
-    population: Population
-    part: Part
-    size: int
-    bases: ArrayTree
-
-
 @ray.remote(max_restarts=-1, max_task_retries=-1)
 class PopulationActor:
     """Evaluates chunks with an evaluator of its own."""
 
-    def __init__(self, make_local: Callable[[], Any], jax_options: dict[str, Any]):
+    def __init__(self, make_local: Callable[[], PopulationEvaluator], jax_options: dict[str, Any]):
         for name, value in jax_options.items():
             jax.config.update(name, value)
         self._local = make_local()
@@ -129,48 +115,15 @@ def _next_bases(encoding: Encoding, bases: ArrayTree, members: Member, needed: A
     return jax.lax.map(one, (members, needed))
 
 
-def chunk_sizes(num_episodes: int, num_actors: int, num_slots: int) -> list[int]:
-    """Sizes of the chunks: at most four episodes a slot, and smaller towards the end, so that actors end together."""
-    sizes, left = [], num_episodes
-    while left:
-        size = min(max(min(math.ceil(left / (2 * num_actors)), 4 * num_slots), num_slots), left)
-        sizes, left = [*sizes, size], left - size
-    return sizes
-
-
-def split(population: Population, sizes: list[int], *, share_bases: bool) -> Iterator[Chunk]:
-    """Splits a population into chunks of one shape.
-
-    Args:
-      population: Members; all fields but `bases` are NumPy arrays, and `bases` too if they are not shared.
-      sizes: Episodes of each chunk.
-      share_bases: Leave out the bases. Otherwise each chunk has those of its own members.
-
-    Yields:
-      Each `Chunk`.
-    """
-    num_rows, episodes = max(sizes), population.episodes
-    member = np.repeat(np.arange(episodes.size, dtype=np.int32), episodes)
-    episode = np.concatenate([np.arange(count, dtype=np.int32) for count in episodes])
-    order = np.argsort(-np.nan_to_num(population.priority)[member], kind="stable")
-    for end, size in zip(np.cumsum(sizes), sizes, strict=True):
-        rows = np.resize(order[end - size : end], num_rows)  # repeats rows as padding
-        chosen = Population((), *(field[member[rows]] for field in population[1:]))
-        chosen = chosen._replace(episodes=(np.arange(num_rows) < size).astype(np.int32))
-        bases = None
-        if not share_bases:
-            parents, index = np.unique(chosen.parent, return_inverse=True)
-            parents = np.resize(parents, num_rows)  # one shape for all chunks
-            bases = jax.tree.map(lambda x, parents=parents: x[parents], population.bases)
-            chosen = chosen._replace(parent=index.astype(np.int32))
-        yield Chunk(chosen, Part(member[rows], episode[rows]), size, bases)
-
-
 class RayEvaluator:
     """Evaluates populations like `volvox.rollout.evaluator.PopulationEvaluator`, on Ray actors."""
 
     def __init__(
-        self, settings: RaySettings, make_local: Callable[[], Any], num_slots: int, chunk_seconds: float = 1.0
+        self,
+        settings: RaySettings,
+        make_local: Callable[[], PopulationEvaluator],
+        num_slots: int,
+        chunk_seconds: float = 1.0,
     ):
         """Starts nothing yet; see `RaySettings.evaluator`."""
         self._settings, self._make_local, self._num_slots = settings, make_local, num_slots
@@ -202,7 +155,7 @@ class RayEvaluator:
         test: bool = False,
         lineage: Member | None = None,
         monitor: Callable[[dict[str, Any]], bool | None] | None = None,
-    ) -> tuple[Evaluation, Any]:
+    ) -> tuple[Evaluation, RolloutStatistics]:
         """Evaluates a population.
 
         Args:
@@ -256,12 +209,13 @@ class RayEvaluator:
                         self._idle.append(key)
                         raise
                     except ray.exceptions.RayError as error:  # the actor died, and Ray restarts it
-                        self._restarts, losses[id(chunk)] = self._restarts + 1, losses[id(chunk)] + 1
                         self._starting[self._actors[key].ready.remote()] = key
-                        if losses[id(chunk)] >= _MAX_LOSSES:
-                            raise RuntimeError(f"{_MAX_LOSSES} Ray actors died on the same episodes: {error}") from error
+                        self._restarts += 1
+                        losses[id(chunk)] += 1
+                        if losses[id(chunk)] == _MAX_LOSSES:
+                            raise RuntimeError(f"{_MAX_LOSSES} Ray actors died on the same episodes") from error
                         lost.append(chunk)
-                        watch({"phase": "waiting for actors", "note": f"an actor died: {_first_line(error)}"})
+                        watch({"phase": "waiting for actors", "note": f"a Ray actor died: {_first_line(error)}"})
                         continue
                     self._idle.append(key)
                     self._bytes_received += _num_bytes(evaluation)
@@ -388,18 +342,16 @@ class _Results:
 
     def __init__(self, shape: tuple[int, int], total: int, began: float):
         self.total, self.done, self._began = total, 0, began
-        self._evaluation = Evaluation(
-            np.zeros(shape, np.float32), np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros((*shape, 0))
-        )
-        self._stepped = 0
-        self._busy = 0.0
-        self._beats: collections.Counter[Any] = collections.Counter()
-        self._last: Any = None
+        fields: Any = (np.zeros(shape, dtype) for dtype in (np.float32, np.int32, bool))
+        self._evaluation = Evaluation(*fields, behaviors=jnp.zeros((*shape, 0)))
+        self._stepped, self._busy = 0, 0.0
+        self._beats: collections.Counter[Any] = collections.Counter()  # by actor
 
-    def add(self, key: Any, chunk: Chunk, evaluation: Evaluation, statistics: Any) -> None:
+    def add(self, key: Any, chunk: Chunk, evaluation: Evaluation, statistics: RolloutStatistics) -> None:
         """Adds the results of a chunk that actor `key` has evaluated."""
         if not self.done:
-            behaviors = np.zeros((*self._evaluation.valid.shape, evaluation.behaviors.shape[-1]), np.float32)
+            shape = (*self._evaluation.valid.shape, evaluation.behaviors.shape[-1])
+            behaviors: Any = np.zeros(shape, np.float32)
             self._evaluation = self._evaluation._replace(behaviors=behaviors)
         place = chunk.part.member[: chunk.size], chunk.part.episode[: chunk.size]
         for all_, new in zip(self._evaluation, evaluation, strict=True):
@@ -408,7 +360,6 @@ class _Results:
         self._stepped += statistics.stepped
         self._busy += statistics.occupancy * statistics.stepped
         self._beats[key] += statistics.makespan
-        self._last = statistics
 
     def evaluation(self) -> Evaluation:
         """Returns the evaluation of the whole population."""
@@ -424,12 +375,12 @@ class _Results:
             "timesteps_per_second": self._stepped / (time.perf_counter() - self._began),
         }
 
-    def statistics(self, num_slots: int) -> Any:
+    def statistics(self, num_slots: int) -> RolloutStatistics:
         """Returns the statistics of all actors."""
         lengths, seconds = self._evaluation.lengths, time.perf_counter() - self._began
         timesteps, makespan = int(lengths.sum(dtype=np.int64)), max(self._beats.values())
         bound = max(timesteps / (num_slots * len(self._beats)), int(lengths.max()), 1)
-        return self._last._replace(
+        return RolloutStatistics(
             timesteps=timesteps,
             stepped=self._stepped,
             episodes=self.total,
@@ -446,10 +397,11 @@ def _connect(address: str | None) -> None:
     if ray.is_initialized():
         return
     host, _, port = (address or "").rpartition(":")
-    if port.isdigit() and "//" not in host:
-        # Ray itself would try for several minutes.
-        with socket.create_connection((host, int(port)), _CONNECT_SECONDS):
-            pass
+    if port.isdigit() and "//" not in host:  # Ray itself would try for several minutes
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(f"no Ray cluster answers at address={address!r}: {error}") from error
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     with contextlib.ExitStack() as stack:

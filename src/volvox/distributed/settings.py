@@ -17,8 +17,9 @@ class RaySettings:
     of the population again.
 
     Network, environment and behavior are pickled, so they may be defined in a script or a notebook. Every machine needs
-    the same versions of Python, Ray, JAX and volvox. If this process is connected to Ray already, that connection is
-    used. Ray keeps running when the run ends; `ray.shutdown()` stops a local cluster.
+    the same versions of Python, Ray, JAX and volvox, and your own modules (see `runtime_env` of `ray.init`). If this
+    process is connected to Ray already, that connection is used. Ray keeps running when the run ends; `ray.shutdown()`
+    stops a local cluster.
 
     Example:
       >>> workers = vx.distributed.ray(num_actors="nodes")
