@@ -16,10 +16,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from volvox.rollout.peers import watched
+
 from volvox.types import ArrayTree, Axis, EnvGroup
 
 _NAME = "devices"
+watched: list = []
 _OF_EXCHANGES = ("Gloo", "NCCL", "coordination service")
 """Words of JAX's errors where an exchange between processes failed."""
 
