@@ -1,14 +1,13 @@
-"""What it costs to divide an actor-critic over processes: two of one core against one of two.
+"""The cost of dividing an actor-critic over processes: two of one core against one of two.
 
     python benchmarks/processes.py --game Pong --envs 64 --out processes.json
 
-Both learn the same from as many environments. Sides take turns, each in processes of its own, and a side's figure is
-the median of the frames a second of its iterations, without the first and those with the stopwatch. The target is a
-ratio of 0.9.
+Both learn the same from as many environments. The sides take turns, each in new processes, and the result of a side is
+the median of the frames per second of its iterations without the first.
 
-For the model of `scaling.py` it also measures parts: what emulators, networks and learning take in turns, in a process
-of two cores and in two of one core that run at the same time and know nothing of each other; and an exchange of as many
-numbers as a gradient has.
+For the model of `scaling.py` it also measures parts: emulators, networks and learning without overlap, in a process of
+two cores and in two of one core that run at the same time without knowing of each other; and a sum over both processes
+of as many numbers as a gradient has.
 """
 
 import argparse
@@ -26,33 +25,36 @@ from typing import Any
 CHILD, EXCHANGE = "--child", "--exchange"
 
 
-def child(settings: dict[str, Any]) -> None:
-    """One process: learns on its cores, and prints the frames a second of all processes, and what its parts take."""
-    os.sched_setaffinity(0, settings["cores"])  # before JAX counts them
+def child(settings: dict[str, Any]) -> dict[str, Any]:
+    """Learns on the cores of one process."""
+    import jax
+
     import volvox as vx
 
     if settings["join"] is not None:
         vx.distributed.initialize(*settings["join"])
     env = vx.envs.atari(settings["game"], num_envs=settings["envs"], groups=2)
-    network = vx.networks.ActorCritic(env.spec.num_actions or 0, vx.networks.SmallTorso())
+    network = vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso())
     algorithm = vx.learn(vx.A3C(updates_per_iteration=settings["updates"]), network, env)
-    state, rates, turns, row = algorithm.init(0), [], 0.0, {}
+    state, rates, row, turns = algorithm.init(0), [], {}, None
     for _ in range(settings["iterations"]):
         state, row = algorithm.step(state)
-        if "share_learning" in row:
-            turns = row["predictions_per_second"] / row["speed_over_turns"]
-        else:
-            rates.append(row["frames_per_second"])
+        rates.append(row["frames_per_second"])
+    if settings["join"] is None:
+        assert algorithm.profile is not None
+        state, times = algorithm.profile(state, 5.0)
+        turns = 1 / sum(times)
     algorithm.close()
-    per_update = row["predictions_per_second"] / row["updates_per_second"]
-    size = algorithm.config["network"]["num_parameters"]
-    found = {"rates": rates[1:], "turns": turns, "timesteps_per_update": per_update, "num_parameters": size}
-    print(json.dumps(found), flush=True)
+    return {
+        "rates": rates[1:],
+        "turns": turns,
+        "timesteps_per_update": row["predictions_per_second"] / row["updates_per_second"],
+        "num_parameters": sum(x.size for x in jax.tree.leaves(algorithm.variables(state))),
+    }
 
 
-def exchange(settings: dict[str, Any]) -> None:
-    """One process: adds up arrays of all processes, and prints the seconds of one sum."""
-    os.sched_setaffinity(0, settings["cores"])
+def exchange(settings: dict[str, Any]) -> dict[str, Any]:
+    """Sums arrays of all processes."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
@@ -70,26 +72,18 @@ def exchange(settings: dict[str, Any]) -> None:
         began = time.perf_counter()
         jax.block_until_ready(add(given))
         times.append(time.perf_counter() - began)
-    print(json.dumps({"seconds": statistics.median(times[20:])}), flush=True)
+    return {"seconds": statistics.median(times[20:])}
 
 
-def side(
-    processes: int,
-    cores: list[int],
-    given: argparse.Namespace,
-    *,
-    joined: bool = True,
-    what: str = CHILD,
-    numbers: int = 0,
-) -> list[dict[str, Any]]:
-    """What each process prints; they share the cores, and run at the same time."""
+def side(processes: int, given: argparse.Namespace, *, joined: bool = True, what: str = CHILD, numbers: int = 0) -> Any:
+    """Returns the results of each process; they share the cores, and run at the same time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    share, run = len(cores) // processes, []
+    cores, run = sorted(os.sched_getaffinity(0))[:2], []
+    share = len(cores) // processes
     for i in range(processes):
         settings = {
-            "cores": cores[i * share : (i + 1) * share],
             "join": [address, processes, i] if joined and processes > 1 else None,
             "numbers": numbers,
             "game": given.game,
@@ -98,7 +92,8 @@ def side(
             "iterations": given.iterations,
         }
         words = [sys.executable, __file__, what, json.dumps(settings)]
-        run.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        pin = functools.partial(os.sched_setaffinity, 0, cores[i * share : (i + 1) * share])
+        run.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=pin))
     printed = [one.communicate()[0] for one in run]
     if any(one.returncode for one in run):
         raise SystemExit("a process failed; see above")
@@ -115,34 +110,31 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
     rates: dict[str, list[float]] = {"one of two cores": [], "two of one core": []}
     turns: dict[str, list[float]] = {"one of two cores": [], "each of two that know nothing of each other": []}
     known: dict[str, Any] = {}
     for _ in range(given.repeats):
-        (one,), two = side(1, cores, given), side(2, cores, given)
-        known, apart = two[0], side(2, cores, given, joined=False)
+        (one,), (known, _), apart = side(1, given), side(2, given), side(2, given, joined=False)
         rates["one of two cores"].append(statistics.median(one["rates"]))
-        rates["two of one core"].append(statistics.median(two[0]["rates"]))
+        rates["two of one core"].append(statistics.median(known["rates"]))
         turns["one of two cores"].append(one["turns"])
         turns["each of two that know nothing of each other"] += [each["turns"] for each in apart]
         print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
     ratio = statistics.median(rates["two of one core"]) / statistics.median(rates["one of two cores"])
     print(f"two processes of one core over one of two: {ratio:.3f}")
-    sums, _ = side(2, cores, given, what=EXCHANGE, numbers=known["num_parameters"])
+    sums, _ = side(2, given, what=EXCHANGE, numbers=known["num_parameters"])
     parts = {"timesteps_per_second_in_turns": turns, "exchange_seconds": sums["seconds"]}
     parts |= {name: known[name] for name in ("timesteps_per_update", "num_parameters")}
     if given.out is not None:
-        from volvox.provenance import provenance
+        from parts import machine
 
-        written = {"about": provenance(), "frames_per_second": rates, "ratio": ratio, "parts": parts}
+        written = {"about": machine(), "frames_per_second": rates, "ratio": ratio, "parts": parts}
         given.out.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [CHILD]:
-        child(json.loads(sys.argv[2]))
-    elif sys.argv[1:2] == [EXCHANGE]:
-        exchange(json.loads(sys.argv[2]))
+    if sys.argv[1:2] in ([CHILD], [EXCHANGE]):
+        measure = child if sys.argv[1] == CHILD else exchange
+        print(json.dumps(measure(json.loads(sys.argv[2]))), flush=True)
     else:
         main()

@@ -20,7 +20,7 @@ CLASSES = {"cma-es": "CMA_ES", "sep-cma-es": "Sep_CMA_ES", "snes": "SNES"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is played.
+    """The task.
 
     Attributes:
       task: CartPole, maze (the hard maze), or a MuJoCo task, e.g. Hopper, with or without its version.
@@ -47,13 +47,12 @@ class Population:
     """How a population is made and played.
 
     Attributes:
-      algorithm: What asks and tells, all of evosax.
+      algorithm: The algorithm of evosax.
       population_size: Members of a generation.
-      initial_std: Standard deviation of all parameters at the beginning; of no meaning to differential evolution.
+      initial_std: Initial standard deviation of all parameters; differential evolution ignores it.
       hidden: Widths of the network's hidden layers; all members exist at once, and CMA-ES holds the square of their
         parameters.
       num_episodes: Training episodes of each member.
-      num_validation_episodes: Validation episodes of each candidate for elite.
       generations: Generations in all, those before a resume included. None: only --minutes or --frames ends the run.
     """
 
@@ -62,7 +61,6 @@ class Population:
     initial_std: float = 0.5
     hidden: tuple[int, ...] = (8,)
     num_episodes: int = 1
-    num_validation_episodes: int = 8
     generations: int | None = 30
 
     def __post_init__(self):
@@ -70,18 +68,17 @@ class Population:
         if self.generations is not None and self.generations < 1:
             raise ValueError(f"generations={self.generations}: give a positive number of generations in all.")
 
-    def strategy(self) -> vx.evolution.Elitism:
+    def strategy(self) -> vx.evolution.Evosax:
         """The strategy."""
         try:
             from evosax import algorithms  # seconds, and no dependency of volvox
         except ModuleNotFoundError as error:
             raise ImportError(f'evosax cannot be imported ({error}): pip install "volvox[evosax]"') from error
-        return vx.evolution.from_ask_tell(
+        return vx.evolution.Evosax(
             getattr(algorithms, CLASSES.get(self.algorithm, "DifferentialEvolution")),
             population_size=self.population_size,
             params={"std_init": self.initial_std} if self.algorithm in CLASSES else {},
             num_episodes=self.num_episodes,
-            num_validation_episodes=self.num_validation_episodes,
         )
 
 
@@ -91,6 +88,7 @@ class Settings:
 
     env: Task = Task()
     population: Population = Population()
+    validation: vx.Validation = vx.Validation()
     run: Run = Run(run_dir="runs/ask_tell", video=False)
 
 
@@ -100,9 +98,8 @@ PRESETS = {
         "The hard maze, by its deceptive reward.",
         Settings(
             env=Task(task="maze", num_envs=128),
-            population=Population(
-                population_size=128, initial_std=1.0, hidden=(16, 16), num_validation_episodes=1, generations=100
-            ),
+            population=Population(population_size=128, initial_std=1.0, hidden=(16, 16), generations=100),
+            validation=vx.Validation(num_validation_episodes=1),
         ),
     ),
     "mujoco": (
@@ -119,11 +116,12 @@ PRESETS = {
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
-    """The algorithm, and its generations; every bad setting is refused here."""
+    """Returns the algorithm and its number of generations; raises ValueError for bad settings."""
     env = settings.env.make()
     size = env.spec.num_actions or (env.spec.action_shape or (0,))[0]
     network = vx.networks.MLP(size, hidden=settings.population.hidden)
-    return vx.evolve(settings.population.strategy(), network, env), settings.population.generations
+    population, validation = settings.population, settings.validation
+    return vx.evolve(population.strategy(), network, env, validation=validation), population.generations
 
 
 if __name__ == "__main__":

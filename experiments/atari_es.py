@@ -19,6 +19,7 @@ class Settings:
     """Evolution strategies on an Atari game."""
 
     strategy: vx.ES
+    validation: vx.Validation = vx.Validation()
     env: Atari = Atari()
     population: Population = Population(network="vbn")
     run: Run = Run(run_dir="runs/atari_es", minutes=60)
@@ -26,19 +27,19 @@ class Settings:
 
 PRESETS = {
     "desktop": (
-        "What two cores can do in an hour: fewer members than published, shorter episodes.",
+        "An hour of two cores: fewer members than published, shorter episodes.",
         Settings(strategy=vx.ES()),
     ),
     "paper": (
         "Salimans et al. 2017 as Such et al. ran it: 5 000 members, 1 billion frames.",
-        published(Settings(strategy=vx.ES.paper()), frames=1_000_000_000),
+        published(Settings(strategy=vx.ES.paper(), validation=vx.Validation.paper()), frames=1_000_000_000),
     ),
 }
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
-    """The algorithm, and its generations; every bad setting is refused here."""
-    return settings.population.evolve(settings.strategy, settings.env.make())
+    """Returns the algorithm and its number of generations; raises ValueError for bad settings."""
+    return settings.population.evolve(settings.strategy, settings.env.make(), settings.validation)
 
 
 if __name__ == "__main__":

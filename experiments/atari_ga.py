@@ -19,6 +19,7 @@ class Settings:
     """The deep genetic algorithm, or random search, on an Atari game."""
 
     strategy: vx.GA
+    validation: vx.Validation = vx.Validation()
     env: Atari = Atari()
     population: Population = Population(generations=100)
     run: Run = Run(run_dir="runs/atari_ga", minutes=60)
@@ -26,32 +27,37 @@ class Settings:
 
 QUICK = Settings(
     strategy=vx.GA.quick(),
+    validation=vx.Validation.quick(),
     env=Atari(num_envs=16),
     population=Population(network="small", max_episode_steps="500", generations=None),
     run=Run(run_dir="runs/atari_ga", minutes=5),
 )
-RANDOM_PAPER = dataclasses.replace(vx.GA.paper(), num_parents=0, mutation_std=vx.GA().mutation_std)  # without effect
+PAPER = vx.Validation.paper()
+RANDOM_PAPER = vx.GA.random_search(population_size=vx.GA.paper().population_size)
 PRESETS = {
     "quick": ("Five minutes of two cores: the small network, a small population, short episodes.", QUICK),
     "desktop": (
-        "What two cores can do in an hour: fewer members than published, larger mutations, shorter episodes.",
+        "An hour of two cores: fewer members than published, larger mutations, shorter episodes.",
         Settings(strategy=vx.GA()),
     ),
-    "random-search": ("As desktop, but every member is new.", Settings(strategy=vx.GA.random_search())),
+    "random-search": ("As desktop, but every member is a fresh initialisation.", Settings(strategy=vx.GA.random_search())),
     "paper": (
         "The genetic algorithm of Such et al. 2017: 6 billion frames; weeks on a desktop's CPU.",
-        published(Settings(strategy=vx.GA.paper()), frames=6_000_000_000),
+        published(Settings(strategy=vx.GA.paper(), validation=PAPER), frames=6_000_000_000),
     ),
     "random-search-paper": (
         "Random search of Such et al. 2017: the small network, 6 billion frames.",
-        published(Settings(strategy=RANDOM_PAPER, population=Population(network="small")), frames=6_000_000_000),
+        published(
+            Settings(strategy=RANDOM_PAPER, validation=PAPER, population=Population(network="small")),
+            frames=6_000_000_000,
+        ),
     ),
 }
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
-    """The algorithm, and its generations; every bad setting is refused here."""
-    return settings.population.evolve(settings.strategy, settings.env.make())
+    """Returns the algorithm and its number of generations; raises ValueError for bad settings."""
+    return settings.population.evolve(settings.strategy, settings.env.make(), settings.validation)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Novelty search on an Atari game (Conti et al. 2018, arXiv 1712.06560): parents play unlike the others.
+"""Novelty search on an Atari game (Conti et al. 2018, arXiv 1712.06560).
 
 Episodes are compared by the emulator's memory. The first word is a preset; flags change single settings of it:
     python experiments/atari_novelty.py nsr-es --game Frostbite --run-dir runs/frostbite_novelty
@@ -23,6 +23,7 @@ class Settings:
     """
 
     strategy: vx.ES | vx.GA
+    validation: vx.Validation = vx.Validation()
     env: Atari = Atari()
     population: Population = Population(network="vbn")
     behavior: Literal["ram_trajectory", "final_ram"] = "ram_trajectory"
@@ -39,21 +40,23 @@ for name, about, novelty in (
 ):
     desktop = replace(vx.ES(), num_bases=3, objective=novelty)
     PRESETS[name] = (f"{about}; an hour on two cores.", Settings(strategy=desktop))
-    paper = Settings(strategy=replace(vx.ES.paper(), num_bases=3, objective=replace(novelty, **WHOLE)))
+    paper = replace(vx.ES.paper(), num_bases=3, objective=replace(novelty, **WHOLE))
+    paper = Settings(strategy=paper, validation=vx.Validation.paper())
     PRESETS[f"{name}-paper"] = (f"{about}; at the published size.", published(paper, frames=1_000_000_000))
 GA, LARGE = "A genetic algorithm whose parents are the most novel", Population(network="large")
 desktop = replace(vx.GA(), objective=vx.Novelty(behavior=RAM, num_archived=2))
 PRESETS["ga"] = (f"{GA}; an hour on two cores.", Settings(strategy=desktop, population=LARGE))
 paper = replace(vx.GA.paper(), population_size=5_000, objective=vx.Novelty(**WHOLE, num_archived=50))
-PRESETS["ga-paper"] = (f"{GA}.", published(Settings(strategy=paper, population=LARGE), frames=6_000_000_000))
+PAPER = Settings(strategy=paper, validation=vx.Validation.paper(), population=LARGE)
+PRESETS["ga-paper"] = (f"{GA}.", published(PAPER, frames=6_000_000_000))
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
-    """The algorithm, and its generations; every bad setting is refused here."""
+    """Returns the algorithm and its number of generations; raises ValueError for bad settings."""
     strategy = settings.strategy
     if settings.behavior == "final_ram" and isinstance(strategy.objective, vx.Novelty):
         strategy = replace(strategy, objective=replace(strategy.objective, behavior=vx.rollout.Last("ram", 128)))
-    return settings.population.evolve(strategy, settings.env.make())
+    return settings.population.evolve(strategy, settings.env.make(), settings.validation)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ class Population:
         if self.generations is not None and self.generations < 1:
             raise ValueError(f"generations={self.generations}: give a positive number of generations in all.")
 
-    def evolve(self, strategy: Any, env: vx.Env) -> tuple[vx.Algorithm, int | None]:
+    def evolve(self, strategy: Any, env: vx.Env, validation: vx.Validation) -> tuple[vx.Algorithm, int | None]:
         """The algorithm, and its generations."""
         vx.evolution.parse_cutoff(self.max_episode_steps)  # refused before the reference batch is played
         noise = self._noise()
@@ -168,6 +168,7 @@ class Population:
             strategy,
             self._network(env),
             env,
+            validation=validation,
             noise=noise,
             max_episode_steps=self.max_episode_steps,
             test_max_episode_steps=self.test_max_episode_steps,

@@ -68,13 +68,13 @@ def make_algorithm(settings: Settings, strategy: str) -> vx.Algorithm:
         population_size=settings.population_size,
         num_parents=settings.num_parents,
         mutation_std=settings.mutation_std,
-        objective=novelty if strategy == "novelty" else vx.Returns(),
-        num_elite_candidates=2,
-        num_validation_episodes=1,  # nothing is random in the maze
+        objective=novelty if strategy == "novelty" else None,
     )
+    validation = vx.Validation(num_elite_candidates=2, num_validation_episodes=1)  # nothing is random in the maze
     env = vx.envs.hard_maze(num_envs=settings.num_envs, groups=2)
     network = vx.networks.MLP(2, hidden=settings.hidden)
-    return vx.evolve(ga, network, env, behavior=position if strategy == "fitness" else None)
+    behavior = position if strategy == "fitness" else None
+    return vx.evolve(ga, network, env, validation=validation, behavior=behavior)
 
 
 def run(settings: Settings, strategy: str, algorithm: vx.Algorithm, seed: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -
 
 def main(settings: dict[str, Any]) -> None:
     """Learns, or trains in a run directory."""
-    vx.distributed.initialize(*settings["join"])
+    vx.distributed.initialize(*settings["join"], **settings.get("options", {}))
     if "run_dir" in settings:
         train(settings)
         return

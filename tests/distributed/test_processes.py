@@ -136,6 +136,7 @@ def steps_after_resume(folder):
 def test_processes_end_together_and_one_goes_on(tmp_path, sent):
     """An interrupt of one process stops both in order. If one dies, the other fails and the run can be resumed."""
     settings = {"algorithm": ["a3c", 4, 2], "steps": 10_000, "run_dir": str(tmp_path / "run")}
+    settings["options"] = {"heartbeat_timeout_seconds": 20}
     with started(2, tmp_path, **settings) as run:
         wait_for_step(tmp_path, 2, run)
         run[1].send_signal(sent)

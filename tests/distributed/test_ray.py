@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import volvox as vx
+from volvox.envs import probe
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator
@@ -26,7 +27,7 @@ NETWORK = vx.networks.MLP(2, (4,))
 
 
 def countdown():
-    return vx.envs.probe.countdown(num_envs=4, groups=2, low=1, high=9)
+    return probe.countdown(num_envs=4, groups=2, low=1, high=9)
 
 
 def assert_equal(one, other):
@@ -44,6 +45,7 @@ def cluster():
             ray.shutdown()
             if not attempts_left:
                 raise
+    ray.cloudpickle.register_pickle_by_value(probe)  # actors need not import it
     yield
     ray.shutdown()
 

@@ -1,7 +1,5 @@
 """The evolution strategies' script as a user runs it: real Atari, in processes of its own."""
 
-import re
-
 import optax
 import pytest
 
@@ -28,17 +26,10 @@ def test_a_run_ends_whole(tmp_path, es, rows):
     assert not (run_dir / "elite.json").exists()  # nobody descends from single members
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--population-size", "5"), "population_size=5 is odd"),
-        (("--noise-std", "linear:1"), "noise_std='linear:1'"),
-    ],
-)
-def test_bad_settings_are_refused(load, read, flags, message):
+def test_bad_settings_are_refused(load, read):
     module = load("atari_es")
-    with pytest.raises(ValueError, match=re.escape(message)):
-        module.make_algorithm(read(module, [*TINY, *flags]))
+    with pytest.raises(ValueError, match="population_size=5"):
+        module.make_algorithm(read(module, [*TINY, "--population-size", "5"]))
 
 
 def test_an_optimizer_is_an_import_path(load, read, capsys):

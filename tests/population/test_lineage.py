@@ -54,7 +54,7 @@ def test_lineage_is_walked_back():
 def test_incomplete_lineage_is_an_error():
     parents = np.array([2, 2, 2])
     row = Member(parents, np.arange(3), np.full(3, 0.5, np.float32), np.zeros(3, bool))
-    with pytest.raises(ValueError, match=r"the lineage of base 0 does not reach an initial ancestor; .* incomplete"):
+    with pytest.raises(ValueError, match="base 0"):
         lineage.genome(lineage.extend(lineage.zeros(0, 3), row), 0)
 
 
@@ -90,17 +90,17 @@ def test_malformed_lineage_files_are_named(tmp_path, text, message):
 
 def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"bad\.json: 'utf-8' codec can't decode"):
+    with pytest.raises(ValueError, match="bad.json"):
         population.load(tmp_path / "bad.json")
 
 
 def test_genome_of_a_larger_table_is_refused():
-    with pytest.raises(ValueError, match=r"entry 1 has seed 4990.*allow 0 to"):
+    with pytest.raises(ValueError, match="4990"):
         population.rebuild(CODE, Genome(0, ((4_990, 0.1),)))
 
 
 def test_the_largest_power_is_read_as_it_was_written():
     genome = Genome(1, ((2, float(np.finfo(np.float32).max)),))
     assert lineage.from_json(lineage.to_json(genome)) == genome
-    with pytest.raises(ValueError, match="finite float32 powers"):
+    with pytest.raises(ValueError, match="entry 1"):
         lineage.from_json([1, [2, 3.41e38]])

@@ -10,7 +10,7 @@ from volvox.envs import probe
 from volvox.ops import flat
 
 NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
-NUM_PARAMETERS = NET.policy.config["num_parameters"]
+NUM_PARAMETERS = flat.num_parameters(NET.policy.init(jax.random.key(0)))
 
 
 def make(noise):
@@ -68,12 +68,12 @@ def test_bad_seeds_are_refused(kind, seed):
 
 
 def test_bad_tables_are_refused():
-    with pytest.raises(ValueError, match="size must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="size"):
         population.Table(size=0)
     with pytest.raises(ValueError, match="size=3"):
         make(population.Table(size=3))
-    with pytest.raises(ValueError, match="must hold 1 000 numbers more than"):  # few members would differ
+    with pytest.raises(ValueError, match="1 000 numbers"):  # few members would differ
         make(population.Table(size=NUM_PARAMETERS + 999))
     env = probe.target(size=2, num_envs=2)
-    with pytest.raises(ValueError, match=r"size=50: the noise table must hold 1 000 numbers more than .*\(6\)"):
+    with pytest.raises(ValueError, match="size=50"):
         evolution.evolve(evolution.GA(), networks.MLP(2, hidden=()), env, noise=population.Table(size=50))

@@ -63,7 +63,6 @@ def logits(layers, theta, image):
     return x
 
 
-@pytest.mark.slow_except("small")
 @pytest.mark.parametrize("size", LAYERS)
 def test_a_published_individual_is_rebuilt_to_the_bit_and_plays(size, tmp_path):
     layers = LAYERS[size]

@@ -7,7 +7,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import probe
-from volvox.rollout import Evaluator, SlotMemory
+from volvox.rollout import Nothing, PopulationEvaluator
 
 ENV = probe.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
 NET = networks.genotype(networks.MLP(2, hidden=(3,)), ENV.spec)
@@ -39,12 +39,12 @@ def test_a_slot_takes_its_members_row():
 def test_explicit_members_play_as_they_are():
     """The probe's best network among others: return 0, where the others have less."""
     net = networks.genotype(networks.MLP(2, hidden=()), ENV.spec)
-    code = population.encoding(net, population.Table(size=5_000))
+    played = PopulationEvaluator(net, population.Table(size=5_000), ENV, Nothing(), 6)
+    code = played.encoding
     params = population.from_vectors(code, jax.random.normal(jax.random.key(0), (6, code.num_parameters)))
     best = jax.tree.map(lambda x: jnp.eye(2) if x.ndim == 2 else jnp.zeros_like(x), code.zeros())
     params = jax.tree.map(lambda x, y: x.at[4].set(y), params, best)
-    played = Evaluator(net, ENV.make, SlotMemory(net, code, 2, 2), capacity=6)
-    result, _ = played.evaluate(population.explicit(params), 1, code)
+    result, _ = played.evaluate(population.explicit(params), 1, max_episode_steps=5, seed=0, pool_seed=0)
     np.testing.assert_allclose(result.returns[4, 0], 0.0, atol=1e-5)
     assert (np.delete(np.asarray(result.returns)[:, 0], 4) < -0.01).all()
     played.close()

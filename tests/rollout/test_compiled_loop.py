@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,8 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.rollout import Evaluator, LoopState, SlotMemory, Stages, Trajectory, slots, traced
-from volvox.types import Population
+from volvox.rollout import Loop, LoopState, Stages, Trajectory, slots, traced
+from volvox.types import Population, zeros
 
 pytestmark = pytest.mark.optimized
 
@@ -23,23 +24,22 @@ def hlo(request):
     env = atari("Pong", num_envs=2 * ENVS_PER_GROUP, groups=2)
     net = networks.genotype(networks.DeepGA(env.spec.num_actions, size="small"), env.spec)
     code = population.encoding(net, request.param())
-    memory = SlotMemory(net, code, 2, ENVS_PER_GROUP)
-    n = 16
-    behavior = Trajectory("ram", 128, every=1, length=3_000)
-    played = Evaluator(net, env.make, memory, capacity=n, behavior=behavior)
-    played.loop.open(0)
-    bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
-    zeros = jnp.zeros(n, jnp.int32)
-    everyone = Population(bases, zeros, zeros, jnp.ones(n), zeros > 0, zeros + 1, jnp.zeros(n))
-    constants = slots.Constants(slots.make_queue(everyone, jax.random.key(0), None, 1, n), bases, code)
-    held = slots.Memory(memory.groups, jnp.zeros((n, behavior.size)))
+    n, behavior = 16, Trajectory("ram", 128, every=1, length=3_000)
     rollout = slots.Rollout(net, behavior)
-    carry, held = jax.eval_shape(lambda *of: rollout.begin(*of, 2, ENVS_PER_GROUP), held, constants)
-    envs = played.loop.envs
-    state = LoopState(envs, carry, held)
-    text = played.loop.run_chunk.func.lower(state, constants, 1, **played.loop.run_chunk.keywords).compile().as_text()
-    played.loop.restart()  # nothing may be in flight when a pool is dropped
-    played.close()
+    loop = Loop(rollout.stages(), env.make)
+    loop.open(0)
+    bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
+    numbers = jnp.zeros(n, jnp.int32)
+    member = population.Member(numbers[0], numbers[0], jnp.float32(0), jnp.bool_(False))
+    held = zeros(jax.eval_shape(partial(slots.slot_variables, net), code, bases, member), ENVS_PER_GROUP)
+    everyone = Population(bases, numbers, numbers, jnp.ones(n), numbers > 0, numbers + 1, jnp.zeros(n))
+    constants = slots.make_queue(everyone, jax.random.key(0), None, 1, n), bases, code
+    memory = (held, held), jnp.zeros((n, behavior.size))
+    carry, memory = jax.eval_shape(lambda *of: rollout.begin(*of, 2, ENVS_PER_GROUP), memory, constants)
+    chunk = loop.run_chunk
+    text = chunk.func.lower(LoopState(loop.envs, carry, memory), constants, 1, **chunk.keywords).compile().as_text()
+    loop.restart()  # nothing may be in flight when a pool is dropped
+    loop.close()
     return text
 
 
@@ -56,7 +56,6 @@ def computations(text):
     return found
 
 
-@pytest.mark.slow_except("full")
 def test_a_beat_is_step_work_step_work(hlo):
     """In the loop's body each group's conditional (recv, act, send) comes before its work, and that before the next."""
     found = computations(hlo)
@@ -76,7 +75,6 @@ def test_a_beat_is_step_work_step_work(hlo):
         pytest.fail("no computation holds both groups' steps")
 
 
-@pytest.mark.slow_except("full")
 def test_recv_comes_before_send_in_a_step(hlo):
     steps = []
     for lines in computations(hlo).values():

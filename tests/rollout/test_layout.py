@@ -10,8 +10,8 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import preprocessing, probe
-from volvox.evolution import ES, GA, Novelty, evolve
-from volvox.rollout import Evaluator, Last, SlotMemory
+from volvox.evolution import ES, GA, Novelty, Validation, evolve
+from volvox.rollout import Last, Nothing, PopulationEvaluator
 from volvox.rollout.slots import Part
 from volvox.types import Population
 
@@ -45,21 +45,20 @@ def played(name, num_envs, groups, *, host=False, part=None, seed=5):
     """What an evaluation of everyone, or of a part of them, gives."""
     env = ENVS[name](num_envs=num_envs, groups=groups)
     net = networks.genotype(networks.MLP(env.spec.num_actions or env.spec.action_shape[0], hidden=(4,)), env.spec)
-    code = population.encoding(net, population.Table(size=5_000))
-    memory = SlotMemory(net, code, groups, num_envs // groups)
-    evaluator = Evaluator(net, partial(env.make, host=host), memory, capacity=N * E)
-    members = everyone(code)
+    recipe = env._replace(make=lambda seed, **given: env.make(seed, **{**given, "host": host}))
+    evaluator = PopulationEvaluator(net, population.Table(size=5_000), recipe, Nothing(), N * E)
+    members = everyone(evaluator.encoding)
     if part is not None:
         bases, rows = members.bases, members._replace(bases=())
         members = jax.tree.map(lambda x: x[part.member], rows)._replace(
             bases=bases, episodes=jnp.ones(part.member.shape, jnp.int32)
         )
-    result, _ = evaluator.evaluate(members, E if part is None else 1, code, seed=seed, part=part)
+    options = {"max_episode_steps": env.spec.max_episode_steps, "seed": seed, "pool_seed": 0}
+    result, _ = evaluator.evaluate(members, E if part is None else 1, part=part, **options)
     evaluator.close()
     return jax.tree.map(np.asarray, result)
 
 
-@pytest.mark.slow_except("drawn lengths")
 @pytest.mark.parametrize("name", ENVS)
 def test_slots_groups_and_forms_change_nothing(name):
     reference = played(name, 4, 2)
@@ -92,23 +91,23 @@ def test_episodes_of_a_member_differ():
 
 def generations(strategy, num_envs, groups):
     env = probe.countdown(low=1, high=9, num_envs=num_envs, groups=groups)
-    algorithm = evolve(strategy, networks.MLP(2, (8,)), env)
+    validation = Validation(num_elite_candidates=2, num_validation_episodes=2)
+    algorithm = evolve(strategy, networks.MLP(2, (8,)), env, validation=validation)
     state, rows = algorithm.init(jax.random.key(3)), []
     for _ in range(3):
         state, metrics = algorithm.step(state)
         rows.append({name: metrics[name] for name in ("training_mean", "validation_mean", "frames")})
-    kept = jax.tree.map(np.asarray, (state.strategy.bases, state.strategy.score, state.lineage, rows))
+    kept = jax.tree.map(np.asarray, (state.bases, state.score, state.lineage, rows))
     algorithm.close()
     return kept
 
 
-SMALL_GA = GA(population_size=9, num_parents=3, mutation_std=0.3, num_elite_candidates=2, num_validation_episodes=2)
-SMALL_ES = ES(population_size=8, noise_std=0.3, num_validation_episodes=2)
+SMALL_GA = GA(population_size=9, num_parents=3, mutation_std=0.3)
+SMALL_ES = ES(population_size=8, noise_std=0.3)
 NOVELTY = Novelty(behavior=Last("elapsed_steps", 1), num_neighbors=3, archive_size=8, num_archived=2)
 STRATEGIES = {"GA": SMALL_GA, "ES": SMALL_ES, "novelty": dataclasses.replace(SMALL_GA, objective=NOVELTY)}
 
 
-@pytest.mark.slow_except("GA")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_runs_do_not_depend_on_the_layout(name):
     """Survivors, scores and parameters, bit for bit."""

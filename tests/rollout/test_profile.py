@@ -1,4 +1,4 @@
-"""The stopwatch, on a clock that the loop's own parts move."""
+"""The times of the parts, on a clock that the parts themselves move."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from volvox.envs import probe
-from volvox.rollout import pipeline
-from volvox.rollout.pipeline import LoopState, Stages
+from volvox.rollout import Loop, Stages, profile, time_parts
 
 B, BEATS = 4, 3
 
@@ -23,7 +22,7 @@ def clock(monkeypatch):
             self.now += float(seconds) * (1_000 if int(beat) < BEATS else 1)
 
     made = Clock()
-    monkeypatch.setattr(pipeline.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: made.now)
     return made
 
 
@@ -53,35 +52,26 @@ def loop(clock):
             return group.recv(state)
 
         groups.append(group._replace(recv=recv, traceable=False))
-    return Stages(act, work, None, None, finish), groups
+    loop = Loop(Stages(act, work, None, None, finish), lambda seed: tuple(groups), beats_per_round=BEATS)
+    loop.open(0)
+    return loop
 
 
 def test_times_are_means_over_whole_rounds(clock):
-    stages, groups = loop(clock)
-    run = pipeline.timed(stages, groups, beats_per_round=BEATS)
-    state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
-    state, times = run(state, (), 3)
-    assert int(state.memory) == 3  # rounds were finished
-    assert int(state.carry) == 3 * BEATS
+    carry, memory, times = time_parts(loop(clock), jnp.int32(0), jnp.int32(0), rounds=3)
+    assert int(memory) == 3  # rounds were finished
+    assert int(carry) == 3 * BEATS
     assert times.acting == pytest.approx(1 / B)
     # 6 s for each of two groups and 3 s once, over the steps of a round
     assert times.working == pytest.approx((2 * 6 + 3) / (2 * BEATS * B))
     assert times.emulators == pytest.approx(2 / B)
 
 
-def test_a_first_round_is_left_out(clock):
-    stages, groups = loop(clock)
-    run = pipeline.timed(stages, groups, beats_per_round=BEATS)
-    state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
+def test_actions_in_flight_stay_in_flight(clock):
+    """The plain loop continues from there."""
+    made = loop(clock)
+    carry, memory, _ = time_parts(made, jnp.int32(0), jnp.int32(0), rounds=2)
+    *_, chunk = made.run(carry, memory, rounds_left=lambda carry: 4 - int(carry) // BEATS)
+    np.testing.assert_array_equal(chunk.memory, 4)
     with pytest.raises(ValueError, match="rounds"):
-        run(state, (), 1)
-
-
-def test_what_is_in_flight_stays_in_flight(clock):
-    """The plain loop goes on from there."""
-    stages, groups = loop(clock)
-    state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
-    state, _ = pipeline.timed(stages, groups, beats_per_round=BEATS)(state, (), 2)
-    state, done = pipeline.driven(stages, groups, beats_per_round=BEATS)(state, (), 2)
-    assert done == 2
-    np.testing.assert_array_equal(state.memory, 4)
+        time_parts(made, *chunk[:2], rounds=1)

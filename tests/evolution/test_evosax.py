@@ -1,0 +1,154 @@
+"""The algorithms of evosax: as they are by themselves, and played."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from evosax import algorithms
+from jax.flatten_util import ravel_pytree
+
+from volvox import evolution, networks, population
+from volvox.envs import cartpole, probe
+from volvox.evolution import Evosax, Validation
+from volvox.rollout import play
+from volvox.types import Evaluation
+
+ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+NET = networks.MLP(2, hidden=())
+CODE = population.encoding(networks.genotype(NET, ENV.spec), population.Table(size=5_000))
+DISTRIBUTIONS = ("CMA_ES", "Sep_CMA_ES", "SNES")
+N = 8
+
+
+def wrapped(name):
+    params = {"std_init": 0.3} if name in DISTRIBUTIONS else {}
+    return Evosax(getattr(algorithms, name), population_size=N, params=params)
+
+
+def played(returns):
+    returns = jnp.asarray(returns, jnp.float32)[:, None]
+    valid = jnp.isfinite(returns)
+    return Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*DISTRIBUTIONS, "DifferentialEvolution"])
+def test_an_algorithm_of_evosax_is_what_it_is_by_itself(name):
+    """The same keys and returns, one of them missing: bit for bit the same members and states."""
+    inner, key = wrapped(name), jax.random.key(0)
+    theirs = getattr(algorithms, name)(population_size=N, solution=jax.tree.map(jnp.zeros_like, CODE.zeros()))
+    params = theirs.default_params.replace(**inner.params)
+    state = inner.init(key, CODE)
+    first = inner.ask(key, state, CODE)[0].bases
+    if name in DISTRIBUTIONS:
+        own = state.algorithm
+    for number in range(3):
+        key = jax.random.key(number)
+        asked, state = inner.ask(key, state, CODE)
+        returns = np.random.RandomState(number).randn(N)
+        loss = np.where(np.arange(N) == 3, -returns[np.arange(N) != 3].min(), -returns)
+        if number == 0 and name not in DISTRIBUTIONS:
+            jax.tree.map(np.testing.assert_array_equal, asked.bases, first)  # as the initialiser drew them
+            own = theirs.init(key, first, loss, params)
+        else:
+            members, own = theirs.ask(key, own, params)
+            jax.tree.map(np.testing.assert_array_equal, asked.bases, members)
+            own, _ = theirs.tell(key, members, jnp.asarray(loss, jnp.float32), own, params)
+        returns[3] = np.nan
+        state, metrics = inner.tell(key, state, asked, played(returns), CODE)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), state.algorithm, own)
+    assert ("noise_std" in metrics) is (name in DISTRIBUTIONS)
+    np.testing.assert_array_equal([asked.scale, asked.seed], np.zeros((2, N)))
+
+
+def test_the_mean_and_the_best_member_are_the_challengers():
+    inner = wrapped("SNES")
+    asked, state = inner.ask(jax.random.key(0), inner.init(jax.random.key(0), CODE), CODE)
+    state, _ = inner.tell(jax.random.key(1), state, asked, played(np.roll(np.arange(N), 3)), CODE)
+    candidates = inner.candidates(state, asked, played(np.roll(np.arange(N), 3)), CODE)
+    vectors = population.to_vectors(candidates.bases)
+    np.testing.assert_allclose(vectors[0], state.algorithm.mean, rtol=1e-6)
+    np.testing.assert_array_equal(vectors[1], population.to_vectors(asked.bases)[2])
+    assert wrapped("PSO").candidates(state, asked, played(np.arange(N)), CODE) is None
+
+
+def optimized():
+    return Evosax(algorithms.SNES, population_size=N, settings={"optimizer": partial(optax.adam, 0.1)})
+
+
+RUNS = {
+    "cma_es": partial(wrapped, "CMA_ES"),
+    "differential_evolution": partial(wrapped, "DifferentialEvolution"),
+    "optimizer": optimized,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_resumed_with_the_same_bits(name, reread):
+    def make():
+        return evolution.evolve(RUNS[name](), NET, ENV, validation=Validation(num_validation_episodes=2))
+
+    straight = make()
+    state, _ = straight.step(straight.init(1))
+    resumed = make()
+    (expected, row), (found, again) = straight.step(state), resumed.step(resumed.restore(reread(straight.save(state))))
+    jax.tree.map(np.testing.assert_array_equal, (found.strategy, found.bases), (expected.strategy, expected.bases))
+    assert [row[n] for n in ("training_mean", "validation_mean")] == [again[n] for n in ("training_mean", "validation_mean")]
+    assert straight.genome is None
+
+
+@pytest.mark.parametrize("name", ["DifferentialEvolution", "PSO", "HillClimbing", "SimulatedAnnealing", "SNES"])
+def test_forgotten_scores_leave_no_trace(name):
+    """Scores of a longer cutoff are all lower, and the search goes on by them alone."""
+    inner = wrapped(name)
+    state = inner.init(jax.random.key(0), CODE)
+
+    def told(state, number, returns):
+        asked, state = inner.ask(jax.random.key(number), state, CODE)
+        return asked.bases, inner.tell(jax.random.key(10 + number), state, asked, played(returns), CODE)[0]
+
+    for number in range(2):
+        _, state = told(state, number, np.roll(np.arange(N), number))
+    population = getattr(state.algorithm, "population_best", getattr(state.algorithm, "population", None))
+    asked, state = told(inner.forget_scores(state), 2, np.arange(N) - 100.0)
+    assert state.algorithm.best_fitness == 100 - (N - 1)
+    if population is not None:  # the best that it had are played again, and nothing is lost
+        flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(asked)
+        np.testing.assert_array_equal(flat, population)
+        np.testing.assert_allclose(state.algorithm.fitness, 100.0 - np.arange(N))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (partial(Evosax, algorithms.CMA_ES, population_size=8, params={"std_int": 1.0}), "std_int"),
+        (partial(Evosax, algorithms.CMA_ES, population_size=8, settings={"sigma": 1.0}), "sigma"),
+        (partial(Evosax, algorithms.DifferentialEvolution, population_size=3), "population_size=3"),
+    ],
+)
+def test_settings_that_an_algorithm_does_not_take_are_refused(make, name):
+    with pytest.raises(ValueError, match=name):
+        evolution.evolve(make(), NET, ENV, validation=Validation(num_elite_candidates=2))
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(TypeError, match="class of evosax"):
+        Evosax(algorithms.SNES(8, jnp.zeros(3)), population_size=8)
+    with pytest.raises(ValueError, match="low-rank"):
+        evolution.evolve(wrapped("CMA_ES"), NET, ENV, noise=population.LowRank())
+
+
+@pytest.mark.slow
+def test_cma_es_balances_the_pole():
+    strategy = Evosax(algorithms.CMA_ES, population_size=32, params={"std_init": 0.5})
+    env = cartpole(num_envs=32, groups=2)
+    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=(8,)), env)
+    state = algorithm.init(0)
+    for _ in range(20):
+        state, row = algorithm.step(state)
+    assert row["elite_score"] == 500
+    assert play(env, algorithm.policy, algorithm.variables(state), num_episodes=30).mean == 500
