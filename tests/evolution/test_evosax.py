@@ -97,7 +97,9 @@ def test_a_run_is_resumed_with_the_same_bits(name, reread):
     resumed = make()
     (expected, row), (found, again) = straight.step(state), resumed.step(resumed.restore(reread(straight.save(state))))
     jax.tree.map(np.testing.assert_array_equal, (found.strategy, found.bases), (expected.strategy, expected.bases))
-    assert [row[n] for n in ("training_mean", "validation_mean")] == [again[n] for n in ("training_mean", "validation_mean")]
+    assert [row[n] for n in ("training_mean", "validation_mean")] == [
+        again[n] for n in ("training_mean", "validation_mean")
+    ]
     assert straight.genome is None
 
 

@@ -91,7 +91,9 @@ def test_the_elite_is_a_parent_once(generations):
 
 
 def test_an_elite_is_no_parent_for_its_returns_where_novelty_chooses(generations):
-    objective = evolution.Novelty(behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=10, num_archived=2)
+    objective = evolution.Novelty(
+        behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=10, num_archived=2
+    )
     behaviors = [0.0, 0.1, 0.2, 5.0, 9.0, 0.3, 0.4, 0.5]
     (state,), rows, workers = generations(
         FIRST, [1.0, 2.0], behaviors=[behaviors, [0.0, 0.0]], num_parents=2, objective=objective
@@ -121,9 +123,7 @@ def test_pooled_validations_outweigh_an_unlucky_one(generations, pool_validation
 @pytest.mark.filterwarnings("ignore:.*ranked last")
 @pytest.mark.parametrize("pool_validations", [False, True])
 def test_an_elite_whose_validation_is_nan_is_last(generations, pool_validations):
-    _, rows, _ = generations(
-        FIRST, [9.0, 1.0], FIRST, [np.nan, 0.0], validation={"pool_validations": pool_validations}
-    )
+    _, rows, _ = generations(FIRST, [9.0, 1.0], FIRST, [np.nan, 0.0], validation={"pool_validations": pool_validations})
     assert rows[1]["elite_is_new"]
     assert rows[1]["validation_mean"] == 0.0
     assert rows[1]["validation_num_nan"] == 1

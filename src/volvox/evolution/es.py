@@ -137,9 +137,7 @@ class ES:
         """Drops the scores that novelty compares with, because the cutoff has grown."""
         return state if self.objective is None else state._replace(novelty=self.objective.forget_scores(state.novelty))
 
-    def candidates(
-        self, state: ESState, population: None, evaluation: None, encoding: Encoding
-    ) -> Population:
+    def candidates(self, state: ESState, population: None, evaluation: None, encoding: Encoding) -> Population:
         """Returns the current parameters: all vectors in the first generation, then the one that was updated."""
         return explicit(state.bases, episodes=self._validated(state), priority=state.expected_length)
 

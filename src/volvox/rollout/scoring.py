@@ -236,7 +236,13 @@ def _play(
                 stack.close()
                 seeds = {"seeds": (starts * 2)[wave * size : (wave + 1) * size]} if starts else {}
                 (group,) = env.make(
-                    seed, max_episode_steps=max_episode_steps, num_envs=size, num_groups=1, host=True, **options, **seeds
+                    seed,
+                    max_episode_steps=max_episode_steps,
+                    num_envs=size,
+                    num_groups=1,
+                    host=True,
+                    **options,
+                    **seeds,
                 )
                 stack.callback(group.close)
                 state = group.init()
