@@ -168,10 +168,9 @@ def test_random_search_has_no_parents(generations):
     assert not workers.asked[3].initial[0]
     assert not rows[1]["elite_is_new"]
     jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
+    network = networks.genotype(networks.MLP(2, hidden=()), ENV.spec)
+    low_rank = population.encoding(network, population.LowRank(source=NOISE))
     with pytest.raises(ValueError, match="random search"):
-        low_rank = population.encoding(
-            networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.LowRank(source=NOISE)
-        )
         evolution.GA.random_search().init(jax.random.key(0), low_rank)
 
 

@@ -116,9 +116,9 @@ def evolve(
 
     Returns:
       `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the members; `validation_*`,
-      `elite_*` and `candidates_mean` (`volvox.evolution.choose`); `test_*` if asked for; cumulative `Counts`;
-      `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and those
-      of the strategy. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
+      `elite_*` and `candidates_mean` (`validation.choose`); `test_*` if asked for; cumulative `Counts`;
+      `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and the
+      metrics of the strategy. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
       `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
       `base_seed`, `base_scale` and `base_initial`: how each base descends from those before, the elite last.
 

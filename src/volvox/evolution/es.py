@@ -1,8 +1,8 @@
 """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
-A generation first plays the current parameters against the elite so far (validation). Then it plays pairs of members on
-either side of the parameters, and moves these along the noise, weighted by shaped fitness. With a novelty objective this
-is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
+A generation first plays the current parameters against the elite so far (validation). Then it plays pairs of members
+on either side of the parameters, and moves these along the noise, weighted by shaped fitness. With a novelty objective
+this is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ class ES:
 
     @classmethod
     def paper(cls) -> "ES":
-        """Salimans et al. 2017 as Such et al. 2017 ran it: 5 000 members; their episodes are those of `Validation.paper()`."""
+        """Salimans et al. 2017 as Such et al. 2017 ran it; `Validation.paper()` has their test episodes."""
         return cls(population_size=5_000)
 
     @property

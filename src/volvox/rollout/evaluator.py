@@ -58,10 +58,10 @@ class PopulationEvaluator:
     algorithm's state. The parameters of the slots are allocated once, donated to each rollout and updated in place.
     Training and validation share a loop; test episodes are driven from Python.
 
-    The way of a member from its seed to its score: `evolution/ga.py` asks for it (`GA.ask`), `evolution/algorithm.py`
-    has the population evaluated here, `slots.py` puts its episodes into a queue (`make_queue`), a slot takes and decodes
-    it (`Rollout.work`, `population/decoding.py`) and plays it (`Rollout.act`) in the loop (`driver.py`, `pipeline.py`);
-    `slots.evaluation` sorts the returns by member, and `GA.tell` gets them.
+    A member takes this way from its seed to its score. `GA.ask` (`evolution/ga.py`) draws the seed, and
+    `evolution/algorithm.py` passes the population to `evaluate` here. `slots.py` puts its episodes into a queue
+    (`make_queue`). In the loop (`driver.py`, `pipeline.py`), a slot decodes the member (`Rollout.work`,
+    `population/decoding.py`) and plays it (`Rollout.act`). `slots.evaluation` sorts the returns by member for `GA.tell`.
     """
 
     def __init__(

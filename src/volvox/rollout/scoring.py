@@ -25,7 +25,7 @@ UNUSED_SEED = 1_000_003
 _MAX_ENVS = 1_000
 """Default limit of environments; an Atari emulator takes about 0.2 MB."""
 _NO_LIMIT, _LONGEST = 2**30, 100_000
-"""A time limit of at least the first counts as none; episodes without a limit are cut after the second, in timesteps."""
+"""A time limit of at least the first counts as none; without a limit, episodes are cut after the second (timesteps)."""
 _WAVES = 2**31  # offset of the waves' numbers in keys; the numbers of timesteps are smaller
 
 
