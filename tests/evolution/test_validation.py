@@ -130,4 +130,4 @@ def test_populations_that_do_not_fit_into_memory_are_refused(monkeypatch):
 
     monkeypatch.setattr(_checks, "_free_memory", lambda: 10**8)
     with pytest.raises(ValueError, match="bases"):
-        evolution.evolve(Counting(population_size=40_000), networks.MLP(2, hidden=(1_000,)), ENV, noise=NOISE)
+        evolution.evolve(Counting(population_size=40_000), networks.MLP(2, hidden=(1_000,)), ENV)

@@ -1,5 +1,6 @@
 """`evolve`: any strategy, network and environment as an `Algorithm`. One step is one generation."""
 
+import dataclasses
 import functools
 import time
 import warnings
@@ -118,15 +119,15 @@ def evolve(
       `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the members; `validation_*`,
       `elite_*` and `candidates_mean` (`validation.choose`); `test_*` if asked for; cumulative `Counts`;
       `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and the
-      metrics of the strategy. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
+      strategy's own. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
       `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
       `base_seed`, `base_scale` and `base_initial`: how each base descends from those before, the elite last.
 
     Raises:
       TypeError: an argument of another type.
-      ValueError: slots or members do not fit into memory, a cutoff that is out of range or that the environment does
-        not keep, a network that does not fit the environment's actions, noise that does not fit the network or the
-        strategy, or a behaviour that the environment does not provide or that does not cover an episode.
+      ValueError: slots or members do not fit into memory, a cutoff that is out of range, a network that does not fit
+        the environment's actions, noise that does not fit the network or the strategy, or a behaviour that the
+        environment does not provide or that does not cover an episode.
     """
     check_has("strategy", strategy, ("population_size", "init", "ask", "tell"), "a strategy, such as vx.GA()")
     check_type("network", network, (nn.Module, Genotype), "a flax module, such as vx.networks.DeepGA(...)")
@@ -257,7 +258,7 @@ class _Evolution:
         self.capacity = max(n * e, validated, validation.num_test_episodes)
         bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_rows, *x.shape), x.dtype), encoding.like)
         formed = self.has_lineage and encoding.rank is not None  # slots of first ancestors
-        check_memory(genotype, encoding.replace(formed=formed), env.num_envs, state, bases)
+        check_memory(genotype, dataclasses.replace(encoding, formed=formed), env.num_envs, state, bases)
 
         # The position of a role is a part of its random keys.
         after: tuple[Role, ...] = ("validation", "test") if validation.num_test_episodes else ("validation",)
@@ -339,7 +340,9 @@ class _Evolution:
         """Plays validation and test; returns the state, and how the elite descends from the bases."""
         code, v, first = self.evaluator.encoding, self.validation.num_validation_episodes, state.generation == 0
         length, has_elite = jnp.float32(state.score.length), jnp.bool_(not first)
-        asked = self._candidates(state.strategy, population, evaluation, code) if self.names_challengers else population
+        asked: Any = population
+        if self.names_challengers:
+            asked = self._candidates(state.strategy, population, evaluation, code)
         elite_row = self.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
         given = (asked._replace(bases=()), elite_row, length, has_elite, v)
         if self.names_challengers:

@@ -230,7 +230,8 @@ def _play(
     size = min(count, limit)
     played: list[tuple[np.ndarray, np.ndarray]] = []
     with contextlib.ExitStack() as stack:
-        group = state = None
+        group: Any = None
+        state: Any = None
         for wave in range(-(-count // size)):  # all environments play the last wave too, and its first episodes count
             if group is None or starts:
                 stack.close()
