@@ -359,6 +359,8 @@ class Algorithm(NamedTuple):
     step_name: str = "generation"
     lock: Any = None
     largest: Callable[[float], float] | None = None
+    profile: Callable[[Any, float], tuple[Any, Any]] | None = None
+    max_over_processes: Callable[[float], float] | None = None
 
 
 class Interrupted(Exception):

@@ -65,7 +65,7 @@ def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
     return Replay(TimeStep(observation, reward, *flags, extras={}), action, jnp.int32(0))
 
 
-def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -> int:
+def num_rows(replay_size: int, num_envs: int, batch_size: int, n_step: int) -> int:
     """Returns how many whole rows of `num_envs` environments are in a replay of `replay_size` timesteps.
 
     Raises:
@@ -173,17 +173,7 @@ def sample_batches(
 
     Returns:
       `Batch`, leaves `[U, S, N, ...]`.
-
-    Raises:
-      ValueError: The number of groups does not divide N, or that of learners the environments of a group.
     """
-    chex.assert_rank(keys, 1)
-    num_envs = replays[0].timestep.reward.shape[1]
-    if batch_size % len(replays) or num_envs % len(keys):
-        raise ValueError(
-            f"{len(replays)} groups must divide batch_size={batch_size}, and {len(keys)} learners the {num_envs} "
-            "environments of a group"
-        )
     draw = partial(sample, size=num_batches * (batch_size // len(replays)), discount=discount, n_step=n_step)
 
     def of_learner(key: Array, learner: Array) -> Batch:

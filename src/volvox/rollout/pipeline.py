@@ -296,7 +296,7 @@ class _Calls:
     def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices, answers: Answers | None = None):
         self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
         self._groups, self._stages, self._answers = groups, stages, answers
-        self._wait = jax.block_until_ready if devices.mesh is None else devices.waited
+        self._wait = jax.block_until_ready
         if stages.episode_keys is not None:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
         self.send = [compiled(group.send, devices) if group.traceable else group.send for group in groups]
