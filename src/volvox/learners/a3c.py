@@ -143,9 +143,10 @@ class A3C:
 
     def rate(self, env: Env) -> Any:
         """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
+        rate: Any = self.learning_rate
         if self.anneal_frames is None:
-            return self.learning_rate
-        return optax.linear_schedule(self.learning_rate, 0.0, max(self.anneal_frames // self.frames_per_update(env), 1))
+            return rate
+        return optax.linear_schedule(rate, 0.0, max(self.anneal_frames // self.frames_per_update(env), 1))
 
     def frames_per_update(self, env: Env) -> int:
         """Returns the emulator frames of the rounds that share an update, those that begin an episode included."""

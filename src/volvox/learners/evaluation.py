@@ -11,7 +11,7 @@ of them. As a maximum, `evaluation_best` is higher than the mean return of its p
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,36 +19,15 @@ import numpy as np
 
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import whole_games
-from volvox.rollout.driver import Monitor
+from volvox.learners.reporting import require_finite
+from volvox.learners.state import Evaluated, LearnState
+from volvox.rollout.driver import Monitor, seed_of
 from volvox.rollout.scoring import act, first_episodes
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 
 _SECONDS_BETWEEN_CHECKS = 1.0
 _MOST_AT_ONCE = 10_000
 """Episodes of a policy, each in an environment of its own; an Atari emulator takes some 0.2 MB."""
-
-
-class Evaluated(NamedTuple):
-    """Results of the evaluations of a run.
-
-    Attributes:
-      variables: Variables of the best policy.
-      best: float32: Its mean return, the largest of all evaluations and learners; -inf before the first evaluation.
-      best_timesteps: Timesteps of each learner at which it was evaluated.
-      latest: float32 `[S]`: Mean returns of the latest evaluation, one for each learner; -inf before the first.
-      frames: Emulator frames of all evaluations.
-    """
-
-    variables: ArrayTree
-    best: Array
-    best_timesteps: int
-    latest: Array
-    frames: int
-
-
-def init(candidates: Sequence[ArrayTree]) -> Evaluated:
-    """Returns the results before the first evaluation of these policies."""
-    return Evaluated(candidates[0], jnp.float32(-jnp.inf), 0, jnp.full(len(candidates), -jnp.inf), 0)
 
 
 def update(
@@ -86,7 +65,7 @@ class PolicyEvaluator:
     for each evaluation; envpool continues with its own random numbers.
     """
 
-    def __init__(self, policy: Policy, env: Env, num_learners: int, num_episodes: int):
+    def __init__(self, policy: Policy, env: Env, num_learners: int, num_episodes: int, every: int):
         """Prepares the evaluation.
 
         Args:
@@ -94,12 +73,29 @@ class PolicyEvaluator:
           env: The environment.
           num_learners: Number S of policies that are evaluated side by side.
           num_episodes: Episodes E of each policy, at most 10,000.
+          every: Timesteps of each learner between two evaluations.
         """
         self._policy, self._env, self._num_learners = policy, env, num_learners
         self._num_episodes = integer("num_evaluation_episodes", num_episodes, low=1, high=_MOST_AT_ONCE)
+        self._every = integer("evaluate_every", every, low=1, high=None)
         self._act = jax.jit(self._act_all)
         self._group: EnvGroup | None = None
         self._state: Any = None
+
+    def evaluate(
+        self, state: LearnState, candidates: Sequence[ArrayTree], before: int, monitor: Monitor
+    ) -> tuple[LearnState, dict[str, Any]]:
+        """Evaluates the policies of a state if that is due; `before` are the timesteps before its iteration."""
+        timesteps, earlier = (count // self._num_learners for count in (state.timesteps, before))
+        if timesteps // self._every == earlier // self._every:
+            return state, {}
+        began = time.perf_counter()
+        # Another seed than that of the environments of training.
+        returns, played = self.play(candidates, seed=seed_of(state.key, state.timesteps, 1), monitor=monitor)
+        require_finite({"the returns of the evaluation": returns}, self._env.spec.name)
+        counts = {"timesteps": timesteps, "frames": played * self._env.spec.frame_skip}
+        evaluated, row = update(state.evaluated, candidates, returns, **counts)
+        return state._replace(evaluated=evaluated), row | {"evaluation_seconds": time.perf_counter() - began}
 
     def play(self, candidates: Sequence[ArrayTree], *, seed: int, monitor: Monitor) -> tuple[np.ndarray, int]:
         """Plays the episodes of all policies, one environment for each episode.

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from volvox._checks import check_has, check_memory, check_type, integer, size_of
+from volvox._checks import check_has, check_memory, check_type, size_of
 from volvox.data import metrics
-from volvox.learners import evaluation
-from volvox.learners.compression import compression_row
+from volvox.learners import reporting
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.state import Acting, LearnState, States, without
 from volvox.rollout.devices import devices_of
@@ -50,8 +48,8 @@ class Learner:
     The state has two parts. `learning` is learned: a NamedTuple with the fields `update` (int32, the number of updates)
     and `metrics` (`volvox.data.metrics.Metrics`); rows have the compression of its fields `params` and `optimizer`.
     `collected` is changed by acting: segments, a replay, recurrent states. Its field `collectors`, if it has one,
-    belongs to the environments and begins anew with them. Its field `replays` is left out of checkpoints if the settings
-    have `save_replay=False`. On several devices, a learner sums its gradients over `env.axis`.
+    belongs to the environments and begins anew with them. Its field `replays` is not saved if the settings have
+    `save_replay=False`. On several devices, a learner sums its gradients over `env.axis`.
 
     Attributes:
       policy: Policy that acts with `variables`.
@@ -139,8 +137,8 @@ def learn(
       settings: Settings of the learner.
       network: Network that these settings train, e.g. a flax module.
       env: The environments, in groups that take turns.
-      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.evaluation`), which are made at
-        the end of the iteration in which they are due. None: no evaluation.
+      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.evaluation`), each made at the
+        end of the iteration in which it is due. None: no evaluation.
       num_evaluation_episodes: Episodes of an evaluation, of each learner.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
@@ -172,15 +170,15 @@ def learn(
     learner, schedule = settings.bind(network, env), settings.schedule(env)
     evaluator = None
     if evaluate_every is not None:
-        integer("evaluate_every", evaluate_every, low=1, high=None)
-        evaluator = PolicyEvaluator(learner.policy, env, schedule.num_learners or 1, num_evaluation_episodes)
+        sizes = (schedule.num_learners or 1, num_evaluation_episodes, evaluate_every)
+        evaluator = PolicyEvaluator(learner.policy, env, *sizes)
     saves_replay = getattr(settings, "save_replay", True)
     states = States(learner, schedule, env, initial, evaluator is not None, saves_replay)
     state = jax.eval_shape(states.init, jax.random.key(0))  # raises if something does not fit
     # Twice, because an iteration works on a copy of the state.
     sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
     check_memory(sizes, "use a smaller replay (TD3: replay_size), fewer environments or smaller networks")
-    run = _Run(states, env, evaluator, evaluate_every or 0)
+    run = _Run(states, env, evaluator)
     how = {"beats_per_round": schedule.beats_per_round, "chunk_seconds": chunk_seconds, "devices": together}
     run.loop = Loop(
         Stages(run.act, run.work, None, None, run.finish), functools.partial(_make_groups, env, host), **how
@@ -214,7 +212,6 @@ class _Run:
     states: States
     env: Env
     evaluator: PolicyEvaluator | None
-    evaluate_every: int
     loop: Loop = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -262,7 +259,12 @@ class _Run:
         monitor = monitor or (lambda figures: False)
         try:
             new, row = self.iteration(state, monitor)
-            return self.evaluate(new, row, state.timesteps, monitor)
+            if self.evaluator is not None:
+                new, found = self.evaluator.evaluate(
+                    new, self.learner.variables(new.learning), state.timesteps, monitor
+                )
+                row |= found
+            return new, row
         except BaseException:
             self.close()  # donated buffers and actions in flight cannot be trusted any more
             raise
@@ -279,7 +281,7 @@ class _Run:
         for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=self.rounds_left(state, begun)):
             acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
             timesteps, updates = self.made(begun, acting), _difference(devices.local(learning.update), first)
-            self.check_finite(devices.local(learning))
+            reporting.check_finite(self.learner, devices.local(learning), self.env.spec.name)
             done, total, left = self.progress(state, begun, acting)
             rate = (timesteps - before[1]) * frame_skip / (time.perf_counter() - began)
             if not is_open and rounds == chunk.rounds and left:  # rates leave compilation out
@@ -303,7 +305,9 @@ class _Run:
             "updates": updates - before[2],
             "frames": (timesteps - before[1]) * frame_skip,
         }
-        row = self.row(new) | {f"{name}_per_second": count / seconds for name, count in rates.items()}
+        row = reporting.row(new, self.schedule, self.env) | {
+            f"{name}_per_second": count / seconds for name, count in rates.items()
+        }
         if devices.mesh is None and all(group.resumable for group in loop.groups):
             return new._replace(envs=copied(loop.envs)), row
         return without(new, "collectors"), row
@@ -352,48 +356,9 @@ class _Run:
         """Returns whether the monitor of any process asks to stop."""
         return self.loop.devices.largest(bool(monitor(figures))) > 0
 
-    def row(self, state: LearnState) -> dict[str, Any]:
-        acting, learning = state.acting, state.learning
-        row = {"update": int(learning.update), "frames": state.timesteps * self.env.spec.frame_skip}
-        row |= {"timesteps": state.timesteps // self.num_learners, "episodes": int(acting.episodes.total.sum())}
-        scores = metrics.scores(acting.episodes, num_envs=self.env.all_envs // self.num_learners)
-        self.check_finite(learning, {"the returns of episodes": scores})
-        row |= scores | compression_row(learning, self.schedule.num_learners)
-        if (rate := self.schedule.learning_rate) is not None:
-            row["learning_rate"] = float(rate(learning))
-        return row | metrics.compute(learning.metrics)
-
-    def check_finite(self, learning: Any, trees: dict[str, ArrayTree] | None = None) -> None:
-        """Raises FloatingPointError if metrics or a policy are not finite, or, if given, other trees by name."""
-        if trees is None:
-            policies = enumerate(self.learner.variables(learning))
-            trees = learning.metrics | {f"the policy of learner {i}": variables for i, variables in policies}
-        wrong = [name for name, tree in trees.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
-        if wrong:
-            raise FloatingPointError(
-                f"not finite by update {int(learning.update)}: {', '.join(wrong)}; this iteration is dropped. First "
-                f"make sure that all rewards and observations of {self.env.spec.name} are finite. If they are, lower "
-                "the learning rate, or clip the gradient; in a loss of your own, look for a mean over nothing."
-            )
-
-    def evaluate(
-        self, state: LearnState, row: dict[str, Any], before: int, monitor: Monitor
-    ) -> tuple[LearnState, dict[str, Any]]:
-        """Evaluates the policies if that is due; `before` are the timesteps before the iteration."""
-        timesteps, earlier = (count // self.num_learners for count in (state.timesteps, before))
-        if self.evaluator is None or timesteps // self.evaluate_every == earlier // self.evaluate_every:
-            return state, row
-        began, candidates = time.perf_counter(), self.learner.variables(state.learning)
-        # Another seed than that of the environments of training.
-        returns, played = self.evaluator.play(candidates, seed=seed_of(state.key, state.timesteps, 1), monitor=monitor)
-        self.check_finite(state.learning, {"the returns of the evaluation": returns})
-        how = {"timesteps": timesteps, "frames": played * self.env.spec.frame_skip}
-        evaluated, found = evaluation.update(state.evaluated, candidates, returns, **how)
-        return state._replace(evaluated=evaluated), row | found | {"evaluation_seconds": time.perf_counter() - began}
-
     def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
         """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
-        from volvox.rollout.profile import time_parts
+        from volvox.rollout.profile import time_parts  # pyright: ignore[reportMissingImports]
 
         try:
             *_, acting, learning = self.opened(state, lambda figures: False)

@@ -164,22 +164,6 @@ class Batch(NamedTuple):
     num_valid: Array
 
 
-class MicroBatch(NamedTuple):
-    """A part of a minibatch, for one gradient computation.
-
-    Attributes:
-      segment: Timesteps, leaves `[L, N, ...]`; see `segments.gather`.
-      advantage: float32 `[L, N]`.
-      target: float32 `[L, N]`: Value target.
-      num_valid: float32: Valid timesteps of the whole minibatch.
-    """
-
-    segment: Segment
-    advantage: Array
-    target: Array
-    num_valid: Array
-
-
 class Learning(NamedTuple):
     """State of learning.
 
@@ -279,29 +263,29 @@ class _PPO(OnPolicy):
             advantage = centered / (deviation + 1e-8)
         return Batch(rows.swapaxes(0, 1), advantage, target, count.ravel())
 
-    def take(self, collected: Collected, slot: Array, batch: Batch, j: Array, k: Array) -> MicroBatch:
-        """Returns micro-batch `k` of minibatch `j` of the segments at `slot`; all are int32 scalars."""
-        begin, size = k * self.micro_batch, self.micro_batch
+    def take(self, collected: Collected, slot: Array, batch: Batch, j: Array, k: Array) -> tuple[Segment, Array, Array]:
+        """Returns (segment, advantages, targets) `[L, N, ...]` of micro-batch `k` of minibatch `j`, int32 scalars."""
+        begin, size, length = k * self.micro_batch, self.micro_batch, self.settings.segment_length
         rows, advantage, target = (jax.lax.dynamic_slice_in_dim(x[j], begin, size, axis=-1) for x in batch[:3])
-        if self.recurrent:
-            t, b = [jnp.arange(self.settings.segment_length)[:, None]] * len(rows), rows[:, None]
-        else:
-            t, b = rows[:, None] // self.num_envs, rows[:, None] % self.num_envs
-        rings = [data.ring for data in collected.collectors]
-        parts = [segments.gather(ring, slot, t[g], b[g]) for g, ring in enumerate(rings)]
-        none = {"bootstrap": (), "recurrent": ()}
-        joined = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *(part._replace(**none) for part in parts))
+        parts = []
+        for data, row in zip(collected.collectors, rows, strict=True):
+            t, b = (jnp.arange(length)[:, None], row) if self.recurrent else jnp.divmod(row, self.num_envs)
+            parts.append(segments.gather(data.ring, slot, t, b[None])._replace(bootstrap=()))
         recurrent = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.recurrent for part in parts))
+        parts = [part._replace(recurrent=()) for part in parts]
+        segment: Segment = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
         advantage, target = (x.swapaxes(0, 1).reshape(x.shape[1], -1) for x in (advantage, target))
-        return MicroBatch(joined._replace(recurrent=recurrent), advantage, target, batch.num_valid[j])
+        return segment._replace(recurrent=recurrent), advantage, target
 
-    def loss(self, params: ArrayTree, part: MicroBatch, update: Array) -> tuple[Array, Metrics]:
-        """Returns the part of a minibatch's loss that a micro-batch adds, and metrics.
+    def loss(
+        self, params: ArrayTree, segment: Segment, advantage: Array, target: Array, num_valid: Array, update: Array
+    ) -> tuple[Array, Metrics]:
+        """Returns the share of a micro-batch in the loss of a minibatch with `num_valid` timesteps, and metrics.
 
         The loss is the mean of `-min(ρ A, clip(ρ, 1 ± ε) A) + value_coefficient / 2 * (G - V)^2 - entropy_coefficient *
         H` (equations 7 and 9), where ρ is an action's probability over that with which it was drawn.
         """
-        (segment, advantage, target, num_valid), s, actions = part, self.settings, self.network.distribution
+        s, actions = self.settings, self.network.distribution
         output, value = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
         log_ratio = jnp.where(segment.valid, actions.log_prob(output, segment.action) - segment.log_prob, 0.0)
         ratio, error = jnp.exp(log_ratio), (value - target) ** 2
@@ -324,11 +308,11 @@ class _PPO(OnPolicy):
 
     def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:
         """Returns the gradient of minibatch `j`, the sum over its micro-batches, and metrics of this device."""
-        loss = functools.partial(self.loss, update=learning.update)
-        take = functools.partial(self.take, collected, slot, learning.batch, j)
+        batch, loss = learning.batch, jax.value_and_grad(self.loss, has_aux=True)
 
         def part(k: Array) -> tuple[ArrayTree, Metrics]:
-            (_, new), gradient = jax.value_and_grad(loss, has_aux=True)(learning.params, take(k))
+            taken = self.take(collected, slot, batch, j, k)
+            (_, new), gradient = loss(learning.params, *taken, batch.num_valid[j], learning.update)
             return gradient, new
 
         def add(k: Array, old: tuple[ArrayTree, Metrics]) -> tuple[ArrayTree, Metrics]:

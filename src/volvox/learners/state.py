@@ -11,7 +11,6 @@ import numpy as np
 from volvox._checks import typed_key
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, RunningEpisodes
-from volvox.learners import evaluation
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.driver import Loop
 from volvox.types import Array, ArrayTree, Env
@@ -40,6 +39,24 @@ class Acting(NamedTuple):
     episodes: Episodes
     running: tuple[RunningEpisodes, ...]
     collected: Any
+
+
+class Evaluated(NamedTuple):
+    """Results of the evaluations of a run.
+
+    Attributes:
+      variables: Variables of the best policy.
+      best: float32: Its mean return, the largest of all evaluations and learners; -inf before the first evaluation.
+      best_timesteps: Timesteps of each learner at which it was evaluated.
+      latest: float32 `[S]`: Mean returns of the latest evaluation, one for each learner; -inf before the first.
+      frames: Emulator frames of all evaluations.
+    """
+
+    variables: ArrayTree
+    best: Array
+    best_timesteps: int
+    latest: Array
+    frames: int
 
 
 class LearnState(NamedTuple):
@@ -84,13 +101,17 @@ class States:
     saves_replay: bool
 
     def init(self, key: int | Array) -> LearnState:
+        """Returns the state at the beginning of a run."""
         init_key, run_key = jax.random.split(typed_key(key))
         collected, learning = self.initial(init_key)
         zero, episodes = jnp.int32(0), metrics.init_episodes()
         if (s := self.schedule.num_learners) is not None:
             episodes = jax.tree.map(lambda x: jnp.broadcast_to(x, (s, *x.shape)), episodes)
         acting = Acting(zero, zero, zero, zero, episodes, (), collected)
-        evaluated = evaluation.init(self.learner.variables(learning)) if self.evaluates else ()
+        evaluated: Any = ()
+        if self.evaluates:
+            candidates, worst = self.learner.variables(learning), jnp.float32(-jnp.inf)
+            evaluated = Evaluated(candidates[0], worst, 0, jnp.full(len(candidates), worst), 0)
         return without(LearnState(run_key, acting, learning, 0, evaluated), "collectors")
 
     def begin(self, acting: Acting) -> Acting:
@@ -107,10 +128,12 @@ class States:
         return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), running=running, collected=collected)
 
     def variables(self, state: LearnState) -> ArrayTree:
+        """Returns the variables of the best policy, or of the latest if nothing ranks them."""
         evaluated = state.evaluated
         return evaluated.variables if evaluated and evaluated.best > -np.inf else self.last_variables(state)
 
     def last_variables(self, state: LearnState) -> ArrayTree:
+        """Returns the variables of the latest policy, of the best learner if there are several."""
         candidates, evaluated = self.learner.variables(state.learning), state.evaluated
         if evaluated and evaluated.best > -np.inf:
             return candidates[int(np.argmax(evaluated.latest))]
@@ -118,9 +141,11 @@ class States:
         return candidates[int(np.argmax([row.get(f"training_mean_{i}", -np.inf) for i in range(len(candidates))]))]
 
     def save(self, state: LearnState) -> LearnState:
+        """Returns the state as it is saved."""
         return state if self.saves_replay else without(state, "collectors", "replays")
 
     def restore(self, saved: ArrayTree, loop: Loop) -> LearnState:
+        """Returns the state of nested dictionaries, in which fields that were not saved are missing."""
         if loop.devices.mesh is not None:  # environments and replays belong to one device
             collected = saved["acting"]["collected"]
             own = {name: () for name in ("collectors", "replays") if name in collected}
