@@ -136,15 +136,6 @@ def test_batches_are_drawn_from_each_learners_share_of_all_groups():
             assert (drawn < 4).sum() == 32
 
 
-@pytest.mark.parametrize(("batch_size", "learners"), [(5, 1), (4, 3)])
-def test_batches_that_cannot_be_divided_are_refused(batch_size, learners):
-    keys, replays = jax.random.split(jax.random.key(0), learners), [init(5, 4, SPEC)] * 2
-    with pytest.raises(
-        ValueError, match=f"2 groups must divide batch_size={batch_size}, and {learners} learners the 4"
-    ):
-        sample_batches(keys, replays, batch_size, 3, discount=DISCOUNT)
-
-
 def test_a_replay_is_filled_by_timesteps_or_to_its_end():
     replay = filled_replay(history(9), 20)
     assert filled([replay], 9 * B, 1)
@@ -160,12 +151,6 @@ def test_the_latest_row_is_that_added_last():
 
 
 def test_whole_rows_of_a_replay():
-    assert num_rows(39, 8, batch_size=32, n_step=3) == 4
-    with pytest.raises(ValueError, match="targets of 4 timesteps need 40"):
-        num_rows(39, 8, batch_size=32, n_step=4)
-
-
-def test_rows_of_another_shape_are_refused():
-    seen = TimeStep(jnp.zeros((B, 2)), *(jnp.zeros(B),) * 4, {})
-    with pytest.raises(AssertionError, match="shape"):
-        add(init(5, B, SPEC), seen, jnp.zeros((B, 1)))
+    assert num_rows(39, 8, 32, 3) == 4
+    with pytest.raises(ValueError, match="40"):
+        num_rows(39, 8, 32, 4)

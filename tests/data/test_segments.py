@@ -48,8 +48,16 @@ def test_a_segment_holds_what_belongs_together(num_segments, rows):
     ring = segments.init(num_segments, rows, B, SPEC, jnp.zeros((B, 2)))
     step = jax.jit(
         lambda ring, r, t, ts, value, action, version, state: segments.add(
-            segments.complete(ring, r, t, ts, ts.reward, value),
-            *(r, t, ts, action, ts.reward * 0 - 1, version, state),
+            ring,
+            r,
+            t,
+            ts,
+            reward=ts.reward,
+            value=value,
+            action=action,
+            log_prob=ts.reward * 0 - 1,
+            version=version,
+            recurrent=state,
         )
     )
     b = np.arange(B)
@@ -102,19 +110,3 @@ def test_a_ring_of_continuous_actions():
     assert ring.observation.shape == (2, T, B, 3)
     assert ring.recurrent == ()
     assert not ring.valid.any()
-
-
-def test_rows_of_another_shape_are_refused():
-    ring, beat = segments.init(2, T, B, SPEC, ()), jnp.int32(0)
-    with pytest.raises(AssertionError, match="shape"):
-        segments.add(ring, beat, beat, timestep(0), jnp.zeros((B, 1)), jnp.zeros(B), beat, ())
-    with pytest.raises(AssertionError, match="shape"):
-        segments.complete(ring, beat, beat, timestep(0), jnp.zeros(B), jnp.zeros((B, 1)))
-
-
-def test_a_micro_batch_has_about_64_transitions():
-    assert segments.micro_batch_size(None, 12, 20) == 3
-    assert segments.micro_batch_size(None, 12, 100) == 1
-    assert segments.micro_batch_size(6, 12, 20) == 6
-    with pytest.raises(ValueError, match=r"micro_batch=5 does not divide a group of 12 .* \[1, 2, 3, 4, 6, 12\]"):
-        segments.micro_batch_size(5, 12, 20)

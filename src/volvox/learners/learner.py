@@ -8,7 +8,6 @@ An algorithm is one file beside this one: its settings, a frozen dataclass, and 
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,13 +16,13 @@ import jax.numpy as jnp
 
 from volvox._checks import check_has, check_memory, check_type, size_of
 from volvox.data import metrics
-from volvox.learners import reporting
 from volvox.learners.evaluation import PolicyEvaluator
-from volvox.learners.state import Acting, LearnState, States, without
+from volvox.learners.iterations import Iterations
+from volvox.learners.state import Acting, States
 from volvox.rollout.devices import devices_of
-from volvox.rollout.driver import Loop, Monitor, copied, seed_of
+from volvox.rollout.driver import Loop
 from volvox.rollout.pipeline import Stages
-from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep, replaced, zeros
+from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 
 class Turn(NamedTuple):
@@ -117,6 +116,52 @@ def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:
     return learning._replace(metrics=zeros(jax.eval_shape(update, learning).metrics))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class LearnerStages:
+    """The stages of the loop. `acting` is its carry, `learning` its memory, and `key` its constant."""
+
+    learner: Learner
+    schedule: Schedule
+    env: Env
+
+    def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
+        """Counts episodes and timesteps, and lets the learner act."""
+        scored, update = timestep._replace(observation=(), extras={}), metrics.update_episodes
+        if (num_learners := self.schedule.num_learners) is not None:
+            scored = jax.tree.map(lambda x: x.reshape(num_learners, -1), scored)
+            update = jax.vmap(update)
+        episodes, running = update(acting.episodes, acting.running[g], scored)
+        keys = self.env.keys(key, acting.draws, g)
+        collected, action = self.learner.act(acting.collected, learning, keys, self.turn(acting, g), timestep)
+        acting = acting._replace(
+            draws=acting.draws + (g == self.env.num_groups - 1),
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
+            episodes=episodes,
+            running=replaced(acting.running, g, running),
+            collected=collected,
+        )
+        return acting, action
+
+    def work(self, acting: Acting, learning: Any, key: Array, g: int) -> tuple[Acting, Any]:
+        """Lets the learner learn while group `g` steps."""
+        collected, learning = self.learner.work(acting.collected, learning, key, self.turn(acting, g))
+        beat = acting.beat + (g == self.env.num_groups - 1)
+        return acting._replace(beat=beat, collected=collected), learning
+
+    def finish(self, acting: Acting, learning: Any, key: Array) -> tuple[Acting, Any]:
+        """Lets the learner end a round."""
+        turn = self.turn(acting, self.env.num_groups - 1)
+        collected, learning = self.learner.finish(acting.collected, learning, key, turn)
+        return acting._replace(round=acting.round + 1, beat=jnp.int32(0), collected=collected), learning
+
+    def turn(self, acting: Acting, g: int) -> Turn:
+        """Returns the turn of group `g`."""
+        num_envs = self.env.all_envs // (self.schedule.num_learners or 1)
+        mean = functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis)
+        mean = mean if self.schedule.num_learners is None else jax.vmap(mean)
+        return Turn(g, acting.round, acting.beat, mean(acting.episodes))
+
+
 def learn(
     settings: LearnerSettings,
     network: Any,
@@ -178,11 +223,19 @@ def learn(
     # Twice, because an iteration works on a copy of the state.
     sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
     check_memory(sizes, "use a smaller replay (TD3: replay_size), fewer environments or smaller networks")
-    run = _Run(states, env, evaluator)
-    how = {"beats_per_round": schedule.beats_per_round, "chunk_seconds": chunk_seconds, "devices": together}
-    run.loop = Loop(
-        Stages(run.act, run.work, None, None, run.finish), functools.partial(_make_groups, env, host), **how
+
+    def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
+        return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
+
+    stages = LearnerStages(learner, schedule, env)
+    loop = Loop(
+        Stages(stages.act, stages.work, None, None, stages.finish),
+        make_groups,
+        beats_per_round=schedule.beats_per_round,
+        chunk_seconds=chunk_seconds,
+        devices=together,
     )
+    run = Iterations(states, loop, evaluator)
     config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
     config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
     return Algorithm(
@@ -194,190 +247,9 @@ def learn(
         config=config,
         close=run.close,
         save=states.save,
-        restore=functools.partial(states.restore, loop=run.loop),
+        restore=functools.partial(states.restore, loop=loop),
         last_variables=states.last_variables,
         profile=run.profile,
         step_name="iteration",
         max_over_processes=None if jax.process_count() == 1 else together.largest,
     )
-
-
-def _make_groups(env: Env, host: bool, seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
-    first = {"first_group": device * env.num_groups} if device else {}
-    return env.make(seed, host=host, **first)
-
-
-@dataclasses.dataclass(eq=False)
-class _Run:
-    states: States
-    env: Env
-    evaluator: PolicyEvaluator | None
-    loop: Loop = dataclasses.field(init=False)
-
-    def __post_init__(self):
-        self.learner, self.schedule = self.states.learner, self.states.schedule
-        self.num_learners = self.schedule.num_learners or 1
-
-    # The stages of the loop. `acting` is its carry, `learning` its memory, and `key` its constant.
-
-    def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
-        scored, update = timestep._replace(observation=(), extras={}), metrics.update_episodes
-        if self.schedule.num_learners is not None:
-            scored = jax.tree.map(lambda x: x.reshape(self.num_learners, -1), scored)
-            update = jax.vmap(update)
-        episodes, running = update(acting.episodes, acting.running[g], scored)
-        keys = self.env.keys(key, acting.draws, g)
-        collected, action = self.learner.act(acting.collected, learning, keys, self.turn(acting, g), timestep)
-        acting = acting._replace(
-            draws=acting.draws + (g == self.env.num_groups - 1),
-            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
-            episodes=episodes,
-            running=replaced(acting.running, g, running),
-            collected=collected,
-        )
-        return acting, action
-
-    def work(self, acting: Acting, learning: Any, key: Array, g: int) -> tuple[Acting, Any]:
-        collected, learning = self.learner.work(acting.collected, learning, key, self.turn(acting, g))
-        beat = acting.beat + (g == self.env.num_groups - 1)
-        return acting._replace(beat=beat, collected=collected), learning
-
-    def finish(self, acting: Acting, learning: Any, key: Array) -> tuple[Acting, Any]:
-        turn = self.turn(acting, self.env.num_groups - 1)
-        collected, learning = self.learner.finish(acting.collected, learning, key, turn)
-        return acting._replace(round=acting.round + 1, beat=jnp.int32(0), collected=collected), learning
-
-    def turn(self, acting: Acting, g: int) -> Turn:
-        num_envs = self.env.all_envs // self.num_learners
-        mean = functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis)
-        mean = mean if self.schedule.num_learners is None else jax.vmap(mean)
-        return Turn(g, acting.round, acting.beat, mean(acting.episodes))
-
-    # An iteration.
-
-    def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
-        monitor = monitor or (lambda figures: False)
-        try:
-            new, row = self.iteration(state, monitor)
-            if self.evaluator is not None:
-                new, found = self.evaluator.evaluate(
-                    new, self.learner.variables(new.learning), state.timesteps, monitor
-                )
-                row |= found
-            return new, row
-        except BaseException:
-            self.close()  # donated buffers and actions in flight cannot be trusted any more
-            raise
-
-    def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
-        loop, devices, frame_skip = self.loop, self.loop.devices, self.env.spec.frame_skip
-        is_open, begun, learning = self.opened(state, monitor)
-        # The loop donates its arguments, and the state of the caller must outlive it.
-        acting, learning = copied((begun, learning))
-        learning = learning._replace(metrics=devices.placed(zeros(state.learning.metrics)))
-        first = int(state.learning.update)
-        rounds = timesteps = updates = 0
-        began, before = time.perf_counter(), (0, 0, 0)
-        for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=self.rounds_left(state, begun)):
-            acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
-            timesteps, updates = self.made(begun, acting), _difference(devices.local(learning.update), first)
-            reporting.check_finite(self.learner, devices.local(learning), self.env.spec.name)
-            done, total, left = self.progress(state, begun, acting)
-            rate = (timesteps - before[1]) * frame_skip / (time.perf_counter() - began)
-            if not is_open and rounds == chunk.rounds and left:  # rates leave compilation out
-                began, before = time.perf_counter(), (rounds, timesteps, updates)
-            figures = {"phase": "training", "done": done, "total": total, "stepped": timesteps}
-            if self.stops(monitor, figures | {"frames_per_second": rate}) and left:
-                raise Interrupted(f"{done} of {total} parts of this iteration were made and are dropped")
-        seconds = time.perf_counter() - began
-
-        kept, learned = devices.local((acting, learning))
-        if devices.mesh is not None:
-            join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=self.env.axis)))
-            episodes, gathered = devices.local(join(acting.episodes, learning.metrics))
-            kept, learned = kept._replace(episodes=episodes), learned._replace(metrics=gathered)
-            if not devices.agree(getattr(learning, "params", ())):
-                raise ValueError("devices have learned different parameters: sum gradients over env.axis.")
-        loop.standing = learned, acting, learning
-        new = LearnState(state.key, kept, learned, state.timesteps + timesteps, state.evaluated)
-        rates = {
-            "predictions": (rounds - before[0]) * self.schedule.beats_per_round * self.env.all_envs,
-            "updates": updates - before[2],
-            "frames": (timesteps - before[1]) * frame_skip,
-        }
-        row = reporting.row(new, self.schedule, self.env) | {
-            f"{name}_per_second": count / seconds for name, count in rates.items()
-        }
-        if devices.mesh is None and all(group.resumable for group in loop.groups):
-            return new._replace(envs=copied(loop.envs)), row
-        return without(new, "collectors"), row
-
-    def opened(self, state: LearnState, monitor: Monitor) -> tuple[bool, Acting, Any]:
-        """Makes environments, unless those of the state are open; returns (are open, acting, learning) on devices."""
-        loop, devices = self.loop, self.loop.devices
-        if loop.standing is not None and loop.standing[0] is state.learning:
-            return True, *loop.standing[1:]
-        if self.stops(monitor, {"phase": "compiling"}):
-            raise Interrupted("before the loop was compiled")
-        if state.envs and devices.mesh is None:
-            loop.open(0, state.envs)
-            return False, state.acting, state.learning
-        loop.open(seed_of(state.key, state.timesteps))
-        acting = self.states.begin(state.acting)
-        if devices.mesh is not None:
-            # The episodes so far are counted once.
-            later = acting._replace(episodes=zeros(acting.episodes))
-            acting = devices.placed(*(later if number else acting for number in devices.numbers))
-        return False, acting, devices.placed(state.learning)
-
-    def progress(self, state: LearnState, begun: Acting, acting: Acting) -> tuple[int, int, int]:
-        """Returns (done, total, rounds left) of the iteration of `state`, in rounds or timesteps."""
-        schedule, local = self.schedule, self.loop.devices.local
-        if schedule.timesteps_per_iteration is None:
-            total, delay = schedule.rounds_per_iteration or 1, schedule.delay
-            before, now = (int(local(x.round)) - delay for x in (begun, acting))
-            before = max(before, 0)  # the first rounds have nothing to learn from
-            return max(now, 0) - before, total, before + total - now
-        made = self.made(begun, acting)
-        total = schedule.timesteps_per_iteration * self.num_learners
-        missing = total - state.timesteps % total - made
-        # Timesteps that begin an episode do not count, so that these rounds may not be enough, and some follow.
-        left = max(-(-missing // (self.env.all_envs * schedule.beats_per_round)), 0)
-        return made // self.num_learners, schedule.timesteps_per_iteration, left
-
-    def rounds_left(self, state: LearnState, begun: Acting) -> Callable[[Acting], int]:
-        return lambda acting: self.progress(state, begun, acting)[2]
-
-    def made(self, begun: Acting, acting: Acting) -> int:
-        """Returns the timesteps that all devices have made since `begun`."""
-        return _difference(*self.loop.devices.sum((acting.timesteps, begun.timesteps)))
-
-    def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
-        """Returns whether the monitor of any process asks to stop."""
-        return self.loop.devices.largest(bool(monitor(figures))) > 0
-
-    def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
-        """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
-        from volvox.rollout.profile import time_parts  # pyright: ignore[reportMissingImports]
-
-        try:
-            *_, acting, learning = self.opened(state, lambda figures: False)
-            given, rounds = copied((acting, learning)), max(2, self.schedule.delay + 1)
-            key, beats = self.loop.devices.placed(state.key), self.schedule.beats_per_round
-            *given, times = time_parts(self.loop, *given, key, rounds)
-            rounds = int(seconds / (sum(times) * beats * self.env.num_envs))
-            if rounds >= 2:
-                *_, times = time_parts(self.loop, *given, key, rounds)
-            return state, times
-        finally:
-            self.loop.close()
-
-    def close(self) -> None:
-        self.loop.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
-
-
-def _difference(now: Any, before: Any) -> int:
-    """Returns the difference of two int32 counts, which may have overflowed in between."""
-    return (int(now) - int(before)) % 2**32

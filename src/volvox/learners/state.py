@@ -147,7 +147,7 @@ class States:
     def restore(self, saved: ArrayTree, loop: Loop) -> LearnState:
         """Returns the state of nested dictionaries, in which fields that were not saved are missing."""
         if loop.devices.mesh is not None:  # environments and replays belong to one device
-            collected = saved["acting"]["collected"]
+            collected = saved["acting"].get("collected", {})
             own = {name: () for name in ("collectors", "replays") if name in collected}
             saved = saved | {"acting": saved["acting"] | {"running": (), "collected": collected | own}, "envs": ()}
         paths = by_path(saved)
