@@ -80,12 +80,6 @@ def test_transitions_are_what_happened(length, capacity, n_step):
     assert num_starts(replay, n_step) == length - n_step - oldest
 
 
-def test_some_environments_alone():
-    replay = filled_replay(history(9), 20)
-    batch = sample(jax.random.key(0), replay, 500, discount=DISCOUNT, envs=(1, 2))
-    assert set((np.asarray(batch.observation[:, 0]).astype(int) % B).tolist()) == {1}
-
-
 def test_steps_end_where_environments_were_started_anew():
     seen = history(12)
     for name in ("first", "terminated", "truncated"):
@@ -111,10 +105,6 @@ def test_the_count_of_rows_stays_small():
         assert int(rows.rows) == (i + 1 if i < 3 else 3 + (i + 1) % 3)
         assert float(rows.timestep.observation[i % 3, 0, 0]) == float(latest(rows).observation[0, 0]) == i
         assert int(num_starts(rows, 1)) == min(i, 2)
-
-
-def test_nothing_may_begin_in_an_empty_ring():
-    assert num_starts(init(5, B, SPEC), 1) == 0
 
 
 def test_batches_are_drawn_from_each_learners_share_of_all_groups():
@@ -143,11 +133,6 @@ def test_a_replay_is_filled_by_timesteps_or_to_its_end():
     assert not filled([replay], 1, 9)  # no transition of nine timesteps
     assert filled([filled_replay(history(20), 20)], 1_000, 1)
     assert not filled([replay, init(20, B, SPEC)], 1, 1)
-
-
-def test_the_latest_row_is_that_added_last():
-    seen = history(23)
-    np.testing.assert_array_equal(latest(filled_replay(seen, 20)).observation, seen["observation"][-1])
 
 
 def test_whole_rows_of_a_replay():

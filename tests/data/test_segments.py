@@ -101,12 +101,3 @@ def check(ring, begin, rows, num_segments, following):
         np.testing.assert_array_equal(more.first[:T], got.first)
         np.testing.assert_array_equal(more.first[T], (begin + T + bs[0] - 1) % 5 == 4)
         np.testing.assert_array_equal(more.reward, got.reward)
-
-
-def test_a_ring_of_continuous_actions():
-    env = probes.target(size=3)
-    ring = segments.init(2, T, B, env.spec, ())
-    assert ring.action.shape == (2, T, B, 3)
-    assert ring.observation.shape == (2, T, B, 3)
-    assert ring.recurrent == ()
-    assert not ring.valid.any()

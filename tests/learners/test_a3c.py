@@ -18,7 +18,6 @@ from volvox.learners import A3C, learn
 from volvox.learners.a3c import Learning
 from volvox.learners.learner import Turn
 from volvox.networks import ActorCritic, GaussianMLP, RecurrentActorCritic
-from volvox.rollout import play
 from volvox.rollout.pipeline import driven
 from volvox.types import TimeStep
 
@@ -63,16 +62,11 @@ def value(params, functions, *observations):
     return functions.apply(params, jnp.float32(observations)[:, None], ())[1]
 
 
-@pytest.mark.slow_except("observed-1")
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize(
     ("make", "observations", "values"),
-    [
-        (probes.constant, [0.0], [1.0]),
-        (probes.observed_reward, [-1.0, 1.0], [-1.0, 1.0]),
-        (probes.delayed_reward, [0.0, 1.0], [0.9, 1.0]),
-    ],
-    ids=["constant", "observed", "delayed"],
+    [(probes.observed_reward, [-1.0, 1.0], [-1.0, 1.0]), (probes.delayed_reward, [0.0, 1.0], [0.9, 1.0])],
+    ids=["observed", "delayed"],
 )
 def test_values_are_known(make, observations, values, lag):
     """Terminal rewards count, and nothing behind a termination does."""
@@ -83,8 +77,7 @@ def test_values_are_known(make, observations, values, lag):
     assert metrics["learning_rate"] == 0.0
 
 
-@pytest.mark.slow_except("True")
-@pytest.mark.parametrize("vtrace", [False, True])
+@pytest.mark.parametrize("vtrace", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_time_limit_bootstraps(vtrace, endless):
     """1 / (1 - 0.9) wherever the limit is; taken for a termination, the value would lie below 5."""
     params, functions, _ = learned(endless, updates=1_500, vtrace=vtrace, anneal_frames=1_500 * 40)
@@ -121,16 +114,9 @@ def test_ga3c_has_the_published_constants():
     assert (preset.lag, preset.rounds_per_update) == (1, 1)
 
 
-def test_mujoco_has_unclipped_rewards_and_no_bonus():
-    changed = {"trace_decay": 0.95, "learning_rate": 3e-4, "entropy_coefficient": 0.0, "reward_bound": None}
-    assert dataclasses.replace(A3C(), **changed) == A3C.mujoco()
-
-
-@pytest.mark.slow_except("modern")
-@pytest.mark.parametrize(("settings", "rate"), [(A3C.ga3c(), 3e-3), (A3C(), 6e-3)], ids=["ga3c", "modern"])
-def test_presets_learn_what_to_do(settings, rate):
-    """At ten times their rate, as this is no game."""
-    settings = dataclasses.replace(settings, learning_rate=rate, updates_per_iteration=600)
+def test_the_ga3c_preset_learns_what_to_do():
+    """At ten times its rate, as this is no game."""
+    settings = dataclasses.replace(A3C.ga3c(), learning_rate=3e-3, updates_per_iteration=600)
     algorithm = learn(settings, net(), probes.matched_reward(num_envs=16, groups=2))
     _, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
@@ -145,16 +131,7 @@ def test_a_gaussian_policy_learns_to_answer():
     assert metrics["training_mean"] > -0.5
 
 
-@pytest.mark.slow
-def test_only_a_recurrent_policy_recalls(recall):
-    *_, remembers = learned(recall, RecurrentActorCritic(2, Torso(), width=8), segment_length=7)
-    *_, forgets = learned(recall, segment_length=7)
-    assert remembers["training_mean"] > 0.8
-    assert abs(forgets["training_mean"]) < 0.5
-
-
-@pytest.mark.slow_except("0-1", "2-2")
-@pytest.mark.parametrize(("lag", "rounds_per_update"), [(0, 1), (0, 2), (1, 1), (1, 3), (2, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize(("lag", "rounds_per_update"), [(0, 1), (1, 3), pytest.param(4, 3, marks=pytest.mark.slow)])
 def test_the_lag_is_what_was_asked_for(lag, rounds_per_update):
     """In rounds; those that share an update share its version."""
     env, lags = probes.corridor(num_envs=8, groups=2), {"lag": lag, "rounds_per_update": rounds_per_update}
@@ -164,38 +141,6 @@ def test_the_lag_is_what_was_asked_for(lag, rounds_per_update):
     assert metrics["lag_max"] == math.ceil(lag / rounds_per_update)
     assert metrics["lag_mean"] == pytest.approx(lag / rounds_per_update, rel=0.05)
     assert metrics["update"] == 150
-
-
-@pytest.mark.slow_except("{'micro_batch': 1}")
-@pytest.mark.parametrize("options", [{}, {"lag": 0}, {"lag": 2, "rounds_per_update": 2}, {"micro_batch": 1}], ids=str)
-def test_traced_and_driven_agree(options):
-    """Bit for bit, on environments that repeat."""
-    runs = []
-    for host in (False, True):
-        env = probes.corridor(length=4, num_envs=8, groups=2)
-        algorithm = learner(net(), env, **options, updates_per_iteration=16, host=host)
-        state, metrics = algorithm.step(algorithm.init(jax.random.key(3)))
-        algorithm.close()
-        measured = ("per_second", "share", "speed")
-        runs.append((state, {name: x for name, x in metrics.items() if not any(word in name for word in measured)}))
-    (traced, traced_metrics), (from_python, driven_metrics) = runs
-    jax.tree.map(np.testing.assert_array_equal, traced.learning.params, from_python.learning.params)
-    assert traced_metrics == driven_metrics
-
-
-@pytest.mark.slow_except("2")
-@pytest.mark.parametrize("micro_batch", [1, 2])
-def test_micro_batches_only_split_the_work(micro_batch):
-    """The gradient is a sum; how it is cut into pieces matters to rounding alone."""
-
-    def params(micro_batch):
-        env = probes.corridor(length=4, num_envs=8, groups=2)
-        algorithm = learner(net(), env, micro_batch=micro_batch, updates_per_iteration=3)
-        state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
-        algorithm.close()
-        return state.learning.params
-
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), params(micro_batch), params(4))
 
 
 @pytest.mark.parametrize(
@@ -218,39 +163,6 @@ def test_micro_batches_only_split_the_work(micro_batch):
 def test_bad_settings_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         learner(net(), probes.corridor(length=8, num_envs=8, groups=2), **options)
-
-
-@pytest.mark.parametrize(
-    ("module", "env"),
-    [
-        (net(3), probes.corridor()),
-        (net(2), probes.target(size=2)),
-        (Torso(), probes.corridor()),
-        (GaussianMLP(2), probes.corridor()),
-        (GaussianMLP(1), probes.corridor()),  # a mean and a deviation would pass as two logits
-    ],
-    ids=["width", "categorical, continuous actions", "one output", "gaussian, discrete actions", "of equal width"],
-)
-def test_networks_that_do_not_fit_are_refused(module, env):
-    with pytest.raises(ValueError, match=env.spec.name):
-        learn(A3C(), module, env)
-
-
-@pytest.mark.parametrize(
-    ("env", "module"),
-    [
-        (probes.corridor(num_envs=4), net()),
-        (probes.target(size=2, num_envs=4), GaussianMLP(2, (8,))),
-        (probes.corridor(num_envs=4), RecurrentActorCritic(2, Torso(), width=4)),
-    ],
-    ids=["categorical", "gaussian", "recurrent"],
-)
-def test_what_was_learned_plays_fresh_episodes(env, module):
-    algorithm = learner(module, env)
-    params = algorithm.variables(algorithm.init(jax.random.key(0)))
-    score = play(env, algorithm.policy, params, num_episodes=6)
-    assert score.returns.shape == (6,)
-    assert score.lengths.min() >= 1
 
 
 def test_an_update_that_spoils_the_parameters_is_not_kept():
@@ -365,16 +277,6 @@ def test_the_gradient_takes_returns_and_advantages_as_constants():
     np.testing.assert_allclose(got["value"], np.einsum("tbk,tb->k", s.observation, -0.5 * advantage), rtol=1e-4)
 
 
-def test_what_a_dummy_timestep_holds_changes_nothing():
-    learner, s = linear(), segment()
-    params, dummy = learner.policy.init(jax.random.key(0)), ~s.valid
-    other = s._replace(
-        reward=np.where(dummy, 1e3, s.reward), action=np.where(dummy, 0, s.action), log_prob=np.where(dummy, -9, 0)
-    )
-    both = (gradient_of(learner, params, x) for x in (s, other))
-    jax.tree.map(np.testing.assert_array_equal, *both)
-
-
 def test_vtrace_weighs_by_what_the_actor_thought():
     """With the learner's own probabilities it is the plain loss; with others it is not."""
     plain, corrected, s = linear(), linear(vtrace=True), segment()
@@ -388,7 +290,6 @@ def test_vtrace_weighs_by_what_the_actor_thought():
     assert abs(float(other - loss)) > 1e-2
 
 
-@pytest.mark.slow_except("sum")
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(reduction):
     ready_made = {"optimizer": optax.sgd(0.1), "learning_rate": None, "max_gradient_norm": None}
@@ -427,16 +328,6 @@ def test_the_learning_rate_is_annealed_to_0():
     ready_made = linear(optimizer=optax.sgd(1.0), learning_rate=None, max_gradient_norm=None)
     changes, _ = ready_made.optimizer.update(gradient, ready_made.optimizer.init(gradient), gradient)
     np.testing.assert_array_equal(changes["w"], [-1.0])
-
-
-@pytest.mark.parametrize(("lag", "frames"), [(0, 2 * 6 * 8), (1, 2 * 5 * 8)])
-def test_frames_of_an_update(lag, frames):
-    """Of two rounds of five timesteps of eight environments; without lag, rounds have one more."""
-    settings = A3C(segment_length=5, rounds_per_update=2, lag=lag, vtrace=False)
-    env = probes.corridor(num_envs=8, groups=2)
-    assert settings.frames_per_update(env) == frames
-    skipping = env._replace(spec=env.spec._replace(frame_skip=4))
-    assert settings.frames_per_update(skipping) == 4 * frames
 
 
 def test_the_entropy_coefficient_is_constant_or_a_schedule():
@@ -510,13 +401,6 @@ def test_vtrace_takes_all_values_from_the_parameters_that_learn(lag, begun):
         bootstrap = ring.observation[(slot + 1) % (lag + 1), 0, :, 0] * before["value"][0] + before["value"][1]
         stale = max(stale, np.abs(bootstrap - part.bootstrap).max())
     assert stale > 1e-2  # the value predicted while acting would not do
-
-
-def test_gradients_are_clipped_before_the_optimizer():
-    learner = linear(optimizer=optax.sgd, learning_rate=1.0, max_gradient_norm=0.5)
-    gradient = {"w": jnp.array([3.0, 4.0])}
-    changes, _ = learner.optimizer.update(gradient, learner.optimizer.init(gradient), gradient)
-    np.testing.assert_allclose(changes["w"], [-0.3, -0.4], rtol=1e-6)
 
 
 # --- Acting by itself -----------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_ppo_updates_while_groups_step_and_copies_no_ring(lag, begun):
     assert [kind for kind in round_ if "parameters" not in kind] == ["beats", *([] if lag else ["gradients"])]
 
 
-@pytest.fixture(params=[1, 2], ids=["one-learner", "two-learners"])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one-learner", "two-learners"])
 def td3_program(request, begun):
     env = mujoco("HalfCheetah", num_envs=4, groups=2)
     network = ActorAndCritic(MLP(6, hidden=(WIDTH,)), QNetwork((WIDTH,)))
@@ -103,7 +103,6 @@ def td3_program(request, begun):
     return scheduled(begun(settings, network, env), settings, env)
 
 
-@pytest.mark.slow_except("one-learner")
 def test_updates_are_made_while_simulators_step(td3_program):
     """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
     order, found = [], []

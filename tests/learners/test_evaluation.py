@@ -86,18 +86,6 @@ def steps():
     return found
 
 
-@pytest.mark.slow
-def test_training_does_not_notice_evaluation(steps):
-    """The same bits; and rows have the same numbers."""
-    for (state, row), (plain, plain_row) in zip(*steps, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, state.learning, plain.learning)
-        measured = ("evaluation_", "per_second", "share_", "speed_over")
-        names = {name for name in row if not any(word in name for word in measured)}
-        assert {name: row[name] for name in names} == {name: plain_row[name] for name in names}
-        assert not any(name.startswith("evaluation") for name in plain_row)
-        assert plain.evaluated == ()
-
-
 def test_an_evaluation_is_made_at_the_end_of_the_iteration_in_which_it_is_due(steps):
     before = 0
     for state, row in steps[0]:
@@ -140,17 +128,6 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     assert (row["evaluation_best"], new.evaluated.best_timesteps) == (100.0, 7)
 
 
-def test_a_restored_state_keeps_both(nested):
-    algorithm = make(evaluate_every=1, num_evaluation_episodes=2)
-    state, row = algorithm.step(algorithm.init(0))
-    restored = algorithm.restore(nested(algorithm.save(state)))
-    jax.tree.map(np.testing.assert_array_equal, restored.evaluated, state.evaluated)
-    _, later = algorithm.step(restored)
-    algorithm.close()
-    assert later["evaluation_frames"] > row["evaluation_frames"]
-    assert later["evaluation_best"] >= row["evaluation_best"]
-
-
 def test_an_interrupt_within_an_evaluation_leaves_the_state():
     algorithm, phases = make(evaluate_every=1), []
     state = algorithm.init(jax.random.key(0))
@@ -184,11 +161,6 @@ def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
     first = jax.tree.map(lambda x: x[0], state.learning.params.actor)
     for variables in (algorithm.variables(state), algorithm.last_variables(state)):
         jax.tree.map(np.testing.assert_array_equal, variables.actor, first)
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="evaluate_every"):
-        make(evaluate_every=0)
 
 
 def test_whole_games_are_played_where_a_life_ends_an_episode_of_training():

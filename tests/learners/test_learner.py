@@ -12,9 +12,9 @@ from flax import linen as nn
 
 from volvox.data import metrics
 from volvox.envs import cartpole
-from volvox.learners import A3C, PPO, TD3, Learner, Schedule, learn
+from volvox.learners import A3C, PPO, TD3, Learner, Schedule, Turn, learn
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork
-from volvox.types import Interrupted, Policy
+from volvox.types import Interrupted, Policy, TimeStep
 
 
 class Collected(NamedTuple):
@@ -158,6 +158,53 @@ def test_a_restored_state_goes_on_bit_by_bit(name, nested):
     assert resumed.timesteps == straight.timesteps
     assert same_row["episodes"] == row["episodes"]
     assert int(straight.learning.update) > int(state.learning.update)  # the state that was saved is as it was
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_compiled_loop_is_the_loop_in_python(name):
+    """Bit for bit, on environments that repeat."""
+    states, rows = [], []
+    for host in (False, True):
+        algorithm = learn(*LEARNERS[name], host=host)
+        state, row = algorithm.step(algorithm.init(3))
+        algorithm.close()
+        states.append(state)
+        rows.append({key: value for key, value in row.items() if "per_second" not in key})
+    traced, driven = (jax.tree.leaves(state.learning.params) for state in states)
+    jax.tree.map(np.testing.assert_array_equal, traced, driven)
+    assert rows[0] == pytest.approx(rows[1])
+
+
+@pytest.mark.parametrize("name", ["a3c", "ppo"])
+def test_several_learners_are_one_vmap(name):
+    """Rounds and beats are the same for all learners, so that loops over updates keep one trip count."""
+    settings, network, env = LEARNERS[name]
+    learner, schedule, b = settings.bind(network, env), settings.schedule(env), env.num_envs // env.num_groups
+
+    def round_(state, key, number):
+        collected, learning = state
+        for beat in range(schedule.beats_per_round):
+            for g in range(env.num_groups):
+                turn = Turn(g, number, jnp.int32(beat), jnp.float32(0))
+                drawn = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, number), 10 * beat + g), b)
+                seen = jax.vmap(lambda key: jax.random.normal(key, env.spec.observation_shape))(drawn)
+                reward, no = seen.sum(axis=-1), jnp.zeros(b, bool)
+                timestep = TimeStep(seen, reward, reward > 1, no, no, {})
+                collected, _ = learner.act(collected, learning, drawn, turn, timestep)
+                collected, learning = learner.work(collected, learning, key, turn)
+        return learner.finish(collected, learning, key, turn)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    together, alone = jax.jit(jax.vmap(round_, in_axes=(0, 0, None))), jax.jit(round_)
+    states, each = jax.vmap(learner.init)(keys), [learner.init(key) for key in keys]
+    for number in map(jnp.int32, range(schedule.delay + 2)):
+        states = together(states, keys, number)
+        each = [alone(state, key, number) for state, key in zip(each, keys, strict=True)]
+    for s, (_, learning) in enumerate(each):
+        assert int(learning.update) > 0
+        close = lambda x, y, s=s: np.testing.assert_allclose(x[s], y, rtol=1e-4, atol=1e-5)  # noqa: E731
+        jax.tree.map(close, states[1].params, learning.params)
 
 
 @pytest.mark.parametrize("name", ["a3c", "ppo"])

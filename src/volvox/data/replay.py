@@ -25,8 +25,8 @@ class Replay(NamedTuple):
     Attributes:
       timestep: Timesteps without extras, leaves `[C, B, ...]`.
       action: `[C, B, ...]`: Actions; an action was discarded if the next row is `first`.
-      rows: int32: Rows added; row i is at index `i % C`. In a full ring, it counts from C to 2 C - 1 again and again, so
-        that it cannot overflow.
+      rows: int32: Rows added; row i is at index `i % C`. In a full ring, it counts from C to 2 C - 1 again and again,
+        and cannot overflow.
     """
 
     timestep: TimeStep

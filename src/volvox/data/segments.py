@@ -101,15 +101,15 @@ def add(
 
     Args:
       ring: Segments of the group.
-      round_: Number of this round, int32 scalar.
-      beat: Number of this beat in the round, int32 scalar.
+      round_: Index of this round, int32 scalar.
+      beat: Index of this beat in the round, int32 scalar.
       timestep: Timestep of this beat. Its `terminated` may include ends that only the learner sees, e.g. lost lives.
       reward: float32 `[B]`: Reward of the previous action, as it is learned from.
       value: float32 `[B]`: Predicted value of the observation.
       action: `[B, ...]`: Action that was chosen in this beat.
       log_prob: float32 `[B]`: Logarithm of its probability.
-      version: Number of updates so far, int32 scalar.
-      recurrent: Recurrent state before the policy acted, leaves `[B, ...]`; the one of the first beat is kept.
+      version: int32 scalar: Number of updates so far.
+      recurrent: Recurrent state before the policy acted, leaves `[B, ...]`; the state of the first beat is kept.
 
     Returns:
       The ring. The very first beat completes a timestep that was never added; it is overwritten later.
@@ -206,19 +206,3 @@ def _map(ring: Segment, of_timesteps, of_segment) -> Segment:
     return Segment(
         **{name: jax.tree.map(of_segment if name in _BY_SEGMENT else of_timesteps, x) for name, x in fields.items()}
     )
-
-
-def lose_life(timestep: TimeStep, lives: Array) -> tuple[TimeStep, Array]:
-    """Makes the loss of a life a termination.
-
-    Args:
-      timestep: Timestep with the extra `lives`.
-      lives: int32 `[B]`: Lives left at the previous timestep.
-
-    Returns:
-      (timestep, lives left, int32 `[B]`).
-    """
-    left = timestep.extras["lives"].astype(jnp.int32)
-    lost = ~timestep.first & (left < lives)
-    ended = {"terminated": timestep.terminated | lost, "truncated": timestep.truncated & ~lost}
-    return timestep._replace(**ended), left

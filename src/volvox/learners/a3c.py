@@ -280,9 +280,8 @@ class _A3C(OnPolicy):
         learned = turn.round - s.lag + 1  # rounds learned since the environments were made
         due = (learned > 0) & (learned % s.rounds_per_update == 0)
         # A trip count, not a condition, so that parameters stay in place.
-        return collected, jax.lax.fori_loop(
-            0, due.astype(jnp.int32), lambda _, learning: self.update(learning, turn.mean_return), learning
-        )
+        update = lambda _, learning: self.update(learning, turn.mean_return)  # noqa: E731
+        return collected, jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
 
     def learn(self, collected: Collected, learning: Learning, turn: Turn, g: int, low: Array, high: Array) -> Learning:
         """Accumulates the gradients of micro-batches `low` to `high` of group `g`."""

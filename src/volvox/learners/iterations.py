@@ -2,7 +2,6 @@
 
 import functools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,12 +28,11 @@ class Iterations:
         monitor = monitor or (lambda figures: False)
         try:
             new, row = self.iteration(state, monitor)
-            if self.evaluator is not None:
-                new, found = self.evaluator.evaluate(
-                    new, self.learner.variables(new.learning), state.timesteps, monitor
-                )
-                row |= found
-            return new, row
+            if self.evaluator is None:
+                return new, row
+            candidates = self.learner.variables(new.learning)
+            new, found = self.evaluator.evaluate(new, candidates, state.timesteps, monitor)
+            return new, row | found
         except BaseException:
             self.close()  # donated buffers and actions in flight cannot be trusted any more
             raise
@@ -49,7 +47,8 @@ class Iterations:
         first = int(state.learning.update)
         rounds = timesteps = updates = 0
         began, before = time.perf_counter(), (0, 0, 0)
-        for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=self.rounds_left(state, begun)):
+        rounds_left = lambda acting: self.progress(state, begun, acting)[2]  # noqa: E731
+        for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=rounds_left):
             acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
             timesteps, updates = self.made(begun, acting), _difference(devices.local(learning.update), first)
             reporting.check_finite(self.learner, devices.local(learning), self.env.spec.name)
@@ -76,9 +75,8 @@ class Iterations:
             "updates": updates - before[2],
             "frames": (timesteps - before[1]) * frame_skip,
         }
-        row = reporting.row(new, self.schedule, self.env) | {
-            f"{name}_per_second": count / seconds for name, count in rates.items()
-        }
+        row = reporting.row(new, self.schedule, self.env)
+        row |= {f"{name}_per_second": count / seconds for name, count in rates.items()}
         if devices.mesh is None and all(group.resumable for group in loop.groups):
             return new._replace(envs=copied(loop.envs)), row
         return without(new, "collectors"), row
@@ -116,10 +114,6 @@ class Iterations:
         left = max(-(-missing // (self.env.all_envs * schedule.beats_per_round)), 0)
         return made // self.num_learners, schedule.timesteps_per_iteration, left
 
-    def rounds_left(self, state: LearnState, begun: Acting) -> Callable[[Acting], int]:
-        """Returns a function of the state of acting that gives the rounds left."""
-        return lambda acting: self.progress(state, begun, acting)[2]
-
     def made(self, begun: Acting, acting: Acting) -> int:
         """Returns the timesteps that all devices have made since `begun`."""
         return _difference(*self.loop.devices.sum((acting.timesteps, begun.timesteps)))
@@ -136,10 +130,10 @@ class Iterations:
             *_, acting, learning = self.opened(state, lambda figures: False)
             given, rounds = copied((acting, learning)), max(2, self.schedule.delay + 1)
             key, beats = self.loop.devices.placed(state.key), self.schedule.beats_per_round
-            *given, times = time_parts(self.loop, *given, key, rounds)
+            *given, times = time_parts(self.loop, *given, key, rounds=rounds)
             rounds = int(seconds / (sum(times) * beats * self.env.num_envs))
             if rounds >= 2:
-                *_, times = time_parts(self.loop, *given, key, rounds)
+                *_, times = time_parts(self.loop, *given, key, rounds=rounds)
             return state, times
         finally:
             self.loop.close()

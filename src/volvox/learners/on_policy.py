@@ -64,8 +64,8 @@ def check_settings(settings: Any) -> None:
 class OnPolicy(Learner):
     """A learner that collects segments.
 
-    Subclasses define `variables`' state `learning`, a NamedTuple that also has the fields `params`, `optimizer` and
-    `moments` (those of observations, () unless they are normalised), and `init`, `work` and `finish`.
+    Subclasses define `init`, `work` and `finish`, and the state `learning`, which has the fields `params`, `optimizer`,
+    `moments` (of observations, () unless they are normalised), `update` and `metrics`.
 
     Attributes:
       settings: Settings with the fields that `check_settings` checks, and `episodic_life`, `normalize_observations` and
@@ -98,19 +98,18 @@ class OnPolicy(Learner):
 
     def collect(self) -> Collected:
         """Returns the data before the first timestep."""
-        env, s = self.env, self.settings
-        rewards = normalization.init_rewards(env.num_groups, self.num_envs) if s.normalize_rewards else ()
-        return Collected(tuple(self.collector(self.num_envs) for _ in range(env.num_groups)), rewards)
-
-    def collector(self, b: int) -> Collector:
-        """Returns the empty data of `b` environments."""
-        spec, recurrent, seen = self.env.spec, self.network.policy.initial_state(b), ()
-        if self.settings.normalize_observations:
+        env, s, b = self.env, self.settings, self.num_envs
+        spec, policy = env.spec, self.network.policy
+        if s.normalize_observations:
             spec = spec._replace(observation_dtype=jax.tree.map(lambda _: jnp.float32, spec.observation_dtype))
-            seen = zeros(spec.observation, b)
-        sizes = (self.settings.lag + 1, self.length, b)
-        ring = segments.init(*sizes, spec, recurrent, with_values=self._with_values)
-        return Collector(ring, recurrent, jnp.zeros(b, jnp.int32), seen)
+
+        def collector() -> Collector:
+            recurrent, seen = policy.initial_state(b), zeros(spec.observation, b) if s.normalize_observations else ()
+            ring = segments.init(s.lag + 1, self.length, b, spec, recurrent, with_values=self._with_values)
+            return Collector(ring, recurrent, jnp.zeros(b, jnp.int32), seen)
+
+        rewards = normalization.init_rewards(env.num_groups, b) if s.normalize_rewards else ()
+        return Collected(tuple(collector() for _ in range(env.num_groups)), rewards)
 
     def init_learning(self, key: Array, optimizer: Any) -> tuple[ArrayTree, ArrayTree, Moments | tuple[()]]:
         """Returns (parameters, state of the optimiser, moments of observations) at the beginning of a run."""
@@ -138,7 +137,9 @@ class OnPolicy(Learner):
         if s.reward_bound is not None:
             reward = jnp.clip(reward, -s.reward_bound, s.reward_bound)
         if s.episodic_life:
-            timestep, lives = segments.lose_life(timestep, lives)
+            left = timestep.extras["lives"].astype(jnp.int32)
+            lost, lives = ~timestep.first & (left < lives), left
+            timestep = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
         ring = segments.add(
             data.ring,
             turn.round,

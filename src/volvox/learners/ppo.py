@@ -215,10 +215,9 @@ class _PPO(OnPolicy):
         s, zero, collected = self.settings, jnp.int32(0), self.collect()
         rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
         params, optimizer, moments = self.init_learning(key, self.optimizer(rate))
-        j, g, n = self.num_updates, self.env.num_groups, self.num_rows // s.num_minibatches
-        shape = (j, g, s.segment_length if self.recurrent else 1, n)
-        floats = [jnp.zeros(shape, jnp.float32) for shape in (shape, shape, (j,))]
-        batch = Batch(jnp.zeros((j, g, n), jnp.int32), *floats)
+        shape = (self.env.num_groups, s.segment_length, self.num_envs)
+        round_ = (jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, bool))
+        batch = zeros(jax.eval_shape(self.shuffle, key, *round_))
         learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {}, moments)
         turn = Turn(0, zero, zero, jnp.float32(0))
         update = lambda x: self.update(collected, self.prepare(collected, x, key, zero), turn, zero, zero)  # noqa: E731

@@ -317,9 +317,8 @@ class _TD3(Learner):
         action = action.reshape(-1, chosen.shape[-1])
         if isinstance(rewards, Rewards):
             scored = self.split(timestep._replace(observation=(), extras={}))
-            rewards = jax.vmap(lambda old, x: normalization.update_rewards(old, g, x, s.discount, self.env.axis))(
-                rewards, scored
-            )
+            add = lambda rewards, x: normalization.update_rewards(rewards, g, x, s.discount, self.env.axis)  # noqa: E731
+            rewards = jax.vmap(add)(rewards, scored)
         rows = replaced(collected.replays, g, replay.add(collected.replays[g], timestep, action))
         return collected._replace(replays=rows, rewards=rewards), self.networks.scale(action)
 
@@ -351,9 +350,8 @@ class _TD3(Learner):
 
         due = jnp.where(filled, jnp.clip(credit // self.ratio.denominator, 0, self.num_updates), 0)
         # A trip count, not a condition, so that the state of learning stays in place.
-        return collected._replace(credit=credit - due * self.ratio.denominator), jax.lax.fori_loop(
-            0, due, one, learning
-        )
+        learning = jax.lax.fori_loop(0, due, one, learning)
+        return collected._replace(credit=credit - due * self.ratio.denominator), learning
 
     def sample(self, keys: Array, collected: Collected) -> Batch:
         """Returns this device's share of the batches of a beat's updates, leaves `[U, S, N, ...]`."""
