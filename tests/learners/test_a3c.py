@@ -149,7 +149,7 @@ def test_the_lag_is_what_was_asked_for(lag, rounds_per_update):
         {"segment_length": 17},
         {"micro_batch": 3},
         {"lag": 0, "vtrace": True},
-        {"vtrace": True, "c_clip": 2.0},
+        {"c_clip": 2.0, "vtrace": True},
         {"loss_reduction": "max"},
         {"episodic_life": True},
         {"discount": 1.5},
@@ -455,7 +455,7 @@ def test_a_recurrent_policy_is_unrolled_as_it_acted(begun):
     # Larger than at first, so that probabilities differ from timestep to timestep.
     params = jax.tree.map(lambda x: 3 * x, state.memory.params)
     params["Dense_0"]["kernel"] *= 100
-    state = state._replace(memory=state.memory._replace(params=params))
+    state = state._replace(memory=state.memory._replace(params=jax.tree.map(jnp.copy, params)))
 
     def work(acting, learning, key, g):
         return acting._replace(beat=acting.beat + 1), learning

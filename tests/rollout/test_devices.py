@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import probes
+import pytest
 from flax import linen as nn
 
 import volvox as vx
@@ -64,6 +65,7 @@ def nested(tree):
     return {key: nested(part) for key, part in tree.items()} if isinstance(tree, dict) else tree
 
 
+@pytest.mark.slow
 def test_two_devices_learn_as_one_with_twice_the_environments(tmp_path):
     """TD3 has a replay on each device, so that only counts are equal."""
     program = f"""
