@@ -50,8 +50,8 @@ def apply_gradient(
       gradient: Gradient of the loss, as `params`.
       state: State of the optimiser.
       params: Parameters.
-      learning_rate: Learning rate of this update, where it changes outside of the optimiser. It also replaces a rate in
-        the state, as `optax.inject_hyperparams` keeps it.
+      learning_rate: Learning rate of this update, if it changes outside of the optimiser. It replaces the rate in a
+        state such as that of `optax.inject_hyperparams`.
       step: int32: Number of this update, from 1; sparse optimisers use it.
       mean_return: float32: Recent mean return; sparse optimisers use it.
 
@@ -61,8 +61,9 @@ def apply_gradient(
     Raises:
       ValueError: The optimiser needs more than gradients and parameters.
     """
-    if learning_rate is not None and optax.tree.get_all_with_path(state, "learning_rate"):
-        state = optax.tree.set(state, learning_rate=jnp.asarray(learning_rate, jnp.float32))
+    kept = optax.tree.get_all_with_path(state, "learning_rate")
+    if learning_rate is not None and kept:
+        state = optax.tree.set(state, learning_rate=jnp.asarray(learning_rate, kept[0][1].dtype))
     try:
         updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
     except TypeError as error:
