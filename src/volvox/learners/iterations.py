@@ -124,16 +124,16 @@ class Iterations:
 
     def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
         """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
-        from volvox.rollout.profile import time_parts  # pyright: ignore[reportMissingImports]
+        from volvox.rollout.profile import time_parts
 
         try:
-            *_, acting, learning = self.opened(state, lambda figures: False)
-            given, rounds = copied((acting, learning)), max(2, self.schedule.delay + 1)
-            key, beats = self.loop.devices.placed(state.key), self.schedule.beats_per_round
-            *given, times = time_parts(self.loop, *given, key, rounds=rounds)
-            rounds = int(seconds / (sum(times) * beats * self.env.num_envs))
+            _, acting, learning = self.opened(state, lambda figures: False)
+            acting, learning = copied((acting, learning))
+            key, rounds = self.loop.devices.placed(state.key), max(2, self.schedule.delay + 1)
+            acting, learning, times = time_parts(self.loop, acting, learning, key, rounds=rounds)
+            rounds = int(seconds / (sum(times) * self.schedule.beats_per_round * self.env.num_envs))
             if rounds >= 2:
-                *_, times = time_parts(self.loop, *given, key, rounds=rounds)
+                *_, times = time_parts(self.loop, acting, learning, key, rounds=rounds)
             return state, times
         finally:
             self.loop.close()
