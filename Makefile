@@ -1,24 +1,24 @@
 PYTHON ?= python3
+PYTHON_NEWEST ?= python3.13
 VENV := .venv
 BIN := $(VENV)/bin
+NEWEST := .venv-newest
 RUN_DIR ?= runs/quick
 TRAIN ?= quick
-
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
-# Directories and files whose tests take seconds together.
-QUICK := tests/data tests/report $(filter-out $(addprefix tests/test_,loading.py training.py tuning.py),$(wildcard tests/test_*.py))
 
-.PHONY: help setup train check test test-all test-exact lint bench clean
+.PHONY: help setup train check lint test test-slow test-all test-exact test-newest bench clean
 
 help:
-	@echo "make train     install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
-	@echo "make check     install, then check style and types, and run the quick tests: before each commit"
-	@echo "make test      install, then run all tests but the slow ones: before a branch is merged"
-	@echo "make test-all  install, then run every test, whole runs of scripts and notebooks included: what CI runs"
-	@echo "make test-exact  compare golden numbers to the last bit, and play every start of every committed lineage"
-	@echo "make lint      install, then check style and types"
-	@echo "make bench     install, then run the benchmarks"
-	@echo "make setup     install into $(VENV)"
+	@echo "make train        install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
+	@echo "make test         install, then run the quick tests"
+	@echo "make test-slow    install, then run the other tests: whole runs of scripts and notebooks, Ray, kernels"
+	@echo "make test-all     install, then run every test"
+	@echo "make test-exact   compare golden runs bit by bit, and play every start of every committed lineage"
+	@echo "make test-newest  run the quick tests with $(PYTHON_NEWEST) and the newest versions of all dependencies"
+	@echo "make lint         install, then check style, imports and types"
+	@echo "make check        make lint and make test: before each commit"
+	@echo "make bench        install, then run the benchmarks"
 
 setup: $(VENV)/.installed
 
@@ -32,42 +32,48 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# Goes on with the run in RUN_DIR if there is one. Exit code 130 is a Ctrl-C after which the run was saved, and no
-# failure. The trap makes the shell wait for that, where it would end at once.
+$(NEWEST)/.installed: pyproject.toml
+	$(PYTHON_NEWEST) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable ".[test]"
+	touch $@
+
+# Continues the run in RUN_DIR if there is one. Exit code 130 means that Ctrl-C ended the run and that it was saved. The
+# trap keeps the shell waiting for that.
 train: $(VENV)/.installed
 	@trap : INT; $(BIN)/python experiments/atari_ga.py $(TRAIN) --run-dir $(RUN_DIR) --resume || [ $$? -eq 130 ]
 
-check: lint
-	$(PYTEST) -m "not slow" $(QUICK)
+check: lint test
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -m slow
+
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
 
-# Bits are equal on processors like the one that recorded them.
+# Bits are equal only on processors like the one that recorded them.
 test-exact: $(VENV)/.installed-dev
 	VOLVOX_EXACT=1 VOLVOX_LINEAGES=1 $(PYTEST) tests/evolution/test_golden.py tests/learners/test_golden.py \
 		tests/experiments/test_score_lineages.py
 
+test-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/pyright
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/population_forward.py
 	$(BIN)/python benchmarks/population_rollout.py
 	$(BIN)/python benchmarks/actor_critic.py
-	$(BIN)/python benchmarks/strategies.py --members 256
-	$(BIN)/python benchmarks/novelty.py
-	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python benchmarks/ppo.py
 	$(BIN)/python benchmarks/td3.py
-	$(BIN)/python benchmarks/circulant.py
-	$(BIN)/python benchmarks/maze.py
-	$(BIN)/python benchmarks/timeline.py
-	$(BIN)/python benchmarks/first_row.py
+	$(BIN)/python benchmarks/gradients.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NEWEST) .pytest_cache .ruff_cache .import_linter_cache

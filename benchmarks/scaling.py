@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from volvox.distributed.player import _SLOTFULS
-from volvox.distributed.work import portion_size
+from volvox.distributed.chunks import chunk_sizes
 
 RESULTS = Path(__file__).parent / "results"
 FRAMES, FRAME_SKIP = 10**9, 4
@@ -72,8 +71,7 @@ class Actor:
 def phase(lengths: Sequence[float], actor: Actor, actors: int) -> float:
     """Seconds in which so many actors play episodes of these lengths."""
     free, begin = [0.0] * actors, 0
-    while begin < len(lengths):
-        size = portion_size(len(lengths) - begin, actors, actor.slots, most=_SLOTFULS * actor.slots)
+    for size in chunk_sizes(len(lengths), actors, actor.slots):
         heapq.heappush(free, heapq.heappop(free) + actor.seconds(lengths[begin : begin + size]))
         begin += size
     return max(free)

@@ -34,7 +34,7 @@ try:
     from volvox._settings import document_fields as _document_fields
     from volvox.actor import Actor
     from volvox.checkpoint import DamagedCheckpointError
-    from volvox.evolution import ES, GA, Novelty, Returns, evolve
+    from volvox.evolution import ES, GA, Novelty, Validation, evolve
     from volvox.learners import A3C, PPO, TD3, learn
     from volvox.loading import load
     from volvox.report import compare
@@ -59,8 +59,8 @@ finally:
 
 __version__ = "0.1.0"
 __all__ = ["A3C", "ES", "GA", "PPO", "TD3", "Actor", "Algorithm", "DamagedCheckpointError", "Env", "EnvGroup"]
-__all__ += ["EnvSpec", "Evaluation", "Genotype", "Interrupted", "Novelty", "Policy", "Population", "Returns", "Run"]
-__all__ += ["Score", "TimeStep", "Tuned", "compare", "data", "describe", "distributed", "envs", "evolution", "evolve"]
+__all__ += ["EnvSpec", "Evaluation", "Genotype", "Interrupted", "Novelty", "Policy", "Population", "Run"]
+__all__ += ["Score", "TimeStep", "Tuned", "Validation", "compare", "data", "describe", "distributed", "envs", "evolution", "evolve"]
 __all__ += ["learn", "learners", "load", "loggers", "networks", "ops", "play", "play_randomly", "population", "rollout"]
 __all__ += ["recorded", "reference_batch", "report", "sparsity", "testing", "train", "tune"]
 

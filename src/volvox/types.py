@@ -1,8 +1,7 @@
-"""Types that all layers share.
+"""Types that all packages share.
 
-Arrays are documented by shape: `B` environments of one group, `N` members of a population, `E` episodes of a
-member, `P` bases. Counts are named by what they count: *frames* (emulator frames), *timesteps* (decisions of one
-environment), *episodes*.
+Shapes use these letters: `B` environments of a group, `N` members of a population, `E` episodes of a member, `P` bases.
+*Frames* are emulator frames, and *timesteps* are decisions of an environment.
 """
 
 import dataclasses
@@ -18,40 +17,40 @@ Array = jax.Array
 ArrayTree = Any
 """Any pytree of arrays."""
 Config = Mapping[str, Any]
-"""Settings as JSON values. They are written to `config.json` and compared when a run is resumed."""
+"""A call as data: the public path of a function (`type`) and its keyword arguments. `config.json` holds it as JSON."""
 
 
 def zeros(like: ArrayTree, *batch: int) -> Any:
-    """Returns zeros `[*batch, ...]` with the shapes and dtypes of a tree's leaves, such as those of `EnvSpec`."""
+    """Returns zeros `[*batch, ...]` with the shapes and dtypes of a tree's leaves."""
     return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), like)
 
 
 def replaced(items: tuple[Any, ...], i: int, new: Any) -> tuple[Any, ...]:
-    """Returns a tuple with another item `i`, such as what belongs to group `i` of the environments."""
+    """Returns a copy of a tuple in which item `i` is `new`."""
     return (*items[:i], new, *items[i + 1 :])
 
 
 class EnvSpec(NamedTuple):
-    """What an environment offers, the same for each of its copies.
+    """Observations, actions and limits of an environment.
 
-    Actions are of one of three kinds: one of `num_actions` (the only field of these that is not None); one choice in
-    each of several components (`num_choices`, and `action_shape` is their number); or continuous within bounds
-    (`action_shape`, `action_low` and `action_high`).
+    There are three kinds of actions. A discrete action sets only `num_actions`. An action of several discrete parts
+    sets `num_choices`, and `action_shape` is the number of parts. A continuous action sets `action_shape`,
+    `action_low` and `action_high`.
 
     Attributes:
-      name: What reports call the environment, such as "Frostbite".
-      observation_shape: Shape of one observation, channels last. Where an observation is a dict or a tuple of arrays,
-        it is a dict or a tuple of shapes; `observation` has shapes and dtypes together.
-      observation_dtype: Dtype of observations, a numpy dtype or scalar type; of several arrays a dict or a tuple.
+      name: Name of the environment in reports, such as "Frostbite".
+      observation_shape: Shape of one observation, channels last. For observations that are a dict or a tuple of arrays,
+        a dict or a tuple of shapes.
+      observation_dtype: Dtype of observations, or a dict or a tuple of dtypes.
       num_actions: Number of discrete actions; actions are then int32 `[B]`.
-      action_shape: Shape of one action of several components or of a continuous one; actions are then
+      action_shape: Shape of an action of several components or of a continuous action; actions are then
         `[B, *action_shape]`, int32 or float32.
       action_low: `float32 [*action_shape]`: smallest allowed values of a continuous action; None if discrete.
       action_high: `float32 [*action_shape]`: largest allowed values of a continuous action; None if discrete.
       max_episode_steps: Timesteps after which an episode is truncated.
       frame_skip: Emulator frames of a timestep.
       extras: Names in `TimeStep.extras`.
-      num_choices: Of actions with several discrete components the number of choices of each; None otherwise.
+      num_choices: Number of choices of each discrete component; None for other actions.
     """
 
     name: str
@@ -82,23 +81,22 @@ class EnvSpec(NamedTuple):
 
     @property
     def continuous(self) -> bool:
-        """Whether actions are continuous; they are discrete otherwise, of one component or of several."""
+        """Whether actions are continuous."""
         return self.num_actions is None and self.num_choices is None
 
     @property
     def num_outputs(self) -> int:
-        """Size of a network's output: one for each discrete action or choice, or for each continuous component."""
+        """Size of a network's output: the number of discrete actions, of all choices, or of continuous components."""
         if self.num_choices is not None:
             return sum(self.num_choices)
         return math.prod(self.action_shape or ()) if self.num_actions is None else self.num_actions
 
 
 class TimeStep(NamedTuple):
-    """What `B` environments report after one timestep.
+    """Observations, rewards and ends of `B` environments after one timestep.
 
-    Where `first` holds, the observation begins an episode: the action sent before was discarded, the reward is 0,
-    and nothing of this timestep may be scored or trained on. It may hold several times in a row; then the last of them
-    begins the episode.
+    `first[i]` marks the first observation of an episode. The action that was sent before it is discarded and its reward
+    is 0, so that it must not be scored or trained on. If `first` is repeated, the last one begins the episode.
 
     Attributes:
       observation: `[B, *observation_shape]`, or a dict or a tuple of such arrays.
@@ -106,7 +104,7 @@ class TimeStep(NamedTuple):
       first: `bool [B]`: this observation begins an episode.
       terminated: `bool [B]`: the episode ended by the rules of the environment.
       truncated: `bool [B]`: the episode was cut by its time limit.
-      extras: What else the environment reports, each `[B, ...]`: `ram`, `lives`, `elapsed_steps`.
+      extras: Further arrays `[B, ...]` by name, such as `ram`, `lives` and `elapsed_steps`.
     """
 
     observation: Any
@@ -118,29 +116,26 @@ class TimeStep(NamedTuple):
 
 
 class EnvGroup(NamedTuple):
-    """`num_envs` environments that step together; natively batched, never vmapped.
+    """A batch of environments that step together.
 
-    A group alternates strictly: `recv`, `send`, `recv`, ... With `traceable`, `recv` and `send` may be called
-    inside `jit`; otherwise only from Python. The state is threaded through: it orders the calls.
+    Calls alternate: `recv`, `send`, `recv`, ... Each call takes the state that the previous call returned.
 
     Attributes:
-      spec: What the environment offers.
+      spec: Observations, actions and limits.
       num_envs: Environments in this group.
-      traceable: `recv` and `send` may be called inside `jit`.
-      init: `() -> state`. Starts the first episode of every environment; called once, from Python. `recv` comes next.
+      traceable: Whether `recv` and `send` may be called inside `jit`; otherwise they are called from Python.
+      init: `() -> state`. Starts the first episode of every environment. Called once, from Python, before `recv`.
       recv: `state -> (state, TimeStep)`. Waits for the environments.
       send: `(state, action [B, ...]) -> state`. Returns at once.
-      restart: `(state, seed=None) -> state`. Drops every episode and starts new ones. Only from Python, and only when
-        `recv` was the last call (nothing in flight); `recv` comes next and reports `first` everywhere. With an int
-        `seed`, what follows depends on it alone where the environment can be seeded anew: pure-JAX ones can, envpool
-        cannot.
-      close: Frees what the group holds, actions in flight or not. No compiled function that uses the group may be
-        called afterwards.
-      resumable: Whether the state, a pytree of arrays, is complete, so that it can be saved and another group made in
-        the same way can continue from it.
-      rekey: `(state, where bool [B], keys [B]) -> state`. Before a `recv` in which the environments `where` begin an
-        episode: all random numbers of that episode come from its key, whichever environment plays it. None where an
-        environment cannot be seeded while others play, as in envpool.
+      restart: `(state, seed=None) -> state`. Drops all episodes and starts new ones. Called from Python after a `recv`;
+        the next `recv` reports `first` everywhere. An int `seed` determines all that follows in environments that can
+        be seeded again (pure-JAX environments, not envpool).
+      close: Frees the environments, also while actions are in flight. The group cannot be used afterwards.
+      resumable: Whether the state is a complete pytree of arrays: if so, it can be saved, and a new group can continue
+        from it.
+      rekey: `(state, where bool [B], keys [B]) -> state`. Called before a `recv` in which the environments `where`
+        begin an episode: all random numbers of that episode then come from its key. None if the environments cannot be
+        seeded one by one, as in envpool.
     """
 
     spec: EnvSpec
@@ -157,10 +152,10 @@ class EnvGroup(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """The devices that learn together, as the program of one of them sees the others.
+    """The device axis for collective operations inside `shard_map`.
 
     Attributes:
-      name: Name of the axis for `jax.lax`; None outside of their program: nothing is summed then.
+      name: Name of the axis; None outside `shard_map`, where sums are the identity.
       size: Number of devices.
     """
 
@@ -168,25 +163,25 @@ class Axis:
     size: int = 1
 
     def number(self) -> Any:
-        """Returns the number of this device, from 0."""
+        """Returns the index of this device."""
         return 0 if self.name is None else jax.lax.axis_index(self.name)
 
     def sum(self, tree: ArrayTree) -> ArrayTree:
-        """Returns the sums of the leaves over all devices, by one exchange for each dtype."""
+        """Returns the sums of the leaves over all devices, by one collective operation for each dtype."""
         if self.name is None:
             return tree
         leaves, structure = jax.tree.flatten(tree)
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-            places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-            joined = jax.lax.psum(jnp.concatenate([leaves[i].ravel() for i in places]), self.name)
-            ends = np.cumsum([leaves[i].size for i in places])[:-1]
-            for i, part in zip(places, jnp.split(joined, ends), strict=True):
+            indices = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+            total = jax.lax.psum(jnp.concatenate([leaves[i].ravel() for i in indices]), self.name)
+            ends = np.cumsum([leaves[i].size for i in indices])[:-1]
+            for i, part in zip(indices, jnp.split(total, ends), strict=True):
                 leaves[i] = part.reshape(leaves[i].shape)
         return jax.tree.unflatten(structure, leaves)
 
     def mean(self, tree: ArrayTree) -> ArrayTree:
-        """Returns the means of the leaves, of floating-point numbers, over all devices."""
+        """Returns the means of floating-point leaves over all devices."""
         return tree if self.name is None else jax.tree.map(lambda x: x / self.size, self.sum(tree))
 
 
@@ -194,18 +189,17 @@ ALONE = Axis()
 
 
 class Env(NamedTuple):
-    """A recipe for groups of environments: what to make, not yet made.
+    """A description of environments, from which groups are made.
 
     Attributes:
-      spec: What the environment offers.
-      num_envs: Environments in all groups together.
-      num_groups: Groups they are divided into, all of one size.
+      spec: Observations, actions and limits.
+      num_envs: Number of environments in all groups together.
+      num_groups: Number of groups, all of one size.
       make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options) -> groups`. `seed`
-        (int) fixes every environment's random numbers; `host=True` gives groups that are driven from Python; `options`
-        are those of the kind of environment (`volvox.envs.envpool` has some), and `first_group`, the number of the
-        first group, where there are others before it on other devices.
-      config: What describes the environment: JSON values.
-      axis: The devices that each have such groups, and learn from all of them together.
+        (int) determines the random numbers of all environments; groups made with `host=True` are driven from Python;
+        `options` depend on the kind of environment. `first_group` is the index of the first group on this device.
+      config: The call that made this description.
+      axis: The device axis; each device has such groups.
     """
 
     spec: EnvSpec
@@ -216,11 +210,11 @@ class Env(NamedTuple):
     axis: Axis = ALONE
 
     def keys(self, key: Array, number: Array, g: int) -> Array:
-        """Returns keys `[B]` for the environments of group `g`, each by its number among those of all devices.
+        """Returns keys `[B]` for the environments of group `g`; they depend on an environment's index over all devices.
 
         Args:
-          key: The key of all environments' random numbers.
-          number: Integer scalar: how often keys were made before for each environment.
+          key: Key of the run.
+          number: Integer scalar: how often keys have been made before.
           g: Index of the group.
         """
         b = self.num_envs // self.num_groups
@@ -229,23 +223,22 @@ class Env(NamedTuple):
 
     @property
     def all_envs(self) -> int:
-        """Environments of all devices."""
+        """Number of environments on all devices."""
         return self.num_envs * self.axis.size
 
 
 class Policy(NamedTuple):
-    """What acts: a network and what its output says about actions, as pure functions.
+    """A network and the distribution over actions that its output parametrises, as pure functions.
 
     Attributes:
       init: `key -> params`.
-      initial_state: `batch size -> state`: the recurrent state in which episodes begin, leaves `[B, ...]`; () without
-        recurrence.
-      apply: `(variables, observation [B, ...], state) -> (output [B, ...], state)`. The output describes a
-        distribution over actions. Variables are params, or what a genotype's `prepare` makes of them.
-      sample: `(key, output [B, ...]) -> action [B, ...]`, drawn from the distribution. Raises ValueError where the
-        output is one action and not a distribution.
-      mode: `output [B, ...] -> action [B, ...]`, the likeliest, within the environment's bounds.
-      config: What describes the network: JSON values.
+      initial_state: `batch size -> state`: the recurrent state at the start of an episode, leaves `[B, ...]`; () if the
+        network is not recurrent.
+      apply: `(variables, observation [B, ...], state) -> (output [B, ...], state)`. The output parametrises a
+        distribution over actions. Variables are params, or the result of a genotype's `prepare`.
+      sample: `(key, output [B, ...]) -> action [B, ...]`. Raises ValueError if the policy is deterministic.
+      mode: `output [B, ...] -> action [B, ...]`: the most likely action, within the bounds.
+      config: The network as the user gave it.
     """
 
     init: Callable[[Array], ArrayTree]
@@ -253,18 +246,17 @@ class Policy(NamedTuple):
     apply: Callable[[ArrayTree, Any, ArrayTree], tuple[Array, ArrayTree]]
     sample: Callable[[Array, Array], Array]
     mode: Callable[[Array], Array]
-    config: Config
+    config: Any
 
 
 class Genotype(NamedTuple):
-    """What evolves: a policy whose parameters are drawn from noise, mutated, and prepared once for each network.
+    """A policy whose parameters evolve: they are drawn from noise, mutated, and prepared once for each member.
 
     Attributes:
-      policy: What acts with the variables that `prepare` makes.
-      prepare: `params -> variables`: what can be computed once for each network (layouts, reference statistics).
-      from_noise: `noise -> params`: standard normal noise, shaped as params, to params of the first generation.
-      low_rank: Paths of the kernels in whose place `prepare` and `policy.apply` also take a
-        `volvox.ops.low_rank.LowRankKernel`.
+      policy: The policy; it acts with the variables that `prepare` returns.
+      prepare: `params -> variables`: computes once what all timesteps share, such as memory layouts.
+      from_noise: `noise -> params`: turns standard normal noise, shaped as params, into initial parameters.
+      low_rank: Paths of the kernels that may be a `volvox.ops.low_rank.LowRankKernel`.
     """
 
     policy: Policy
@@ -274,19 +266,19 @@ class Genotype(NamedTuple):
 
 
 class Population(NamedTuple):
-    """Few bases and many seeds: member i is `bases[parent[i]] + scale[i] * noise(seed[i])`.
+    """A few bases and many seeds: member i is `bases[parent[i]] + scale[i] * noise(seed[i])`.
 
-    A member is a few numbers; the parameters of all members never exist at once. For small networks they may: members
-    are then explicit parameters, with one base for each and no noise (`volvox.population.explicit`).
+    A member is a few numbers, so that the parameters of all members never exist at once. `volvox.population.explicit`
+    makes a population of explicit parameters, with one base for each member and no noise.
 
     Attributes:
       bases: Parameters, leaves `[P, ...]`.
       parent: `int32 [N]`: index of the member's base.
-      seed: `int32 [N]`: names the member's noise.
-      scale: `float32 [N]`: signed noise power; 0 plays the base itself.
-      initial: `bool [N]`: a member of the first generation: its parameters are its initialiser's scaled noise alone.
-      episodes: `int32 [N]`: episodes to play; 0 leaves the member out.
-      priority: `float32 [N]`: higher starts earlier; the expected episode length in timesteps.
+      seed: `int32 [N]`: seed of the member's noise.
+      scale: `float32 [N]`: signed scale of the noise; 0 gives the base itself.
+      initial: `bool [N]`: whether the member is of the first generation, so that its parameters are scaled noise alone.
+      episodes: `int32 [N]`: number of episodes to play; 0 leaves the member out.
+      priority: `float32 [N]`: expected episode length in timesteps; longer episodes start earlier.
     """
 
     bases: ArrayTree
@@ -299,13 +291,13 @@ class Population(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Returns, lengths and behaviours of the episodes that a population played. Entries that are not `valid` are 0.
+    """Returns, lengths and behaviours of a population's episodes. Entries that are not `valid` are 0.
 
     Attributes:
       returns: `float32 [N, E]`: undiscounted sums of unclipped rewards.
       lengths: `int32 [N, E]`: timesteps played.
       valid: `bool [N, E]`: the episode was asked for and played.
-      behaviors: `float32 [N, E, D]`: what each episode was like; D is 0 where nothing was recorded.
+      behaviors: `float32 [N, E, D]`: behaviour characterisation of each episode; D is 0 if none is recorded.
     """
 
     returns: Array
@@ -315,32 +307,29 @@ class Evaluation(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """Something that learns; `volvox.train` runs them all.
+    """A training algorithm, made by `volvox.evolve` or `volvox.learn` and run by `volvox.train`.
 
     Attributes:
-      init: `key -> state`, a pytree of arrays, keys and Python numbers. Those of `volvox.evolve`
-        and `volvox.learn` take an int for the key.
-      step: `(state, *, monitor=None) -> (state, metrics)`: one generation, or one iteration of a learner. `monitor`, if
-        given, is called about once a second, and once at least, with a dict of progress figures; if it returns True,
-        the step is abandoned by raising `Interrupted`, and the state passed in stays valid. A learner's episodes go on
-        only from the very state that was returned last; from any other, equal ones included, it begins new episodes.
-      variables: `state -> variables` for `policy.apply`: the best so far, or the latest where nothing ranks them.
-      policy: What acts with these variables.
+      init: `key -> state`, a pytree of arrays, keys and Python numbers. An int is accepted as the key.
+      step: `(state, *, monitor=None) -> (state, metrics)`: one generation, or one iteration of a learner. `monitor` is
+        called about once a second with a dict of progress figures; if it returns True, the step raises `Interrupted`,
+        and the state that was passed in stays valid. A learner continues its episodes only from the state that it
+        returned last; from other states it begins new episodes.
+      variables: `state -> variables` for `policy.apply`: the best policy so far, or the latest if nothing ranks them.
+      policy: The policy.
       env: The environments.
-      config: The settings: JSON values. Written to `config.json`, and compared when a run is resumed.
-      close: Frees pools and their threads.
-      genome: `state -> lineage` of the same individual, in JSON form; None if the algorithm keeps none.
-      from_genome: `lineage -> variables`, from such a lineage; None if the algorithm keeps none.
-      save: `state -> pytree` with all that is needed to go on; None if that is the state itself.
-      restore: `pytree -> state`, the inverse of `save`; None if what was saved is the state.
-      last_variables: `state -> variables` of the last policy, where `variables` gives the best; None if there is only
-        one.
-      log: `state -> arrays` that describe the last step in more detail than its metrics; None if there are none.
-      step_name: What a step is called, in rows of metrics and in the progress display.
-      lock: A `threading.RLock` that is held while the algorithm runs, so that a second thread is refused; None where
-        threads may share it.
-      largest: `number -> the largest number of all processes`, if several processes make each step together. All of
-        them call it at the same points of a run; only process 0 writes files. None if there is one process.
+      config: The call that made the algorithm; on resume it is compared with the saved one.
+      close: Frees the environments.
+      genome: `state -> lineage` of the best individual as JSON values; None if the algorithm keeps no lineages.
+      from_genome: `lineage -> variables`, the inverse of `genome`; None if the algorithm keeps no lineages.
+      save: `state -> tree` for a checkpoint, without arrays that can be computed again; None: the state itself.
+      restore: `tree -> state`, the inverse of `save`; takes nested dictionaries. None: the tree is the state.
+      last_variables: `state -> variables` of the latest policy; None if `variables` gives it.
+      log: `state -> arrays` that describe the members of the last generation; None if there are none.
+      profile: `(state, seconds) -> (state, times)`: runs the loop without overlap for some seconds and measures its
+        parts (`volvox.rollout.Times`); None if the algorithm cannot be profiled.
+      step_name: Name of a step in metrics and progress.
+      max_over_processes: Maximum of a number over all processes, if several train together; otherwise None.
     """
 
     init: Callable[[Any], Any]
@@ -356,12 +345,10 @@ class Algorithm(NamedTuple):
     restore: Callable[[ArrayTree], Any] | None = None
     last_variables: Callable[[Any], ArrayTree] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
-    step_name: str = "generation"
-    lock: Any = None
-    largest: Callable[[float], float] | None = None
     profile: Callable[[Any, float], tuple[Any, Any]] | None = None
+    step_name: str = "generation"
     max_over_processes: Callable[[float], float] | None = None
 
 
 class Interrupted(Exception):
-    """A step was abandoned because its monitor asked for it."""
+    """A step was abandoned because its monitor returned True."""

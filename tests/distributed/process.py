@@ -54,14 +54,13 @@ def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -
 
 def main(settings: dict[str, Any]) -> None:
     """Learns, or trains in a run directory."""
-    vx.distributed.initialize(*settings["join"], patience=settings.get("patience", 10.0))
+    vx.distributed.initialize(*settings["join"])
     if "run_dir" in settings:
         train(settings)
         return
-    for name in settings["cases"]:
-        kind, num_envs, groups, steps = name
+    for kind, num_envs, groups, steps in settings["cases"]:
         variables, row = learned(kind, num_envs, groups, steps)
-        np.savez(f"{settings['out']}-{kind}-{groups}.npz", variables=variables, row=json.dumps(row))
+        np.savez(f"{settings['out']}-{kind}.npz", variables=variables, row=json.dumps(row))
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -75,8 +74,6 @@ def train(settings: dict[str, Any]) -> None:
         made,
         steps=settings["steps"],
         run_dir=settings["run_dir"],
-        resume=settings.get("resume", False),
-        checkpoint_every=settings.get("checkpoint_every", 1),
         progress=False,
         loggers=(),
         on_step=on_step,

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import probes
 import pytest
+from volvox.evolution.pools import Pools
 
 from volvox import checkpoint, evolution, networks, population
 from volvox.envs import atari, envpool
-from volvox.evolution.pools import Pools
 from volvox.population import lineage
 from volvox.types import Interrupted
 

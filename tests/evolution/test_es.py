@@ -1,7 +1,5 @@
 """Evolution strategies against the formulas."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,7 @@ KEY = jax.random.key(9)  # of tell, which has no use for it
 
 
 def es(**changes):
-    return evolution.ES(**{"population_size": N, "num_validation_episodes": 2, **changes})
+    return evolution.ES(**{"population_size": N, **changes})
 
 
 def played(returns, episodes=1):
@@ -42,18 +40,15 @@ def current(state):
 
 def moved(strategy, state, returns, key=0):
     """One generation; (asked pairs, state, metrics)."""
-    current_, pairs = strategy.phases[:2]
-    asked, state = current_.ask(jax.random.key(key), state, CODE)
-    state, _ = current_.tell(KEY, state, asked, played([1.0, 0.0], 2), CODE)
-    asked, state = pairs.ask(jax.random.key(key), state, CODE)
-    state, metrics = pairs.tell(KEY, state, asked, played(returns), CODE)
+    asked, state = strategy.ask(jax.random.key(key), state, CODE)
+    state, metrics = strategy.tell(KEY, state, asked, played(returns), CODE)
     return asked, state, metrics
 
 
 def test_members_are_antithetic_pairs_around_the_current_parameters():
     strategy = es(noise_std=0.5)
     state = strategy.init(jax.random.key(0), CODE)
-    asked, _ = strategy.phases[1].ask(jax.random.key(1), state, CODE)
+    asked, _ = strategy.ask(jax.random.key(1), state, CODE)
     np.testing.assert_array_equal(asked.scale, np.tile([0.5, -0.5], N // 2).astype(np.float32))
     np.testing.assert_array_equal(asked.seed[::2], asked.seed[1::2])
     assert len(np.unique(asked.seed)) == N // 2
@@ -115,61 +110,71 @@ def test_the_update_is_that_of_an_independent_library(optimizer):
         np.testing.assert_allclose(flat(current(state)), flat(theirs.get_mean(their_state)), rtol=1e-4, atol=1e-5)
 
 
-def test_a_base_without_a_score_is_still_the_challenger():
-    """Base 1 was updated; the others did not play, and base 0 is not what a test is of."""
-    strategy = es(num_bases=3, objective=evolution.Novelty(behavior=rollout.Last("position", 1)))
-    state = strategy.init(jax.random.key(0), CODE)._replace(updated=jnp.int32(1))
-    for generation, scores, challenger in ((0, [1.0, 3.0, 5.0, 0.0], 2), (1, [0.0, np.nan, 0.0, 4.0], 1)):
-        state = state._replace(generation=jnp.int32(generation))
-        asked, _ = strategy.phases[0].ask(jax.random.key(1), state, CODE)
-        evaluation = played(scores, 2)
-        evaluation = evaluation._replace(valid=jnp.arange(2) < asked.episodes[:, None], behaviors=jnp.zeros((4, 2, 1)))
-        after, _ = strategy.phases[0].tell(KEY, state, asked, evaluation, CODE)
-        assert after.challenger == challenger
+def generations(scripted, scores, behaviors=(), validation=None, **changes):
+    """Plays generations with the given returns, of validation first; returns (states, rows, workers)."""
+    workers = scripted(*scores, behaviors=behaviors)
+    validation = evolution.Validation(**{"num_validation_episodes": 2, **(validation or {})})
+    network, noise = networks.MLP(2, hidden=(3,)), population.Table(size=5_000)
+    algorithm = evolution.evolve(es(**changes), network, ENV, noise=noise, validation=validation, workers=workers)
+    states, rows = [algorithm.init(0)], []
+    while workers.scores:
+        state, row = algorithm.step(states[-1])
+        states.append(state)
+        rows.append(row)
+    return states, rows, workers
 
 
-def test_the_best_is_kept_behind_the_current():
-    strategy = es()
-    state = strategy.init(jax.random.key(0), CODE)
-    validation, pairs = strategy.phases[:2]
-    kept, scores = [], []
+PAIRS = np.arange(N)
+
+
+def test_the_best_is_kept_beside_the_current(scripted):
     # The current parameters, and the best beside them: it gives way in the second generation, and not in the others.
-    for number, returns in enumerate([(3.0, -np.inf), (2.0, 1.0), (4.0, 4.5), (1.0, 2.5)]):
-        asked, state = validation.ask(jax.random.key(1), state, CODE)
+    validations = [(3.0, -np.inf), (2.0, 1.0), (4.0, 4.5), (1.0, 2.5)]
+    states, rows, workers = generations(scripted, [given for v in validations for given in (v, PAIRS)])
+    assert [row["elite_is_new"] for row in rows] == [True, True, False, False]
+    scores = [[row[name] for name in ("validation_mean", "elite_score", "elite_episodes")] for row in rows]
+    np.testing.assert_array_equal(scores, [[3, np.nan, 0], [2, np.nan, 0], [4.5, 4.5, 2], [2.5, 3.5, 4]])
+    assert rows[-1]["elite_selecting_score"] == 2.0
+    np.testing.assert_array_equal(workers.asked[0].episodes, [2, 0])
+    for asked in workers.asked[2::2]:
         np.testing.assert_array_equal(asked.scale, 0)
         np.testing.assert_array_equal(asked.parent, [0, 1])
-        np.testing.assert_array_equal(asked.episodes, [2, 2 if number else 0])
-        before = current(state)
-        state, metrics = validation.tell(KEY, state, asked, played(returns, 2), CODE)
-        kept.append((before, bool(metrics["elite_is_new"])))
-        scores.append([metrics[name] for name in ("validation_mean", "elite_score", "elite_episodes")])
-        asked, state = pairs.ask(jax.random.key(2), state, CODE)
-        state, _ = pairs.tell(KEY, state, asked, played(np.arange(N)), CODE)
-    assert [new for _, new in kept] == [True, True, False, False]
-    assert state.score.selecting == 2.0
-    np.testing.assert_array_equal(scores, [[3, np.nan, 0], [2, np.nan, 0], [4.5, 4.5, 2], [2.5, 3.5, 4]])
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x: x[strategy.elite], state.bases), kept[1][0])
-    # Where the cutoff has grown, what the best scored before counts for nothing.
-    asked, state = validation.ask(jax.random.key(1), strategy.forget_scores(state), CODE)
-    _, metrics = validation.tell(KEY, state, asked, played((0.25, 0.5), 2), CODE)
-    np.testing.assert_array_equal([metrics[name] for name in ("elite_score", "elite_episodes")], [0.5, 2])
+        np.testing.assert_array_equal(asked.episodes, [2, 2])
+    # The elite is the parameters that the second generation validated, before it moved them.
+    jax.tree.map(
+        lambda elite, x: np.testing.assert_array_equal(elite[0], x[0]), states[-1].bases, states[1].strategy.bases
+    )
 
 
-def test_the_test_phase_plays_what_was_validated():
-    strategy = es(num_test_episodes=4)
-    validation, test, training = strategy.phases
-    assert [phase.role for phase in strategy.phases] == ["validation", "test", "training"]
-    state = strategy.init(jax.random.key(0), CODE)
-    for score in (3.0, 1.0):
-        asked, state = validation.ask(jax.random.key(1), state, CODE)
-        state, _ = validation.tell(KEY, state, asked, played([score, 2.0], 2), CODE)
-        asked, state = test.ask(jax.random.key(2), state, CODE)
-        np.testing.assert_array_equal(asked.parent, [0])  # not the best so far, which is base 1
-        np.testing.assert_array_equal(asked.episodes, [4])
-        state, metrics = test.tell(KEY, state, asked, played([7.0], 4), CODE)
-        assert metrics["test_score"] == 7.0
-        asked, state = training.ask(jax.random.key(3), state, CODE)
-        state, _ = training.tell(KEY, state, asked, played(np.arange(N)), CODE)
+def test_a_vector_without_a_score_is_still_tested(scripted):
+    """Vector 1 was updated; the others did not play, and the test is not of vector 0."""
+    objective = evolution.Novelty(behavior=rollout.Last("position", 1), num_neighbors=2, archive_size=9)
+    env = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+    env = env._replace(spec=env.spec._replace(extras=("position",)))
+    workers = scripted(
+        [1.0, 3.0, 5.0, 0.0], [7.0], PAIRS, [np.nan, np.nan, np.nan, 4.0], [7.0], PAIRS,
+        behaviors=[[0.0, 1.0, 5.0, 0.0], [0.0], PAIRS, [0.0] * 4, [0.0], PAIRS],
+    )  # fmt: skip
+    validation = evolution.Validation(num_validation_episodes=1, num_test_episodes=1)
+    algorithm = evolution.evolve(
+        es(num_bases=3, objective=objective), networks.MLP(2, hidden=(3,)), env, validation=validation, workers=workers
+    )
+    first, row = algorithm.step(algorithm.init(0))
+    assert row["validation_mean"] == 5.0
+    assert workers.asked[1].parent[0] == 2
+    with pytest.warns(UserWarning, match="ranked last"):
+        algorithm.step(first)
+    assert workers.asked[4].parent[0] == first.strategy.updated
+
+
+def test_test_episodes_are_played_by_the_current_parameters(scripted):
+    scores = [[3.0, 0.0], [7.0], PAIRS, [1.0, 2.0], [7.0], PAIRS]
+    _, rows, workers = generations(scripted, scores, validation={"num_test_episodes": 4})
+    assert workers.tested == [False, True, False] * 2
+    for test in workers.asked[1::3]:
+        np.testing.assert_array_equal(test.parent, [0])  # not the best so far, which is base 1
+        np.testing.assert_array_equal(test.episodes, [4])
+    assert rows[0]["test_score"] == 7.0
 
 
 def test_weighted_noise_is_the_sum_written_out():
@@ -191,45 +196,35 @@ def test_quadratic_in_ten_dimensions():
     )
     code = population.encoding(net, population.Table(size=100_000))
     goal = jnp.linspace(-1.0, 1.0, 10)
-    strategy = evolution.ES(
-        population_size=40, noise_std=0.1, learning_rate=0.05, l2_coefficient=0.0, num_validation_episodes=1
-    )
+    strategy = evolution.ES(population_size=40, noise_std=0.1, learning_rate=0.05, l2_coefficient=0.0)
 
     @jax.jit
     def generation(state, key):
-        for phase in strategy.phases:
-            asked, state = phase.ask(key, state, code)
-            points = population.decode_many(code, asked.bases, population.Member(*asked[1:5]))
-            returns = -((points["x"] - goal) ** 2).sum(1)[:, None]
-            valid = asked.episodes[:, None] > 0
-            result = Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))
-            state, _ = phase.tell(key, state, asked, result, code)
-        return state
+        asked, state = strategy.ask(key, state, code)
+        points = population.decode_many(code, asked.bases, population.Member(*asked[1:5]))
+        returns = -((points["x"] - goal) ** 2).sum(1)[:, None]
+        valid = jnp.ones(returns.shape, bool)
+        result = Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))
+        return strategy.tell(key, state, asked, result, code)[0]
 
     state = strategy.init(jax.random.key(0), code)
     for number in range(150):
         state = generation(state, jax.random.key(number))
-    assert -((state.bases["x"][-1] - goal) ** 2).sum() > -1e-2
+    assert -((state.bases["x"][0] - goal) ** 2).sum() > -1e-2
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"population_size": 7}, "population_size=7 is odd"),
-        ({"population_size": 0}, "population_size"),
-        ({"noise_std": 0.0}, "noise_std=0.0"),
-        ({"noise_std": "linear:1,2"}, "noise_std='linear:1,2'"),
-        ({"learning_rate": "often:1,2,3"}, "learning_rate='often:1,2,3'"),
-        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
-        ({"learning_rate": None}, "is a function of the learning rate; give one"),
-        ({"optimizer": optax.sgd(0.1)}, "learning_rate=0.01: a ready-made optimizer brings its own"),
-        ({"optimizer": lambda rate: rate}, "give an optax.GradientTransformation, or a function"),
-        ({"num_bases": 2}, "num_bases=2: returns move one parameter vector only"),
-        ({"l2_coefficient": -0.1}, "l2_coefficient=-0.1"),
-        ({"fitness_shaping": "centred_ranks"}, "'centered_ranks'"),
-        ({"num_episodes": 0}, "num_episodes"),
+        {"population_size": 7},
+        {"noise_std": "linear:1,2"},
+        {"learning_rate": None},
+        {"learning_rate": 0.01, "optimizer": optax.sgd(0.1)},
+        {"num_bases": 2},
+        {"l2_coefficient": -0.1},
+        {"fitness_shaping": "centred_ranks"},
     ],
 )
-def test_bad_settings_are_refused(changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_bad_settings_are_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
         es(**changes)

@@ -1,6 +1,4 @@
-"""The genetic algorithm's protocol, phase by phase, and its learning on a probe with a known optimum."""
-
-import dataclasses
+"""The genetic algorithm's protocol, generation by generation with made-up returns."""
 
 import jax
 import jax.numpy as jnp
@@ -8,49 +6,35 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import evolution, networks, population
+from volvox import evolution, networks, population, rollout
 from volvox.types import Evaluation
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
-NET = networks.genotype(networks.MLP(2, hidden=()), ENV.spec)
-CODE = population.encoding(NET, population.Table(size=5_000))
-KEY = jax.random.key(9)  # of tell, which has no use for it
-SMALL = {"num_elite_candidates": 2, "num_validation_episodes": 3}
+NOISE = population.Table(size=5_000)
+CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), NOISE)
+VALIDATION = {"num_elite_candidates": 2, "num_validation_episodes": 3}
+FIRST = range(8)
 
 
-def ga(**changes):
-    settings = {"population_size": 8, "num_parents": 3, "mutation_std": 0.1, **SMALL}
-    return evolution.GA(**settings | changes)
+@pytest.fixture
+def generations(scripted):
+    """Plays generations with the given returns; returns (states, rows, populations that were played)."""
 
+    def play(*scores, validation=None, behaviors=(), **changes):
+        strategy = evolution.GA(**{"population_size": 8, "num_parents": 3, "mutation_std": 0.1, **changes})
+        workers = scripted(*scores, behaviors=behaviors)
+        validation = evolution.Validation(**VALIDATION | (validation or {}))
+        algorithm = evolution.evolve(
+            strategy, networks.MLP(2, hidden=()), ENV, noise=NOISE, validation=validation, workers=workers
+        )
+        states, rows = [algorithm.init(0)], []
+        while workers.scores:
+            state, row = algorithm.step(states[-1])
+            states.append(state)
+            rows.append(row)
+        return states[1:], rows, workers
 
-def nothing(returns):
-    """Behaviours where none are recorded."""
-    return jnp.zeros((*returns.shape, 0))
-
-
-def played(scores, episodes=1):
-    """An evaluation in which member i returned `scores[i]` in every episode, and took 7 + i timesteps."""
-    returns = jnp.broadcast_to(jnp.asarray(scores, jnp.float32)[:, None], (len(scores), episodes))
-    return Evaluation(
-        returns,
-        7 + jnp.arange(len(scores))[:, None] + jnp.zeros(returns.shape, int),
-        jnp.ones(returns.shape, bool),
-        nothing(returns),
-    )
-
-
-def generation(strategy, state, scores, validation, key=0):
-    """One generation with the given training and validation scores; returns the state and what was asked."""
-    asked = []
-    for phase, result in zip(strategy.phases, (scores, validation), strict=False):
-        members, state = phase.ask(jax.random.key(key), state, CODE)
-        asked.append(members)
-        state, metrics = phase.tell(KEY, state, members, played(result, phase.num_episodes), CODE)
-    return state, asked, metrics
-
-
-def same_arrays(one, other):
-    return all(x is y for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return play
 
 
 def row(tree, i):
@@ -61,31 +45,29 @@ def member(asked, i):
     return population.decode(CODE, asked.bases, population.Member(*(x[i] for x in asked[1:5])))
 
 
-def test_first_generation_is_initial_noise_and_the_best_become_parents():
-    strategy = ga()
-    state = strategy.init(jax.random.key(0), CODE)
+def check_bases(state, asked, best):
+    for base, i in enumerate(best):
+        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(asked, i))
+
+
+def test_first_generation_is_initial_noise_and_the_best_become_parents(generations):
     scores = [1.0, 5.0, 2.0, 8.0, 3.0, 0.0, 7.0, 4.0]
-    state, (offspring, candidates), _ = generation(strategy, state, scores, [1.0, 2.0])
+    (state, _), (first, _), workers = generations(scores, [1.0, 2.0], FIRST, [0.0, 0.0])
+    offspring, candidates, again, _ = workers.asked
     assert offspring.initial.all()
     assert len(np.unique(offspring.seed)) == 8
-    # Candidates are the two best; the second of them won validation.
+    # The candidates are the two best members; the second of them won validation.
     np.testing.assert_array_equal(candidates.seed, offspring.seed[jnp.array([3, 6])])
     np.testing.assert_array_equal(candidates.episodes, [3, 3])
-    for base, best in ((0, 3), (1, 6), (2, 1), (3, 6)):  # three parents, and the elite behind them
-        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
-    assert state.score.selecting == 2.0
-    np.testing.assert_array_equal(state.expected_length, [10, 13, 8, 13])
-    again, state = strategy.phases[0].ask(jax.random.key(1), state, CODE)
-    np.testing.assert_array_equal(again.priority, state.expected_length[again.parent])
+    check_bases(state, offspring, (3, 6, 1, 6))  # three parents, and the elite behind them
+    assert first["elite_selecting_score"] == 2.0
+    np.testing.assert_array_equal(again.priority, np.array([10, 13, 8])[np.asarray(again.parent)])
 
 
-def test_later_generations_mutate_parents_and_keep_the_elite():
-    strategy = ga()
-    state = strategy.init(jax.random.key(0), CODE)
-    state, _, _ = generation(strategy, state, range(8), [1.0, 2.0])
-    old = state
+def test_later_generations_mutate_parents_and_keep_the_elite(generations):
     scores = [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-    state, (offspring, candidates), metrics = generation(strategy, state, scores, [5.0, 1.0], key=1)
+    (old, state), rows, workers = generations(FIRST, [1.0, 2.0], scores, [5.0, 1.0])
+    offspring, candidates = workers.asked[2:]
     assert not offspring.initial.any()
     assert set(np.asarray(offspring.parent).tolist()) <= {0, 1, 2}  # the elite is no parent unless it is among them
     np.testing.assert_array_equal(offspring.scale, np.float32(0.1))
@@ -93,200 +75,141 @@ def test_later_generations_mutate_parents_and_keep_the_elite():
     assert candidates.seed[1] == offspring.seed[0]
     assert candidates.scale[0] == 0
     jax.tree.map(np.testing.assert_array_equal, member(candidates, 0), row(old.bases, 3))
-    for base, best in ((0, 0), (1, 7)):
-        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
+    check_bases(state, offspring, (0, 7))
     for base in (2, 3):
         jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), row(old.bases, 3))
-    assert not metrics["elite_is_new"]
+    assert not rows[1]["elite_is_new"]
+    # Populations stand on the bases that the lineage leads to.
+    assert workers.lineages[2].seed.shape == workers.lineages[3].seed.shape == (1, 4)
 
 
-def test_elite_among_the_parents_displaces_nobody():
-    strategy = ga()
-    state = strategy.init(jax.random.key(0), CODE)
-    state, (offspring, _), _ = generation(strategy, state, range(8), [2.0, 1.0])
-    for base, best in ((0, 7), (1, 6), (2, 5), (3, 7)):
-        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
+def test_the_elite_is_a_parent_once(generations):
+    (state,), _, workers = generations(FIRST, [2.0, 1.0])  # the best of training won: it displaces no parent
+    check_bases(state, workers.asked[0], (7, 6, 5, 7))
+    (state,), _, workers = generations(FIRST, [1.0, 2.0], num_parents=1)  # the second takes the last parent's place
+    check_bases(state, workers.asked[0], (6, 6))
 
 
-def test_an_elite_from_behind_the_parents_takes_the_last_place():
-    strategy = ga(num_parents=1)
-    state = strategy.init(jax.random.key(0), CODE)
-    state, (offspring, _), _ = generation(strategy, state, range(8), [1.0, 2.0])
-    for base in (0, 1):  # the second of training, which won validation, is the only parent and the elite
-        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, 6))
+def test_an_elite_is_no_parent_for_its_returns_where_novelty_chooses(generations):
+    objective = evolution.Novelty(behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=10, num_archived=2)
+    behaviors = [0.0, 0.1, 0.2, 5.0, 9.0, 0.3, 0.4, 0.5]
+    (state,), rows, workers = generations(
+        FIRST, [1.0, 2.0], behaviors=[behaviors, [0.0, 0.0]], num_parents=2, objective=objective
+    )
+    check_bases(state, workers.asked[0], (4, 3, 6))
+    assert rows[0]["parents_mean"] == 3.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Last(evolution.Returns):
-    """Ranks the lowest returns first."""
-
-    def rank(self, state, seed, evaluation):
-        return -evaluation.returns.mean(1), state, {}
-
-
-@pytest.mark.parametrize("validation", [[2.0, 1.0], [1.0, 2.0]])
-def test_an_elite_that_the_objective_ranks_last_takes_the_last_place(validation):
-    """Parents are the best by the objective, candidates by returns."""
-    strategy = ga(num_parents=3, objective=Last())
-    state = strategy.init(jax.random.key(0), CODE)
-    state, (offspring, _), _ = generation(strategy, state, range(8), validation)
-    elite = 7 if validation[0] == 2.0 else 6
-    for base, best in enumerate((0, 1, elite, elite)):
-        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
-
-
-def test_an_elite_that_the_objective_ranks_higher_is_there_once():
-    strategy = ga(num_parents=3, num_elite_candidates=7, objective=Last())
-    state = strategy.init(jax.random.key(0), CODE)
-    state, (offspring, _), _ = generation(strategy, state, range(8), [1.0] * 6 + [2.0])
-    for base, best in enumerate((0, 1, 2, 1)):
-        jax.tree.map(np.testing.assert_array_equal, row(state.bases, base), member(offspring, best))
-
-
-def test_the_elite_gives_way_only_to_a_better_one():
-    strategy = ga()
-    state = strategy.init(jax.random.key(0), CODE)
-    state, _, _ = generation(strategy, state, range(8), [3.0, 3.0])
-    for validation, stays in (([3.0, 3.0], True), ([3.0, 3.1], False)):
-        after, _, metrics = generation(strategy, state, range(8), validation, key=1)
-        assert bool(metrics["elite_is_new"]) is not stays
-        same = jax.tree.map(lambda x, y: bool((x == y).all()), row(after.bases, 3), row(state.bases, 3))
+def test_the_elite_gives_way_only_to_a_better_one(generations):
+    for last, stays in (([3.0, 3.0], True), ([3.0, 3.1], False)):
+        states, rows, _ = generations(FIRST, [3.0, 3.0], FIRST, last)
+        assert rows[1]["elite_is_new"] is not stays
+        same = jax.tree.map(lambda x, y: bool((x == y).all()), *(row(state.bases, 3) for state in states))
         assert all(jax.tree.leaves(same)) is stays
 
 
 @pytest.mark.parametrize(("pool_validations", "third_is_new"), [(False, True), (True, False)])
-def test_pooled_validations_outweigh_an_unlucky_one(pool_validations, third_is_new):
-    strategy = ga(pool_validations=pool_validations)
-    state, new = strategy.init(jax.random.key(0), CODE), []
+def test_pooled_validations_outweigh_an_unlucky_one(generations, pool_validations, third_is_new):
     # The elite's means are 9 and 1, which is 5 over both; 4 exceeds the latest alone, and 8 all that is known.
-    for number, validation in enumerate([[2.0, 1.0], [9.0, 0.0], [1.0, 4.0], [6.0, 8.0]]):
-        state, _, metrics = generation(strategy, state, range(8), validation, key=number)
-        new.append(bool(metrics["elite_is_new"]))
-    np.testing.assert_array_equal(new, [True, False, third_is_new, True])
-    np.testing.assert_array_equal(float(metrics["elite_selecting_score"]), 8.0)
+    validations = [[2.0, 1.0], [9.0, 0.0], [1.0, 4.0], [6.0, 8.0]]
+    scores = [given for validation in validations for given in (FIRST, validation)]
+    _, rows, _ = generations(*scores, validation={"pool_validations": pool_validations})
+    np.testing.assert_array_equal([row["elite_is_new"] for row in rows], [True, False, third_is_new, True])
+    assert rows[-1]["elite_selecting_score"] == 8.0
 
 
+@pytest.mark.filterwarnings("ignore:.*ranked last")
 @pytest.mark.parametrize("pool_validations", [False, True])
-def test_an_elite_whose_validation_is_nan_is_last(pool_validations):
-    strategy = ga(pool_validations=pool_validations)
-    state = strategy.init(jax.random.key(0), CODE)
-    state, _, _ = generation(strategy, state, range(8), [9.0, 1.0])
-    _, _, metrics = generation(strategy, state, range(8), [np.nan, 0.0], key=1)
-    assert metrics["elite_is_new"]
-    assert metrics["validation_mean"] == 0.0
+def test_an_elite_whose_validation_is_nan_is_last(generations, pool_validations):
+    _, rows, _ = generations(
+        FIRST, [9.0, 1.0], FIRST, [np.nan, 0.0], validation={"pool_validations": pool_validations}
+    )
+    assert rows[1]["elite_is_new"]
+    assert rows[1]["validation_mean"] == 0.0
+    assert rows[1]["validation_num_nan"] == 1
 
 
-def test_the_score_is_the_mean_of_all_validations_but_the_selecting_one():
-    strategy = ga()
-    state, seen = strategy.init(jax.random.key(0), CODE), []
-    for number, validation in enumerate([[1.0, 2.0], [1.0, 0.5], [4.0, 0.0], [0.0, 3.0]]):
-        state, _, metrics = generation(strategy, state, range(8), validation, key=number)
-        names = ("validation_mean", "elite_score", "elite_episodes", "elite_selecting_score")
-        seen.append([float(metrics[name]) for name in names])
+def test_the_score_is_the_mean_of_all_validations_but_the_selecting_one(generations):
+    validations = [[1.0, 2.0], [1.0, 0.5], [4.0, 0.0], [0.0, 3.0]]
+    _, rows, _ = generations(*(given for validation in validations for given in (FIRST, validation)))
+    names = ("validation_mean", "elite_score", "elite_episodes", "elite_selecting_score")
+    seen = [[row[name] for name in names] for row in rows]
     # Three episodes a generation; the fourth brings another elite, whose 3.0 is no part of its score.
     np.testing.assert_array_equal(seen, [[2, np.nan, 0, 2], [1, 1, 3, 2], [4, 2.5, 6, 2], [3, np.nan, 0, 3]])
 
 
-def test_one_episode_has_no_standard_error():
-    strategy = ga(num_validation_episodes=1)
-    state = strategy.init(jax.random.key(0), CODE)
-    _, _, metrics = generation(strategy, state, range(8), [1.0, 2.0])
-    assert np.isnan(metrics["validation_standard_error"])
+def test_one_episode_has_no_standard_error(generations):
+    _, rows, _ = generations(FIRST, [1.0, 2.0], validation={"num_validation_episodes": 1})
+    assert np.isnan(rows[0]["validation_standard_error"])
 
 
-def test_nan_ranks_last_and_is_counted():
-    strategy = ga()
-    state = strategy.init(jax.random.key(0), CODE)
-    offspring = strategy.phases[0]
-    asked, state = offspring.ask(jax.random.key(0), state, CODE)
+@pytest.mark.filterwarnings("ignore:.*ranked last")
+def test_nan_ranks_last_and_is_counted(generations):
     scores = [np.nan, 1.0, np.nan, 3.0, 2.0, np.nan, -4.0, -9.0]
-    state, metrics = offspring.tell(KEY, state, asked, played(scores), CODE)
-    np.testing.assert_array_equal(state.parents.seed, asked.seed[jnp.array([3, 4, 1])])
+    (state,), (metrics,), workers = generations(scores, [1.0, 0.0])
+    check_bases(state, workers.asked[0], (3, 4, 1, 3))
     assert metrics["num_nan"] == 3
     assert metrics["training_best"] == 3.0
     assert metrics["training_mean"] == pytest.approx(np.mean([1, 3, 2, -4, -9]))
-    assert np.isfinite([float(v) for v in metrics.values()]).all()
 
 
-def test_fitness_is_the_mean_over_episodes():
-    strategy = ga(num_episodes=2)
-    asked, state = strategy.phases[0].ask(jax.random.key(0), strategy.init(jax.random.key(0), CODE), CODE)
-    np.testing.assert_array_equal(asked.episodes, 2)
-    returns = jnp.array([[0.0, 10.0], *[[4.0, 4.0]] * 7])
-    result = Evaluation(returns, jnp.ones((8, 2), jnp.int32), jnp.ones((8, 2), bool), nothing(returns))
-    state, _ = strategy.phases[0].tell(KEY, state, asked, result, CODE)
-    assert state.candidates.seed[0] == asked.seed[0]
+def test_fitness_is_the_mean_over_episodes(generations):
+    returns = np.array([[0.0, 10.0], *[[4.0, 4.0]] * 7])
+    _, _, workers = generations(returns, [1.0, 0.0], num_episodes=2)
+    np.testing.assert_array_equal(workers.asked[0].episodes, 2)
+    assert workers.asked[1].seed[0] == workers.asked[0].seed[0]
 
 
-def test_random_search_has_no_parents():
-    strategy = evolution.GA.random_search(population_size=8, **SMALL)
-    state = strategy.init(jax.random.key(0), CODE)
-    state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
-    old = state
-    state, (members, candidates), metrics = generation(strategy, state, range(8), [5.0, 1.0], key=1)
-    assert members.initial.all()
-    assert not candidates.initial[0]
-    assert not metrics["elite_is_new"]
-    jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
-
-
-def test_test_phase_plays_the_elite():
-    strategy = ga(num_test_episodes=4)
-    state = strategy.init(jax.random.key(0), CODE)
-    state, _, _ = generation(strategy, state, range(8), [2.0, 1.0])
-    asked, state = strategy.phases[2].ask(jax.random.key(0), state, CODE)
-    assert strategy.phases[2].role == "test"
-    np.testing.assert_array_equal(asked.episodes, [4])
-    jax.tree.map(np.testing.assert_array_equal, member(asked, 0), row(state.bases, 3))
-    returns = jnp.array([[1.0, 2.0, 3.0, 6.0]])
-    _, metrics = strategy.phases[2].tell(
-        KEY, state, asked, Evaluation(returns, returns.astype(int), returns > 0, nothing(returns)), CODE
+def test_random_search_has_no_parents(generations):
+    (old, state), rows, workers = generations(
+        FIRST, [2.0, 1.0], FIRST, [5.0, 1.0], num_parents=0, mutation_std=evolution.GA().mutation_std
     )
+    assert workers.asked[2].initial.all()
+    assert not workers.asked[3].initial[0]
+    assert not rows[1]["elite_is_new"]
+    jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
+    with pytest.raises(ValueError, match="random search"):
+        low_rank = population.encoding(
+            networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.LowRank(source=NOISE)
+        )
+        evolution.GA.random_search().init(jax.random.key(0), low_rank)
+
+
+def test_the_elite_plays_test_episodes(generations):
+    returns = [[1.0, 2.0, 3.0, 6.0]]
+    (state,), (metrics,), workers = generations(FIRST, [1.0, 2.0], returns, validation={"num_test_episodes": 4})
+    assert workers.tested == [False, False, True]
+    np.testing.assert_array_equal(workers.asked[2].episodes, [4])
+    jax.tree.map(np.testing.assert_array_equal, member(workers.asked[2], 0), row(state.bases, 3))
     assert metrics["test_score"] == 3.0
     assert metrics["test_standard_error"] == pytest.approx(np.std([1, 2, 3, 6], ddof=1) / 2)
 
 
-def test_jit_equals_eager_and_compiles_once():
-    strategy = ga()
-    jitted = [(jax.jit(r.ask), jax.jit(r.tell)) for r in strategy.phases]
-    compiled = evolution.compiled_phases(strategy)
+def test_compiled_is_eager():
+    strategy = evolution.GA(population_size=8, num_parents=3)
     state = strategy.init(jax.random.key(0), CODE)
-    for g in range(3):
-        for phase, (ask, tell), whole in zip(strategy.phases, jitted, compiled, strict=True):
-            key = jax.random.key(g)
-            asked, state = ask(key, state, CODE)
-            jax.tree.map(np.testing.assert_array_equal, (asked, state), phase.ask(key, state, CODE))
-            result = played(np.random.default_rng(g).standard_normal(phase.num_members), phase.num_episodes)
-            eager, _ = phase.tell(KEY, state, asked, result, CODE)
-            before, state = state, tell(KEY, state, asked, result, CODE)[0]
-            jax.tree.map(np.testing.assert_array_equal, state, eager)
-            jax.tree.map(np.testing.assert_array_equal, whole.tell(KEY, before, asked, result, CODE)[0], eager)
-            # Bases that are passed on are the same arrays.
-            population, after = whole.ask(key, before, CODE)
-            assert same_arrays(population.bases, before.bases)
-            assert same_arrays(after, before)
-            told, _ = whole.tell(KEY, before, asked, result, CODE)
-            assert same_arrays(told.bases, before.bases) is (phase.role == "training")
-    assert [f._cache_size() for pair in jitted for f in pair] == [1] * 4
+    for number in range(3):
+        key = jax.random.key(number)
+        asked, _ = jax.jit(strategy.ask)(key, state, CODE)
+        jax.tree.map(np.testing.assert_array_equal, asked, strategy.ask(key, state, CODE)[0])
+        returns = jnp.asarray(np.random.default_rng(number).standard_normal((8, 1)), jnp.float32)
+        result = Evaluation(returns, returns.astype(int), jnp.ones((8, 1), bool), jnp.zeros((8, 1, 0)))
+        told, _ = jax.jit(strategy.tell)(key, state, asked, result, CODE)
+        jax.tree.map(np.testing.assert_array_equal, told, strategy.tell(key, state, asked, result, CODE)[0])
+        state = told
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"num_parents": 9}, "num_parents=9 exceeds population_size=8"),
-        ({"num_parents": -1}, "num_parents must be an integer of at least 0, got -1"),
-        ({"num_parents": 2.0}, "num_parents must be an integer of at least 0, got 2.0"),
-        ({"mutation_std": 0.0}, "mutation_std=0.0"),
-        ({"mutation_std": float("nan")}, "mutation_std=nan"),
-        ({"num_parents": 0, "mutation_std": 0.1}, r"mutation_std=0.1 and .* random search \(num_parents=0\)"),
-        ({"population_size": 0}, "population_size must be an integer of at least 1, got 0"),
-        ({"num_elite_candidates": 9}, "num_elite_candidates=9 exceeds"),
-        ({"num_elite_candidates": 1}, "num_elite_candidates must be an integer of at least 2, got 1"),
-        ({"num_validation_episodes": 2.5}, "num_validation_episodes must be an integer of at least 1, got 2.5"),
-        ({"num_test_episodes": -1}, "num_test_episodes must be an integer of at least 0, got -1"),
-        ({"num_episodes": 0}, "num_episodes must be an integer of at least 1, got 0"),
+        {"num_parents": 9},
+        {"num_parents": -1},
+        {"mutation_std": 0.0},
+        {"num_parents": 0, "mutation_std": 0.1},
+        {"population_size": 0},
+        {"num_episodes": 0},
     ],
 )
-def test_bad_settings_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        ga(**changes)
+def test_bad_settings_are_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        evolution.GA(**{"population_size": 8, "num_parents": 3, **changes})

@@ -1,18 +1,19 @@
-"""Several machines: processes that learn together, and populations that are played by actors of Ray.
+"""Beyond one process: populations that are evaluated by Ray actors, and processes that learn together.
 
-    vx.distributed.initialize()  # in every process, first of all; then everything as in one process
-    algorithm = vx.learn(vx.A3C(), network, env)
-
-Each process has environments of its own, and one exchange an update adds up the gradients.
+Populations (`volvox.evolve`):
 
     workers = vx.distributed.ray(num_actors="nodes")
     algorithm = vx.evolve(vx.GA(population_size=1_000), network, env, workers=workers)
 
-What travels is small: episodes to play, a few numbers each, and their returns, lengths and behaviours; of the networks
-at most the few bases, once a generation and node.
+Learners (`volvox.learn`), in every process:
+
+    vx.distributed.initialize()
+    algorithm = vx.learn(vx.A3C(), network, env)
 """
 
 from volvox.distributed.processes import initialize
-from volvox.distributed.settings import ray
+from volvox.distributed.settings import RaySettings
 
-__all__ = ["initialize", "ray"]
+ray = RaySettings
+
+__all__ = ["RaySettings", "initialize", "ray"]

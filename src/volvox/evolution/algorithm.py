@@ -1,54 +1,46 @@
-"""Any strategy as an `Algorithm`: its phases, played on pools of environments."""
+"""`evolve`: any strategy, network and environment as an `Algorithm`. One step is one generation."""
 
-import dataclasses
+import functools
 import time
+import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from volvox import networks
-from volvox._arguments import check_env, check_network, check_part, said
-from volvox._checks import one_thread, typed_key
-from volvox._settings import describe
-from volvox.checkpoint import restored
+from volvox._checks import check_has, check_type, integer, typed_key
 from volvox.envs.envpool_tasks import whole_games
-from volvox.evolution.compiled import compiled_phases, explicit_bases
-from volvox.evolution.pools import Place, Player, Pools, Request, Workers
 from volvox.evolution.schedules import Cutoff, cutoffs_in
-from volvox.evolution.strategy import (
-    Phase,
-    Role,
-    Strategy,
-    check_bases,
-    check_behaviors,
-    check_returns,
-    check_shared,
-    fitness,
-    mean_length,
-    rows,
-)
+from volvox.evolution.strategy import Strategy, fitness, mean_length, summary
+from volvox.evolution.validation import EliteScore, Validation, choose
+from volvox.ops.flat import restored
 from volvox.population import lineage as lineages
-from volvox.population.decoding import Member, members_of, outline
+from volvox.population.decoding import Encoding, Member, decode_many, members_of, outline
 from volvox.population.noise import Noise, Table
 from volvox.rollout import behaviors
-from volvox.rollout.behaviors import Behavior
-from volvox.rollout.driver import Monitor, is_timed, seed_of
-from volvox.rollout.evaluator import RolloutStatistics, check_memory
+from volvox.rollout.behaviors import Behavior, Nothing
+from volvox.rollout.driver import Monitor, seed_of
+from volvox.rollout.evaluator import PopulationEvaluator, check_memory
+from volvox.rollout.profile import Times
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
+
+Role = Literal["training", "validation", "test"]
+"""The parts of a generation: training and validation share a cutoff, test has its own."""
 
 
 class Counts(NamedTuple):
     """Cumulative counts of a run.
 
     Attributes:
-      frames: Emulator frames of scored timesteps in training and validation, which is what publications count.
-      training_frames: Those of training alone.
-      total_frames: Emulator frames of all timesteps: idle slots, resets and test included.
-      episodes: Episodes played to their end, in all phases.
+      frames: Emulator frames of scored timesteps in training and validation, which publications count.
+      training_frames: The frames of training alone.
+      total_frames: Emulator frames of all timesteps, including idle slots, resets and test.
+      episodes: Episodes of training, validation and test.
     """
 
     frames: int = 0
@@ -64,15 +56,19 @@ class EvolveState(NamedTuple):
       key: The run's key.
       generation: Generations completed.
       strategy: The strategy's own state.
-      lineage: How the bases of each generation came from those before; None where the strategy keeps none.
+      bases: Parameters, leaves `[P, ...]`. The last is the elite; with lineages, the parents are before it.
+      score: The score of the elite.
+      lineage: How the bases of each generation descend from those before, fields `[G, P]`; None without lineages.
       max_episode_steps: The current cutoff of training and validation, timesteps.
       counts: Cumulative counts.
-      members: What `log` gives of the last generation; None before the first, and after a resume.
+      members: Arrays of the last generation for `log`; None before the first generation and after a resume.
     """
 
     key: Array
     generation: int
     strategy: Any
+    bases: ArrayTree
+    score: EliteScore
     lineage: Member | None
     max_episode_steps: int
     counts: Counts = Counts()
@@ -84,17 +80,18 @@ def evolve(
     network: nn.Module | Genotype,
     env: Env,
     *,
+    validation: Validation = Validation(),  # noqa: B008  # frozen
     noise: Noise = Table(),  # noqa: B008  # frozen
     behavior: Behavior | None = None,
     max_episode_steps: int | str | Cutoff | None = None,
     test_max_episode_steps: int | None = None,
     chunk_seconds: float = 1.0,
-    workers: Workers | int | None = None,
+    workers: Any = None,
 ) -> Algorithm:
     """Joins a strategy, a network and an environment into an algorithm; one step is one generation.
 
-    Training and validation share a cutoff, and so one set of pools and one compiled loop; test episodes run on pools
-    of their own, driven from Python.
+    Training and validation share a cutoff, and so one set of environments and one compiled loop. Test episodes run on
+    environments of their own, driven from Python.
 
     Example:
       >>> env = vx.envs.atari("Frostbite", num_envs=64, groups=2)
@@ -102,284 +99,494 @@ def evolve(
       >>> run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
 
     Args:
-      strategy: For example `GA(...)`, or what `volvox.evolution.from_ask_tell` makes.
+      strategy: A strategy, such as `GA(...)`, `ES(...)`, `Evosax(...)`, or any object with `population_size`, `init`,
+        `ask` and `tell` (`volvox.evolution.Strategy`).
       network: Any flax module, or a genotype.
       env: The environments; its `num_envs` is the number of slots.
-      noise: Where noise comes from; the default is sized to the network.
-      behavior: What is recorded of each episode, for `log`; default: what the strategy compares them by.
+      validation: How the elite is chosen, scored and tested.
+      noise: The source of noise; the default is sized to the network.
+      behavior: The record of each episode, for `log`; default: the behaviour that the strategy compares.
       max_episode_steps: Cutoff of training and validation episodes in timesteps, or
         `"adaptive:start,fraction,ratio,max"`; default: the environment's own.
       test_max_episode_steps: Cutoff of test episodes in timesteps; default: the environment's own.
-      chunk_seconds: How often progress and interrupts are looked at.
-      workers: Where members are played: None or 1, in this process; `volvox.distributed.ray(...)`, on actors of Ray, of
-        which each has `env.num_envs` slots. Results are the same on environments of pure functions.
+      chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
+      workers: None: members play in this process. `volvox.distributed.ray(...)`: on actors of Ray, each with
+        `env.num_envs` slots. Results are the same on pure-JAX environments.
 
     Returns:
-      `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the offspring, `validation_mean` of
-      the generation's elite with its standard error; `elite_score`, the mean over the `elite_episodes` of validation
-      that it has played at this cutoff since `elite_selecting_score` made it the elite (`EliteScore`; null while there
-      are none); `test_*` if asked for, cumulative `Counts`, `frames_per_second`,
-      `occupancy` and `makespan_over_bound` of training, seconds of each phase, and the cutoff; in the second generation
-      and every tenth from there `share_emulators`, `share_inference`, `share_decoding` and `speed_over_turns`, of a few
-      beats played with a stopwatch (`Times.shares`). Its `log` gives, of each member of the last generation, `parent`
-      (index of the base it descends from), `seed`, `scale`, `initial`, `fitness`, `length` (timesteps) and `behavior`
-      (of its first episode); and, where there are lineages, `base_parent`, `base_seed`, `base_scale` and
-      `base_initial`: how each base came from those before, the elite last.
+      `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the members; `validation_*`,
+      `elite_*` and `candidates_mean` (`volvox.evolution.choose`); `test_*` if asked for; cumulative `Counts`;
+      `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and those
+      of the strategy. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
+      `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
+      `base_seed`, `base_scale` and `base_initial`: how each base descends from those before, the elite last.
 
     Raises:
-      ValueError: slots do not fit into memory, a cutoff that is not positive or that the environment does not keep, a
-        network that does not fit the environment's actions, noise that does not fit the network or the strategy, or a
-        behaviour that the environment does not tell or that does not cover an episode.
+      TypeError: an argument of another type.
+      ValueError: slots or members do not fit into memory, a cutoff that is out of range or that the environment does
+        not keep, a network that does not fit the environment's actions, noise that does not fit the network or the
+        strategy, or a behaviour that the environment does not provide or that does not cover an episode.
     """
-    if not hasattr(strategy, "phases") or isinstance(strategy, type):
-        given = said(strategy)
-        if hasattr(strategy, "ask") and not hasattr(strategy, "phases"):
-            name = getattr(strategy, "__name__", type(strategy).__name__)
-            given = f"{name}, which asks and tells: vx.evolution.from_ask_tell({name}, ...) makes a strategy of it"
-        raise TypeError(f"evolve takes a strategy, such as vx.GA() or vx.ES(), a network, an env; got {given}")
-    check_network("evolve(strategy, network, env)", network)
-    check_env("evolve(strategy, network, env)", env)
-    used = ("source",) if hasattr(noise, "rank") else ("length", "make_data", "draw", "sample")
-    check_part("noise", noise, used, "Table(), Generator() or LowRank() of vx.population")
+    check_has("strategy", strategy, ("population_size", "init", "ask", "tell"), "a strategy, such as vx.GA()")
+    check_type("network", network, (nn.Module, Genotype), "a flax module, such as vx.networks.DeepGA(...)")
+    check_type("env", env, Env, "a function of vx.envs, such as vx.envs.atari(...)")
+    check_type("validation", validation, Validation, "vx.Validation(...)")
+    source = ("source",) if hasattr(noise, "rank") else ("length", "make_data", "draw", "sample")
+    check_has("noise", noise, source, "Table(), Generator() or LowRank() of vx.population")
+    compared = getattr(strategy, "behavior", Nothing())
     if behavior is not None:
         behaviors.check_kind("behavior", behavior)
-    if whole_games(env) and env.config["settings"]["episodic_life"]:
-        raise ValueError("episodic_life=True would let members go on with each other's games; leave it out to evolve.")
+        if compared.size:
+            raise ValueError(f"{type(strategy).__name__} compares behaviours of its own; leave behavior out.")
+    if whole_games(env) and env.config.get("settings", env.config).get("episodic_life"):
+        raise ValueError("episodic_life=True would let members continue each other's games; leave it out to evolve.")
     cutoff, test_cutoff = cutoffs_in(env, max_episode_steps, test_max_episode_steps)
-    if all(phase.role == "test" for phase in strategy.phases):
-        raise ValueError(f"strategy {strategy} has no training or validation phase, so nothing would learn.")
-    genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
-    shapes = outline(genotype, noise)
-    state = jax.eval_shape(strategy.init, jax.random.key(0), shapes)  # raises where they do not fit
-    phases, num_bases = compiled_phases(strategy), None
-    if state.survivors is not None:
-        num_bases = state.survivors.seed.shape[0]
-    members = () if num_bases else explicit_bases(phases, state, shapes)
-    formed = num_bases is not None and shapes.rank is not None  # for the first ancestors
-    check_memory(genotype, dataclasses.replace(shapes, formed=formed), env.num_envs, state, members)
-    if behavior is not None and strategy.behavior.size:
-        raise ValueError(f"strategy {type(strategy).__name__} compares behaviours of its own; leave behavior out.")
-    recorded = strategy.behavior if behavior is None else behavior
+    recorded = compared if behavior is None else behavior
     behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
-    capacity = max(phase.num_members * phase.num_episodes for phase in strategy.phases)
-    parts = {"network": genotype.policy.config, "env": env.config, "noise": noise, "behavior": recorded}
-    player = _player(workers, describe(parts), env.num_envs, chunk_seconds)
-    pools = Pools(genotype, noise, env, recorded, capacity, chunk_seconds)
-    evolution = _Evolution(strategy, phases, genotype, env, cutoff, test_cutoff, pools, player or pools, num_bases)
+    genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
+    plan = _Plan.of(strategy, validation, outline(genotype, noise), recorded.size)
+    formed = plan.num_parents is not None and plan.encoding.rank is not None  # for the first ancestors
+    check_memory(genotype, plan.encoding.replace(formed=formed), env.num_envs, plan.state, plan.bases)
+    make_local = functools.partial(
+        PopulationEvaluator, genotype, noise, env, recorded, plan.capacity, chunk_seconds=chunk_seconds
+    )
+    if workers is None:
+        evaluator = make_local()
+    else:
+        check_has("workers", workers, ("evaluator",), "vx.distributed.ray(...), or None for this process")
+        evaluator = workers.evaluator(make_local, env.num_envs, chunk_seconds)
+    run = _Evolution(strategy, validation, genotype, env, cutoff, test_cutoff, evaluator, plan)
+    has_lineage = plan.num_parents is not None
     return Algorithm(
-        init=evolution.init,
-        step=evolution.step,
-        variables=evolution.variables,
+        init=run.init,
+        step=run.step,
+        variables=run.variables,
         policy=genotype.policy,
         env=env,
         config={
-            "algorithm": "evolve",
-            "strategy": describe(strategy),
-            "network": describe(genotype.policy.config),
-            "env": describe(env.config),
-            "noise": describe(noise),
-            "behavior": describe(behavior),
-            "max_episode_steps": list(cutoff),
+            "type": "volvox.evolve",
+            "strategy": strategy,
+            "network": network,
+            "env": env.config,
+            "validation": validation,
+            "noise": noise,
+            "behavior": behavior,
+            "max_episode_steps": cutoff.text,
             "test_max_episode_steps": test_cutoff,
         },
-        close=evolution.close,
-        genome=None if num_bases is None else evolution.genome,
-        from_genome=None if num_bases is None else evolution.from_genome,
-        save=evolution.save,
-        restore=evolution.restore,
-        log=evolution.log,
-        lock=pools.lock,
+        close=evaluator.close,
+        genome=run.genome if has_lineage else None,
+        from_genome=run.from_genome if has_lineage else None,
+        save=run.save,
+        restore=run.restore,
+        log=run.log,
+        profile=run.profile if workers is None else None,
     )
 
 
-def _player(workers: Workers | int | None, config: Any, num_slots: int, chunk_seconds: float) -> Player | None:
-    if workers is None or workers == 1:
-        return None
-    if not hasattr(workers, "player") or isinstance(workers, type):
-        raise TypeError(
-            f"workers={workers!r}: give vx.distributed.ray(num_actors=...), or None for this process, which uses all "
-            "of its cores"
-        )
-    return workers.player(config, num_slots, chunk_seconds)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Evolution:
-    """The functions of an `Algorithm`.
+class _Plan(NamedTuple):
+    """Shapes of a run, which are known before anything is computed.
 
     Attributes:
-      pools: Holds the encoding, and plays where no others do.
-      player: What plays.
-      num_bases: Bases in a row of the lineage; None where the strategy keeps none.
+      encoding: The encoding, as shapes.
+      state: The strategy's state, as shapes.
+      bases: The bases of a population with the elite behind them, as shapes.
+      num_rows: Rows of these, the same in training and validation, so that the loop is compiled once.
+      num_episodes: E, training episodes of each member.
+      num_parents: T; None without lineages.
+      names_challengers: Whether the strategy names the challengers.
+      capacity: The largest number of episodes of an evaluation.
     """
 
-    strategy: Strategy
-    phases: tuple[Phase, ...]
-    genotype: Genotype
-    env: Env
-    cutoff: Cutoff
-    test_cutoff: int
-    pools: Pools
-    player: Player
-    num_bases: int | None
+    encoding: Encoding
+    state: Any
+    bases: ArrayTree
+    num_rows: int
+    num_episodes: int
+    num_parents: int | None
+    names_challengers: bool
+    capacity: int
+
+    @classmethod
+    def of(cls, strategy: Any, validation: Validation, encoding: Encoding, behavior_size: int) -> "_Plan":
+        """Makes the plan; raises ValueError if noise or validation do not fit the strategy."""
+        n = integer("population_size", strategy.population_size, low=1)
+        e = integer("num_episodes", getattr(strategy, "num_episodes", 1), low=1)
+        first, traceable = getattr(strategy, "validates_first", False), getattr(strategy, "traceable", True)
+        state, challengers, num_candidates = (
+            jax.eval_shape(strategy.init, jax.random.key(0), encoding),
+            None,
+            validation.num_elite_candidates,
+        )
+        num_parents = None if getattr(state, "survivors", None) is None else state.survivors.seed.shape[0]
+        num_rows, names_challengers = n, hasattr(strategy, "candidates")
+        if traceable:
+            asked, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
+            num_rows = 0 if asked.bases is None else _num_rows(asked.bases)
+            if names_challengers:
+                shapes = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (np.float32, np.int32, bool)]
+                played = Evaluation(*shapes, jax.ShapeDtypeStruct((n, e, behavior_size), np.float32))  # pyright: ignore
+                given = (None, None) if first else (asked, played)
+                challengers = jax.eval_shape(strategy.candidates, state, *given, encoding)
+                names_challengers = challengers is not None
+        if challengers is not None:
+            num_rows = max(num_rows, 0 if challengers.bases is None else _num_rows(challengers.bases))
+            num_candidates = challengers.seed.shape[0] + 1
+        elif num_candidates > n or first:
+            raise ValueError(
+                f"num_elite_candidates={num_candidates} exceeds population_size={n}; candidates are the best members "
+                "of a generation."
+                if num_candidates > n
+                else "a strategy with validates_first must name its challengers (candidates)."
+            )
+        num_rows = (num_rows if num_parents is None else num_parents) + 1
+        bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape), x.dtype), encoding.like)
+        episodes = max(n * e, num_candidates * validation.num_validation_episodes, validation.num_test_episodes)
+        return cls(encoding, state, bases, num_rows, e, num_parents, names_challengers, episodes)
+
+
+class _Evolution:
+    """The functions of an `Algorithm`."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        validation: Validation,
+        genotype: Genotype,
+        env: Env,
+        cutoff: Cutoff,
+        test_cutoff: int,
+        evaluator: Any,
+        plan: _Plan,
+    ):
+        self.strategy, self.validation, self.genotype, self.env, self.plan = strategy, validation, genotype, env, plan
+        self.cutoff, self.test_cutoff, self.evaluator = cutoff, test_cutoff, evaluator
+        self.validates_first = getattr(strategy, "validates_first", False)
+        after_training: tuple[Role, ...] = ("validation", "test") if validation.num_test_episodes else ("validation",)
+        # The position of a role is a part of its random keys.
+        self.roles: tuple[Role, ...] = (
+            (*after_training, "training") if self.validates_first else ("training", *after_training)
+        )
+        self.name = type(strategy).__name__
+        wrap: Any = jax.jit if getattr(strategy, "traceable", True) else lambda function: function
+        self._ask, self._tell = wrap(self._checked_ask), wrap(self._checked_tell)
+        self._candidates, self._adopt = (
+            wrap(getattr(strategy, name)) if hasattr(strategy, name) else None for name in ("candidates", "adopt")
+        )
+
+    def _checked_ask(self, key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
+        answer: Any = self.strategy.ask(key, state, encoding)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Population):
+            raise TypeError(f"ask of {self.name} must return (Population, state); it returned {type(answer).__name__}.")
+        population, state = answer
+        n = self.strategy.population_size
+        population = population._replace(episodes=jnp.full(n, self.plan.num_episodes, jnp.int32))
+        chex.assert_shape(jax.tree.leaves(population._replace(bases=())), (n,))
+        return population, _strong(state)
+
+    def _checked_tell(
+        self, key: Array, state: Any, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> tuple[Any, dict[str, Array]]:
+        answer: Any = self.strategy.tell(key, state, population, evaluation, encoding)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
+            raise TypeError(f"tell of {self.name} must return (state, metrics); it returned {type(answer).__name__}.")
+        chex.assert_shape(list(answer[1].values()), ())
+        return _strong(answer[0]), dict(answer[1])
 
     def init(self, key: int | Array) -> EvolveState:
         key = typed_key(key)
-        inner, log = self.strategy.init(key, self.pools.encoding), None
-        if self.num_bases is not None:
-            log = lineages.zeros(0, self.num_bases)
-        return EvolveState(key, 0, inner, log, self.cutoff.start)
-
-    def close(self) -> None:
-        with one_thread(self.pools.lock):
-            self.player.close()
+        lineage = None if self.plan.num_parents is None else lineages.zeros(0, self.plan.num_rows)
+        bases = self.evaluator.encoding.zeros(1 if lineage is None else self.plan.num_rows)
+        inner = _strong(self.strategy.init(key, self.evaluator.encoding))
+        return EvolveState(key, 0, inner, bases, EliteScore(), lineage, self.cutoff.start)
 
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
-        with one_thread(self.pools.lock):
-            return self._generation(state, monitor)
-
-    def _generation(self, state: EvolveState, monitor: Monitor | None) -> tuple[EvolveState, dict[str, Any]]:
-        began = time.perf_counter()
-        inner, counts, members, fraction_cut = state.strategy, state.counts, None, 0.0
-        metrics: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
-        key = jax.random.fold_in(state.key, state.generation)
-        for i, phase in enumerate(self.phases):
-            phase_began = time.perf_counter()
-            ask_key, tell_key = (jax.random.fold_in(key, number) for number in (i, len(self.phases) + i))
-            population, inner = phase.ask(ask_key, inner, self.pools.encoding)
-            if state.lineage is not None:
-                check_shared(population.bases, inner.bases, f"{type(self.strategy).__name__}, {phase.role} phase")
-            evaluation, statistics = self._evaluate(i, state._replace(strategy=inner), population, monitor)
-            where = f"{self.env.spec.name}, {phase.role} in generation {state.generation + 1}"
-            check_returns(evaluation, where)
-            if self.strategy.behavior.size:
-                check_behaviors(evaluation, where)
-            inner, figures = phase.tell(tell_key, inner, population, evaluation, self.pools.encoding)
-            metrics |= {name: np.asarray(value).item() for name, value in figures.items()}
-            counts = self._counted(counts, statistics, phase.role)
-            if phase.role == "training":
-                members = _members(population._replace(bases=()), evaluation)
-                fraction_cut = float((evaluation.lengths >= state.max_episode_steps).sum()) / statistics.episodes
-                metrics |= _training_metrics(statistics) | {"fraction_cut": fraction_cut}
-            metrics[f"{phase.role}_seconds"] = time.perf_counter() - phase_began
-        if state.lineage is None:  # moved by gradients; where there are lineages, bases are sums of few numbers
-            check_bases(inner.bases, f"generation {state.generation + 1} of {type(self.strategy).__name__}")
+        began, frames = time.perf_counter(), state.counts.total_frames
+        row: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
+        if self.validates_first:
+            state, elite = self._validate(state, None, None, row, monitor)
+            state, _, _ = self._train(state, row, monitor)
+        else:
+            state, population, evaluation = self._train(state, row, monitor)
+            state, elite = self._validate(state, population, evaluation, row, monitor)
+        if state.lineage is None:  # moved by gradients; with lineages, bases are sums of few numbers
+            check_finite(state.bases, getattr(state.strategy, "bases", ()), f"{self.name}, generation {row['generation']}")
+        else:
+            survivors = jax.tree.map(jnp.append, state.strategy.survivors, elite)
+            state = state._replace(
+                bases=_decode_many(self.evaluator.encoding, state.bases, survivors),
+                lineage=lineages.extend(state.lineage, survivors),
+                members={**(state.members or {}), **{f"base_{name}": x for name, x in survivors._asdict().items()}},
+            )
         elapsed = time.perf_counter() - began
-        max_episode_steps, log = self.cutoff.grown(state.max_episode_steps, fraction_cut), state.lineage
-        if max_episode_steps > state.max_episode_steps:
-            inner = self.strategy.forget_scores(inner)
-        if log is not None:
-            log = lineages.extend(log, inner.survivors)
-            if members is not None:
-                members |= {f"base_{name}": x for name, x in inner.survivors._asdict().items()}
-        new = EvolveState(
-            key=state.key,
-            generation=state.generation + 1,
-            strategy=inner,
-            lineage=log,
-            max_episode_steps=max_episode_steps,
-            counts=counts,
-            members=members,
+        state = state._replace(generation=state.generation + 1)
+        longer = self.cutoff.grown(state.max_episode_steps, row["fraction_cut"])
+        if longer > state.max_episode_steps:
+            forget = getattr(self.strategy, "forget_scores", lambda inner: inner)
+            score = EliteScore(length=state.score.length)
+            state = state._replace(max_episode_steps=longer, score=score, strategy=forget(state.strategy))
+        frames_per_second = (state.counts.total_frames - frames) / elapsed
+        row |= state.counts._asdict() | {"frames_per_second": frames_per_second, "generation_seconds": elapsed}
+        return state, row | self.evaluator.figures()
+
+    def _train(
+        self, state: EvolveState, row: dict[str, Any], monitor: Monitor | None
+    ) -> tuple[EvolveState, Population, Evaluation]:
+        """Plays the population of `ask`, and gives its evaluation to `tell`."""
+        ask_key, tell_key = self._keys(state)
+        population, inner = self._ask(ask_key, state.strategy, self.evaluator.encoding)
+        evaluation, state = self._play(
+            state, "training", self._on_bases(population, state), self.plan.num_episodes, row, monitor
         )
-        frames = counts.total_frames - state.counts.total_frames
-        metrics |= counts._asdict() | {"frames_per_second": frames / elapsed, "generation_seconds": elapsed}
-        return new, metrics | self.player.figures()
+        inner, metrics = self._tell(tell_key, inner, population, evaluation, self.evaluator.encoding)
+        row["fraction_cut"] = float((evaluation.lengths >= state.max_episode_steps).sum()) / evaluation.lengths.size
+        row |= _numbers(_summary(evaluation) | metrics)
+        members = _members(population._replace(bases=()), evaluation)
+        return state._replace(strategy=inner, members=members), population, evaluation
 
-    def _evaluate(
-        self, i: int, state: EvolveState, population: Population, monitor: Monitor | None
-    ) -> tuple[Evaluation, RolloutStatistics]:
-        """Plays the population of a phase."""
-        phase = self.phases[i]
-        test, formed = phase.role == "test", self.pools.encoding.rank is not None and bool(population.initial.any())
-        most = [self._most_timesteps(phase, state) for phase in self.phases]
-        share, here = (sum(most[:i]), most[i], sum(most)), {"generation": state.generation + 1, "role": phase.role}
+    def _validate(
+        self,
+        state: EvolveState,
+        population: Population | None,
+        evaluation: Evaluation | None,
+        row: dict[str, Any],
+        monitor: Monitor | None,
+    ) -> tuple[EvolveState, Member]:
+        """Plays validation and test; returns the state, and how the elite descends from the bases."""
+        code, v, first = self.evaluator.encoding, self.validation.num_validation_episodes, state.generation == 0
+        length, has_elite = jnp.float32(state.score.length), jnp.bool_(not first)
+        if self.plan.names_challengers:
+            assert self._candidates is not None
+            asked = self._candidates(state.strategy, population, evaluation, code)
+            row_of_elite = self.plan.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
+            candidates = _elite_last(asked._replace(bases=()), row_of_elite, length, has_elite, v)
+            elite = None if first else candidates.seed.shape[0] - 1
+        else:
+            assert population is not None
+            asked, count = population, self.validation.num_elite_candidates
+            row_of_elite = self.plan.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
+            candidates = _elite_first(
+                asked._replace(bases=()), evaluation, row_of_elite, length, has_elite, (count, v)
+            )
+            elite = None if first else 0
+        candidates = self._on_bases(candidates._replace(bases=asked.bases), state)
+        result, state = self._play(state, "validation", candidates, v, row, monitor)
+        returns, valid = np.asarray(result.returns), np.asarray(result.valid)
+        choice = choose(
+            self.validation,
+            state.score,
+            elite,
+            returns=returns,
+            valid=valid,
+            fitness=np.asarray(_fitness(result)),
+            lengths=np.asarray(candidates.priority),
+            errors=_standard_errors(result),
+        )
+        row |= choice.metrics
+        if self._adopt is not None:
+            inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(choice.winner), code)
+            state = state._replace(strategy=inner)
+            row |= _numbers(metrics)
+        if self.validation.num_test_episodes:
+            tested = choice.challenger if self.validates_first else choice.winner
+            state = self._test(state, candidates, tested, row, monitor)
+        member = jax.tree.map(lambda x: x[choice.winner], members_of(candidates))
+        if state.lineage is None and choice.winner != elite:
+            members = jax.tree.map(lambda x: x[None], member)
+            state = state._replace(bases=_decode_many(code, candidates.bases, members))
+        return state._replace(score=choice.score), member
 
-        def watch(progress: dict[str, Any]) -> bool | None:
-            if monitor is None:
-                return False
-            if "stepped" not in progress:
-                return monitor(progress | here)
-            frames_per_second = progress.pop("timesteps_per_second") * self.env.spec.frame_skip
-            figures = {"phase": here["role"], "frames_per_second": frames_per_second, **progress}
-            figures["step_done"] = share[0] + min(progress["stepped"], share[1])
-            return monitor(figures | {"step_total": share[2]})
+    def _test(
+        self, state: EvolveState, candidates: Population, tested: int, row: dict[str, Any], monitor: Monitor | None
+    ) -> EvolveState:
+        """Has one of the candidates play test episodes."""
+        t = self.validation.num_test_episodes
+        one = jax.tree.map(lambda x: x[tested : tested + 1], candidates._replace(bases=()))
+        one = one._replace(bases=candidates.bases, episodes=jnp.full(1, t, jnp.int32))
+        evaluation, state = self._play(state, "test", one, t, row, monitor)
+        row["test_score"], row["test_best"] = float(_fitness(evaluation)[0]), float(np.asarray(evaluation.returns).max())
+        row["test_standard_error"] = float(_standard_errors(evaluation)[0])
+        return state
 
-        request = Request(
-            population=population,
-            num_episodes=phase.num_episodes,
-            place=Place(test, self.test_cutoff if test else state.max_episode_steps, formed),
+    def _play(
+        self,
+        state: EvolveState,
+        role: Role,
+        population: Population,
+        num_episodes: int,
+        row: dict[str, Any],
+        monitor: Monitor | None,
+    ) -> tuple[Evaluation, EvolveState]:
+        """Evaluates a population, checks the results, and counts frames."""
+        began, i, test = time.perf_counter(), self.roles.index(role), role == "test"
+        evaluation, statistics = self.evaluator.evaluate(
+            population,
+            num_episodes,
+            max_episode_steps=self.test_cutoff if test else state.max_episode_steps,
             # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
             seed=seed_of(state.key, state.generation, i),
-            pool_seed=seed_of(state.key, state.generation, len(self.phases) + test),
-            timed=phase.role == "training" and is_timed(state.generation),
-            origin=state.strategy.survivors if state.generation else None,
+            pool_seed=seed_of(state.key, state.generation, len(self.roles) + test),
+            test=test,
+            lineage=state.lineage,
+            monitor=None if monitor is None else self._monitor(state, role, monitor),
         )
-        return self.player.play(request, watch)
-
-    def _most_timesteps(self, phase: Phase, state: EvolveState) -> int:
-        """The timesteps of a phase in which every episode lasts until the cutoff, those of idle slots included."""
-        cutoff, slots = self.test_cutoff if phase.role == "test" else state.max_episode_steps, self.env.num_envs
-        return -(-phase.num_members * phase.num_episodes // slots) * slots * cutoff
-
-    def _counted(self, counts: Counts, statistics: RolloutStatistics, role: Role) -> Counts:
-        frame_skip = self.env.spec.frame_skip
+        where = f"{self.env.spec.name}, {role} in generation {state.generation + 1}"
+        check_evaluation(evaluation, where, compares_behaviors=not test and bool(self._compared_size))
+        if role == "training":
+            row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound
+            row["training_timesteps_per_second"] = statistics.timesteps_per_second
+        frame_skip, counts = self.env.spec.frame_skip, state.counts
         scored = statistics.timesteps * frame_skip
-        return Counts(
-            counts.frames + (scored if role != "test" else 0),
-            counts.training_frames + (scored if role == "training" else 0),
-            counts.total_frames + statistics.stepped * frame_skip,
-            counts.episodes + statistics.episodes,
+        counts = Counts(
+            frames=counts.frames + (0 if test else scored),
+            training_frames=counts.training_frames + (scored if role == "training" else 0),
+            total_frames=counts.total_frames + statistics.stepped * frame_skip,
+            episodes=counts.episodes + statistics.episodes,
         )
+        row[f"{role}_seconds"] = time.perf_counter() - began
+        return evaluation, state._replace(counts=counts)
+
+    def _monitor(self, state: EvolveState, role: Role, monitor: Monitor) -> Monitor:
+        """Adds to the figures of an evaluation its place in the generation."""
+        v, slots = self.validation, self.env.num_envs
+        episodes = {
+            "training": self.strategy.population_size * self.plan.num_episodes,
+            "validation": v.num_elite_candidates * v.num_validation_episodes,
+            "test": v.num_test_episodes,
+        }
+        # Timesteps if every episode lasts until the cutoff, including idle slots.
+        most = [
+            -(-episodes[r] // slots) * slots * (self.test_cutoff if r == "test" else state.max_episode_steps)
+            for r in self.roles
+        ]
+        i, place = self.roles.index(role), {"generation": state.generation + 1, "role": role}
+
+        def watch(figures: dict[str, Any]) -> bool | None:
+            if "stepped" not in figures:
+                return monitor(figures | place)
+            rate = figures.pop("timesteps_per_second") * self.env.spec.frame_skip
+            done = {"step_done": sum(most[:i]) + min(figures["stepped"], most[i]), "step_total": sum(most)}
+            return monitor({"phase": role, "frames_per_second": rate, **figures, **done, **place})
+
+        return watch
+
+    def _keys(self, state: EvolveState) -> tuple[Array, Array]:
+        """The keys of `ask` and `tell`."""
+        key, i = jax.random.fold_in(state.key, state.generation), self.roles.index("training")
+        return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.roles) + i)
+
+    def _on_bases(self, population: Population, state: EvolveState) -> Population:
+        """Gives a population its bases: those of the run, or its own with the elite behind them."""
+        if state.lineage is not None:
+            return population._replace(bases=state.bases)
+        return population._replace(bases=_with_elite(population.bases, state.bases, self.plan.num_rows))
+
+    def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, Times]:
+        """Times the parts of the loop on the population of the next generation."""
+        population, _ = self._ask(self._keys(state)[0], state.strategy, self.evaluator.encoding)
+        seed = seed_of(state.key, state.generation)
+        options = {"max_episode_steps": state.max_episode_steps, "seed": seed, "pool_seed": seed, "seconds": seconds}
+        times = self.evaluator.profile(self._on_bases(population, state), self.plan.num_episodes, **options)
+        return state, times
+
+    @property
+    def _compared_size(self) -> int:
+        return getattr(self.strategy, "behavior", Nothing()).size
 
     def genome(self, state: EvolveState) -> Any:
         _check_completed(state)
         assert state.lineage is not None
-        return lineages.to_json(lineages.genome(state.lineage, self.strategy.elite))
+        return lineages.to_json(lineages.genome(state.lineage, self.plan.num_rows - 1))
 
     def from_genome(self, genome: Any) -> ArrayTree:
-        return jax.jit(self.genotype.prepare)(lineages.rebuild(self.pools.encoding, lineages.from_json(genome)))
+        return jax.jit(self.genotype.prepare)(lineages.rebuild(self.evaluator.encoding, lineages.from_json(genome)))
 
     def variables(self, state: EvolveState) -> ArrayTree:
         _check_completed(state)
-        return jax.jit(self.genotype.prepare)(rows(state.strategy.bases, self.strategy.elite))
+        return jax.jit(self.genotype.prepare)(jax.tree.map(lambda x: x[-1], state.bases))
 
     def save(self, state: EvolveState) -> EvolveState:
-        # Where bases descend from members, lineages are all that is needed to compute them again.
-        inner = state.strategy if state.lineage is None else state.strategy._replace(bases=())
-        return state._replace(strategy=inner, members=None)
+        # With lineages, the bases are computed from them again.
+        return state._replace(bases=state.bases if state.lineage is None else (), members=None)
 
-    def restore(self, saved: Mapping[str, Any] | EvolveState) -> EvolveState:
+    def restore(self, saved: Any) -> EvolveState:
         fields = saved if isinstance(saved, Mapping) else getattr(saved, "_asdict", dict)()
-        if type(fields.get("generation")) is not int or not hasattr(fields.get("key"), "dtype"):
-            raise ValueError("the checkpoint is of another state: it holds no key and generation of a run of evolution")
-        generation, code = fields["generation"], self.pools.encoding
+        if "generation" not in fields or "key" not in fields:
+            raise ValueError("the checkpoint is not one of a run of evolution: it has no key and generation")
+        key, generation = fields["key"], int(fields["generation"])
         if generation == 0:
-            return self.init(fields["key"])
-        inner, log = jax.eval_shape(self.strategy.init, fields["key"], code), None
-        if self.num_bases is not None:
-            log = lineages.zeros(generation, self.num_bases)
-        like = EvolveState(fields["key"], generation, inner, log, self.cutoff.start)
+            return self.init(key)
+        code, lineage = self.evaluator.encoding, None
+        if self.plan.num_parents is not None:
+            lineage = lineages.zeros(generation, self.plan.num_rows)
+        inner = jax.eval_shape(lambda: _strong(self.strategy.init(key, code)))
+        like = EvolveState(key, generation, inner, code.zeros(1), EliteScore(), lineage, self.cutoff.start)
         state = restored(saved, self.save(like), what="run of evolution")
         if state.lineage is None:
             return state
         log = jax.tree.map(np.asarray, state.lineage)
-        bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(log.seed.shape[1])]
-        bases = jax.tree.map(lambda *rows: jnp.stack(rows), *bases)
-        return state._replace(strategy=state.strategy._replace(bases=bases), lineage=log)
+        bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(self.plan.num_rows)]
+        return state._replace(bases=jax.tree.map(lambda *x: jnp.stack(x), *bases), lineage=log)
 
     def log(self, state: EvolveState) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in (state.members or {}).items()}
 
 
-def _training_metrics(statistics: RolloutStatistics) -> dict[str, float]:
-    metrics = {
-        "occupancy": statistics.occupancy,
-        "makespan_over_bound": statistics.makespan_over_bound,
-        "training_timesteps_per_second": statistics.timesteps_per_second,
-    }
-    if statistics.times is None:
-        return metrics
-    return metrics | statistics.times.shares(statistics.stepped_per_second, working="decoding")
+_decode_many = jax.jit(decode_many)
+_summary = jax.jit(summary)
+_fitness = jax.jit(fitness)
+_standard_error = jax.jit(lambda returns: jnp.std(returns, axis=1, ddof=1) / jnp.sqrt(returns.shape[1]))
+
+
+def _standard_errors(evaluation: Evaluation) -> np.ndarray:
+    """Standard errors of the mean returns, `[N]`; NaN, which the device may be told to refuse, for one episode."""
+    n, e = evaluation.returns.shape
+    return np.asarray(_standard_error(evaluation.returns)) if e > 1 else np.full(n, np.nan)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 4))
+def _elite_last(challengers: Population, row: int, length: Array, has_elite: Array, num_episodes: int) -> Population:
+    """Adds the elite, which is base `row`, to the challengers that a strategy names."""
+    episodes = jnp.append(jnp.where(challengers.episodes > 0, num_episodes, 0), jnp.where(has_elite, num_episodes, 0))
+    members = jax.tree.map(jnp.append, members_of(challengers), _elite_member(row))
+    priority = jnp.append(challengers.priority, length)
+    return Population((), *members, episodes=episodes.astype(jnp.int32), priority=priority)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 5))
+def _elite_first(
+    population: Population,
+    evaluation: Evaluation,
+    row: int,
+    length: Array,
+    has_elite: Array,
+    sizes: tuple[int, int],
+) -> Population:
+    """The elite, which is base `row`, and the best members; without an elite one member more."""
+    count, num_episodes = sizes
+    best = jnp.argsort(-fitness(evaluation), stable=True)[:count]
+
+    def behind(first: Array, others: Array) -> Array:
+        return jnp.where(has_elite, jnp.concatenate([first[None], others[:-1]]), others)
+
+    members = jax.tree.map(behind, _elite_member(row), jax.tree.map(lambda x: x[best], members_of(population)))
+    episodes = jnp.full(count, num_episodes, jnp.int32)
+    return Population((), *members, episodes=episodes, priority=behind(length, mean_length(evaluation)[best]))
+
+
+def _elite_member(row: int) -> Member:
+    return Member(jnp.int32(row), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _with_elite(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
+    """Joins bases `[K, ...]` and the elite `[1, ...]`, and fills up to `num_rows` with zeros."""
+
+    def join(bases: Array, elite: Array) -> Array:
+        joined = jnp.concatenate([bases, elite])
+        return jnp.pad(joined, [(0, max(num_rows - len(joined), 0))] + [(0, 0)] * (joined.ndim - 1))
+
+    return jax.tree.map(join, bases, elite)
 
 
 @jax.jit
@@ -390,6 +597,56 @@ def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]
         "length": mean_length(evaluation),
         "behavior": evaluation.behaviors[:, 0],
     }
+
+
+@jax.jit
+def _are_finite(*trees: ArrayTree) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(trees)]).all()
+
+
+def _num_rows(bases: ArrayTree) -> int:
+    return jax.tree.leaves(bases)[0].shape[0]
+
+
+def _numbers(metrics: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: np.asarray(value).item() for name, value in metrics.items()}
+
+
+def _strong(tree: ArrayTree) -> ArrayTree:
+    """The same values without weak types; `jnp.full(3, 0.5)` has one, and the next call would be compiled anew."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def check_evaluation(evaluation: Evaluation, where: str, *, compares_behaviors: bool) -> None:
+    """Checks that members can be ranked. Members with NaN returns are ranked last if others have a return.
+
+    Args:
+      evaluation: The evaluation.
+      where: Environment, role and generation, for the message.
+      compares_behaviors: Behaviours are compared, so they must be finite.
+
+    Raises:
+      FloatingPointError: A return is infinite, all are NaN, or the behaviour of a ranked episode is not finite.
+    """
+    valid, returns = np.asarray(evaluation.valid), np.asarray(evaluation.returns)
+    nan, infinite = int(np.isnan(returns[valid]).sum()), int(np.isinf(returns[valid]).sum())
+    counted = f"{where}: of {valid.sum()} returns {nan} are NaN and {infinite} infinite"
+    if infinite or nan == valid.sum():
+        raise FloatingPointError(f"{counted}. Rewards and observations must be finite.")
+    if nan:
+        warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
+    if compares_behaviors:
+        vectors = np.asarray(evaluation.behaviors)[valid & ~np.isnan(returns)]
+        if wrong := int((~np.isfinite(vectors)).any(axis=-1).sum()):
+            raise FloatingPointError(f"{where}: of {len(vectors)} behaviours {wrong} are not finite.")
+
+
+def check_finite(elite: ArrayTree, bases: ArrayTree, where: str) -> None:
+    """Raises FloatingPointError if parameters are not finite."""
+    if not _are_finite(elite, bases):
+        raise FloatingPointError(
+            f"{where}: parameters are no longer finite; the generation is dropped. Lower learning_rate or noise_std."
+        )
 
 
 def _check_completed(state: EvolveState) -> None:

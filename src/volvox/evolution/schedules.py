@@ -1,4 +1,4 @@
-"""Settings that change over the generations or updates, as numbers, as text (in flags), or as optax schedules."""
+"""Schedules of settings over generations or updates, and cutoffs of episodes."""
 
 import operator
 from typing import NamedTuple
@@ -14,7 +14,7 @@ Scheduled = float | str | optax.Schedule
 
 
 def schedule(name: str, value: Scheduled) -> optax.Schedule:
-    """Makes an optax schedule of a setting.
+    """Returns the optax schedule of a setting.
 
     Example:
       >>> schedule("mutation_std", "linear:0.01,0.002,100")(50)
@@ -22,9 +22,9 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
 
     Args:
       name: Name of the setting, for messages.
-      value: a positive number; `"linear:start,end,generations"` (from `start` to `end` in that many generations, then
+      value: A positive number; `"linear:start,end,generations"` (from `start` to `end` in that many generations, then
         constant); `"exponential:start,end,generations"` (the same, with a constant factor a generation); or any optax
-        schedule, which is returned as it is.
+        schedule, which is returned unchanged.
 
     Returns:
       The schedule, count -> value; the first count is 0.
@@ -43,13 +43,13 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
         else:
             kind, start, end, generations = "constant", float(value), float(value), 1
     except (OverflowError, TypeError, ValueError):
-        raise ValueError(f"{name}={value!r} is no schedule; {form}.") from None
-    # All are float32 and int32 on the device.
+        raise ValueError(f"{name}={value!r} is not a schedule; {form}.") from None
+    # The device computes in float32 and int32.
     positive = 1e-38 < start < 3e38 and 1e-38 < end < 3e38 and 1 <= generations <= INT32
     if not positive or kind not in ("constant", "linear", "exponential"):
         raise ValueError(f"{name}={value!r}: {form}; all numbers are positive and fit into 32 bits.")
     if kind == "linear":
-        # Further apart, the smaller end would be rounded to zero in float32.
+        # With a larger factor the smaller end would be rounded to zero in float32.
         if max(start, end) > 1e6 * min(start, end):
             raise ValueError(f"{name}={value!r}: {form}, start and end of a linear one at most a factor of 1e6 apart.")
         return optax.linear_schedule(start, end, generations)
@@ -76,6 +76,11 @@ class Cutoff(NamedTuple):
     ratio: float = 1.0
     max: int = 0
 
+    @property
+    def text(self) -> int | str:
+        """The form in which `config.json` holds it, which `parse_cutoff` reads."""
+        return self.start if self.fraction >= 1 else f"adaptive:{self.start},{self.fraction},{self.ratio},{self.max}"
+
     def grown(self, current: int, fraction_cut: float) -> int:
         """The cutoff of the next generation, in timesteps.
 
@@ -89,15 +94,15 @@ class Cutoff(NamedTuple):
 
 
 def cutoffs_in(env: Env, max_episode_steps: int | str | Cutoff | None, test: int | None) -> tuple[Cutoff, int]:
-    """Reads the cutoffs of `evolve`; None is the environment's own.
+    """Returns the cutoffs of `evolve`; None takes the environment's own.
 
     Args:
       env: The environment.
       max_episode_steps: See `parse_cutoff`.
-      test: Timesteps after which test episodes are cut.
+      test: Cutoff of test episodes, timesteps.
 
     Returns:
-      (cutoff of training and validation, timesteps of test episodes).
+      (cutoff of training and validation, cutoff of test episodes in timesteps).
 
     Raises:
       ValueError: A cutoff is out of range, or the environment does not keep it.

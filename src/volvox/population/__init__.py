@@ -20,6 +20,27 @@ from volvox.population.lineage import Genome, load, rebuild, save
 from volvox.population.noise import Generator, LowRank, Noise, Table, published_table
 from volvox.population.vectors import explicit, from_vectors, to_vectors
 
-__all__ = ["Encoding", "Generator", "Genome", "LowRank", "Member", "Noise", "Table", "decode", "decode_many"]
-__all__ += ["draw_seeds", "encoding", "explicit", "first_ancestors", "from_vectors", "load", "member_params", "outline"]
-__all__ += ["published_table", "rebuild", "save", "to_vectors", "weighted_noise"]
+__all__ = [
+    "Encoding",
+    "Generator",
+    "Genome",
+    "LowRank",
+    "Member",
+    "Noise",
+    "Table",
+    "decode",
+    "decode_many",
+    "draw_seeds",
+    "encoding",
+    "explicit",
+    "first_ancestors",
+    "from_vectors",
+    "load",
+    "member_params",
+    "outline",
+    "published_table",
+    "rebuild",
+    "save",
+    "to_vectors",
+    "weighted_noise",
+]

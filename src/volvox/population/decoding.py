@@ -1,4 +1,4 @@
-"""From seeds to parameters: the one place where a member's weights, and weighted sums of noise, are computed.
+"""From seeds to parameters: the only place where members and weighted sums of noise are computed.
 
 code = encoding(genotype, Table())
 seeds = draw_seeds(code, key, (population_size,))
@@ -22,19 +22,19 @@ from volvox.population.noise import Generator, LowRank, Noise, Table
 from volvox.types import Array, ArrayTree, Genotype, Population, zeros
 
 _AT_ONCE = 8
-"""Noise vectors in one pass over a weighted sum: it is read and written once for all of them."""
+"""Noise vectors that are added to a weighted sum in one pass over it."""
 _FACTORS_AT_ONCE = 64
 """The same for factors, which are small."""
 
 
 class Member(NamedTuple):
-    """What names members of a population, each `[...]` of one shape.
+    """Members of a population as seeds; all fields have one shape `[...]`.
 
     Attributes:
       parent: int32: Index of the base.
-      seed: int32: Names the noise.
-      scale: float32: Signed power of the noise; 0 is the base itself.
-      initial: bool: The initialiser's scaled noise alone.
+      seed: int32: Seed of the noise.
+      scale: float32: Signed scale of the noise; 0 gives the base itself.
+      initial: bool: A first ancestor: the initialiser's scaled noise alone.
     """
 
     parent: Array
@@ -44,28 +44,28 @@ class Member(NamedTuple):
 
 
 def members_of(population: Population) -> Member:
-    """The members `[N]` of a population."""
+    """Returns the members `[N]` of a population."""
     return Member(population.parent, population.seed, population.scale, population.initial)
 
 
 def first_ancestors(seed: Array) -> Member:
-    """The members `[...]` that are the initialiser's noise of these seeds."""
-    return Member(jnp.zeros_like(seed), seed, jnp.zeros(seed.shape), jnp.ones(seed.shape, bool))
+    """Returns the first ancestors `[...]` of these seeds: the initialiser's scaled noise."""
+    return Member(jnp.zeros_like(seed), seed, jnp.zeros(seed.shape, jnp.float32), jnp.ones(seed.shape, bool))
 
 
 @flax.struct.dataclass
 class Encoding:
-    """What turns a `Member` into parameters: the noise with its data, and the network's shapes.
+    """Turns a `Member` into parameters: the noise with its data, and the network's shapes.
 
-    A pytree, and always an *argument* of jitted functions, never closed over: as a constant, the table would be copied
-    into the program, and the runtime zero would be known to the compiler, which may then round otherwise.
+    It is a pytree and must be an *argument* of jitted functions: in a closure, the table would be copied into the
+    program, and the compiler would know the runtime zero and might round differently.
 
     Attributes:
-      data: The noise's data, float32 `[size]`.
+      data: Data of the noise, float32 `[size]`.
       zero: The runtime zero of `volvox.ops.order`, int32 scalar.
-      noise: Where noise comes from.
+      noise: The source of noise.
       rank: Rank of the noise that mutations add to kernels; None: the noise is not of low rank.
-      formed: Whether slots hold formed kernels although the rank is low, because they play first ancestors, whose noise
+      formed: Whether slots hold whole kernels although the rank is low, because they play first ancestors, whose noise
         is full.
       from_noise: `Genotype.from_noise`.
       shapes: Shape of every parameter.
@@ -89,17 +89,17 @@ class Encoding:
         return self.treedef.unflatten(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes)
 
     def zeros(self, *batch: int) -> ArrayTree:
-        """Zeros in the place of parameters, leaves `[*batch, ...]`."""
+        """Returns zeros shaped as parameters, leaves `[*batch, ...]`."""
         return zeros(self.like, *batch)
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of one member."""
+        """Number of parameters of one member."""
         return flat.num_parameters(self.like)
 
     @property
     def num_drawn(self) -> int:
-        """Numbers that the noise of one member may take: one a parameter, or more if factors of high rank have more."""
+        """Numbers in the noise of one member: one per parameter, or more if factors of high rank have more."""
         return max(self.num_parameters, flat.num_parameters(_noise_like(self)))
 
 
@@ -108,7 +108,7 @@ def encoding(genotype: Genotype, noise: Noise) -> Encoding:
 
     Args:
       genotype: The network.
-      noise: Where noise comes from: `Table()`, `Generator()`, `LowRank()`.
+      noise: The source of noise: `Table()`, `Generator()` or `LowRank()`.
 
     Returns:
       `Encoding`.
@@ -122,14 +122,14 @@ def encoding(genotype: Genotype, noise: Noise) -> Encoding:
 
 
 def outline(genotype: Genotype, noise: Noise) -> Encoding:
-    """Makes the encoding as shapes: all but the noise's data, which may take seconds and gigabytes to make.
+    """Makes the encoding as shapes, without the noise's data, which may take seconds and gigabytes.
 
     Args:
       genotype: The network.
-      noise: Where noise comes from.
+      noise: The source of noise.
 
     Returns:
-      `Encoding` whose arrays are `jax.ShapeDtypeStruct`, the data as short as it can be.
+      `Encoding` whose arrays are `jax.ShapeDtypeStruct`.
 
     Raises:
       ValueError: as `encoding`, but for the table.
@@ -185,7 +185,7 @@ def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], genotype: Genotype
 
 
 def draw_seeds(encoding: Encoding, key: Array, shape: tuple[int, ...]) -> Array:
-    """Draws int32 seeds of the given shape, uniformly from all that name a noise vector."""
+    """Draws int32 seeds of the given shape, uniformly from all valid seeds."""
     return encoding.noise.draw(key, shape, encoding.data, encoding.num_drawn)
 
 
@@ -205,7 +205,7 @@ def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
     """Draws the noise of one mutation.
 
     Args:
-      encoding: Of the network.
+      encoding: The encoding.
       seed: int32 scalar.
 
     Returns:
@@ -237,7 +237,7 @@ def _is_factors(x: Any) -> bool:
 def _formed(noise: Any, like: Any, zero: Array) -> Array:
     if not _is_factors(noise):
         return noise
-    # One column after the other, each product rounded: a matrix product would be summed in an order of its own.
+    # Column by column, each product rounded: the order of the sums in a matrix product is not specified.
     columns = [rounded(noise.a[:, j, None] * noise.b[None, :, j], zero) for j in range(noise.a.shape[1])]
     return sum(columns[1:], columns[0]).reshape(like.shape)
 
@@ -245,13 +245,11 @@ def _formed(noise: Any, like: Any, zero: Array) -> Array:
 def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """Computes the parameters of one member: `bases[parent] + scale * noise(seed)`, or the initialiser's noise.
 
-    Low-rank noise is formed into full kernels.
-
-    The product is rounded before the sum wherever this runs (in or out of a fusion), so that an individual rebuilt
-    from its lineage is, bit for bit, the one that played.
+    Low-rank noise is multiplied out to full kernels. The product is rounded before the sum, inside and outside of
+    fusions, so that an individual that is rebuilt from its lineage has the bits of the one that played.
 
     Args:
-      encoding: Of the network.
+      encoding: The encoding.
       bases: Parameters, leaves `[P, ...]`.
       member: Scalars.
 
@@ -271,12 +269,12 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
 
 
 def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
-    """The parameters of one member as its network takes them: as `decode` computes them, or as `LowRankKernel`.
+    """Returns the parameters of one member for its network: those of `decode`, or `LowRankKernel`.
 
-    With low-rank noise no kernel is formed unless `encoding.formed`, and `member.initial` is ignored.
+    With low-rank noise, kernels stay factors unless `encoding.formed`, and `member.initial` is ignored.
 
     Args:
-      encoding: Of the network.
+      encoding: The encoding.
       bases: Parameters, leaves `[P, ...]`.
       member: Scalars.
 
@@ -301,9 +299,9 @@ def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayT
     """Computes the parameters of several members, one after the other, into leaves `[N, ...]`.
 
     Args:
-      encoding: Of the network.
+      encoding: The encoding.
       bases: Parameters, leaves `[P, ...]`.
-      members: Each field `[N]`.
+      members: Fields `[N]`.
 
     Returns:
       Parameters, leaves `[N, ...]`.
@@ -317,7 +315,7 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     """Computes `sum_k weights[k] * noise(seeds[k])`; a few noise vectors exist at a time.
 
     Args:
-      encoding: Of the network.
+      encoding: The encoding.
       seeds: int32 `[K]`.
       weights: float32 `[K]`.
 
@@ -328,7 +326,7 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     chex.assert_equal_shape([seeds, weights])
     if not seeds.shape[0]:
         return encoding.zeros()
-    # Parameters that are not factored but have several dimensions may be as large as factored ones are small.
+    # Parameters of several dimensions that are not factored may be large.
     large = [len(s) > 1 and not factored for s, factored in zip(encoding.shapes, encoding.factored, strict=True)]
     at_once = _AT_ONCE if encoding.rank is None or any(large) else _FACTORS_AT_ONCE
     seeds, weights = _chunks(seeds, at_once), _chunks(weights, at_once)

@@ -1,10 +1,9 @@
-"""Who descends from whom, on the host: genomes as lists of seeds, and the log they are read from.
+"""Lineages and genomes, on the host: how each base descends from a first ancestor.
 
-A genome is a few numbers a generation, portable and tiny: `[i0, [i1, power], [i2, power], ...]`, the format of
-Such et al. 2017 (arXiv 1712.06567). All of this is NumPy or plain Python; only `rebuild` computes parameters.
+A genome has two numbers per generation: `[i0, [i1, power], [i2, power], ...]`, the format of Such et al. 2017
+(arXiv 1712.06567). This is NumPy and plain Python; only `rebuild` computes parameters.
 """
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.checkpoint import about_latest, write_file
 from volvox.population.decoding import Encoding, Member, decode
 from volvox.types import ArrayTree
 
@@ -23,8 +21,8 @@ class Genome(NamedTuple):
     """One individual: the seed of its first ancestor, and each mutation since.
 
     Attributes:
-      initial_seed: Names the noise that the first ancestor's parameters were made of.
-      mutations: (seed, power) from the oldest to the newest.
+      initial_seed: Seed of the noise of the first ancestor's parameters.
+      mutations: (seed, power), from the oldest to the newest.
     """
 
     initial_seed: int
@@ -32,7 +30,7 @@ class Genome(NamedTuple):
 
 
 def zeros(num_generations: int, num_bases: int) -> Member:
-    """A lineage of G generations of P bases, each field NumPy's zeros `[G, P]`; the first lineage has G = 0."""
+    """Returns a lineage of G generations of P bases: NumPy's zeros `[G, P]` in each field."""
     shape = (num_generations, num_bases)
     arrays = (np.zeros(shape, dtype) for dtype in (np.int32, np.int32, np.float32, bool))
     return Member(*arrays)  # pyright: ignore[reportArgumentType]  # NumPy's
@@ -42,12 +40,12 @@ def extend(lineage: Member, bases: Member) -> Member:
     """Adds a generation to a lineage.
 
     Args:
-      lineage: Each field `[G, P]`: how the bases of each generation came from those of the generation before. A scale
-        of 0 is a base that was carried over unchanged; the parent of a first ancestor has no meaning.
-      bases: Each field `[P]`: the same of the new generation.
+      lineage: Fields `[G, P]`: how the bases of each generation descend from those of the generation before. A base with
+        a scale of 0 is unchanged; the parent of a first ancestor has no meaning.
+      bases: Fields `[P]`: the same for the new generation.
 
     Returns:
-      The lineage, each field `[G + 1, P]`.
+      The lineage, fields `[G + 1, P]`.
     """
     return jax.tree.map(lambda log, row: np.concatenate([log, np.asarray(row, log.dtype)[None]]), lineage, bases)
 
@@ -56,11 +54,11 @@ def genome(lineage: Member, base: int) -> Genome:
     """Walks one base of the newest generation back to its first ancestor.
 
     Args:
-      lineage: Of at least one generation, each field `[G, P]`.
+      lineage: A lineage of at least one generation, fields `[G, P]`.
       base: Index of the base in the newest generation.
 
     Returns:
-      Its `Genome`.
+      The base's `Genome`.
 
     Raises:
       ValueError: the lineage does not reach back to an initial ancestor.
@@ -79,7 +77,7 @@ def genome(lineage: Member, base: int) -> Genome:
 
 
 def to_json(genome: Genome) -> list[Any]:
-    """A genome in the published format: `[i0, [i1, power], ...]`."""
+    """Returns a genome in the published format: `[i0, [i1, power], ...]`."""
     # The shortest decimal that reads back as the same float32.
     mutations = [[seed, float(str(np.float32(power)))] for seed, power in genome.mutations]
     return [genome.initial_seed, *mutations]
@@ -106,10 +104,8 @@ def from_json(data: Any) -> Genome:
 
 
 _FORM = "a genome is [i0, [i1, power], [i2, power], ...] with integer seeds in [0, 2**31) and finite float32 powers"
-ABOUT = "elite"
-"""Key, in a checkpoint's `about`, of the digest of `elite.json`."""
 _TOO_LARGE = 2**128 - 2**103
-"""The least number that becomes infinite as a float32."""
+"""The smallest number that becomes infinite as a float32."""
 
 
 def _is_seed(value: Any) -> bool:
@@ -124,49 +120,23 @@ def _is_mutation(entry: Any) -> bool:
     return False
 
 
-def digest(text: str) -> str:
-    """Returns SHA-256 of a file's text, by which checkpoints know the lineage that was written with them."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def save(path: str | os.PathLike, genome: Genome) -> None:
-    """Writes a genome to a JSON file in the published format, atomically.
-
-    Args:
-      path: The file; its directory exists.
-      genome: The individual.
-    """
-    write_file(path, json.dumps(to_json(genome)) + "\n")
+    """Writes a genome to a JSON file in the published format, atomically; the directory must exist."""
+    temporary = Path(f"{os.fspath(path)}.tmp")
+    temporary.write_text(json.dumps(to_json(genome)) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def load(path: str | os.PathLike) -> Genome:
-    """Reads a genome from a JSON file in the published format.
-
-    Args:
-      path: The file, such as `elite.json` of a run directory.
-
-    Returns:
-      The individual.
+    """Reads a genome from a JSON file in the published format, such as `elite.json` of a run directory.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file holds no genome, or in a run directory another than the newest checkpoint says; the message
-        names the file and the offending entry.
+      ValueError: the file holds no genome; the message names the file and the malformed entry.
     """
-    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
-        raise ValueError(f"{os.fspath(path)} is no file")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{os.fspath(path)}: {error}") from error
-    if about_latest(Path(path).parent / "checkpoints").get(ABOUT, digest(text)) != digest(text):
-        raise ValueError(
-            f"{os.fspath(path)} is not the lineage that was saved with the newest checkpoint beside it: it was "
-            "changed, or the run was killed while writing; resume the run, which writes it anew"
-        )
-    try:
-        return from_json(json.loads(text))
-    except (RecursionError, ValueError) as error:  # json.JSONDecodeError is one
+        return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (RecursionError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise ValueError(f"{os.fspath(path)}: {error}") from error
 
 

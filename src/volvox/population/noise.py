@@ -1,7 +1,7 @@
-"""Where noise comes from: a shared table of normal numbers, or a generator; in full, or of low rank.
+"""Sources of noise: a shared table of normal numbers, or a generator; in full, or of low rank.
 
-A seed names a noise vector of any network: the start of a slice of the table, or the seed of a generator. These are
-settings with pure methods; the table itself, their data, is an argument of each method and never closed over.
+A seed determines a noise vector of any network: it is the start of a slice of the table, or the seed of a generator. The
+sources are settings with pure methods; their data (the table) is an argument of each method.
 
     encoding(genotype, Table())                         # a table of 8 numbers for each parameter
     encoding(genotype, LowRank(rank=2, source=Generator()))
@@ -31,7 +31,7 @@ class Table:
     Attributes:
       size: Numbers in the table, 4 bytes each; None: eight times the network's parameters, at least 2**20
         (130 MB for the large network of four million).
-      seed: Of `numpy.random.RandomState`, which makes the table.
+      seed: Seed of `numpy.random.RandomState`, which makes the table.
     """
 
     size: int | None = None
@@ -42,12 +42,12 @@ class Table:
         integers(self, "seed", low=0, high=2**32 - 1)
 
     def length(self, num_numbers: int) -> int:
-        """Returns the numbers of the table; raises ValueError if few seeds name different noise of `num_numbers`."""
+        """Returns the size of the table; raises ValueError if it is too small for noise of `num_numbers`."""
         length = max(8 * num_numbers, 2**20) if self.size is None else self.size
         if length < num_numbers + 1_000:
             raise ValueError(
-                f"size={length}: the noise table must hold 1 000 numbers more than one member's noise takes "
-                f"({num_numbers}) for members to differ; enlarge it, or leave size out to fit the network."
+                f"size={length}: the noise table must hold at least 1 000 numbers more than the noise of one member "
+                f"({num_numbers}); enlarge it, or leave size out to fit the network."
             )
         return length
 
@@ -61,11 +61,11 @@ class Table:
         return jnp.asarray(values)
 
     def draw(self, key: Array, shape: tuple[int, ...], data: Array, num_numbers: int) -> Array:
-        """Draws int32 seeds of the given shape, uniformly from all that name a noise vector of `num_numbers`."""
+        """Draws int32 seeds of the given shape, uniformly from those of noise vectors of `num_numbers`."""
         return jax.random.randint(key, shape, 0, data.shape[0] - num_numbers + 1, jnp.int32)
 
     def sample(self, data: Array, seed: Array, like: ArrayTree) -> ArrayTree:
-        """Returns the float32 noise that a seed names, in the structure and shapes of `like`."""
+        """Returns the float32 noise of a seed, in the structure and shapes of `like`."""
         return jax.tree.map(
             lambda leaf, offset: jax.lax.dynamic_slice(data, (seed + offset,), (leaf.size,)).reshape(leaf.shape),
             like,
@@ -88,7 +88,7 @@ class Generator:
     """Noise from JAX's own generator: no table, every seed of 2**31 distinct, but slower on a CPU.
 
     Attributes:
-      seed: Of the key from which all noise is derived, below 2**32.
+      seed: Seed of the key from which all noise is derived, below 2**32.
     """
 
     seed: int = 0
@@ -113,7 +113,7 @@ class Generator:
         key = jax.random.fold_in(jax.random.key(self.seed), seed)
         # The offset of a leaf, not its place in the tree, picks its stream.
         return jax.tree.map(
-            lambda leaf, offset: jax.random.normal(jax.random.fold_in(key, offset), leaf.shape),
+            lambda leaf, offset: jax.random.normal(jax.random.fold_in(key, offset), leaf.shape, jnp.float32),
             like,
             flat.leaf_offsets(like),
         )
@@ -121,20 +121,21 @@ class Generator:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """Noise of low rank for kernels: `a @ b.T / sqrt(rank)`, of standard normal `a` and `b` (arXiv 2511.16652).
+    """Noise of low rank for kernels: `a @ b.T / sqrt(rank)`, with standard normal `a` and `b` (arXiv 2511.16652).
 
-    Members that descend from one base then share its matrix products, and only a few columns are a member's own: many
-    members cost little more than as many observations of one network. Kernels of convolutions are read as matrices
-    `[kh * kw * C, F]`; biases, and whatever has one dimension, get full noise. First ancestors are drawn in full.
+    Members that descend from one base share its matrix products and differ in a few columns, so that many members cost
+    little more than the same number of observations of one network. Kernels of convolutions are read as matrices
+    `[kh * kw * C, F]`. Parameters of one dimension, such as biases, get full noise, and so do first ancestors.
 
     `encoding` raises ValueError for a parameter of several dimensions whose layer cannot use factors and that is not in
     `full`, and for a rank above the largest that a kernel can have.
 
     Attributes:
       rank: r; no larger than any kernel's smaller side.
-      source: Where the numbers come from.
-      full: Parameters of more dimensions that no layer takes in factors (anything but plain `nn.Dense`, `nn.Conv` and
-        LSTM layers), by path, for example `("Embed_0/embedding",)`: they get full noise, with a copy in every slot.
+      source: The source of the numbers.
+      full: Paths of parameters of several dimensions that get full noise, with a copy in every slot, because their
+        layers do not support factors (plain `nn.Dense`, `nn.Conv` and LSTM layers do), for example
+        `("Embed_0/embedding",)`.
     """
 
     rank: int = 1
@@ -151,4 +152,4 @@ class LowRank:
 
 
 Noise = Table | Generator | LowRank
-"""Where noise comes from; anything with the methods of `Table` will do."""
+"""A source of noise; an object with the methods of `Table` is one too."""

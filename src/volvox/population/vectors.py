@@ -16,13 +16,13 @@ from volvox.types import Array, ArrayTree, Population
 def explicit(
     params: ArrayTree, *, parent: Array | None = None, episodes: Array | int = 1, priority: Array | float = 0.0
 ) -> Population:
-    """A population whose members are bases as they are: their noise has the scale 0, so a slot takes its member's row.
+    """Makes a population of explicit parameters: members are bases without noise.
 
     Args:
-      params: Parameters, leaves `[P, ...]`, which are the population's bases.
-      parent: int32 `[N]`: Whose row each member is; None: member i is row i, and N is P.
+      params: Parameters, leaves `[P, ...]`.
+      parent: int32 `[N]`: Row of each member; None: member i is row i, and N is P.
       episodes: int32 `[N]`, or one number for all: Episodes to play.
-      priority: float32 `[N]`, or one number for all: Higher starts earlier.
+      priority: float32 `[N]`, or one number for all: Members with a higher priority start earlier.
 
     Returns:
       `Population` of N members.

@@ -1,7 +1,7 @@
-"""The one loop, its driver, and what populations play on it.
+"""The loop over environments, the evaluation of populations on it, and scores of single policies.
 
-An algorithm gives the loop its `Stages`; `Loop` makes the pools and runs it in chunks; `Evaluator` plays populations;
-`play` scores one network.
+An algorithm gives the loop its `Stages`; `Loop` makes the environments and runs it in chunks; `PopulationEvaluator`
+plays populations; `play` scores one network.
 
     loop = Loop(Stages(act, work), env.make)
     loop.open(seed_of(key))
@@ -11,21 +11,21 @@ An algorithm gives the loop its `Stages`; `Loop` makes the pools and runs it in 
 
 from volvox.rollout.behaviors import Behavior, Last, Nothing, Trajectory
 from volvox.rollout.driver import Chunk, Loop, seed_of
-from volvox.rollout.evaluator import Evaluator, RolloutStatistics, SlotMemory
-from volvox.rollout.pipeline import LoopState, Stages, Times, driven, timed, traced
+from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
+from volvox.rollout.pipeline import LoopState, Stages, driven, traced
+from volvox.rollout.profile import Times, time_parts
 from volvox.rollout.scoring import Score, play, play_randomly, reference_batch
 
 __all__ = [
     "Behavior",
     "Chunk",
-    "Evaluator",
     "Last",
     "Loop",
     "LoopState",
     "Nothing",
+    "PopulationEvaluator",
     "RolloutStatistics",
     "Score",
-    "SlotMemory",
     "Stages",
     "Times",
     "Trajectory",
@@ -34,6 +34,6 @@ __all__ = [
     "play_randomly",
     "reference_batch",
     "seed_of",
-    "timed",
+    "time_parts",
     "traced",
 ]

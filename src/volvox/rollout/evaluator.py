@@ -1,50 +1,44 @@
-"""Playing a whole population: the host's side of `slots`.
+"""Evaluation of a whole population on the environments of this process: the host's side of `slots`.
 
-slots = SlotMemory(genotype, encoding, env.num_groups, env.num_envs // env.num_groups)
-evaluator = Evaluator(genotype, env.make, slots, capacity=population_size)
-evaluation, statistics = evaluator.evaluate(population, 1, encoding, seed=0)
+evaluator = PopulationEvaluator(genotype, Table(), env, Nothing(), capacity=population_size)
+evaluation, statistics = evaluator.evaluate(population, 1, max_episode_steps=600, seed=0, pool_seed=0)
 print(evaluation.returns.mean(), statistics.occupancy)
 """
 
+import dataclasses
+import functools
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox import _resources
-from volvox._checks import integer
-from volvox._resources import size_of
-from volvox.population.decoding import Encoding, Member
+from volvox import _checks
+from volvox._checks import integer, size_of
+from volvox.population.decoding import Encoding, Member, encoding
+from volvox.population.noise import Noise
 from volvox.rollout import slots as in_slots
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.driver import Loop, Monitor, seed_of
-from volvox.rollout.pipeline import Times
+from volvox.rollout.profile import Times, time_parts
 from volvox.rollout.slots import Carry, Constants, Memory, Part, Rollout
-from volvox.types import ArrayTree, EnvGroup, Evaluation, Genotype, Interrupted, Population, zeros
-
-_TIMED_BEATS = 20
-_REMEDY = "take fewer environments, which are the slots, a smaller network, population or table"
+from volvox.types import ArrayTree, Env, Evaluation, Genotype, Interrupted, Population, zeros
 
 
 class RolloutStatistics(NamedTuple):
-    """How a rollout went. A beat steps every group once.
+    """Statistics of a rollout. A beat steps every group once.
 
     Attributes:
       timesteps: Scored timesteps: the sum of the episodes' lengths.
-      stepped: Timesteps of the emulators, those of idle slots and those that begin an episode included.
+      stepped: Timesteps of the emulators, including those of idle slots and those that begin an episode.
       episodes: Episodes played.
-      occupancy: Timesteps of slots that had an episode to play, over `stepped`.
+      occupancy: Fraction of `stepped` in which the slot had an episode to play.
       makespan: Beats from the first to the last.
       makespan_over_bound: `makespan` over the larger of timesteps / slots and the longest episode: 1 is a perfect
         schedule.
-      seconds: Wall-clock, decoding and scheduling included; compilation too if this was the first call.
+      seconds: Wall-clock time, including decoding and scheduling, and compilation in the first call.
       timesteps_per_second: `timesteps / seconds`.
-      stepped_per_second: `stepped` per second of the loop, what was played with a stopwatch not counted.
-      times: Seconds that the parts of a timestep take, if they were asked for.
     """
 
     timesteps: int
@@ -55,121 +49,86 @@ class RolloutStatistics(NamedTuple):
     makespan_over_bound: float
     seconds: float
     timesteps_per_second: float
-    stepped_per_second: float
-    times: Times | None
 
 
-class SlotMemory:
-    """The parameters of every slot: allocated once, donated to each rollout, shared by pools that take turns.
+class PopulationEvaluator:
+    """Plays populations on the environments of this process.
 
-    It is mutable, because it holds gigabytes that are updated in place.
+    The noise table, the environments and the slots are made when they are first needed, and are never part of an
+    algorithm's state. The parameters of the slots are allocated once, donated to each rollout and updated in place.
+    Training and validation share a loop; test episodes are driven from Python.
 
-    Attributes:
-      groups: For each group what its slots hold, leaves `[B, ...]`.
-    """
-
-    def __init__(self, genotype: Genotype, encoding: Encoding, num_groups: int, group_size: int):
-        """Allocates zeros: `num_groups` × `group_size` × what a slot holds of a member."""
-        one = _slot(genotype, encoding)
-        self.groups: tuple[ArrayTree, ...] = tuple(zeros(one, group_size) for _ in range(num_groups))
-
-
-def check_memory(
-    genotype: Genotype, encoding: Encoding, num_envs: int, state: ArrayTree, members: ArrayTree = ()
-) -> None:
-    """Checks, before anything is made, that slots, the noise's data and a strategy's state fit into memory.
-
-    Args:
-      genotype: The network.
-      encoding: How members become parameters; shapes will do (`volvox.population.outline`).
-      num_envs: Environments, and so slots.
-      state: The strategy's state, or its shapes.
-      members: Explicit parameters of a population, or their shapes.
-
-    Raises:
-      ValueError: They do not fit; the message has the figures.
-    """
-    parts = {
-        f"{num_envs:,} slots": num_envs * size_of(_slot(genotype, encoding)),
-        "parents or bases": size_of(state),
-        "members": size_of(members),
-        "noise table": 4 * encoding.noise.length(encoding.num_drawn),
-    }
-    _resources.check_memory(parts, _REMEDY)
-
-
-def _slot(genotype: Genotype, encoding: Encoding) -> ArrayTree:
-    """Shapes of what a slot holds of the member it plays."""
-    bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), encoding.like)
-    member = Member(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
-    return jax.eval_shape(partial(in_slots.slot_variables, genotype), encoding, bases, member)
-
-
-class Evaluator:
-    """Plays populations on pools of its own.
-
-    Attributes:
-      loop: The loop over the pools; they are made by the first evaluation.
+    The way of a member from its seed to its score: `evolution/ga.py` asks for it (`GA.ask`), `evolution/algorithm.py`
+    has the population evaluated here, `slots.py` puts its episodes into a queue (`make_queue`), a slot takes and decodes
+    it (`Rollout.work`, `population/decoding.py`) and plays it (`Rollout.act`) in the loop (`driver.py`, `pipeline.py`);
+    `slots.evaluation` sorts the returns by member, and `GA.tell` gets them.
     """
 
     def __init__(
         self,
         genotype: Genotype,
-        make_groups: Callable[[int], tuple[EnvGroup, ...]],
-        slots: SlotMemory,
-        *,
+        noise: Noise,
+        env: Env,
+        behavior: Behavior,
         capacity: int,
-        behavior: Behavior | None = None,
         chunk_seconds: float = 1.0,
     ):
-        """Prepares the loop.
+        """Stores the arguments; makes nothing yet.
 
         Args:
           genotype: The network.
-          make_groups: seed -> new groups of environments, for example `env.make`. Groups that can be traced run in the
-            compiled loop, others are driven from Python; the results mean the same.
-          slots: Memory for as many groups of that size.
-          capacity: The most episodes of one evaluation. It is a shape, so another capacity is compiled anew; the
-            population's size is not a shape.
-          behavior: What is recorded of each episode; None records nothing.
-          chunk_seconds: About how long the loop runs before progress and interrupts are looked at.
+          noise: The source of noise.
+          env: The environments; its `num_envs` is the number of slots.
+          behavior: The record of each training and validation episode.
+          capacity: The largest number of episodes of an evaluation. It is a shape, so another capacity is compiled
+            anew; the size of the population is not a shape.
+          chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
 
         Raises:
-          ValueError: `capacity` or `chunk_seconds` is not positive.
+          ValueError: `capacity` is not positive.
         """
-        rollout = Rollout(genotype, Nothing() if behavior is None else behavior)
-        self.loop = Loop(rollout.stages(), make_groups, chunk_seconds=chunk_seconds)
-        self._begin = jax.jit(rollout.begin, static_argnums=(2, 3), donate_argnums=0)
-        self._behavior_size = rollout.behavior.size
-        self._slots, self._capacity = slots, integer("capacity", capacity, low=1)
-        self._opened, self._evaluations = False, 0
+        self._genotype, self._noise, self._env, self._chunk_seconds = genotype, noise, env, chunk_seconds
+        self._capacity = integer("capacity", capacity, low=1)
+        self._rollouts = {False: Rollout(genotype, behavior), True: Rollout(genotype, Nothing())}
+        self._begin = {
+            test: jax.jit(rollout.begin, static_argnums=(2, 3), donate_argnums=0)
+            for test, rollout in self._rollouts.items()
+        }
+        self._loops: dict[tuple[bool, int, bool], Loop] = {}  # by test, max_episode_steps, formed
+        self._slots: tuple[ArrayTree, ...] | None = None
+
+    @functools.cached_property
+    def encoding(self) -> Encoding:
+        """The encoding, which turns members into parameters; it holds the noise table."""
+        return encoding(self._genotype, self._noise)
 
     def evaluate(
         self,
         population: Population,
         num_episodes: int,
-        encoding: Encoding,
         *,
-        seed: int | None = None,
+        max_episode_steps: int,
+        seed: int,
+        pool_seed: int,
+        test: bool = False,
         part: Part | None = None,
-        timed: bool = False,
+        lineage: Member | None = None,
         monitor: Monitor | None = None,
     ) -> tuple[Evaluation, RolloutStatistics]:
         """Plays a population; every environment begins a new episode.
 
-        On environments that can be given keys (`EnvGroup.rekey`: those of pure functions), an episode depends on the
-        seed, the member and the number of the episode alone: neither on slots and groups, nor on what else is played.
+        On environments that take keys (`EnvGroup.rekey`: pure functions), an episode depends on the seed, the member
+        and the number of the episode alone, and not on slots, groups or the rest of the population.
 
         Args:
           population: `N` members.
-          num_episodes: E, the most episodes of any member.
-          encoding: How members of the population become parameters.
-          seed: Seed of the episodes; of other environments it is that of the pools when they are made, and later of
-            what `EnvGroup.restart` can seed. None: the number of evaluations before; other environments go on with
-            their own random numbers.
-          part: Which part of a larger population this is; None: it is whole. Environments without keys that can be
-            seeded have a seed for each part.
-          timed: Play a few beats halfway with a stopwatch (`Loop.time_parts`).
+          num_episodes: E, the largest number of episodes of a member.
+          max_episode_steps: Cutoff of episodes, timesteps.
+          seed: Seed of the episodes; on environments without keys it seeds `EnvGroup.restart`.
+          pool_seed: Seed of the environments if they must be made.
+          test: Play test episodes: no behaviour is recorded, and the loop is driven from Python.
+          part: Places of the members in a larger population; None: the population is whole.
+          lineage: Ignored; evaluators in other processes rebuild the bases from it.
           monitor: Called about once a second with a dict of progress figures; True stops the rollout.
 
         Returns:
@@ -177,126 +136,184 @@ class Evaluator:
 
         Raises:
           Interrupted: the monitor returned True; the evaluator can be used again.
-          ValueError: no episodes or more than `capacity` are asked for, a member asks for more than `num_episodes`, or
-            low-rank noise is to play first ancestors without formed kernels (`Encoding.formed`).
-          RuntimeError: the evaluator was closed, by `close` or because a rollout failed.
+          ValueError: no episodes or more than `capacity` are asked for, or a member asks for more than `num_episodes`.
         """
-        self._check(population, num_episodes, encoding)
+        del lineage
         began = time.perf_counter()
-        self._restart(seed, part)
-        key = jax.random.key(self._evaluations if seed is None else seed)
-        self._evaluations += 1
-        queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
-        constants = Constants(queue, population.bases, encoding)
-        memory = Memory(self._slots.groups, jnp.zeros((self._capacity, self._behavior_size)))
-        begun = self._begin(memory, constants, len(self.loop.groups), self.loop.groups[0].num_envs)
-        run = _Run(self.loop, self._slots, constants, began, *begun)
-        if timed:
-            run.play(-(-run.total // 2), monitor)  # halfway, slots take members as often as on average
-            if run.played < run.total:
-                run.time_parts(_TIMED_BEATS)
-        run.play(run.total, monitor)
-        vectors = run.memory.behaviors
-        return in_slots.evaluation(run.carry, vectors, queue, population.seed.shape[0], num_episodes), run.statistics()
-
-    def close(self) -> None:
-        """Frees the pools and their threads; the evaluator cannot be used again."""
-        self._opened = True
-        self.loop.close()
-
-    def _check(self, population: Population, num_episodes: int, encoding: Encoding) -> None:
-        if self._opened and not self.loop.groups:
-            raise RuntimeError("this evaluator was closed and its pools are gone; make another.")
         total, most = int(population.episodes.sum()), int(population.episodes.max())
-        if not 0 < total <= self._capacity:
+        if not 0 < total <= self._capacity or most > num_episodes:
             raise ValueError(
-                f"{total} episodes are asked for, and this evaluator holds 1 to {self._capacity}: ask for fewer, or "
-                "make it with a larger capacity."
+                f"{total} episodes are asked for, at most {most} of a member: this evaluator plays 1 to "
+                f"{self._capacity} episodes, and num_episodes={num_episodes}."
             )
-        if most > num_episodes:
-            raise ValueError(f"a member asks for {most} episodes, but num_episodes={num_episodes}.")
-        if encoding.rank is not None and not encoding.formed and bool(population.initial.any()):
-            raise ValueError(
-                "first ancestors have full noise, and these slots hold noise of low rank: take "
-                "encoding.replace(formed=True) for the slots and for this call."
+        try:
+            loop, carry, memory, constants = self._start(
+                population, num_episodes, test, max_episode_steps, seed, pool_seed, part, monitor
             )
-
-    def _restart(self, seed: int | None, part: Part | None) -> None:
-        if not self._opened:
-            self._opened = True
-            self.loop.open(0 if seed is None else seed)
-        if seed is not None and part is not None:  # parts are to have other episodes
-            seed = seed_of(jax.random.key(seed), int(part.member[0]), int(part.episode[0]))
-        self.loop.restart(seed)
-
-
-class _Run:
-    """One rollout on its way.
-
-    Attributes:
-      total: Episodes to play.
-      times: What the stopwatch showed, if it ran.
-      left_out: Seconds and emulators' timesteps that were played with the stopwatch.
-    """
-
-    def __init__(self, loop: Loop, slots: SlotMemory, constants: Constants, began: float, carry: Carry, memory: Memory):
-        self.loop, self.slots, self.constants, self.began = loop, slots, constants, began
-        self.total = int(constants.queue.num_entries)
-        self.times: Times | None = None
-        self.left_out = (0.0, 0)
-        self.stepped = self.busy = 0
-        self.counted = (0, 0)
-        self.reach(carry, memory)
-
-    def reach(self, carry: Carry, memory: Memory) -> None:
-        """Takes the state after a part of the rollout; the slots' parameters were donated to it."""
-        # The device's counts are of 32 bits, and a rollout may have more timesteps.
-        self.stepped += (int(carry.stepped) - self.counted[0]) % 2**32
-        self.busy += (int(carry.busy) - self.counted[1]) % 2**32
-        self.counted = int(carry.stepped), int(carry.busy)
-        self.carry, self.memory, self.slots.groups = carry, memory, memory.variables
-        self.played, self.occupancy = int(carry.played.sum()), self.busy / max(self.stepped, 1)
-
-    def play(self, until: int, monitor: Monitor | None) -> None:
-        """Runs the loop until that many episodes were played, or a chunk more."""
-        for chunk in self.loop.run(self.carry, self.memory, self.constants):
-            self.reach(chunk.carry, chunk.memory)
-            stopped = monitor is not None and monitor(self.progress())
-            if stopped and self.played < self.total:
-                raise Interrupted(f"{self.played} of {self.total} episodes were played and are dropped")
-            if self.played >= until:
-                return
-        if self.played < until:
-            raise RuntimeError(f"{self.played} of {self.total} episodes were played; this is a bug in the loop.")
-
-    def time_parts(self, beats: int) -> None:
-        """Plays a few beats with a stopwatch."""
-        began, before = time.perf_counter(), self.stepped
-        *state, self.times = self.loop.time_parts(self.carry, self.memory, self.constants, rounds=beats)
-        self.reach(*state)
-        self.left_out = (time.perf_counter() - began, self.stepped - before)
-
-    def progress(self) -> dict[str, Any]:
-        """What a monitor is given."""
-        rate = self.stepped / (time.perf_counter() - self.began)
-        figures = {"done": self.played, "total": self.total, "stepped": self.stepped, "occupancy": self.occupancy}
-        return {**figures, "timesteps_per_second": rate}
-
-    def statistics(self) -> RolloutStatistics:
-        """How the whole rollout went."""
-        lengths = np.asarray(self.carry.lengths)
-        timesteps, makespan = int(lengths.sum(dtype=np.int64)), int(self.carry.group_beats.max())
-        num_slots = sum(slots.entry.size for slots in self.carry.slots)
-        seconds = time.perf_counter() - self.began
-        return RolloutStatistics(
+            stepped = busy = played = 0
+            for chunk in loop.run(carry, memory, constants):
+                carry, memory = chunk.carry, chunk.memory
+                self._slots = memory[0]
+                stepped, busy = unwrapped(stepped, carry.stepped), unwrapped(busy, carry.busy)
+                played = int(carry.played.sum())
+                figures = {"done": played, "total": total, "stepped": stepped, "occupancy": busy / max(stepped, 1)}
+                figures["timesteps_per_second"] = stepped / (time.perf_counter() - began)
+                if monitor is not None and monitor(figures) and played < total:
+                    raise Interrupted(f"{played} of {total} episodes were played and are dropped")
+                if played == total:
+                    break
+            if played < total:
+                raise RuntimeError(f"{played} of {total} episodes were played; this is a bug in the loop.")
+        except Interrupted:
+            raise
+        except BaseException:
+            self.close()  # donated buffers and environments in flight cannot be trusted any more
+            raise
+        result = in_slots.evaluation(carry, memory[1], constants[0], population.seed.shape[0], num_episodes)
+        lengths, seconds = np.asarray(carry.lengths), time.perf_counter() - began
+        timesteps, makespan = int(lengths.sum(dtype=np.int64)), int(carry.group_beats.max())
+        statistics = RolloutStatistics(
             timesteps=timesteps,
-            stepped=self.stepped,
-            episodes=self.played,
-            occupancy=self.occupancy,
+            stepped=stepped,
+            episodes=played,
+            occupancy=busy / max(stepped, 1),
             makespan=makespan,
-            makespan_over_bound=makespan / max(timesteps / num_slots, int(lengths.max()), 1),
+            makespan_over_bound=makespan / max(timesteps / self._env.num_envs, int(lengths.max()), 1),
             seconds=seconds,
             timesteps_per_second=timesteps / seconds,
-            stepped_per_second=(self.stepped - self.left_out[1]) / (seconds - self.left_out[0]),
-            times=self.times,
         )
+        return result, statistics
+
+    def profile(
+        self,
+        population: Population,
+        num_episodes: int,
+        *,
+        max_episode_steps: int,
+        seed: int,
+        pool_seed: int,
+        seconds: float,
+    ) -> Times:
+        """Plays a part of a population without overlap, times the parts of the loop, and drops the results.
+
+        Args:
+          population: `N` members.
+          num_episodes: E, the largest number of episodes of a member.
+          max_episode_steps: Cutoff of episodes, timesteps.
+          seed: Seed of the episodes.
+          pool_seed: Seed of the environments if they must be made.
+          seconds: Approximate duration, without compilation.
+
+        Returns:
+          Seconds per timestep of emulators, inference and decoding.
+        """
+        where = (population, num_episodes, False, max_episode_steps, seed, pool_seed, None, None)
+        try:
+            rounds = 20
+            for _ in range(2):  # a few beats show how many take `seconds`
+                loop, carry, memory, constants = self._start(*where)
+                _, memory, times = time_parts(loop, carry, memory, constants, rounds=rounds)
+                self._slots = memory[0]
+                rounds = min(max(round(seconds / max(sum(times) * self._env.num_envs, 1e-9)), 2), 10_000)
+        except BaseException:
+            self.close()
+            raise
+        return times
+
+    def figures(self) -> dict[str, Any]:
+        """Returns further metrics of a generation: none."""
+        return {}
+
+    def close(self) -> None:
+        """Frees environments and slots, and keeps the noise table; the next evaluation makes them anew."""
+        for key in list(self._loops):
+            self._loops.pop(key).close()
+        self._slots = None
+
+    def _start(
+        self,
+        population: Population,
+        num_episodes: int,
+        test: bool,
+        max_episode_steps: int,
+        seed: int,
+        pool_seed: int,
+        part: Part | None,
+        monitor: Monitor | None,
+    ) -> tuple[Loop, Carry, Memory, Constants]:
+        """Begins a rollout: restarts the environments, makes the queue, and gives the slots their first episodes."""
+        # Slots of low-rank noise hold factors alone, unless they play first ancestors, whose noise is full.
+        formed = self.encoding.rank is not None and bool(population.initial.any())
+        code = dataclasses.replace(self.encoding, formed=formed)
+        loop = self._loop((test, max_episode_steps, formed), code, pool_seed, monitor)
+        if part is None:
+            loop.restart(seed)
+        else:  # environments without keys must play other episodes for each part
+            loop.restart(seed_of(jax.random.key(seed), int(part.member[0]), int(part.episode[0])))
+        key = jax.random.key(seed)
+        queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
+        constants: Constants = (queue, population.bases, code)
+        assert self._slots is not None
+        vectors = jnp.zeros((self._capacity, self._rollouts[test].behavior.size), jnp.float32)
+        carry, memory = self._begin[test](
+            (self._slots, vectors), constants, self._env.num_groups, self._env.num_envs // self._env.num_groups
+        )
+        self._slots = memory[0]
+        return loop, carry, memory, constants
+
+    def _loop(self, key: tuple[bool, int, bool], code: Encoding, pool_seed: int, monitor: Monitor | None) -> Loop:
+        """Returns the open loop for test or not, a cutoff, and a kind of slots; it closes those it replaces."""
+        if key in self._loops:
+            return self._loops[key]
+        if monitor is not None and monitor({"phase": "compiling"}):
+            raise Interrupted("before the loop was compiled")
+        test, max_episode_steps, formed = key
+        for other in list(self._loops):
+            if other[0] == test or other[2] != formed:  # slots of both kinds would take the memory of both
+                self._loops.pop(other).close()
+        if not self._loops:
+            self._slots = None
+        if self._slots is None:
+            slot, groups = _slot(self._genotype, code), self._env.num_groups
+            self._slots = tuple(zeros(slot, self._env.num_envs // groups) for _ in range(groups))
+        make = functools.partial(self._env.make, max_episode_steps=max_episode_steps, host=test)
+        loop = Loop(self._rollouts[test].stages(), make, chunk_seconds=self._chunk_seconds)
+        loop.open(pool_seed)
+        self._loops[key] = loop
+        return loop
+
+
+def unwrapped(total: int, counter: Any) -> int:
+    """Adds to `total` the increase of a 32-bit counter, which was equal to `total` modulo 2**32 before."""
+    return total + (int(counter) - total) % 2**32
+
+
+def check_memory(
+    genotype: Genotype, encoding: Encoding, num_envs: int, state: ArrayTree, bases: ArrayTree = ()
+) -> None:
+    """Checks that slots, noise table, a strategy's state and a population's bases fit into memory.
+
+    Args:
+      genotype: The network.
+      encoding: The encoding, or its shapes (`volvox.population.outline`).
+      num_envs: Environments, which are the slots.
+      state: The strategy's state, or its shapes.
+      bases: The bases of a population, or their shapes.
+
+    Raises:
+      ValueError: They do not fit; the message has the figures.
+    """
+    parts = {
+        f"{num_envs:,} slots": num_envs * size_of(_slot(genotype, encoding)),
+        "state of the strategy": size_of(state),
+        "bases": size_of(bases),
+        "noise table": 4 * encoding.noise.length(encoding.num_drawn),
+    }
+    _checks.check_memory(parts, "take fewer environments, a smaller network, population or noise table")
+
+
+def _slot(genotype: Genotype, encoding: Encoding) -> ArrayTree:
+    """Returns the shapes of the variables that a slot holds."""
+    bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), encoding.like)
+    member = Member(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+    return jax.eval_shape(functools.partial(in_slots.slot_variables, genotype), encoding, bases, member)

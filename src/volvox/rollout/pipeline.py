@@ -6,13 +6,12 @@
         send(g, action)                    # returns at once; g's emulators step in C++ threads
         carry = work(carry, g)             # device work that runs while emulators step
 
-One pass over the groups is a *beat*, and a fixed number of beats is a *round*; `finish` ends each round, while all
-groups' emulators step. The loop exists in forms with the same meaning: `traced` compiles a chunk of rounds whole;
-`driven` runs it from Python around jitted `act`, `work` and `finish`, is the reference, and serves groups that cannot
-be traced; `timed` is that with a stopwatch, and overlaps nothing.
+One pass over the groups is a *beat*, and a fixed number of beats is a *round*; `finish` ends each round, while the
+emulators of all groups step. The loop exists in two forms with bit-equal results: `traced` compiles a chunk of rounds as
+one program; `driven` runs it from Python around jitted `act`, `work` and `finish`. The second is the reference, and it
+serves groups that cannot be traced.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,29 +20,27 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
-from volvox.envs.groups import Answers
 from volvox.ops.order import after
 from volvox.rollout.devices import ALONE, Devices
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
 
 class Stages(NamedTuple):
-    """What an algorithm does in the loop. `g` is the group's index, a Python int.
+    """The functions that an algorithm contributes to the loop. `g` is the index of the group, a Python int.
 
-    State is split by who may change it: `act` changes `carry` (small) and only reads `memory` (large); `work` changes
-    both. All read `constants`, and none changes them. Only this keeps the large state in place.
+    The state is split by the function that may change it: `act` changes `carry` (small) and only reads `memory`
+    (large); `work` changes both. All read `constants`, and none changes them. This split keeps the large state in place.
 
     Attributes:
       act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
-      work: (carry, memory, constants, g) -> (carry, memory). Everything it does must depend on an integer scalar of
-        `carry` (a count, a counter): that is what makes it wait for `send`.
+      work: (carry, memory, constants, g) -> (carry, memory). Its computations must depend on an integer scalar of
+        `carry`, such as a counter: this dependence makes them wait for `send`.
       active: (carry, g) -> bool: whether the group is stepped in this beat. None: always.
       remaining: carry -> bool: whether work remains. None: always.
-      finish: (carry, memory, constants) -> (carry, memory), at the end of each round, under the rule of `work`. None:
-        nothing.
+      finish: (carry, memory, constants) -> (carry, memory), called at the end of each round. The rule of `work` holds.
       episode_keys: (carry, constants, g) -> (where bool `[B]`, keys `[B]`), for `EnvGroup.rekey` before each `recv`:
-        the environments that begin an episode in it, and the keys of these episodes. None: environments go on with
-        their own random numbers.
+        the environments that begin an episode, and the keys of these episodes. None: environments continue with their
+        own random numbers.
     """
 
     act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
@@ -55,12 +52,12 @@ class Stages(NamedTuple):
 
 
 class LoopState(NamedTuple):
-    """All that a chunk changes.
+    """The state that a chunk changes.
 
     Attributes:
       envs: The state of each group, actions in flight.
-      carry: What `act` changes.
-      memory: What `work` changes.
+      carry: The small state.
+      memory: The large state.
     """
 
     envs: tuple[ArrayTree, ...]
@@ -69,8 +66,7 @@ class LoopState(NamedTuple):
 
 
 RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
-"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends when `rounds` are done or nothing
-remains."""
+"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends when `rounds` are done or no work remains."""
 
 
 def traced(
@@ -82,7 +78,7 @@ def traced(
       stages: The algorithm.
       groups: Traceable groups; they must outlive the returned function.
       beats_per_round: Beats of a round.
-      devices: The devices that run it as one program.
+      devices: The devices that run the loop as one program.
 
     Returns:
       A `RunChunk`: a `functools.partial` whose `func` is the `jax.jit` function, for tests that read its program.
@@ -159,7 +155,7 @@ def driven(
       stages: The algorithm.
       groups: Groups of any kind; made with `host=True` where they cannot be traced.
       beats_per_round: Beats of a round.
-      devices: The devices that run it as one program.
+      devices: The devices that run the loop as one program.
 
     Returns:
       A `RunChunk`.
@@ -168,7 +164,7 @@ def driven(
       ValueError: there are no groups, they differ in size, or a round has no beat.
     """
     _check(groups, beats_per_round)
-    calls = _Calls(stages, groups, devices)
+    calls = Calls(stages, groups, devices)
 
     def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
@@ -187,116 +183,13 @@ def driven(
     return run
 
 
-class Times(NamedTuple):
-    """Seconds that one timestep of one environment takes of each part, when nothing overlaps; means over whole rounds.
+class Calls:
+    """The stages and the groups as compiled functions that Python calls one by one."""
 
-    Attributes:
-      emulators: `send` to `recv`: all threads stepping one group.
-      acting: `act`.
-      working: `work` and `finish`.
-    """
-
-    emulators: float
-    acting: float
-    working: float
-
-    def shares(self, timesteps_per_second: float, *, working: str) -> dict[str, float]:
-        """What a row of metrics says about where time goes.
-
-        Args:
-          timesteps_per_second: Rate of the loop that overlaps the parts, reset timesteps included.
-          working: What `work` does, e.g. "learning".
-
-        Returns:
-          `share_emulators`, `share_inference` and `share_` + `working`, which add up to 1; and `speed_over_turns`: the
-          loop's rate over that of the parts taking turns. The parts are called from Python, and each call costs some
-          tenths of a millisecond: with networks so small that this counts, the parts look slower than they are in the
-          loop.
-        """
-        total = sum(self)
-        return {
-            "share_emulators": self.emulators / total,
-            "share_inference": self.acting / total,
-            f"share_{working}": self.working / total,
-            "speed_over_turns": timesteps_per_second * total,
-        }
-
-
-def timed(
-    stages: Stages,
-    groups: Sequence[EnvGroup],
-    *,
-    beats_per_round: int = 1,
-    devices: Devices = ALONE,
-    answers: Answers | None = None,
-) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
-    """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
-
-    It does to carry and memory what the other forms do, so a run can go through a few rounds of it to see where time
-    goes. A group that becomes idle meanwhile is sent its last actions once more, so that its next `recv` has something
-    to wait for.
-
-    Args:
-      stages: The algorithm.
-      groups: Groups of one size.
-      beats_per_round: Beats of a round.
-      devices: The devices that run it as one program.
-      answers: What waits for groups with a limit; None waits without one.
-
-    Returns:
-      (state, constants, rounds) -> (state, times). `rounds` is at least 2: the first one, which may compile, is not
-      timed. It does not ask `remaining`. Donates `state`.
-
-    Raises:
-      ValueError: there are no groups, they differ in size, a round has no beat, or (when called) there are too few
-        rounds.
-    """
-    _check(groups, beats_per_round)
-    calls, num_groups, group_size = _Calls(stages, groups, devices, answers), len(groups), groups[0].num_envs
-
-    def run(state: LoopState, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
-        integer("rounds", rounds, low=2)
-        envs, carry, memory = list(state.envs), state.carry, state.memory
-        waiting: list[TimeStep | None] = [None] * num_groups  # received, and not acted on yet
-        actions: list[Any] = [None] * num_groups
-        spent: dict[str, list[float]] = {"emulators": [], "acting": [], "working": []}
-        last = rounds * beats_per_round - 1
-        for beat in range(last + 1):
-            if beat == beats_per_round:
-                spent = {part: [] for part in spent}  # the first round may have compiled
-            for g in range(num_groups):
-                if calls.active(carry, g):
-                    if waiting[g] is None:
-                        envs[g], waiting[g] = calls.answered([], calls.recv, g, envs[g], carry, constants)
-                    carry, actions[g] = calls.stopped(
-                        spent["acting"], calls.act, carry, memory, constants, g, waiting[g]
-                    )
-                    if beat == last:  # the last actions stay in flight, as in the other forms
-                        envs[g], waiting[g] = calls.send[g](envs[g], actions[g]), None
-                    else:
-                        given = (g, envs[g], actions[g], carry, constants)
-                        envs[g], waiting[g] = calls.answered(spent["emulators"], calls.step, *given)
-                carry, memory = calls.stopped(spent["working"], calls.work, carry, memory, constants, g)
-            if (beat + 1) % beats_per_round == 0:
-                carry, memory = calls.stopped(spent["working"], calls.finish, carry, memory, constants)
-        for g in range(num_groups):
-            if waiting[g] is not None:
-                envs[g] = calls.send[g](envs[g], actions[g])
-        emulators, acting = (sum(spent[part]) / max(len(spent[part]), 1) for part in ("emulators", "acting"))
-        working = sum(spent["working"]) / (num_groups * (last + 1 - beats_per_round))
-        times = Times(emulators / group_size, acting / group_size, working / group_size)
-        return LoopState(tuple(envs), carry, memory), times
-
-    return run
-
-
-class _Calls:
-    """The groups' functions and the stages, as Python calls them."""
-
-    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices, answers: Answers | None = None):
+    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices = ALONE):
+        """Compiles nothing yet; each function is compiled by its first call."""
         self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
-        self._groups, self._stages, self._answers = groups, stages, answers
-        self._wait = jax.block_until_ready
+        self._groups, self._stages = groups, stages
         if stages.episode_keys is not None:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
         self.send = [compiled(group.send, devices) if group.traceable else group.send for group in groups]
@@ -309,24 +202,8 @@ class _Calls:
             self.finish = compiled(stages.finish, devices, donate=(0, 1))
 
     def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
-        """Waits for a group; episodes that begin have their keys."""
+        """Gives the episodes that begin their keys, and waits for group `g`."""
         return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
-
-    def stopped(self, spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
-        """Calls, waits for the result, and adds the seconds it took; the arguments are ready before."""
-        began = time.perf_counter()
-        result = self._wait(call(*args))
-        spent.append(time.perf_counter() - began)
-        return result
-
-    def answered(self, spent: list[float], call: Callable[..., Any], *args: Any) -> Any:
-        """As `stopped`, of what waits for environments: with a limit, if there are `answers`."""
-        stopped = partial(self.stopped, spent, call, *args)
-        return stopped() if self._answers is None else self._answers.of(stopped, self._groups[0].spec.name)
-
-    def step(self, g: int, env: ArrayTree, action: Array, carry: ArrayTree, constants: ArrayTree) -> Any:
-        """Sends actions to a group, and receives what they led to."""
-        return self.recv(g, self.send[g](env, action), carry, constants)
 
 
 def compiled(

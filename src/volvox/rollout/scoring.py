@@ -1,11 +1,11 @@
-"""Scores of one network, or of random actions, over whole episodes under a named protocol.
+"""Scores of one network, or of random actions, over whole episodes by a named protocol.
 
 print(play(env, algorithm.policy, algorithm.variables(state)))
 print(play(env, algorithm.policy, algorithm.variables(state), protocol="exact"))
 print(play_randomly(env))
 """
 
-import inspect
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,36 +14,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._arguments import check_env, said
-from volvox._checks import integer
-from volvox.checkpoint import is_key
+from volvox._checks import check_type, integer
 from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, game_of, human_normalized
 from volvox.ops.batching import where_rows
 from volvox.rollout.driver import seed_of
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
 
 UNUSED_SEED = 1_000_003
-"""Seed of the environments in which policies are scored; training is unlikely to use it."""
-_MOST_AT_ONCE = 1_000
-"""Environments; an Atari emulator takes some 0.2 MB."""
+"""Default seed of scores; training is unlikely to use it."""
+_MAX_ENVS = 1_000
+"""Default limit of environments; an Atari emulator takes about 0.2 MB."""
 _NO_LIMIT, _LONGEST = 2**30, 100_000
-"""Timesteps from which on a time limit is none, and those after which episodes are then cut."""
-_WAVES = 2**31  # names the keys of waves after the first; those of actions are named by their number, which is smaller
+"""A time limit of at least the first counts as none; episodes without a limit are cut after the second, in timesteps."""
+_WAVES = 2**31  # offset of the waves' numbers in keys; the numbers of timesteps are smaller
 
 
 class Score(NamedTuple):
-    """Returns of episodes, and how they were played; `print` shows all of it but the episodes.
+    """Returns of episodes, and how they were played; `print` shows a summary.
 
     Attributes:
       returns: float32 `[E]`.
       lengths: int32 `[E]`, timesteps.
       mean: Mean of the returns.
-      low: Lower end of a 95% bootstrap interval of the mean over episodes; None where nothing is left to chance.
-      high: Upper end, likewise.
+      low: Lower end of a 95% bootstrap interval of the mean over episodes; None if nothing is random.
+      high: Upper end of the interval; likewise.
       protocol: "sticky", "exact" or "fresh"; see `play`.
-      about: What the protocol means here, in words.
+      about: Description of the protocol.
       human_normalized: (mean - random) / (human - random) on the 57 Atari games that have it; None elsewhere,
-        and where each life is an episode.
+        and if each life is an episode.
     """
 
     returns: np.ndarray
@@ -71,32 +69,34 @@ def play(
     protocol: Protocol | None = None,
     num_episodes: int | None = None,
     max_episode_steps: int | None = None,
+    num_envs: int | None = None,
     sampled: bool = False,
     seed: int = 0,
 ) -> Score:
-    """Scores one network by whole episodes, of which at most 1 000, or `env.num_envs`, are played at once.
+    """Scores one network by whole episodes.
 
     An Atari game without sticky actions has no more episodes than no-op starts, 30 as a rule, so that random episodes
     of a deterministic policy repeat each other. It has two protocols:
 
-    - "sticky": the emulator repeats the action before with a probability of 0.25 (Machado et al. 2018, arXiv
+    - "sticky": the emulator repeats the last action with a probability of 0.25 (Machado et al. 2018, arXiv
       1709.06009), so that all episodes differ; with an interval over episodes.
     - "exact": every no-op start once, without sticky actions; a mean without an interval. Publications before 2018
       average over random no-op starts; the exact mean is the limit of such averages.
 
-    Both play whole games, also where the environment ends episodes with a life. "fresh" plays the environment as it is,
+    Both play whole games, even if the environment ends episodes with a life. "fresh" plays the environment as it is,
     from random starts.
 
     Args:
       env: The environment.
-      policy: What acts.
-      variables: What `policy.apply` takes, for example `algorithm.variables(state)`.
-      protocol: How the score is measured; None takes "sticky" for Atari games and "fresh" for all other environments.
-      num_episodes: Episodes; each is played to its end, so short ones are not favoured. None takes 100, or with "exact"
-        as many as there are starts.
-      max_episode_steps: Cutoff in timesteps; None takes the environment's own, or 100 000 where it has none.
+      policy: The policy.
+      variables: The variables of `policy.apply`, for example `algorithm.variables(state)`.
+      protocol: "sticky", "exact" or "fresh"; None: "sticky" for Atari games and "fresh" for all other environments.
+      num_episodes: Number of episodes; each is played to its end, so short ones are not favoured. None: 100, or with
+        "exact" the number of starts.
+      max_episode_steps: Cutoff in timesteps; None: the environment's own, or 100 000 if it has none.
+      num_envs: Environments that exist at a time. None: one for each episode, but at most 1 000 or `env.num_envs`.
       sampled: Draw actions from the policy's distribution, instead of taking the likeliest.
-      seed: Seed of the environments and the actions. Take another than the run's for episodes it has not seen.
+      seed: Seed of the environments and the actions. With another seed than the run's, episodes are new.
 
     Returns:
       `Score`.
@@ -105,16 +105,10 @@ def play(
       ValueError: No episodes are asked for, `sampled` with a policy that has no distribution, a protocol that does not
         suit the environment, or "exact" with `sampled` or a number of episodes.
     """
-    check_env("play(env, policy, variables)", env)
-    if not isinstance(policy, Policy):
-        raise TypeError(f"play(env, policy, variables) takes a policy, such as algorithm.policy; got {said(policy)}")
-    if _no_variables(variables):
-        raise TypeError(
-            "play(env, policy, variables) takes what the policy is applied to, such as run.variables() or "
-            f"policy.init(0); got {said(variables)}"
-        )
+    check_type("env", env, Env, "a function of vx.envs, such as vx.envs.atari(...)")
+    check_type("policy", policy, Policy, "an algorithm (algorithm.policy)")
     if protocol == "exact" and sampled:
-        raise ValueError("protocol='exact' plays each start once, so actions cannot be drawn: take protocol='sticky'")
+        raise ValueError("protocol='exact' plays each start once, so actions cannot be drawn: use protocol='sticky'")
     act_jit, key = jax.jit(partial(act, policy, sampled)), jax.random.key(seed)
 
     def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
@@ -123,14 +117,7 @@ def play(
         drawn = jax.random.fold_in(jax.random.fold_in(key, _WAVES + wave) if wave else key, number)
         return act_jit(drawn, variables, jax.tree.map(jnp.asarray, timestep), state)
 
-    return _play(env, choose, protocol, num_episodes, max_episode_steps, seed)
-
-
-def _no_variables(given: Any) -> bool:
-    """Whether nothing can be applied to this: a run, a function that gives variables, a number, a name, or a key."""
-    if isinstance(given, jax.Array):
-        return is_key(given) or (given.dtype == jnp.uint32 and given.shape == (2,))  # of jax.random.PRNGKey
-    return given is None or hasattr(given, "resume") or isinstance(given, int | float | str) or inspect.isroutine(given)
+    return _play(env, choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
 
 
 def play_randomly(
@@ -139,6 +126,7 @@ def play_randomly(
     protocol: Protocol | None = None,
     num_episodes: int | None = None,
     max_episode_steps: int | None = None,
+    num_envs: int | None = None,
     seed: int = 0,
 ) -> Score:
     """Scores uniformly random actions; see `play`.
@@ -146,8 +134,9 @@ def play_randomly(
     Args:
       env: The environment.
       protocol: As in `play`, but not "exact".
-      num_episodes: Episodes; None takes 100.
+      num_episodes: Number of episodes; None: 100.
       max_episode_steps: As in `play`.
+      num_envs: As in `play`.
       seed: Seed of the environments and the actions.
 
     Returns:
@@ -156,16 +145,16 @@ def play_randomly(
     Raises:
       ValueError: No episodes are asked for, or a protocol does not suit the environment or random actions.
     """
-    check_env("play_randomly", env)
+    check_type("env", env, Env, "a function of vx.envs, such as vx.envs.atari(...)")
     if protocol == "exact":
-        raise ValueError("protocol='exact' plays each start once, which says little of random actions: leave it out")
+        raise ValueError("protocol='exact' plays each start once, which says little about random actions: leave it out")
     rng = np.random.default_rng(seed)
 
     def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
         del wave, number
         return _random_actions(env.spec, timestep.reward.size, rng), state
 
-    return _play(env, choose, protocol, num_episodes, max_episode_steps, seed)
+    return _play(env, choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
 
 
 def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> Any:
@@ -176,8 +165,8 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> Any:
 
     Args:
       env: The environment.
-      size: R, observations.
-      seed: Of the environments, the actions and the choice.
+      size: R, number of observations.
+      seed: Seed of the environments, the actions and the choice.
 
     Returns:
       `[R, *observation_shape]`, or a dict or a tuple of such arrays.
@@ -224,38 +213,39 @@ def _play(
     protocol: Protocol | None,
     num_episodes: int | None,
     max_episode_steps: int | None,
+    num_envs: int | None,
     seed: int,
 ) -> Score:
     """Plays in waves, each until the first episode of every environment has ended.
 
-    Args:
-      env: The environment.
-      choose: (wave, number, timestep, state of the policy) -> (action, state of the policy). With number 0 the state
-        is ().
-      protocol: See `play`.
-      num_episodes: Episodes; None takes the protocol's number.
-      max_episode_steps: Cutoff in timesteps.
-      seed: Seed of the environments.
+    `choose`: (wave, number of the timestep, timestep, state of the policy) -> (action, state of the policy). With
+    number 0 the state is ().
     """
     protocol, options = evaluation_options(env, protocol)
-    starts = len(options.get("seeds", ()))
+    starts = list(options.pop("seeds", ()))
     if starts and num_episodes is not None:
-        raise ValueError(f"protocol='exact' plays {starts} episodes, each start once: leave num_episodes out")
-    count = starts or integer("num_episodes", 100 if num_episodes is None else num_episodes, low=1)
-    size = min(count, max(env.num_envs, _MOST_AT_ONCE))
-    (group,) = env.make(seed, max_episode_steps=max_episode_steps, num_envs=size, num_groups=1, host=True, **options)
+        raise ValueError(f"protocol='exact' plays {len(starts)} episodes, each start once: leave num_episodes out")
+    count = len(starts) or integer("num_episodes", 100 if num_episodes is None else num_episodes, low=1)
+    limit = max(env.num_envs, _MAX_ENVS) if num_envs is None else integer("num_envs", num_envs, low=1)
+    size = min(count, limit)
     played: list[tuple[np.ndarray, np.ndarray]] = []
-    try:
-        state = group.init()
-        for wave in range(-(-count // size)):
-            if wave:  # all environments play the last wave too, and the first of them count
+    with contextlib.ExitStack() as stack:
+        group = state = None
+        for wave in range(-(-count // size)):  # all environments play the last wave too, and its first episodes count
+            if group is None or starts:
+                stack.close()
+                seeds = {"seeds": (starts * 2)[wave * size : (wave + 1) * size]} if starts else {}
+                (group,) = env.make(
+                    seed, max_episode_steps=max_episode_steps, num_envs=size, num_groups=1, host=True, **options, **seeds
+                )
+                stack.callback(group.close)
+                state = group.init()
+            else:
                 state = group.restart(state, seed_of(jax.random.key(seed), wave))
             state, *results = first_episodes(group, state, partial(choose, wave), ())
             played.append((results[0], results[1]))
-    finally:
-        group.close()
     returns, lengths = (np.concatenate(parts)[:count] for parts in zip(*played, strict=True))
-    mean, low, high = float(returns.mean()), None, None
+    mean, low, high = float(returns.mean(dtype=np.float64)), None, None
     if protocol != "exact":
         low, high = _interval(returns)
     about = {
@@ -265,13 +255,17 @@ def _play(
     }[protocol]
     if options:  # an Atari game
         about += f", preprocessing {env.config.get('preprocessing', 'envpool')!r}"
-        about += ", all 18 actions" if env.config["settings"].get("full_action_space") else ""
+        about += ", all 18 actions" if _setting(env, "full_action_space") else ""
     limited = group.spec.max_episode_steps < _NO_LIMIT
     if limited or (lengths >= _LONGEST).any():
         about += f", cut at {group.spec.max_episode_steps if limited else _LONGEST} timesteps"
-    lives = protocol == "fresh" and env.config.get("settings", {}).get("episodic_life")  # each life is an episode
+    lives = protocol == "fresh" and _setting(env, "episodic_life")  # each life is an episode
     human = None if lives else human_normalized(game_of(env.config), mean)
     return Score(returns, lengths, mean, low, high, protocol, about, human)
+
+
+def _setting(env: Env, name: str) -> Any:
+    return env.config.get("settings", env.config).get(name)
 
 
 def first_episodes(
@@ -282,16 +276,17 @@ def first_episodes(
     Args:
       group: The environments, driven from Python.
       state: Their state, from `init` or `restart`.
-      choose: (number, timestep, state of the policy) -> (action, state of the policy).
-      acting: The state of the policy to begin with.
+      choose: (number of the timestep, timestep, state of the policy) -> (action, state of the policy).
+      acting: The first state of the policy.
 
     Returns:
-      (state of the environments after a last `recv`, returns float32 `[B]`, lengths int32 `[B]`).
+      (state of the environments after a last `recv`, returns float32 `[B]`, which are summed in float64, lengths int32
+      `[B]`).
     """
-    returns, lengths = np.zeros(group.num_envs, np.float32), np.zeros(group.num_envs, np.int32)
+    returns, lengths = np.zeros(group.num_envs, np.float64), np.zeros(group.num_envs, np.int32)
     playing, number = np.ones(group.num_envs, bool), 0
     state, timestep = group.recv(state)
-    limited = group.spec.max_episode_steps < _NO_LIMIT  # by the environments themselves
+    limited = group.spec.max_episode_steps < _NO_LIMIT  # the environments cut their episodes
     while playing.any() and (limited or number < _LONGEST):
         action, acting = choose(number, timestep, acting)
         state, timestep = group.recv(group.send(state, np.asarray(action)))
@@ -299,14 +294,14 @@ def first_episodes(
         lengths += playing & ~np.asarray(timestep.first)
         playing &= ~np.asarray(timestep.terminated | timestep.truncated)
         number += 1
-    return state, returns, lengths
+    return state, returns.astype(np.float32), lengths
 
 
 def _interval(returns: np.ndarray) -> tuple[float, float]:
-    """95% bootstrap interval of the mean; of one return, or of equal ones, there is nothing to resample."""
+    """95% bootstrap interval of the mean; the mean itself if all returns are equal."""
     if (returns == returns[0]).all():
         return float(returns[0]), float(returns[0])
-    import scipy.stats  # half a second
+    import scipy.stats  # takes half a second
 
     resampled = scipy.stats.bootstrap(
         (returns,), np.mean, n_resamples=10_000, batch=1_000, method="percentile", rng=np.random.default_rng(0)

@@ -1,8 +1,8 @@
 """Episodes of a population, played in slots (continuous batching).
 
-Episodes to play wait in a queue; an environment slot whose episode ends takes the next, so that slots stay busy
-however unequal the episodes. Those expected to run long go first. Only slots hold parameters: a member is decoded
-when a slot takes it.
+Episodes wait in a queue. A slot, which is one environment, takes the next episode when its own ends, so that slots stay
+busy however unequal the episodes are. Episodes that are expected to be long go first. Only slots hold parameters: a
+member is decoded when a slot takes it.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ class Queue(NamedTuple):
 
     Attributes:
       members: Each field `[C]`.
-      member: int32 `[C]`: index into the population; out of range past `num_entries`.
-      episode: int32 `[C]`: which of the member's episodes.
-      key: Keys `[C]`: where the random numbers of each episode come from, on environments that can be given them.
-      num_entries: int32 scalar: entries in use.
+      member: int32 `[C]`: Index into the population; out of range past `num_entries`.
+      episode: int32 `[C]`: Number of the episode among those of its member.
+      key: Keys `[C]`: The key of each episode, for environments that take keys.
+      num_entries: int32: Entries in use.
     """
 
     members: Member
@@ -41,11 +41,11 @@ class Queue(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The part of a divided population that is played; each row `[N]` is a member.
+    """The place of some members `[N]` in a larger population, of which this process plays a part.
 
     Attributes:
-      member: int32 `[N]`: Its index in the whole population.
-      episode: int32 `[N]`: Its first episode that is played; the others follow.
+      member: int32 `[N]`: Index in the whole population.
+      episode: int32 `[N]`: Number of the first episode that is played; the others follow.
     """
 
     member: Array
@@ -53,17 +53,17 @@ class Part(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """What the `B` slots of one group are doing.
+    """The `B` slots of one group.
 
     Attributes:
-      entry: int32 `[B]`: queue entry being played; -1 if idle.
-      started: bool `[B]`: the entry's first observation has been seen.
-      due: bool `[B]`: the entry's parameters must be decoded before its first timestep.
-      episode_return: float32 `[B]`: rewards so far.
-      length: int32 `[B]`: timesteps so far.
+      entry: int32 `[B]`: Queue entry that is played; -1 if idle.
+      started: bool `[B]`: The first observation of the entry was seen.
+      due: bool `[B]`: The entry's parameters must be decoded before its first timestep.
+      episode_return: float32 `[B]`: Sum of the rewards so far.
+      length: int32 `[B]`: Timesteps so far.
       recurrent: The policy's state, leaves `[B, 1, ...]`.
-      records: What the behaviour is made of, leaves `[B, ...]`.
-      ended: int32 `[B]`: queue entry whose episode ended in this beat; out of range where none did.
+      records: Records of the behaviour, leaves `[B, ...]`.
+      ended: int32 `[B]`: Queue entry whose episode ended in this beat; out of range if none ended.
     """
 
     entry: Array
@@ -80,17 +80,16 @@ class Carry(NamedTuple):
     """The small state of a rollout.
 
     Attributes:
-      taken: int32 scalar: entries handed out.
-      slots: Of each group.
+      taken: int32: Entries that slots have taken.
+      slots: The slots of each group.
       returns: float32 `[C]`, by queue entry.
       lengths: int32 `[C]`.
       played: bool `[C]`.
-      stepped: int32 scalar: timesteps of the slots of groups that were stepped, modulo 2**32.
-      busy: int32 scalar: those in which the slot had an episode to play, the timestep that begins it included, modulo
-        2**32.
-      group_beats: int32 `[groups]`: beats in which each group was stepped.
-      num_due: int32 scalar: slots to decode in the next `work`, which waits for `send` through it.
-      num_ended: int32 scalar: slots whose behaviour the next `work` keeps, likewise.
+      stepped: int32: Timesteps of all slots of the groups that were stepped, modulo 2**32.
+      busy: int32: Timesteps of slots that had an episode to play, including the one that begins it, modulo 2**32.
+      group_beats: int32 `[groups]`: Beats in which each group was stepped.
+      num_due: int32: Slots to decode in the next `work`. It makes `work` wait for `send`.
+      num_ended: int32: Slots whose behaviour the next `work` stores; likewise.
     """
 
     taken: Array
@@ -105,45 +104,26 @@ class Carry(NamedTuple):
     num_ended: Array
 
 
-class Memory(NamedTuple):
-    """The large state of a rollout.
-
-    Attributes:
-      variables: For each group what its slots hold (`slot_variables`), leaves `[B, ...]`.
-      behaviors: float32 `[C, D]`, by queue entry.
-    """
-
-    variables: tuple[ArrayTree, ...]
-    behaviors: Array
-
-
-class Constants(NamedTuple):
-    """What a rollout only reads.
-
-    Attributes:
-      queue: The episodes to play.
-      bases: Parameters, leaves `[P, ...]`.
-      encoding: Turns members into parameters.
-    """
-
-    queue: Queue
-    bases: ArrayTree
-    encoding: Encoding
+Memory = tuple[tuple[ArrayTree, ...], Array]
+"""The large state of a rollout: variables of the slots of each group (`slot_variables`, leaves `[B, ...]`), and
+behaviours by queue entry (float32 `[C, D]`)."""
+Constants = tuple[Queue, ArrayTree, Encoding]
+"""The episodes to play, the bases (leaves `[P, ...]`), and the encoding that turns members into parameters."""
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def make_queue(population: Population, key: Array, part: Part | None, num_episodes: int, capacity: int) -> Queue:
-    """Lines up the episodes of a population, those expected to run long first.
+    """Makes the queue of a population's episodes, with the largest priority first.
 
-    The key of an episode is made of the member's index in the whole population and the number of the episode, and so
-    does not depend on what else is played, nor where.
+    The key of an episode depends on the member's index in the whole population and on the number of the episode alone,
+    so that results do not depend on the layout.
 
     Args:
-      population: `N` members, each playing `episodes[i] <= num_episodes` episodes; its bases are not looked at.
-      key: From which the keys of episodes are made.
-      part: Which members and episodes these are; None: all members in order, from their first episodes.
-      num_episodes: E, the most episodes of any member.
-      capacity: C, at least the sum of `episodes` (checked by the caller, who knows the values).
+      population: `N` members that play `episodes[i] <= num_episodes` episodes each; the bases are ignored.
+      key: The key from which the keys of episodes are derived.
+      part: Places of the members in a larger population; None: the population is whole.
+      num_episodes: E, the largest number of episodes of a member.
+      capacity: C, at least the sum of `episodes`.
 
     Returns:
       `Queue`.
@@ -173,8 +153,8 @@ def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num
 
     Args:
       carry: The carry after the last beat.
-      vectors: float32 `[C, D]`: behaviours by queue entry.
-      queue: What was played.
+      vectors: float32 `[C, D]`: Behaviours by queue entry.
+      queue: The episodes that were played.
       num_members: N.
       num_episodes: E.
 
@@ -190,7 +170,7 @@ def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num
 
 
 def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
-    """Computes what a slot holds of the member it plays: prepared variables, less what it shares with others.
+    """Computes the variables that a slot holds: those of its member, without the bases that members share.
 
     Args:
       genotype: The network.
@@ -199,7 +179,7 @@ def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, mem
       member: The member, whose fields are scalars.
 
     Returns:
-      Variables; `with_bases` completes them.
+      Variables, which `with_bases` completes.
     """
     return without_bases(genotype.prepare(member_params(encoding, bases, member)))
 
@@ -215,25 +195,25 @@ def remaining(carry: Carry) -> Array:
 
 
 def episode_keys(carry: Carry, constants: Constants, g: int) -> tuple[Array, Array]:
-    """Slots that begin an entry at the next timestep, bool `[B]`, and the keys `[B]` of their entries' episodes."""
+    """Slots that begin an entry at the next timestep, bool `[B]`, and the keys `[B]` of these episodes."""
     slots = carry.slots[g]
-    return (slots.entry >= 0) & ~slots.started, constants.queue.key[slots.entry]
+    return (slots.entry >= 0) & ~slots.started, constants[0].key[slots.entry]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rollout:
-    """The loop's two halves for a population: each slot's own network acts; members that are due are decoded.
+    """The stages of the loop for a population: the network of each slot acts, and members that are due are decoded.
 
     Attributes:
       genotype: The network.
-      behavior: What is recorded of each episode.
+      behavior: The record of each episode.
     """
 
     genotype: Genotype
     behavior: Behavior
 
     def stages(self) -> Stages:
-        """What `volvox.rollout.pipeline` runs, over `Carry`, `Memory` and `Constants`."""
+        """Returns the stages of the loop, over `Carry`, `Memory` and `Constants`."""
         return Stages(self.act, self.work, active, remaining, episode_keys=episode_keys)
 
     def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:
@@ -250,8 +230,8 @@ class Rollout:
         Returns:
           (carry, memory).
         """
-        capacity, b = constants.queue.member.shape[0], group_size
-        num_entries, zero = constants.queue.num_entries, jnp.int32(0)
+        queue, b, zero = constants[0], group_size, jnp.int32(0)
+        capacity, num_entries = queue.member.shape[0], queue.num_entries
         slots = []
         for g in range(num_groups):
             number = jnp.arange(b, dtype=jnp.int32) * num_groups + g
@@ -290,7 +270,7 @@ class Rollout:
         self, carry: Carry, memory: Memory, constants: Constants, g: int, timestep: TimeStep
     ) -> tuple[Carry, Array]:
         """Scores the timestep, hands out entries to slots whose episode ended, and lets every slot's network act."""
-        slots, policy = carry.slots[g], self.genotype.policy
+        slots, policy, (queue, bases, _) = carry.slots[g], self.genotype.policy, constants
         chex.assert_shape([timestep.reward, timestep.first, timestep.terminated, timestep.truncated], slots.entry.shape)
         busy = slots.entry >= 0
         # A slot that took an entry waits for the timestep that begins an episode; it has no reward and no length.
@@ -300,7 +280,7 @@ class Rollout:
         for seen in jax.tree.leaves(timestep.observation):
             if not jnp.issubdtype(seen.dtype, jnp.floating):
                 continue
-            # Most networks act on NaN as if on something; such an episode has no return.
+            # Most networks act on NaN without an error; such an episode has no return.
             unseen = jnp.isnan(seen).reshape(live.size, -1).any(axis=1)
             episode_return = jnp.where(started & unseen, jnp.nan, episode_return)
         length = slots.length + live
@@ -308,15 +288,15 @@ class Rollout:
         entry_ended = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
 
         candidate = carry.taken + jnp.cumsum(ended, dtype=jnp.int32) - 1
-        refilled = ended & (candidate < constants.queue.num_entries)
+        refilled = ended & (candidate < queue.num_entries)
         num_refilled = refilled.sum(dtype=jnp.int32)
 
         def apply(variables, observation, state):
-            return policy.apply(with_bases(variables, constants.bases), observation, state)
+            return policy.apply(with_bases(variables, bases), observation, state)
 
         recurrent = where_rows(timestep.first, policy.initial_state(1), slots.recurrent)
         observation = jax.tree.map(lambda x: x[:, None], timestep.observation)
-        output, recurrent = jax.vmap(apply)(memory.variables[g], observation, recurrent)
+        output, recurrent = jax.vmap(apply)(memory[0][g], observation, recurrent)
 
         after = Slots(
             entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
@@ -343,24 +323,26 @@ class Rollout:
         return carry, policy.mode(output[:, 0])
 
     def work(self, carry: Carry, memory: Memory, constants: Constants, g: int) -> tuple[Carry, Memory]:
-        """Decodes the members of slots that are due, and keeps the behaviours of episodes that ended."""
-        slots, behavior = carry.slots[g], self.behavior
+        """Decodes the members of slots that are due, and stores the behaviours of episodes that ended."""
+        slots, behavior, (variables, vectors) = carry.slots[g], self.behavior, memory
+        queue, bases, encoding = constants
         due_first = jnp.argsort(~slots.due, stable=True)
 
         def decode(i, variables):
             slot = due_first[i]
-            member = jax.tree.map(lambda x: x[slots.entry[slot]], constants.queue.members)
-            one = slot_variables(self.genotype, constants.encoding, constants.bases, member)
+            member = jax.tree.map(lambda x: x[slots.entry[slot]], queue.members)
+            one = slot_variables(self.genotype, encoding, bases, member)
             return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
 
-        variables = jax.lax.fori_loop(0, carry.num_due, decode, memory.variables[g])
-        ended_first = jnp.argsort(slots.ended >= memory.behaviors.shape[0], stable=True)
+        decoded = jax.lax.fori_loop(0, carry.num_due, decode, variables[g])
+        ended_first = jnp.argsort(slots.ended >= vectors.shape[0], stable=True)
 
-        def keep(i, kept):
+        def store(i, vectors):
             slot = ended_first[i]
             vector = behaviors.vector(behavior, jax.tree.map(lambda x: x[slot], slots.records))
-            return kept.at[slots.ended[slot]].set(vector)
+            return vectors.at[slots.ended[slot]].set(vector)
 
-        kept = jax.lax.fori_loop(0, carry.num_ended, keep, memory.behaviors) if behavior.size else memory.behaviors
-        memory = Memory(replaced(memory.variables, g, variables), kept)
+        if behavior.size:
+            vectors = jax.lax.fori_loop(0, carry.num_ended, store, vectors)
+        memory = replaced(variables, g, decoded), vectors
         return carry._replace(num_due=jnp.int32(0), num_ended=jnp.int32(0)), memory

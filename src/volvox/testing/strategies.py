@@ -11,7 +11,7 @@ import numpy as np
 
 from volvox import checkpoint
 from volvox.envs import from_functions
-from volvox.evolution import HostedState, Phase, compiled_phases, evolve
+from volvox.evolution import evolve
 from volvox.networks import MLP, genotype
 from volvox.ops.flat import by_path
 from volvox.population import Encoding, Member, Noise, Table, decode_many, encoding
@@ -100,8 +100,8 @@ class _Check:
     """A strategy, played with made-up returns: the return of a member is its first weight, in all of its episodes."""
 
     strategy: Any
-    phases: tuple[Phase, ...]
-    compiled: tuple[Phase, ...]
+    phases: Any
+    compiled: Any
     code: Encoding
 
     def first_state(self) -> Any:
@@ -226,7 +226,7 @@ class _Check:
             )
 
     def generation(
-        self, phases: tuple[Phase, ...], key: Array, state: Any, missing: str = "none"
+        self, phases: Any, key: Array, state: Any, missing: str = "none"
     ) -> tuple[Any, dict[str, Any]]:
         """Plays a generation; with `missing` some returns, or all of training, are NaN."""
         metrics: dict[str, Any] = {}
@@ -238,7 +238,7 @@ class _Check:
             metrics |= told
         return state, metrics
 
-    def play(self, phase: Phase, asked: Population, missing: str = "none") -> Evaluation:
+    def play(self, phase: Any, asked: Population, missing: str = "none") -> Evaluation:
         """What the members would have played; behaviours are like the returns."""
         members = Member(asked.parent, asked.seed, asked.scale, asked.initial)
         values = _first_weight(_decoded(self.code, asked.bases, members))
@@ -312,7 +312,7 @@ def _check_bases(bases: ArrayTree, code: Encoding, where: str) -> None:
     _require(len({leaf.shape[0] for leaf in has.values()}) == 1, f"{where}: leaves differ in the number of bases.")
 
 
-def _check_population(asked: Population, phase: Phase, code: Encoding, where: str) -> None:
+def _check_population(asked: Population, phase: Any, code: Encoding, where: str) -> None:
     dtypes = {"parent": jnp.int32, "seed": jnp.int32, "scale": jnp.float32, "initial": jnp.bool_, "episodes": jnp.int32}
     for name, dtype in (dtypes | {"priority": jnp.float32}).items():
         value = getattr(asked, name)

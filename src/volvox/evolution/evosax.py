@@ -1,0 +1,159 @@
+"""The algorithms of evosax (0.3) as strategies.
+
+    strategy = Evosax(evosax.algorithms.CMA_ES, population_size=32, params={"std_init": 0.5})
+    algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=(8,)), vx.envs.cartpole(num_envs=32))
+
+All members exist at once, so networks are small: a generation takes N times the parameters, and CMA-ES their square.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox._checks import integers
+from volvox.evolution.strategy import Metrics, fitness, raw
+from volvox.population.decoding import Encoding, decode_many, draw_seeds, first_ancestors
+from volvox.population.vectors import explicit
+from volvox.types import Array, ArrayTree, Evaluation, Population
+
+_INIT = 2**31  # apart from the numbers of generations, which derive the keys of `ask` and `tell`
+_SCORES = ("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness")
+
+
+class EvosaxState(NamedTuple):
+    """The state of an algorithm of evosax.
+
+    Attributes:
+      algorithm: The algorithm's own state.
+      begun: bool: The first population was told.
+    """
+
+    algorithm: Any
+    begun: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Evosax:
+    """An algorithm of evosax (0.3), made for the network that evolves.
+
+    The mean of a distribution begins with a network as the initialiser draws it, and its spread with the parameter
+    `std_init`, which is 1 in most classes: wide for networks. A population begins with N networks as the initialiser
+    draws them, which the first generation plays. evosax minimises: it gets minus the mean return, and for a member
+    without one minus the lowest of the others. The mean of a distribution and the best member are the challengers in
+    validation.
+
+    Example:
+      >>> from evosax.algorithms import CMA_ES
+      >>> strategy = vx.evolution.Evosax(CMA_ES, population_size=32, params={"std_init": 0.5})
+
+    Attributes:
+      algorithm: A class of `evosax.algorithms`.
+      population_size: N, members of a generation.
+      settings: Further arguments of the class. An optimiser is given as a function without arguments
+        (`functools.partial(optax.adam, 0.01)`), or ready-made.
+      params: Values that replace the class's default parameters.
+      num_episodes: Training episodes of each member; fitness is their mean return.
+    """
+
+    algorithm: Callable[..., Any]
+    _: dataclasses.KW_ONLY
+    population_size: int
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    num_episodes: int = 1
+
+    def __post_init__(self) -> None:
+        integers(self, "population_size", "num_episodes", low=1)
+        if not isinstance(self.algorithm, type) or not self._init_arguments & {"mean", "population"}:
+            raise TypeError(f"algorithm={self.algorithm!r}: give a class of evosax.algorithms, such as CMA_ES.")
+
+    def init(self, key: Array, encoding: Encoding) -> EvosaxState:
+        """Returns the first state; raises ValueError for unknown settings, and for low-rank noise."""
+        if encoding.rank is not None:
+            raise ValueError("members with explicit parameters share no base: low-rank noise has no use, leave it out.")
+        algorithm, params = self._made(encoding)
+        count = 1 if self._has_mean else self.population_size
+        key_networks, key = jax.random.split(jax.random.fold_in(key, _INIT))
+        seeds = draw_seeds(encoding, key_networks, (count,))
+        first = decode_many(encoding, encoding.zeros(1), first_ancestors(seeds))
+        if self._has_mean:
+            state = algorithm.init(key, jax.tree.map(lambda x: x[0], first), params)
+        else:
+            state = algorithm.init(key, first, jnp.full(count, jnp.inf), params)
+        return EvosaxState(state, jnp.bool_(False))
+
+    def ask(self, key: Array, state: EvosaxState, encoding: Encoding) -> tuple[Population, EvosaxState]:
+        """Returns the members that the algorithm asks for."""
+        algorithm, params = self._made(encoding)
+        asked, after = algorithm.ask(key, state.algorithm, params)
+        if not self._has_mean:  # the first population is played as it is
+            best = getattr(state.algorithm, "population_best", state.algorithm.population)  # PSO moves on from its best
+            first = algorithm.get_population(state.algorithm.replace(population=best)), state.algorithm
+            asked, after = _where(state.begun, (asked, after), first)
+        return explicit(asked), state._replace(algorithm=after)
+
+    def tell(
+        self, key: Array, state: EvosaxState, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> tuple[EvosaxState, Metrics]:
+        """Tells the algorithm minus the mean returns."""
+        algorithm, params = self._made(encoding)
+        loss = -raw(fitness(evaluation))
+        key_tell, key_init = jax.random.split(key)
+        new, _ = algorithm.tell(key_tell, population.bases, loss, state.algorithm, params)
+        if not self._has_mean:
+            new = _where(state.begun, new, algorithm.init(key_init, population.bases, loss, params))
+        metrics = {"noise_std": jnp.mean(new.std)} if hasattr(new, "std") else {}
+        return EvosaxState(new, jnp.bool_(True)), metrics
+
+    def candidates(
+        self, state: EvosaxState, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> Population | None:
+        """Returns the mean of a distribution and the best member; None, the default, for a population."""
+        if not self._has_mean:
+            return None
+        mean, best = self._made(encoding)[0].get_mean(state.algorithm), jnp.argmax(fitness(evaluation))
+        return explicit(jax.tree.map(lambda x, members: jnp.stack([x, members[best]]), mean, population.bases))
+
+    def forget_scores(self, state: EvosaxState) -> EvosaxState:
+        """Drops the fitness that a distribution compares with; a population is played again, and begins anew."""
+        if not self._has_mean:
+            return state._replace(begun=jnp.bool_(False))
+        kept = state.algorithm
+        scores = {name: jnp.full_like(getattr(kept, name), jnp.inf) for name in _SCORES if hasattr(kept, name)}
+        return state._replace(algorithm=kept.replace(**scores))
+
+    @property
+    def _init_arguments(self) -> set[str]:
+        return set(inspect.signature(getattr(self.algorithm, "init", lambda: None)).parameters)
+
+    @property
+    def _has_mean(self) -> bool:
+        return "mean" in self._init_arguments
+
+    def _made(self, encoding: Encoding) -> tuple[Any, Any]:
+        """The algorithm for a network, and its parameters."""
+        settings = {
+            name: value() if name == "optimizer" and callable(value) else value for name, value in self.settings.items()
+        }
+        solution = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), encoding.like)
+        # Arrays that the constructor computes are constants, and must not be traced.
+        with jax.ensure_compile_time_eval():
+            try:
+                algorithm = self.algorithm(
+                    population_size=self.population_size, solution=solution, metrics_fn=lambda *_: {}, **settings
+                )
+                return algorithm, algorithm.default_params.replace(**self.params)
+            except (TypeError, AssertionError) as error:
+                raise ValueError(
+                    f"{self.algorithm.__name__} does not take population_size={self.population_size}, "
+                    f"settings={dict(self.settings)} and params={dict(self.params)}: {error}"
+                ) from error
+
+
+def _where(condition: Array, one: ArrayTree, other: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)

@@ -1,0 +1,54 @@
+"""An evaluator with made-up returns, so that strategies are tested through `evolve` without playing."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.rollout import RolloutStatistics
+from volvox.types import Evaluation
+
+
+class Scripted:
+    """Workers whose evaluations are given in advance, one for each population that is played.
+
+    Attributes:
+      scores: Returns of the members `[N]` or `[N, E]` of each population, in order.
+      asked: The populations.
+      tested: Whether they played test episodes.
+    """
+
+    def __init__(self, *scores, behaviors=()):
+        self.scores, self.behaviors, self.asked, self.tested, self.lineages = list(scores), list(behaviors), [], [], []
+
+    def evaluator(self, make_local, num_slots, chunk_seconds):
+        self.encoding = make_local().encoding
+        return self
+
+    def evaluate(self, population, num_episodes, *, test, lineage, **_):
+        self.asked.append(population)
+        self.tested.append(test)
+        self.lineages.append(lineage)
+        n = population.seed.shape[0]
+        valid = np.arange(num_episodes) < np.asarray(population.episodes)[:, None]
+        scores = np.asarray(self.scores.pop(0), np.float32)
+        returns = np.where(valid, scores if scores.ndim == 2 else scores[:, None], 0).astype(np.float32)
+        lengths = np.where(valid, 7 + np.arange(n)[:, None], 0).astype(np.int32)  # member i takes 7 + i timesteps
+        behaviors = np.zeros((n, num_episodes, 0), np.float32)
+        if self.behaviors:
+            behaviors = np.broadcast_to(
+                np.asarray(self.behaviors.pop(0), np.float32)[:, None, None], (n, num_episodes, 1)
+            )
+        timesteps = int(lengths.sum())
+        statistics = RolloutStatistics(timesteps, timesteps, int(valid.sum()), 1.0, 7, 1.0, 1.0, float(timesteps))
+        return Evaluation(*map(jnp.asarray, (returns, lengths, valid, behaviors))), statistics
+
+    def figures(self):
+        return {}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def scripted():
+    return Scripted
