@@ -48,7 +48,7 @@ class Learner:
     and `metrics` (`volvox.data.metrics.Metrics`); rows have the compression of its fields `params` and `optimizer`.
     `collected` is changed by acting: segments, a replay, recurrent states. Its field `collectors`, if it has one,
     belongs to the environments and begins anew with them. Its field `replays` is not saved if the settings have
-    `save_replay=False`. On several devices, a learner sums its gradients over `env.axis`.
+    `save_replay=False` or if there are several devices, on which a learner sums its gradients over `env.axis`.
 
     Attributes:
       policy: Policy that acts with `variables`.
@@ -217,7 +217,7 @@ def learn(
     if evaluate_every is not None:
         sizes = (schedule.num_learners or 1, num_evaluation_episodes, evaluate_every)
         evaluator = PolicyEvaluator(learner.policy, env, *sizes)
-    saves_replay = getattr(settings, "save_replay", True)
+    saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
     states = States(learner, schedule, env, initial, evaluator is not None, saves_replay)
     state = jax.eval_shape(states.init, jax.random.key(0))  # raises if something does not fit
     # Twice, because an iteration works on a copy of the state.
