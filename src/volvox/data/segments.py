@@ -55,15 +55,9 @@ class Segment(NamedTuple):
 def init(
     num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree, *, with_values: bool = False
 ) -> Segment:
-    """Returns a ring of zeros, in which nothing is valid.
+    """Returns a ring of `num_segments` segments (R) of `length` timesteps (L), all zeros and not valid.
 
-    Args:
-      num_segments: R.
-      length: L, timesteps of a segment.
-      num_envs: B.
-      spec: The environments.
-      recurrent: Recurrent state of the policy, leaves `[B, ...]`.
-      with_values: Whether predicted values are kept.
+    Recurrent states of the policy are shaped as `recurrent`. Predicted values are kept if `with_values`.
     """
     shape = (num_segments, length, num_envs)
     observation, action = zeros((spec.observation, spec.action), *shape)
@@ -190,11 +184,11 @@ def gather(ring: Segment, slot: Array, t: Array, b: Array) -> Segment:
     Args:
       ring: Segments of the group.
       slot: Index of the segment in the ring, int32 scalar.
-      t: int32 `[L, 1]` or `[L, n]`: Timesteps.
+      t: int32 `[L, 1]`, or `[n]` for L = 1: Timesteps.
       b: int32 `[1, n]`: Environments.
 
     Returns:
-      `Segment`, leaves `[L, n, ...]`, `version` too; `bootstrap` and `recurrent` `[n, ...]` of the environments.
+      `Segment`, leaves `[L, n, ...]`, `version` too; `bootstrap` and `recurrent` `[n, ...]`.
     """
     t, b = jnp.broadcast_arrays(t, b)
     segment = _map(ring, lambda rows: rows[slot, t, b], lambda rows: rows[slot, b[0]])

@@ -176,7 +176,6 @@ def learn(
     """Makes an algorithm of a learner's settings, a network and an environment. One step is an iteration.
 
         algorithm = learn(TD3(), ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork()), env)
-        state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
 
     Args:
       settings: Settings of the learner.
@@ -203,8 +202,7 @@ def learn(
 
     Raises:
       TypeError: An argument is of another type.
-      ValueError: The network or the environment does not fit the settings, a number is out of range, or the state does
-        not fit into the free memory.
+      ValueError: Network or environment do not fit the settings, or the state does not fit into the free memory.
     """
     check_has("settings", settings, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")

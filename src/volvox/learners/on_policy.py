@@ -77,17 +77,7 @@ class OnPolicy(Learner):
     """
 
     def __init__(self, settings: Any, network: Any, env: Env, *, with_values: bool = False):
-        """Prepares the learner.
-
-        Args:
-          settings: Settings.
-          network: Flax module with a policy's output and a value, see `volvox.networks.actor_critic`.
-          env: The environments.
-          with_values: Whether segments keep the values that were predicted while acting.
-
-        Raises:
-          ValueError: The network or the environment does not fit the settings.
-        """
+        """Raises ValueError if network or environment do not fit. `with_values`: segments keep predicted values."""
         if settings.episodic_life and "lives" not in env.spec.extras:
             raise ValueError(f"episodic_life=True needs lives, which {env.spec.name} does not report; leave it out.")
         self.settings, self.env, self.network = settings, env, actor_critic(network, env.spec)
@@ -170,12 +160,9 @@ class OnPolicy(Learner):
 
 
 def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:
-    """Returns how many of `num_rows` rows of `length` timesteps are in one gradient computation.
+    """Returns how many of `num_rows` rows of `length` timesteps are in one gradient computation, a divisor.
 
     The default has about 64 transitions, which stay in a CPU's cache.
-
-    Raises:
-      ValueError: `given` does not divide `num_rows`.
     """
     if given is not None and num_rows % given:
         raise ValueError(f"micro_batch={given} does not divide {num_rows}, the rows of a group; give a divisor.")
