@@ -10,6 +10,7 @@ import zipfile
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from flax import linen as nn
 
@@ -88,7 +89,7 @@ def recurrent():
 
 
 def td3():
-    env = vx.envs.probe.target(num_envs=2, groups=1)
+    env = probes.target(num_envs=2, groups=1)
     networks_ = networks.ActorAndCritic(networks.MLP(2, (8,), activation=nn.relu), networks.QNetwork((8,)))
     algorithm = vx.learn(vx.TD3(normalize_observations=True), networks_, env)
     return algorithm.policy, algorithm.variables(algorithm.init(jax.random.key(0))), env.spec

@@ -5,7 +5,7 @@ are float32 `[1]`, there are two actions, and episodes end by termination. All t
 `volvox.envs.from_functions`: `num_envs` (8), `groups` (1), `max_episode_steps`.
 
 Example:
-  >>> env = volvox.envs.probe.corridor(length=4, num_envs=8, groups=2)
+  >>> env = probes.corridor(length=4, num_envs=8, groups=2)
 """
 
 from collections.abc import Callable
