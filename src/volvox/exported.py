@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.actor import converted
+from volvox.rollout.actor import batched_observation
 from volvox.types import Array, ArrayTree, Policy
 
 FORMAT, FORMAT_VERSION = "volvox policy", 1
@@ -80,7 +80,7 @@ class ExportedPolicy:
         """
         spec = self.header["spec"]
         like = jax.ShapeDtypeStruct(spec["observation_shape"], spec["observation_dtype"])
-        batch, leading = converted(observation, like, spec["name"])
+        batch, leading = batched_observation(observation, like, spec["name"])
         if not self._states:
             action = np.asarray(self._step([batch])[0])
             return action if leading else action[0]

@@ -35,7 +35,7 @@ from volvox._monitor import Monitor
 from volvox._parts import what_load_needs
 from volvox._programs import keep_programs
 from volvox._record import Record, check_unused, run_path
-from volvox.actor import Actor
+from volvox.rollout.actor import Actor
 from volvox.loggers import Logger, OpenLogger
 from volvox.report import html, plots, video
 from volvox.report.progress import Progress

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volvox.checkpoint import write_file
-from volvox.envs.envpool_tasks import game_of, known_scores
+from volvox.envs.envpool_tasks import atari_game, known_scores
 from volvox.report.rows import numbers
 
 if TYPE_CHECKING:  # matplotlib is imported where something is drawn
@@ -38,7 +38,7 @@ def score_lines(env: Any) -> dict[str, float]:
     Args:
       env: The environment's `Env.config`, or what `config.json` has in its place.
     """
-    return {name: value for name, value in known_scores(game_of(env)).items() if name in ("random", "least")}
+    return {name: value for name, value in known_scores(atari_game(env)).items() if name in ("random", "least")}
 
 
 def learning_curve(

@@ -11,7 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from volvox._config import CONFIG, DIVERGED, METRICS, read_config
-from volvox.envs.envpool_tasks import game_of, known_scores
+from volvox.envs.envpool_tasks import atari_game, known_scores
 from volvox.report.rows import Row, numbers, read_metrics
 from volvox.report.statistics import FEWEST
 
@@ -156,7 +156,7 @@ def scales_of(
     if normalize is None:
         if len(tasks) == 1:
             return {}
-        known = {run.task: known_scores(game_of(env_config(run.config))) for run in runs}
+        known = {run.task: known_scores(atari_game(env_config(run.config))) for run in runs}
         if missing := [task for task in tasks if not {"random", "human"} <= set(known[task])]:
             raise ValueError(
                 f"scores of {listed(tasks)} are on different scales, and no scores of random play and of a human "
