@@ -121,7 +121,7 @@ def test_episodes_of_highway_last_their_duration():
 
 def test_an_end_after_the_limit_is_a_termination():
     nothing, info = np.zeros(3, bool), {"elapsed_step": np.array([1_000, 1_001, 1_001], np.int32)}
-    step = _time_step(nothing, np.zeros((3, 1)), np.zeros(3), nothing, np.array([True, True, False]), info, 1_000)
+    step = _time_step(nothing, np.zeros((3, 1)), np.zeros(3), nothing, np.array([True, True, False]), info, limit=1_000)
     np.testing.assert_array_equal(step.terminated, [False, True, False])
     np.testing.assert_array_equal(step.truncated, [True, False, False])
 

@@ -45,8 +45,8 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
     Raises:
       ValueError: a number out of range.
     """
-    config = {"type": "volvox.envs.cartpole", "num_envs": num_envs, "groups": groups}
-    config |= {"max_episode_steps": max_episode_steps, **options}
+    config = {"type": "volvox.envs.cartpole", **locals()}
+    config |= config.pop("options")
     return from_functions(
         lambda key: jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05),
         lambda state, action, key: cartpole_step(state, action),
@@ -56,7 +56,8 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
         groups=groups,
         num_actions=2,
         max_episode_steps=max_episode_steps,
-        **{"config": config, **options},
+        config=config,
+        **options,
     )
 
 

@@ -98,6 +98,9 @@ def envpool(
       ValueError: an unknown task or setting, a number out of range, a time limit other than that of a task which ends
         by its own rules alone, or a task of several players, without observations, or with actions of several arrays.
     """
+    options = {key: value for key, value in options.items() if value is not None}
+    config = {"type": "volvox.envs.envpool", **locals()}
+    config |= config.pop("options")
     library = load_envpool()
     if threads is not None:
         integer("threads", threads, low=1)
@@ -105,14 +108,11 @@ def envpool(
         plain = re.sub(r"^ALE/|NoFrameskip|Deterministic", "", str(task))  # as Gymnasium calls Atari's games
         raise unknown_name("task of envpool", plain, tasks)
     settings = set(library.make_spec(task).config._fields) - _OWN_SETTINGS
-    options = {key: value for key, value in options.items() if value is not None}
     for key, value in options.items():
         if key not in settings:
             raise unknown_name(f"setting of {task}", key, settings)
         if key in ("frame_skip", "max_episode_steps"):
             integer(key, value, low=1)
-    config = {"type": "volvox.envs.envpool", "task": task, "num_envs": num_envs, "groups": groups}
-    config |= {"threads": threads, "name": name, **options}
     own = _own_limit(task, options)
 
     def require_limit(limit: int) -> None:
@@ -203,7 +203,7 @@ class _Pool:
             _ = native.observation_space
         self._spec, self._num_envs, self._host = spec, num_envs, host
         # The only reference, so that `close` can drop it: envpool's threads end with the last reference.
-        self._native = native
+        self._native: Any = native
         arrays = (*native.spec.state_array_spec.values(), *native.spec.action_array_spec.values())
         # Outside x64 mode JAX would narrow the buffers that C++ fills with 8-byte elements.
         wide = any(narrow(array.dtype) != array.dtype for array in arrays)
@@ -224,7 +224,7 @@ class _Pool:
         else:
             with self._boundary():
                 token, answer = self._calls[1](token)
-        timestep = _time_step(state.done, *answer, self._spec.max_episode_steps)
+        timestep = _time_step(state.done, *answer, limit=self._spec.max_episode_steps)
         return PoolState(token, timestep.terminated | timestep.truncated), timestep
 
     def send(self, state: PoolState, action: Any) -> PoolState:
@@ -252,7 +252,7 @@ class _Pool:
 
 
 def _time_step(
-    first: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, limit: int
+    first: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, *, limit: int
 ) -> TimeStep:
     """Makes a time step of an answer of envpool; `limit` is the cutoff in timesteps."""
     # `first` is known beforehand, but is made to depend on the answer: otherwise XLA could write it to a replay

@@ -103,6 +103,7 @@ def atari(
       ValueError: an unknown game, a number out of range, or options that contradict each other; the message says what
         is allowed.
     """
+    config = {"type": "volvox.envs.atari", **locals()}
     names = {name.lower(): name for name in atari_games()}
     folded = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", str(game))
     folded = re.sub(r"[_ ]", "", folded).lower()
@@ -114,24 +115,9 @@ def atari(
         raise ValueError(f"preprocessing must be one of {', '.join(get_args(Preprocessing))}, got {preprocessing!r}")
     if preprocessing == "uber" and episodic_life:
         raise ValueError('preprocessing="uber" plays whole games: its opening would be played for every life')
-    stack = integer("stack", stack, low=1)
-    config: dict[str, Any] = {
-        "type": "volvox.envs.atari",
-        "game": names[folded],
-        "num_envs": num_envs,
-        "groups": groups,
-        "max_episode_steps": max_episode_steps,
-        "frame_skip": frame_skip,
-        "stack": stack,
-        "noop_max": integer("noop_max", noop_max, low=1),
-        "threads": threads,
-        "full_action_space": bool(full_action_space),
-        "sticky_actions": float(sticky_actions),
-        "episodic_life": bool(episodic_life),
-        "fire_reset": bool(fire_reset),
-        "image_size": integer("image_size", image_size, low=max(2, stack + 1)),
-        "preprocessing": preprocessing,
-    }
+    integer("noop_max", noop_max, low=1)
+    integer("image_size", image_size, low=max(2, integer("stack", stack, low=1) + 1))
+    config["game"] = names[folded]
     env = opening(envpool(**_emulator(config)), _opening(config))
     if preprocessing == "uber":
         env = bilinear_frames(env, image_size=image_size, stack=stack)
@@ -312,13 +298,13 @@ def mujoco(
     Raises:
       ValueError: an unknown task or setting, or a number out of range.
     """
+    config = {"type": "volvox.envs.mujoco", **locals()}
     families = load_envpool().mujoco.gym.registration.gym_mujoco_envs
     names = {f"{name}-{version}": f"{name}-{version}" for name, versions, _ in families for version in versions}
     names |= {name: f"{name}-{versions[-1]}" for name, versions, _ in families}
     found = {name.lower(): full for name, full in names.items()}.get(str(task).lower())
     if found is None:
         raise unknown_name("MuJoCo task", task, names)
+    config |= {"task": found, **config.pop("options")}
     options["max_episode_steps"] = max_episode_steps
-    env = envpool(found, num_envs=num_envs, groups=groups, threads=threads, **options)
-    config = {name: value for name, value in env.config.items() if name != "name"}
-    return env._replace(config=config | {"type": "volvox.envs.mujoco"})
+    return envpool(found, num_envs=num_envs, groups=groups, threads=threads, **options)._replace(config=config)

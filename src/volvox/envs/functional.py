@@ -101,34 +101,35 @@ def from_functions(
       ValueError: a number out of range, or functions whose results do not fit.
       AssertionError: `step` changes the structure, shapes or dtypes of the state.
     """
-    arguments = {name: value for name, value in locals().items() if name != "config"}
-    config = {"type": "volvox.envs.from_functions", **arguments} if config is None else config
+    if config is None:
+        config = {"type": "volvox.envs.from_functions", **locals()}
+        del config["config"]
     integer("max_episode_steps", max_episode_steps, low=1)
     if reset_batch is not None:
         integer("reset_batch", reset_batch, low=1)
     kinds = {"num_actions": num_actions, "num_choices": num_choices, "action_shape": action_shape}
     if sum(kind is not None for kind in kinds.values()) != 1:
-        given = ", ".join(f"{kind}={value!r}" for kind, value in kinds.items())
-        raise ValueError(f"give exactly one of num_actions, num_choices and action_shape, got {given}")
+        raise ValueError(f"give exactly one of num_actions, num_choices and action_shape, got {kinds}")
     low = high = None
-    if action_shape is not None:
-        low, high = action_bounds(action_low, action_high, tuple(action_shape))
     if num_actions is not None:
         integer("num_actions", num_actions, low=1)
-    if num_choices is not None:
+    elif num_choices is not None:
         num_choices = tuple(integer("each of num_choices", number, low=1) for number in num_choices)
         action_shape = (len(num_choices),)
+    elif action_shape is not None:
+        action_shape = tuple(action_shape)
+        low, high = action_bounds(action_low, action_high, action_shape)
     spec = EnvSpec(
         name=name,
         observation_shape=(),
         observation_dtype=np.dtype(np.float32),
         num_actions=num_actions,
-        action_shape=None if action_shape is None else tuple(action_shape),
+        action_shape=action_shape,
         action_low=low,
         action_high=high,
         max_episode_steps=int(max_episode_steps),
         frame_skip=1,
-        num_choices=num_choices,
+        num_choices=None if num_choices is None else tuple(num_choices),
     )
     functions = _Functions(reset, step, observe, extras or (lambda state: {}), spec.action, reset_batch)
     observation, further = functions.check()
@@ -170,15 +171,10 @@ class _Functions:
 
     def init(self, key: Array, index: int | Array, *, num_envs: int) -> FunctionalState:
         """Returns the state in which all environments of group `index` are about to begin an episode."""
-        keys = _keys(key, index, num_envs)
-        return FunctionalState(
-            key=keys,
-            # Replaced at the first `recv`, which resets everywhere; here for its shapes.
-            inner=jax.vmap(self.reset)(keys),
-            elapsed=jnp.zeros(num_envs, jnp.int32),
-            done=jnp.ones(num_envs, jnp.bool_),
-            action=zeros(self.action, num_envs),
-        )
+        keys, elapsed = _keys(key, index, num_envs), jnp.zeros(num_envs, jnp.int32)
+        # The first `recv` resets all environments; here they are reset for their shapes.
+        inner = jax.vmap(self.reset)(keys)
+        return FunctionalState(keys, inner, elapsed, jnp.ones(num_envs, jnp.bool_), zeros(self.action, num_envs))
 
     def recv(self, state: FunctionalState, limit: Array) -> tuple[FunctionalState, TimeStep]:
         """Steps all environments; `limit` is the number of timesteps that truncates an episode."""
@@ -212,8 +208,7 @@ class _Functions:
 
 def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
     """Returns the keys `[B]` of the environments of group `index`, each by its number among those of all groups."""
-    numbers = index * num_envs + jnp.arange(num_envs)
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, index * num_envs + jnp.arange(num_envs))
 
 
 def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
@@ -231,13 +226,11 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
         return state._replace(action=action.astype(state.action.dtype))
 
     def restart(state: FunctionalState, seed: int | None = None) -> FunctionalState:
-        if seed is not None:
-            state = state._replace(key=_keys(key_of(seed), index, num_envs))
-        return state._replace(done=jnp.ones(num_envs, jnp.bool_))
+        key = state.key if seed is None else _keys(key_of(seed), index, num_envs)
+        return state._replace(key=key, done=jnp.ones(num_envs, jnp.bool_))
 
     def rekey(state: FunctionalState, where: Array, keys: Array) -> FunctionalState:
         return state._replace(key=jnp.where(where, keys, state.key))
 
-    start = partial(init, key_of(seed), index, num_envs=num_envs)
-    functions = (start, receive, send, restart, lambda: None)
+    functions = (partial(init, key_of(seed), index, num_envs=num_envs), receive, send, restart, lambda: None)
     return EnvGroup(spec, num_envs, not host, *functions, resumable=not host, rekey=rekey)

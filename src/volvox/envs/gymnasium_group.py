@@ -73,27 +73,25 @@ def gymnasium(
       ValueError: An unknown name, a number out of range, spaces other than these, or no limit of episodes.
       TypeError: `make_env` makes no environment of Gymnasium.
     """
-    from volvox.envs.gymnasium_vector import make_environment
-    from volvox.envs.spaces import spec_fields
+    config = {"type": "volvox.envs.gymnasium", **locals()}
+    config |= config.pop("options")
+    from volvox.envs import gymnasium_vector, spaces
 
-    config = {"type": "volvox.envs.gymnasium", "make_env": make_env, "num_envs": num_envs, "groups": groups}
-    config |= {"workers": workers, "max_episode_steps": max_episode_steps, "name": name, **options}
     integer("workers", workers, low=0)
     if max_episode_steps is not None:
         integer("max_episode_steps", max_episode_steps, low=1)
-    probe = make_environment(make_env, options, max_episode_steps)
-    if isinstance(make_env, str):
-        name = name or make_env
-        make_env, options = probe.spec, {}  # workers know it also if they do not know the name
-    name = str(name or type(probe.unwrapped).__name__)
+    probe: Any = gymnasium_vector.make_environment(make_env, options, max_episode_steps)
+    name = str(name or (make_env if isinstance(make_env, str) else type(probe.unwrapped).__name__))
+    # Workers know the specification also if they do not know the name.
+    recreate = (probe.spec, {}) if isinstance(make_env, str) else (make_env, options)
     limit = max_episode_steps or getattr(probe.spec, "max_episode_steps", None)
-    spaces = probe.observation_space, probe.action_space
+    own_spaces = probe.observation_space, probe.action_space
     probe.close()
     if limit is None:
         raise ValueError(f"{name} has no limit on the timesteps of an episode: give max_episode_steps")
     spec = EnvSpec(
         name=name,
-        **spec_fields(name, *spaces),
+        **spaces.spec_fields(name, *own_spaces),
         max_episode_steps=int(limit),
         frame_skip=1,
         extras=("elapsed_steps",),
@@ -101,9 +99,15 @@ def gymnasium(
 
     def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
         del host  # Python always drives it
-        count = max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0)
-        make_one = functools.partial(make_environment, make_env, options, spec.max_episode_steps)
-        group = _Group(spec, num_envs, index, make_one, spaces, count)
+        make_one = functools.partial(gymnasium_vector.make_environment, *recreate, spec.max_episode_steps)
+        if count := max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0):
+            # multiprocessing cannot share float16.
+            shared = np.dtype(np.float16) not in jax.tree.leaves(spec.observation_dtype)
+            arguments = (make_one, own_spaces, num_envs, count)
+            start = functools.partial(gymnasium_vector.in_workers, *arguments, shared_memory=shared)
+        else:
+            start = functools.partial(gymnasium_vector.in_process, make_one, num_envs)
+        group = _Group(spec, num_envs, index, start, count)
         init = functools.partial(group.restart, None, seed)
         return EnvGroup(spec, num_envs, False, init, group.recv, group.send, group.restart, group.close)
 
@@ -125,18 +129,16 @@ class GymnasiumState(NamedTuple):
 class _Group:
     """The functions of an `EnvGroup`. `_answer` computes, or waits for, the answer of the environments."""
 
-    def __init__(
-        self, spec: EnvSpec, num_envs: int, index: int, make_one: Callable[[], Any], spaces: Any, workers: int
-    ):
+    def __init__(self, spec: EnvSpec, num_envs: int, index: int, start: Callable[[], Any], workers: int):
         self._spec, self._num_envs, self._index, self._workers = spec, num_envs, index, workers
-        self._make_one, self._spaces = make_one, spaces
+        self._start = start
         self._vector: Any = None
         self._answer: Callable[..., Any] | None = None
 
     def restart(self, state: Any, seed: int | None = None) -> GymnasiumState:
         del state
         if self._vector is None:
-            self._start()
+            self._vector = self._start()
         seeds: Any = None
         if seed is not None:
             seeds = environment_seeds(seed, group=self._index, num_envs=self._num_envs)
@@ -147,25 +149,6 @@ class _Group:
         else:
             self._answer = functools.partial(self._vector.reset, seed=seeds)
         return GymnasiumState(np.ones(self._num_envs, np.bool_), np.zeros(self._num_envs, np.int32))
-
-    def _start(self) -> None:
-        from volvox.envs import gymnasium_vector
-
-        if not self._workers:
-            self._vector = gymnasium_vector.in_process(self._make_one, self._num_envs)
-            return
-        size = self._num_envs // self._workers
-        make_share = functools.partial(gymnasium_vector.Share, self._make_one, self._spaces, size)
-        # multiprocessing cannot share float16.
-        shared_memory = np.dtype(np.float16) not in jax.tree.leaves(self._spec.observation_dtype)
-        try:
-            self._vector = gymnasium_vector.in_workers(make_share, self._workers, shared_memory=shared_memory)
-        except Exception as error:
-            raise RuntimeError(
-                f"the workers of {self._spec.name} did not start ({type(error).__name__}: {error}). They import the "
-                'main program, whose statements must be under `if __name__ == "__main__":`, and unpickle make_env; if '
-                "that fails, give it by its module, such as 'my_module:MyEnv-v0'"
-            ) from error
 
     def recv(self, state: GymnasiumState) -> tuple[GymnasiumState, TimeStep]:
         answer, self._answer = self._answer, None
@@ -186,8 +169,8 @@ class _Group:
         fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
         reward, terminated, truncated = (np.reshape(field, self._num_envs) for field in fields)
         elapsed = np.where(state.done, 0, state.elapsed + 1).astype(np.int32)
-        extras: Any = {"elapsed_steps": elapsed}
-        timestep: Any = consistent(TimeStep(observation, reward, state.done, terminated, truncated, extras))
+        rest: Any = (reward, state.done, terminated, truncated, {"elapsed_steps": elapsed})
+        timestep: Any = consistent(TimeStep(observation, *rest))
         return GymnasiumState(timestep.terminated | timestep.truncated, elapsed), timestep
 
     def send(self, state: GymnasiumState, action: Any) -> GymnasiumState:

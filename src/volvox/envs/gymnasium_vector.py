@@ -83,8 +83,15 @@ def in_process(make_one: Callable[[], gymnasium.Env], num_envs: int) -> SyncVect
     return SyncVectorEnv([lambda: NoInfo(make_one())] * num_envs)
 
 
-def in_workers(make_share: Callable[[], Share], workers: int, *, shared_memory: bool) -> AsyncVectorEnv:
-    """Starts worker processes, each with a share of the environments."""
+def in_workers(
+    make_one: Callable[[], gymnasium.Env], spaces: Any, num_envs: int, workers: int, *, shared_memory: bool
+) -> AsyncVectorEnv:
+    """Starts worker processes, each with an equal share of the environments.
+
+    Raises:
+      RuntimeError: They cannot start.
+    """
+    make_share = functools.partial(Share, make_one, spaces, num_envs // workers)
     # Processes inherit the blocked signals of this thread: Ctrl-C is for the main process to handle.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -94,5 +101,11 @@ def in_workers(make_share: Callable[[], Share], workers: int, *, shared_memory: 
             context="spawn",  # a fork of a process with threads may block
             autoreset_mode=AutoresetMode.DISABLED,  # the shares reset their environments
         )
+    except Exception as error:
+        raise RuntimeError(
+            f"the workers did not start ({type(error).__name__}: {error}). They import the main program, so its "
+            'statements must be under `if __name__ == "__main__":`. They unpickle make_env; if that fails, give its '
+            "module, as in 'my_module:MyEnv-v0'"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

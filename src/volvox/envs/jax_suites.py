@@ -38,8 +38,8 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
       ImportError: gymnax is not installed.
       ValueError: An unknown task or parameter, a number out of range, or actions of another space than Discrete or Box.
     """
-    config = {"type": "volvox.envs.gymnax", "task": task, "num_envs": num_envs, "groups": groups}
-    config |= {"max_episode_steps": max_episode_steps, **params}
+    config = {"type": "volvox.envs.gymnax", **locals()}
+    config |= config.pop("params")
     try:
         import gymnax as package  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
@@ -47,8 +47,9 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
     if task not in package.registered_envs:
         raise unknown_name("task of gymnax", task, package.registered_envs)
     env, defaults = package.make(task)
-    if unknown := set(params) - set(vars(defaults)) | {"max_steps_in_episode"} & set(params):
-        raise unknown_name(f"parameter of {task}", unknown.pop(), [*vars(defaults), "max_episode_steps"])
+    known = vars(defaults).keys() - {"max_steps_in_episode"} | {"max_episode_steps"}
+    if unknown := params.keys() - known:
+        raise unknown_name(f"parameter of {task}", unknown.pop(), known)
     limit = getattr(defaults, "max_steps_in_episode", _NO_LIMIT) if max_episode_steps is None else max_episode_steps
     if hasattr(defaults, "max_steps_in_episode"):  # some observations include the share of it that has passed
         params["max_steps_in_episode"] = limit
@@ -105,6 +106,8 @@ def brax(
       ImportError: Brax is not installed.
       ValueError: An unknown task, or a number out of range.
     """
+    config = {"type": "volvox.envs.brax", **locals()}
+    config |= config.pop("options")
     try:
         from brax import envs as package  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
@@ -118,8 +121,6 @@ def brax(
         after = _like(state, env.step(state, action))
         return after, after.reward, after.done > 0
 
-    config = {"type": "volvox.envs.brax", "task": task, "num_envs": num_envs, "groups": groups}
-    config |= {"max_episode_steps": max_episode_steps, "backend": backend, "reset_batch": reset_batch, **options}
     return from_functions(
         env.reset,
         step,

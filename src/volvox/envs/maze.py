@@ -86,6 +86,7 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
     Raises:
       ValueError: a number out of range.
     """
+    config = {"type": "volvox.envs.hard_maze", **locals()}
     return from_functions(
         lambda key: start(),
         lambda state, action, key: step(state, action),
@@ -98,7 +99,7 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
         action_high=0.5,
         max_episode_steps=STEPS,
         extras=lambda state: {"position": state.position},
-        config={"type": "volvox.envs.hard_maze", "num_envs": num_envs, "groups": groups},
+        config=config,
     )
 
 

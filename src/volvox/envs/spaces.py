@@ -45,29 +45,27 @@ def _map_spaces(name: str, space: Any, read: Callable[[Any], Any]) -> Any:
 
 
 def _action_fields(name: str, space: Any) -> dict[str, Any]:
-    fields = dict.fromkeys(("num_actions", "num_choices", "action_shape", "action_low", "action_high"))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         low, high = action_bounds(space.low, space.high, space.shape)
         bounds = {"action_shape": low.shape, "action_low": low, "action_high": high}
-        return fields | bounds | {"action_range": (space.low, space.high)}
+        return {"num_actions": None, **bounds, "action_range": (space.low, space.high)}
+    lowest, counts = 0, np.zeros(0)
     if isinstance(space, spaces.Discrete):
-        lowest = np.asarray(space.start, space.dtype)
-        counts = np.asarray(space.n)
+        lowest, counts = space.start, np.asarray(space.n)
     elif isinstance(space, spaces.MultiDiscrete):
-        lowest, counts = np.asarray(space.start, space.dtype), np.asarray(space.nvec)
+        lowest, counts = space.start, space.nvec
     elif isinstance(space, spaces.MultiBinary):
-        lowest, counts = np.zeros(space.shape, space.dtype), np.full(space.shape, 2)
+        counts = np.full(space.shape, 2)
     elif isinstance(space, spaces.Box):
-        lowest, counts = space.low, space.high.astype(np.int64) - space.low.astype(np.int64) + 1
-    else:
-        counts = np.zeros(0)
+        lowest, counts = space.low, space.high.astype(np.int64) - space.low + 1
     if not counts.size or counts.max() > _MAX_CHOICES:
         raise ValueError(
             f"{name} has actions of the space {space}; supported are Discrete, MultiDiscrete, MultiBinary, and Box: "
             "use gymnasium.wrappers.TransformAction"
         )
-    fields["action_range"] = (lowest, (lowest + (counts - 1)).astype(space.dtype))
+    low = np.broadcast_to(np.asarray(lowest, space.dtype), counts.shape)
+    fields = {"action_low": None, "action_high": None, "action_range": (low, (low + counts - 1).astype(space.dtype))}
     if isinstance(space, spaces.Discrete):
-        return fields | {"num_actions": int(counts)}
+        return {"num_actions": int(counts), "action_shape": None, **fields}
     choices = tuple(int(count) for count in counts.ravel())
-    return fields | {"num_choices": choices, "action_shape": (len(choices),)}
+    return {"num_actions": None, "num_choices": choices, "action_shape": (len(choices),), **fields}
