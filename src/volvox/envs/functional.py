@@ -178,32 +178,36 @@ class _Functions:
 
     def recv(self, state: FunctionalState, limit: Array) -> tuple[FunctionalState, TimeStep]:
         """Steps all environments; `limit` is the number of timesteps that truncates an episode."""
+        begun = None if self.reset_batch is None else self._begun(state, self.reset_batch)
+        return jax.vmap(self._recv_one, in_axes=(0, None, 0))(state, limit, begun)
+
+    def _recv_one(
+        self, state: FunctionalState, limit: Array, begun: ArrayTree | None
+    ) -> tuple[FunctionalState, TimeStep]:
+        """Steps one environment; `begun` is the state of a new episode, None if it is still to be computed."""
+        key, reset_key, step_key = jax.random.split(state.key, 3)
         first = state.done
-        keys = jax.vmap(partial(jax.random.split, num=3))(state.key)
-        key, reset_key, step_key = keys[:, 0], keys[:, 1], keys[:, 2]
-        stepped, reward, terminated = jax.vmap(self.step)(state.inner, state.action, step_key)
-        inner = self._with_resets(first, reset_key, stepped)
+        stepped, reward, terminated = self.step(state.inner, state.action, step_key)
+        begun = self.reset(reset_key) if begun is None else begun
+        inner = jax.tree.map(partial(jnp.where, first), begun, stepped)
         elapsed = jnp.where(first, 0, state.elapsed + 1)
-        extras = {**jax.vmap(self.extras)(inner), "elapsed_steps": elapsed}
-        observation = jax.vmap(self.observe)(inner)
-        timestep = consistent(TimeStep(observation, reward, first, terminated, elapsed >= limit, extras))
+        extras = {**self.extras(inner), "elapsed_steps": elapsed}
+        timestep = consistent(TimeStep(self.observe(inner), reward, first, terminated, elapsed >= limit, extras))
         done = timestep.terminated | timestep.truncated
         return FunctionalState(key, inner, elapsed, done, state.action), timestep
 
-    def _with_resets(self, first: Array, keys: Array, stepped: ArrayTree) -> ArrayTree:
-        """Returns the states of new episodes where `first` holds, and of the others as they are."""
-        num_envs, size = first.shape[0], self.reset_batch
-        if size is None:
-            return jax.tree.map(partial(jax.vmap(jnp.where), first), jax.vmap(self.reset)(keys), stepped)
+    def _begun(self, state: FunctionalState, size: int) -> ArrayTree:
+        """Resets the environments that begin an episode, `size` at once; returns states for these environments."""
+        keys = jax.vmap(lambda key: jax.random.split(key, 3)[1])(state.key)
 
         def reset_some(carry: tuple[Array, ArrayTree]) -> tuple[Array, ArrayTree]:
             waiting, states = carry
-            rows = jnp.nonzero(waiting, size=size, fill_value=num_envs)[0]
-            begun = jax.vmap(self.reset)(keys[jnp.minimum(rows, num_envs - 1)])
+            rows = jnp.nonzero(waiting, size=size, fill_value=len(waiting))[0]
+            begun = jax.vmap(self.reset)(keys[jnp.minimum(rows, len(waiting) - 1)])
             states = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), states, begun)
             return waiting.at[rows].set(False, mode="drop"), states
 
-        return jax.lax.while_loop(lambda carry: carry[0].any(), reset_some, (first, stepped))[1]
+        return jax.lax.while_loop(lambda carry: carry[0].any(), reset_some, (state.done, state.inner))[1]
 
 
 def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
