@@ -326,9 +326,7 @@ class _A3C:
         return jax.lax.fori_loop(low, jnp.where(acting.round >= s.lag, high, low), one, learning)
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
-        (params,), (optimizer,) = init_optimizers(
-            self.optimizer, [self.network.policy.init(key)], jax.random.fold_in(key, 1)
-        )
+        (params,), (optimizer,) = init_optimizers(self.optimizer, [self.network.policy.init(key)])
         zero, gradient = jnp.int32(0), jax.tree.map(jnp.zeros_like, params)
         learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, {}, self.collecting.moments())
         segment = segments.take(self.collecting.collector(self.micro_batch).ring, zero, zero, self.micro_batch, 1)

@@ -16,7 +16,8 @@ from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.segments import Segment
 from volvox.learners.side_by_side import compression_row
-from volvox.networks.actor_critics import ActorCriticNetwork, clipped
+from volvox.networks.actor_critics import ActorCriticNetwork
+from volvox.networks.distributions import clip_action
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 
@@ -168,7 +169,7 @@ class Collecting:
             collectors=replaced(acting.collectors, g, me),
             rewards=rewards,
         )
-        return acting, clipped(action, self.env.spec)
+        return acting, clip_action(action, self.env.spec)
 
     def observe(self, acting: Acting, moments: Any, g: int) -> Any:
         """Returns the moments with the latest observations of group `g`; for `work`, which may change them."""

@@ -24,7 +24,7 @@ from volvox._checks import group_size, integer, takes
 from volvox.data import metrics, transitions
 from volvox.data.metrics import Episodes, Metrics, RunningEpisodes
 from volvox.learners.protocol import Learner, Made, Progress, timesteps_progress
-from volvox.networks.distributions import clipped
+from volvox.networks.distributions import clip_action
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 _WORK, _FINISH = 2**31, 2**31 + 1  # names of the keys of `work` and of `finish`; those of `act` are named by counts
@@ -182,7 +182,7 @@ class _Functional:
             episodes=episodes,
             collectors=replaced(acting.collectors, g, Collector(collected, running)),
         )
-        return acting, clipped(action, self.env.spec)
+        return acting, clip_action(action, self.env.spec)
 
     def check_action(self, action: Any, timestep: TimeStep) -> None:
         """Raises ValueError unless the actions have the environment's shape and kind of numbers."""

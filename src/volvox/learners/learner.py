@@ -154,7 +154,7 @@ def learn(
     config = {
         "algorithm": "learn",
         "settings": describe(settings),
-        "network": dict(learner.policy.config),
+        "network": describe(learner.policy.config),
         "env": dict(env.config),
     }
     evaluator = None

@@ -273,7 +273,7 @@ class _PPO:
 
     def init(self, key: Array) -> tuple[Acting, Learning]:
         networks, rate = [self.network.policy.init(key)], None if self.settings.learning_rate is None else 1.0
-        (params,), (optimizer,) = init_optimizers(self.optimizer(rate), networks, jax.random.fold_in(key, 1))
+        (params,), (optimizer,) = init_optimizers(self.optimizer(rate), networks)
         zero, acting, false, moments = jnp.int32(0), self.collecting.init(), jnp.array(False), self.collecting.moments()
         learning = Learning(params, optimizer, self.layout.empty(), false, zero, zero, {}, moments)
 

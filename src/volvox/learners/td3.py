@@ -352,7 +352,7 @@ class _TD3:
 
         def one(key: Array, rate: Any) -> tuple[Params, Params, Moments, Episodes]:
             networks = self.networks.init(key)
-            params, optimizer = init_optimizers(self.optimizer(rate), networks, jax.random.fold_in(key, 4))
+            params, optimizer = init_optimizers(self.optimizer(rate), networks)
             moments = normalization.init(self.env.spec.observation_shape)
             return Params(*params), Params(*optimizer), moments, metrics.init_episodes()
 
