@@ -92,11 +92,6 @@ def test_first_generation(make_spec, normal_like):
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, params)
 
 
-def test_first_generation_draws_nothing(make_spec):
-    net = genotype(Normed(), make_spec((3,), num_actions=2))
-    assert "random" not in str(jax.make_jaxpr(net.from_noise)(net.policy.init(jax.random.key(0))))
-
-
 def test_spread_given_by_the_caller(make_spec, normal_like):
     net = genotype(Normed(), make_spec((3,), num_actions=2), initial_std=lambda path: 3.0)
     noise = normal_like(net.policy.init(jax.random.key(0)))

@@ -4,7 +4,6 @@ import contextlib
 from functools import partial
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,16 +75,6 @@ def test_mixed_module_has_values_and_gradients_of_flax(axes):
         return jax.jit(jax.vmap(jax.value_and_grad(loss, (0, 1)), axes))(params, x)
 
     assert_trees_close(values_and_gradients(True), values_and_gradients(False))
-
-
-def test_gradient_of_vmap():
-    params, x = network(Mixed(), (2, 9, 9, 3))
-
-    def gradient(kernels):
-        many = jax.vmap(partial(run, Mixed(), kernels=kernels))
-        return jax.jit(jax.grad(lambda params: jnp.sum(many(params, x) ** 2)))(params)
-
-    assert_trees_close(gradient(True), gradient(False))
 
 
 def test_dtype_is_as_in_flax():
@@ -163,20 +152,6 @@ def test_initialising_is_left_to_flax():
     jax.tree.map(np.testing.assert_array_equal, ours, init())
 
 
-def test_misfitting_parameters_get_the_message_of_flax():
-    module = nn.Dense(4)
-    params, x = network(module, (2, 3), networks=1)
-    with pytest.raises(flax.errors.ScopeParamShapeError, match="kernel"):
-        run(module, jax.tree.map(lambda a: a[0], params), x[0][:, :2], True)
-
-
-def test_partitioned_parameters():
-    module = nn.Dense(4, kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), (None, None)))
-    params, x = network(module, (2, 3), networks=1)
-    params = jax.tree.map(lambda a: a[0], params)
-    assert_trees_close(run(module, params, x[0], True), run(module, params, x[0], False))
-
-
 def test_lifted_modules():
     class Stack(nn.Module):
         @nn.compact
@@ -187,5 +162,3 @@ def test_lifted_modules():
             return heads(3)(nn.remat(nn.Dense)(5)(x)).sum(0)
 
     assert_same_as_flax(Stack(), *network(Stack(), (2, 4)))
-
-
