@@ -16,6 +16,7 @@ libraries are resolved; `from_json` imports nothing else because a file says so.
 functions as `custom`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -50,6 +51,7 @@ _MODULES = (
     "evosax.algorithms",
 )
 """Modules whose public names are used, in order of preference."""
+_PACKAGES = {module.partition(".")[0] for module in _MODULES}
 _CALLABLE_MODULES = (
     "volvox.envs",
     "volvox.networks",
@@ -118,22 +120,32 @@ def _function_to_json(value: Any) -> Any:
     """Describes a class or function by its path, or by its factory, as in `optax.cosine_decay_schedule(...)`."""
     factory_name, _, inner = value.__qualname__.partition(".<locals>.")
     if inner and inspect.isfunction(value):
-        factories = (getattr(sys.modules.get(module), factory_name, None) for module in _CALLABLE_MODULES)
-        factory = next((f for f in factories if getattr(f, "__module__", None) == value.__module__), None)
-        if factory is not None:
-            variables = inspect.getclosurevars(value).nonlocals
-            parameters = inspect.signature(factory).parameters.values()
-            required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-            if all(name in variables for name in required):
-                arguments = {p.name: to_json(variables[p.name]) for p in parameters if p.name in variables}
-                return {"type": path_of(factory), **arguments}
+        for factory in (getattr(sys.modules.get(module), factory_name, None) for module in _CALLABLE_MODULES):
+            code = getattr(inspect.unwrap(factory) if callable(factory) else None, "__code__", None)
+            if factory is None or code is None or value.__code__ not in code.co_consts:
+                continue
+            variables, parameters = _closure(value), inspect.signature(factory).parameters.values()
+            if all(p.name in variables for p in parameters if p.default is p.empty):
+                arguments = {p.name: variables[p.name] for p in parameters if p.name in variables}
+                if to_json(_closure(factory(**arguments))) == to_json(variables):  # no other argument mattered
+                    return {"type": path_of(factory), **to_json(arguments)}
     return {"function": path_of(value)}
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """Variables of the enclosing function that a function uses."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned in this branch of the enclosing function
+            found[name] = cell.cell_contents
+    return found
 
 
 def path_of(value: Any) -> str:
     """Returns the public path of a class or function, or `module.name` for those of users."""
-    name = value.__qualname__
-    found = (module for module in _MODULES if getattr(sys.modules.get(module), name, None) is value)
+    name, package = value.__qualname__, value.__module__.partition(".")[0]
+    modules = _MODULES if package in _PACKAGES else ()
+    found = (module for module in modules if getattr(sys.modules.get(module), name, None) is value)
     return f"{next(found, value.__module__)}.{name}"
 
 
