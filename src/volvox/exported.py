@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.actor import converted
+from volvox.rollout.actor import converted
 from volvox.types import Array, ArrayTree, Policy
 
 FORMAT, FORMAT_VERSION = "volvox policy", 1

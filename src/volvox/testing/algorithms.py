@@ -16,7 +16,7 @@ from volvox import checkpoint
 from volvox._arguments import check_algorithm as check_kind
 from volvox._arguments import state_and_metrics
 from volvox.envs.groups import bounded_action
-from volvox.report.rows import to_json
+from volvox.report.files import to_json_row as to_json
 from volvox.rollout.scoring import act
 from volvox.types import Algorithm, ArrayTree, Interrupted
 
