@@ -19,8 +19,8 @@ The gradient of the policy is then that of the one-step actor-critic, `A ∇ log
 in how values are learned. The minimum of the relaxed Lagrangian is no exact solution of Bellman's equation: after t
 timesteps of an episode, the mean advantage is `-γ^(t + 1) / (2 c)`.
 
-The script writes one JSON file for each learning rate. Its `curves` `[seeds, iterations]` are mean returns of the latest
-100 training episodes.
+The script writes one JSON file for each learning rate. Its `curves` `[seeds, iterations]` are mean returns of the
+latest 100 training episodes.
 """
 
 import dataclasses

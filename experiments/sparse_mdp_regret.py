@@ -4,15 +4,15 @@
     python experiments/sparse_mdp_regret.py --episodes 8_000 --sparsities 1 2 4 8 --run-dir runs/regret_s
     python experiments/sparse_mdp_regret.py --model hidden --episodes 500 1_000 2_000 4_000 --run-dir runs/hidden
 
-In a sparse linear Markov decision process, rewards and transition probabilities are linear in features φ(x, a) `[d]`, of
-which only s matter, and it is not known which. A policy that collects well-conditioned data plays N₁ episodes. Fitted
-Q-iteration on these, with the Lasso for a regression, gives the policy that plays all other episodes. With N₁ of order
-(s N)^(2/3), the regret over N episodes is of order (s N)^(2/3) too. The number d of features enters through its logarithm
-alone, so that d may be larger than N.
+In a sparse linear Markov decision process, rewards and transition probabilities are linear in features φ(x, a) `[d]`,
+of which only s matter, and it is not known which. A policy that collects well-conditioned data plays N₁ episodes.
+Fitted Q-iteration on these, with the Lasso for a regression, gives the policy that plays all other episodes. With N₁ of
+order (s N)^(2/3), the regret over N episodes is of order (s N)^(2/3) too. The number d of features enters through its
+logarithm alone, so that d may be larger than N.
 
 costly: the worst regret over a grid of signals, because the bound is one for all models. hidden: the model in which one
-action has to be found first, with and without a policy that knows it. The script writes `regret.json`, with the slope of
-the worst regret against N or s in logarithms if there are several values of N or s.
+action has to be found first, with and without a policy that knows it. The script writes `regret.json`, with the slope
+of the worst regret against N or s in logarithms if there are several values of N or s.
 """
 
 import dataclasses
@@ -269,7 +269,7 @@ def fitted_q_iteration(
       mdp: The decision process.
       episodes: As many as a multiple of the horizon.
       penalty: The Lasso's weight of the L1 norm is `penalty * sqrt(log(2 d) / n)` for n transitions. The horizon is
-        always enough for rewards in [0, 1]; the standard deviation of the noise of the targets suffices, and finds more.
+        always enough for rewards in [0, 1]; the standard deviation of the targets' noise suffices, and finds more.
       tolerance: Largest duality gap of the Lasso, relative to the objective at weights 0.
       max_passes: Largest number of passes of coordinate descent.
     """

@@ -113,7 +113,7 @@ def test_committed_slopes_are_those_of_the_committed_regrets(script, name):
 
 @pytest.mark.parametrize("settings", [{"model": "hidden", "sparsities": (1, 2)}, {"episodes": (20_000,)}])
 def test_bad_settings_are_refused(script, settings):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"sparsities|episodes"):
         script.Settings(**settings)
 
 
