@@ -1,4 +1,4 @@
-"""What actors on several machines should do, from what their parts do: a model, whose figures are predictions.
+"""A model that predicts the speed of actors on several machines from the speed of their parts.
 
     python benchmarks/scaling.py                # reads benchmarks/results, and prints
     python benchmarks/scaling.py --json
@@ -18,15 +18,13 @@ import argparse
 import dataclasses
 import heapq
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from volvox.distributed.player import _SLOTFULS
-from volvox.distributed.work import portion_size
 
 RESULTS = Path(__file__).parent / "results"
 FRAMES, FRAME_SKIP = 10**9, 4
@@ -69,11 +67,17 @@ class Actor:
         return sum(beats) * self.slots / self.groups * self.step + len(lengths) * self.decoding + self.call
 
 
+def portion_size(left: int, num_actors: int, num_slots: int) -> int:
+    """Returns the number of episodes of a portion: few enough that all actors end at about the same time."""
+    most = 4 * num_slots
+    return max(min(math.ceil(left / (2 * num_actors)), most), min(num_slots, most))
+
+
 def phase(lengths: Sequence[float], actor: Actor, actors: int) -> float:
     """Seconds in which so many actors play episodes of these lengths."""
     free, begin = [0.0] * actors, 0
     while begin < len(lengths):
-        size = portion_size(len(lengths) - begin, actors, actor.slots, most=_SLOTFULS * actor.slots)
+        size = portion_size(len(lengths) - begin, actors, actor.slots)
         heapq.heappush(free, heapq.heappop(free) + actor.seconds(lengths[begin : begin + size]))
         begin += size
     return max(free)
