@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -136,8 +136,9 @@ def loss(settings: Settings, module: nn.Module, params: Any, batch: Transition) 
     The policy ascends and the values descend the relaxed Lagrangian `E[(1 - γ) v(s) + A]`. One transition gives an
     unbiased sample of it, because its action was drawn from π.
     """
-    logits, v_tm1 = module.apply({"params": params}, batch.state)  # pyright: ignore[reportGeneralTypeIssues]
-    _, v_t = module.apply({"params": params}, batch.next_state)  # pyright: ignore[reportGeneralTypeIssues]
+    network: Callable[..., Any] = module.apply
+    logits, v_tm1 = network({"params": params}, batch.state)
+    _, v_t = network({"params": params}, batch.next_state)
     advantage = batch.reward + batch.discount * v_t - v_tm1
     log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.action[:, None], axis=1)[:, 0]
     policy_loss = -log_prob * jax.lax.stop_gradient(advantage)
@@ -164,14 +165,13 @@ def train(
     Returns:
       (parameters, returns `[T, B]` of the episodes that end at each timestep; NaN where none ends).
     """
-    optimizer = optax.adam(rate)
+    optimizer, network = optax.adam(rate), cast("Callable[..., Any]", module.apply)
 
     def reset(key: jax.Array) -> jax.Array:
         return jax.vmap(env.reset)(jax.random.split(key, settings.num_envs))
 
     def act(params: Any, state: jax.Array, key: jax.Array) -> jax.Array:
-        logits, _ = module.apply({"params": params}, state)  # pyright: ignore[reportGeneralTypeIssues]
-        return jax.random.categorical(key, logits)
+        return jax.random.categorical(key, network({"params": params}, state)[0])
 
     def timestep(x: Training, key: jax.Array) -> tuple[Training, jax.Array]:
         k_reset, k_action = jax.random.split(key)

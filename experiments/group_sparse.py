@@ -188,8 +188,10 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
             "steps": rows[-1]["timesteps"],
             "updates": rows[-1]["update"],
         }
-    dense = found.get("dense")
-    for values in found.values() if dense else ():
+    if "dense" not in found:
+        return found
+    dense = found["dense"]
+    for values in found.values():
         values["return_minus_dense"] = values["return"] - dense["return"]
         if values is not dense:
             interval = difference_interval(values["return_of_seeds"], dense["return_of_seeds"])

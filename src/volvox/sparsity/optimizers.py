@@ -94,7 +94,8 @@ def sparse(
     if isinstance(dense, str):
         raise TypeError(f"dense={dense!r}: give a tuple of names, ({dense!r},)")
     made: Any = SparseOptimizer(optimizer, rule, tuple(dense), min_side, only_circulant, seed)
-    return made if callable(optimizer) else _sparse_transformation(made)
+    transformation: Any = made if callable(optimizer) else _sparse_transformation(made)
+    return transformation
 
 
 def _sparse_transformation(settings: SparseOptimizer) -> optax.GradientTransformationExtraArgs:
@@ -112,7 +113,8 @@ def _sparse_transformation(settings: SparseOptimizer) -> optax.GradientTransform
         schedule = () if rule.schedule is None else rule.schedule.init()
         return SparseState(mask_inner(inner, masks, params), masks, schedule, jnp.int32(0), key)
 
-    def update_fn(gradient, state, params=None, *, step=None, mean_return=None, **extra_args):
+    def update_fn(updates, state, params=None, *, step=None, mean_return=None, **extra_args):
+        gradient = updates
         if params is None:
             raise ValueError("a sparse optimiser needs the parameters: update(gradient, state, params)")
         chex.assert_trees_all_equal_shapes(gradient, params)
