@@ -102,25 +102,6 @@ def test_ga3c_is_its_formula(size, stride):
     np.testing.assert_allclose(values, (x @ value[0] + value[1])[:, 0], atol=1e-4)
 
 
-def test_a_recurrent_state_matters_and_is_carried():
-    net = actor_critic(RecurrentActorCritic(6, SmallTorso(), width=5), PONG)
-    params = net.policy.init(jax.random.key(0))
-    begin = net.policy.initial_state(3)
-    assert jax.tree.map(jnp.shape, begin) == ((3, 5), (3, 5))
-    assert not any(leaf.any() for leaf in jax.tree.leaves(begin))
-    first, _, state = net.apply(params, FRAMES, begin)
-    second, _, _ = net.apply(params, FRAMES, state)
-    assert jnp.abs(first - second).max() > 1e-5
-
-
-def test_a_gaussian_head_has_one_deviation_for_all_observations():
-    spec = probe.target(size=3).spec
-    net = actor_critic(GaussianMLP(3, (8,), initial_log_std=-0.5), spec)
-    output, value, _ = net.apply(net.policy.init(jax.random.key(0)), jnp.ones((4, 3)) * jnp.arange(4)[:, None], ())
-    np.testing.assert_array_equal(output[:, 3:], np.full((4, 3), -0.5, np.float32))
-    assert jnp.unique(value).size == 4
-
-
 @pytest.mark.parametrize("network", [CategoricalMLP, GaussianMLP])
 def test_perceptrons_take_widths_activation_and_normalisation(network):
     """A linear activation without normalisation makes the outputs linear."""

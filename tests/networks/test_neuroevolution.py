@@ -102,16 +102,6 @@ def test_outputs_are_the_formulas():
     np.testing.assert_allclose(output, np.maximum(hidden, 0) @ second, rtol=1e-4, atol=1e-5)
 
 
-def test_many_networks_each_have_their_own_statistics():
-    net = reference_genotype(Net(), SPEC, REFERENCE)
-    params = jax.vmap(net.policy.init)(jax.random.split(jax.random.key(0), 6))
-    seen = jax.random.normal(jax.random.key(1), (6, 4, 3))
-    outputs, _ = jax.vmap(lambda p, x: net.policy.apply(net.prepare(p), x, ()))(params, seen)
-    for i in range(6):
-        one = jax.tree.map(lambda x, i=i: x[i], params)
-        np.testing.assert_allclose(outputs[i], net.policy.apply(net.prepare(one), seen[i], ())[0], rtol=1e-4, atol=1e-5)
-
-
 def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
     net = reference_genotype(Net(), SPEC, REFERENCE)
     code = encoding(net, Table(size=5_000))

@@ -78,16 +78,6 @@ def test_the_matrix_is_formed_in_gradients_of_many_rows_only():
             assert ("tensor<16x16xf32>" in text) is expected
 
 
-def test_gradients_of_many_rows_are_differentiable():
-    kernel, x = normal(8, 2), normal(130, 8, seed=1)
-
-    def curvature(product):
-        return jax.grad(lambda k: (jax.grad(lambda k: (product(x, k, 4) ** 3).sum())(k) ** 2).sum())(kernel)
-
-    plain = curvature(lambda x, k, b: x @ formed(k, b))
-    np.testing.assert_allclose(curvature(block_circulant), plain, rtol=1e-3)
-
-
 @pytest.mark.parametrize(("shape", "block"), [((10, 3), 4), ((8, 3), 0), ((7, 3), 7)])
 def test_shapes_that_do_not_fit_are_refused(shape, block):
     with pytest.raises(ValueError, match="block"):
@@ -114,12 +104,3 @@ def test_a_network_with_such_a_layer_is_a_genotype():
     for i in range(3):
         one = Net().apply({"params": jax.tree.map(lambda leaf, i=i: leaf[i], many)}, x[i])
         np.testing.assert_allclose(together[i], one, rtol=1e-4, atol=1e-5)
-
-
-def test_dtypes_of_the_layer_that_is_grouped_are_kept():
-    x = normal(2, 32)
-    for dtype, param_dtype in ((None, jnp.float32), (jnp.bfloat16, jnp.float32), (jnp.bfloat16, jnp.bfloat16)):
-        layer = nn.Dense(32, dtype=dtype, param_dtype=param_dtype)
-        out, variables = networks.Grouped(layer, block=4).init_with_output(jax.random.key(0), x)
-        assert variables["params"]["inner"]["circulant"].dtype == param_dtype
-        assert out.dtype == (dtype or jnp.float32)

@@ -12,7 +12,7 @@ from jax import lax
 from layer_shapes import CONVS
 
 from volvox.ops import conv as conv_module
-from volvox.ops.conv import Window, conv
+from volvox.ops.conv import conv
 
 
 def operands(shape, *, networks=(), batch=1, seed=0):
@@ -140,13 +140,6 @@ def test_gradient_of_vmap():
     assert_close(gradient(ours), gradient(plain))
 
 
-def test_vmap_over_images_alone_stays_one_convolution():
-    shape = CONVS["pointwise"]
-    x, kernel = operands(shape, networks=(3,), batch=2)
-    text = str(jax.make_jaxpr(jax.vmap(conv, (0, None)))(x, kernel[0]))
-    assert f"[6,{shape.image},{shape.image},{shape.features}]" in text
-
-
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_many_kernels_never_become_a_grouped_convolution(platform):
     shape = CONVS["deep_ga_large_1"]
@@ -159,16 +152,6 @@ def test_many_kernels_never_become_a_grouped_convolution(platform):
     assert "feature_group_count = 3" in text(plain)
     assert "feature_group_count = 3" not in text(ours)
     assert ("stablehlo.convolution" in text(ours)) == (platform == "cpu")
-
-
-def test_dtypes_are_promoted():
-    x, kernel = operands(CONVS["pointwise"])
-    assert conv(x.astype(jnp.bfloat16), kernel).dtype == jnp.float32
-    assert conv(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)).dtype == jnp.bfloat16
-
-
-def test_output_size():
-    assert Window((8, 8), (4, 4), ((2, 2), (2, 2))).output_size(84, 84) == (21, 21)
 
 
 @pytest.mark.parametrize(

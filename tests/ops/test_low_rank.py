@@ -9,7 +9,7 @@ import pytest
 from layer_shapes import CONVS, MATMULS
 
 from volvox.networks.interception import low_rank_kernels, use_kernels
-from volvox.ops.conv import conv, conv_low_rank
+from volvox.ops.conv import conv
 from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense, with_bases, without_bases
 from volvox.ops.matmul import matmul
 
@@ -100,15 +100,6 @@ def test_ragged_matmul_is_the_formula():
     np.testing.assert_allclose(matmul(x, w, index), np.einsum("bmk,bkn->bmn", x, w[index]), atol=1e-3)
 
 
-def test_vmaps_nest_over_conv():
-    """Members of two populations, each with bases of its own."""
-    kernels, x = normal(2, 3, 3, 3, 2, 4), normal(2, 5, 1, 6, 6, 2)
-    index, a, b = jnp.array([[0, 1, 2, 1, 0], [2, 2, 0, 1, 1]]), normal(2, 5, 18, 1), normal(2, 5, 4, 1)
-    got = jax.vmap(conv_low_rank)(x, kernels, index, a, b)
-    for i in range(2):
-        np.testing.assert_allclose(got[i], conv_low_rank(x[i], kernels[i], index[i], a[i], b[i]), atol=1e-5)
-
-
 class Mixed(nn.Module):
     """Every kind of layer and parameter there is a rule for, and two for which there is none."""
 
@@ -178,9 +169,3 @@ def test_no_member_is_formed():
     sizes = {math.prod(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)}
     assert 2 * k * features in sizes  # the bases
     assert max(sizes) < n * k * features
-
-
-def test_sides_that_do_not_fit_are_refused():
-    kernel = LowRankKernel(normal(2, 3, 3, 4, 5), jnp.int32(0), normal(36, 2), normal(5, 1), 0)
-    with pytest.raises(ValueError, match="conv_low_rank"):
-        low_rank_conv(normal(1, 8, 8, 4), kernel)

@@ -102,17 +102,3 @@ def test_single_weights_of_critics_alone_may_be_large_enough():
     algorithm = td3(gst, networks.MLP(1, hidden=(16,)), optimizer=made, learning_rate=None)
     masks = masks_of(algorithm.init(jax.random.key(0)).learning.optimizer.critics)
     assert masks[0]["Dense_1"]["kernel"].shape == (1, 32, 1, 32)
-
-
-def test_rates_that_change_do_not_scale_the_updates_of_dead_weights():
-    gst = GroupSparse(block=4, end=4, every=1)
-    settings = vx.A3C(
-        optimizer=gst.optimizer(optax.adam), anneal_frames=1_000, segment_length=4, updates_per_iteration=9
-    )
-    algorithm = vx.learn(settings, gst.network(networks.GaussianMLP(1, hidden=(32, 32))), ENV)
-    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
-    live = masks_of(state.learning.optimizer)["inner"]["Dense_1"]["circulant"]
-    numbers = np.asarray(state.learning.params["inner"]["Dense_1"]["circulant"])
-    assert int(live.sum()) == round(64 * 0.4)
-    assert not numbers[~np.broadcast_to(live, numbers.shape)].any()
-    algorithm.close()

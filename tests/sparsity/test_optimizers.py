@@ -20,7 +20,6 @@ from volvox.sparsity import (
     clipped,
     compression,
     init_optimizers,
-    is_sparse,
     masks_of,
     pruned,
     sparse,
@@ -260,14 +259,6 @@ def test_masks_are_drawn_from_the_seed_too():
     assert not (first == second).all()
 
 
-def test_dense_optimisers_begin_as_ever():
-    networks = (params_of(), ())
-    params, states = init_optimizers(optax.adam(0.1), networks)
-    assert params == networks
-    assert not is_sparse(states)
-    chex.assert_trees_all_equal(states, (optax.adam(0.1).init(networks[0]), ()))
-
-
 def test_one_network_may_be_too_small_but_not_all():
     optimizer = sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), min_side=8)
     small = {"kernel": jnp.ones((4, 4))}
@@ -275,20 +266,6 @@ def test_one_network_may_be_too_small_but_not_all():
     assert masks_of(states[0])["kernel"].ndim == 0
     with pytest.raises(ValueError):
         init_optimizers(optimizer, (small, small))
-
-
-def test_learning_rates_under_vmap():
-    """An optimiser made within `vmap` of each row's rate is that of the rate."""
-    make = sparse(optax.adam, Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1), every=1))
-    params = params_of()
-
-    def updated(rate):
-        optimizer = make(rate)
-        return optimizer.update(params, optimizer.init(params), params)[0]
-
-    rows = jax.vmap(updated)(jnp.array([0.1, 0.01]))
-    for i, rate in enumerate((0.1, 0.01)):
-        chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], rows), updated(rate), rtol=1e-6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -381,12 +358,3 @@ def test_bad_settings_and_parameters_are_refused(make):
 def test_arguments_of_other_types_are_refused(make):
     with pytest.raises(TypeError):
         make()
-
-
-def test_masks_change_only_where_they_are_due_under_two_vmaps():
-    """The condition stays one, so that nothing is sorted in the other updates."""
-    optimizer, params = sparse(optax.sgd(0.1), Dynamic(sparsity=0.5, every=3)), params_of()
-    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, 3, *x.shape)), params)
-    state = jax.vmap(jax.vmap(optimizer.init))(many)
-    update = jax.vmap(jax.vmap(lambda params, state: optimizer.update(params, state, params)))
-    assert " cond[" in str(jax.make_jaxpr(update)(many, state))

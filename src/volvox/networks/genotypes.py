@@ -51,21 +51,15 @@ def genotype(
         fit the environment's actions.
     """
     variables = check_module(module, spec, (observations(spec),))
-    apply = partial(apply_module, module)
+    init, apply = partial(init_params, module, spec), partial(apply_module, module)
     # With `prepare`, members with low-rank noise could not share its results.
     low_rank = () if prepare else low_rank_kernels(apply, variables.get("params", {}), observations(spec))
     config: Any = module
     if prepare or initial_std:
         config = {"type": "volvox.networks.genotype", "module": module, "prepare": prepare, "initial_std": initial_std}
+    name, std = type(module).__name__, initial_std or getattr(module, "initial_std", None)
     return genotype_from_functions(
-        partial(init_params, module, spec),
-        apply,
-        spec,
-        name=type(module).__name__,
-        prepare=prepare,
-        initial_std=initial_std or getattr(module, "initial_std", None),
-        low_rank=low_rank,
-        config=config,
+        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=config
     )
 
 

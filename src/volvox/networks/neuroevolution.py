@@ -178,13 +178,9 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
         with use_kernels():
             return module.apply(variables, observation)
 
+    init, std = partial(genotypes.init_params, module, spec), getattr(module, "initial_std", None)
+    low_rank = low_rank_kernels(prepare, variables["params"])
+    config = {"type": "volvox.networks.reference_genotype", "module": module, "reference": len(frames)}
     return genotypes.genotype_from_functions(
-        partial(genotypes.init_params, module, spec),
-        apply,
-        spec,
-        name=name,
-        prepare=prepare,
-        initial_std=getattr(module, "initial_std", None),
-        low_rank=low_rank_kernels(prepare, variables["params"]),
-        config={"type": "volvox.networks.reference_genotype", "module": module, "reference": len(frames)},
+        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=config
     )
