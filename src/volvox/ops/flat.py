@@ -2,7 +2,7 @@
 
 Layers are in the natural order of their paths, with numbers compared as numbers (`Conv_2` before `Conv_10`, and by name
 before `Dense_0`). Within a layer, `kernel` comes first, then `bias`, then the other leaves by name. Each leaf is in C
-order. This is the order of the published DeepGA networks, whatever the order of leaves in the pytree.
+order. This is the order of the published DeepGA networks, independent of the order of leaves in the pytree.
 """
 
 import math
@@ -42,7 +42,7 @@ def restored(saved: ArrayTree, like: ArrayTree, *, what: str) -> Any:
     Args:
       saved: Nested dictionaries of arrays and numbers.
       like: A tree of the wanted structure; its leaves are arrays, numbers or shapes (`jax.ShapeDtypeStruct`).
-      what: What the tree belongs to, for the message.
+      what: Name of the owner of the tree, for the message.
 
     Returns:
       The tree, of device arrays; Python numbers stay Python numbers.
