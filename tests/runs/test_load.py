@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import flax.linen as nn
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,10 +21,6 @@ class UserNet(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(self.num_outputs)(nn.tanh(nn.Dense(self.width)(x)))
-
-
-
-
 
 
 def train(algorithm, run_dir, steps=1):

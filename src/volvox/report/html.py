@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from volvox.report.plots import learning_curve
 from volvox.report.metrics import SCORES, columns, format_duration, format_number, latest
+from volvox.report.plots import learning_curve
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1000px; margin: 2em auto; padding: 0 1em }
