@@ -54,7 +54,7 @@ def test_flags_may_be_functions(load, read):
 
 @pytest.mark.parametrize("words", [["--checkpoint-every", "0"], ["--frames", "0"], ["--minutes", "-1"]], ids=" ".join)
 def test_settings_that_do_not_fit_are_refused(words, load, read):
-    with pytest.raises(ValueError, match=".+"):
+    with pytest.raises(ValueError, match=r".+"):
         read(load("atari_ga"), words)
 
 
