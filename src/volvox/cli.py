@@ -16,9 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import imageio_ffmpeg
 import jax
 import tyro
 
+from volvox import envs
 from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.comparison import parse_methods
@@ -214,13 +216,12 @@ def profile(run: RunDir, /, *, seconds: float = 10.0) -> None:
 
 def doctor() -> int:
     """Prints versions, devices and free disk, and checks that JAX, envpool and ffmpeg work."""
-    found = ", ".join(f"{name} {version}" for name, version in versions().items())
-    print(f"versions: {found}")
-    print(
-        f"machine: {processor()}, {len(os.sched_getaffinity(0))} cores, {shutil.disk_usage('.').free / 1e9:.0f} GB free"
-    )
+    print(", ".join(f"{name} {version}" for name, version in versions().items()))
+    free = shutil.disk_usage(".").free / 1e9
+    print(f"{processor()}, {len(os.sched_getaffinity(0))} cores, {free:.0f} GB of disk free")
     problems = 0
-    for name, check in {"jax": _check_jax, "envpool": _check_envpool, "ffmpeg": _check_ffmpeg}.items():
+    checks = {"jax": _devices, "envpool": _play_pong, "imageio-ffmpeg": imageio_ffmpeg.get_ffmpeg_version}
+    for name, check in checks.items():
         try:
             print(f"{name}: {check()}")
         except Exception as error:  # a broken installation may raise anything
@@ -229,28 +230,19 @@ def doctor() -> int:
     return 1 if problems else 0
 
 
-def _check_jax() -> str:
+def _devices() -> str:
     jax.block_until_ready(jax.numpy.arange(10.0).sum())
     unused = Path("/proc/driver/nvidia/version").exists() and jax.default_backend() == "cpu"
     hint = '; there is an NVIDIA GPU that JAX does not use: pip install "jax[cuda13]"' if unused else ""
     return ", ".join(map(str, jax.devices())) + hint
 
 
-def _check_envpool() -> str:
-    from volvox import envs
-
+def _play_pong() -> str:
     (group,) = envs.atari("Pong", num_envs=1, groups=1).make(0, host=True)
     try:
-        _, timestep = group.recv(group.init())
+        return f"plays Pong, observations {list(group.recv(group.init())[1].observation.shape)}"
     finally:
         group.close()
-    return f"plays Pong, observations {list(timestep.observation.shape)}"
-
-
-def _check_ffmpeg() -> str:
-    from imageio_ffmpeg import get_ffmpeg_version
-
-    return get_ffmpeg_version()
 
 
 def _run_dir(path: Path) -> Path:

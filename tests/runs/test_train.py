@@ -52,6 +52,7 @@ def test_nothing_is_written_or_printed_unless_asked(tmp_path, monkeypatch, capfd
         ({"steps": 2, "max_frames": 1e6}, 2),
         ({"stop_after": 1e-9}, 1),
         ({"steps": 9, "on_step": lambda run: run.metrics[-1]["frames"] == 40}, 4),
+        ({"steps": 9, "on_step": lambda run: np.float32(run.metrics[-1]["frames"]) > 30}, 4),
         ({"steps": 3, "on_step": lambda run: "yes"}, 3),
     ],
 )

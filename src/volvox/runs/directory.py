@@ -26,20 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox.ops.flat import restored
-from volvox.report import plots
-from volvox.report.files import (
-    CHECKPOINTS,
-    CONFIG,
-    ELITE,
-    METRICS,
-    PLOT,
-    Row,
-    append_row,
-    read_config,
-    read_metrics,
-    write_file,
-    write_rows,
-)
+from volvox.report import files, plots
+from volvox.report.files import Row, append_row, read_config, read_metrics, write_file, write_rows
 from volvox.report.metrics import atari_scores
 from volvox.runs import checkpoint
 from volvox.runs.config import differences, digest, to_json
@@ -77,7 +65,7 @@ def check_same_settings(directory: Path, saved: Mapping[str, Any], current: Mapp
 def check_unused(run_dir: str | os.PathLike[str]) -> None:
     """Raises FileExistsError if a directory holds a run with at least one step."""
     directory = Path(run_dir)
-    if read_metrics(directory / METRICS) or any(checkpoint.steps(directory / CHECKPOINTS)):
+    if read_metrics(directory / files.METRICS) or any(checkpoint.steps(directory / files.CHECKPOINTS)):
         raise FileExistsError(
             f"{directory} already holds a run: pass resume=True (scripts: --resume) to continue it, give another "
             "run_dir, or remove the directory"
@@ -104,15 +92,15 @@ def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any]) -
         like = jax.eval_shape(algorithm.init, saved_key(config))
         restore = lambda tree: restored(tree, like, what="algorithm")  # noqa: E731
     found = checkpoint.restore_latest(
-        directory / CHECKPOINTS,
-        count_rows=lambda: len(read_metrics(directory / METRICS)),
+        directory / files.CHECKPOINTS,
+        count_rows=lambda: len(read_metrics(directory / files.METRICS)),
         settings=config.get("digest", ""),
         restore=restore,
     )
     if found is None:
         return None
     step, state = found
-    return state, read_metrics(directory / METRICS)[:step]
+    return state, read_metrics(directory / files.METRICS)[:step]
 
 
 @contextlib.contextmanager
@@ -169,8 +157,8 @@ class RunDirectory:
             stack.enter_context(locked(self.path))
         if not resume:
             return None
-        rows, steps = read_metrics(self.path / METRICS), checkpoint.steps(self.path / CHECKPOINTS)
-        if not (self.path / CONFIG).exists() and not rows and not any(steps):
+        rows, steps = read_metrics(self.path / files.METRICS), checkpoint.steps(self.path / files.CHECKPOINTS)
+        if not (self.path / files.CONFIG).exists() and not rows and not any(steps):
             return None
         saved = read_config(self.path)
         check_same_settings(self.path, saved, self.config)
@@ -189,18 +177,18 @@ class RunDirectory:
         if self.path is None:
             return
         with self._writing():
-            checkpoint.remove_after(self.path / CHECKPOINTS, len(self.rows))
+            checkpoint.remove_after(self.path / files.CHECKPOINTS, len(self.rows))
         self.save(state)
         with self._writing():
-            write_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
-            write_rows(self.path / METRICS, self.rows)
+            write_file(self.path / files.CONFIG, json.dumps(self.config, indent=2) + "\n")
+            write_rows(self.path / files.METRICS, self.rows)
             self._write_elite(state)  # a kill may have come between a checkpoint and its elite
 
     def add(self, row: Row) -> None:
         """Adds the row of a completed step."""
         if self.path is not None:
             with self._writing():
-                append_row(self.path / METRICS, row)
+                append_row(self.path / files.METRICS, row)
         self.rows.append(row)
 
     def save(self, state: Any) -> None:
@@ -210,7 +198,7 @@ class RunDirectory:
         tree = state if self._algorithm.save is None else self._algorithm.save(state)
         options = {"keep": self._keep, "num_rows": len(self.rows), "settings": self.config["digest"]}
         with self._writing():
-            checkpoint.save(self.path / CHECKPOINTS, len(self.rows), tree, **options)
+            checkpoint.save(self.path / files.CHECKPOINTS, len(self.rows), tree, **options)
             self._saved_step = len(self.rows)
             self._write_elite(state)
 
@@ -220,12 +208,12 @@ class RunDirectory:
             env = self._algorithm.env
             with self._writing():
                 random = atari_scores(env.config).get("random")
-                plots.learning_curve(self.rows, self.path / PLOT, title=env.spec.name, random=random)
+                plots.learning_curve(self.rows, self.path / files.PLOT, title=env.spec.name, random=random)
             self._next_plot = time.monotonic() + _SECONDS_BETWEEN_PLOTS
 
     def _write_elite(self, state: Any) -> None:
         if self.path is not None and self._algorithm.genome is not None and self.rows:
-            write_file(self.path / ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
+            write_file(self.path / files.ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -245,7 +233,7 @@ def change_settings(directory: Path, algorithm: Algorithm, changes: Mapping[str,
         config = read_config(directory)
         settings = config["algorithm"].get("settings") or config["algorithm"].get("strategy") or {}
         before = {name: settings.get(name) for name in changes}
-        step = max(checkpoint.steps(directory / CHECKPOINTS), default=0)
+        step = max(checkpoint.steps(directory / files.CHECKPOINTS), default=0)
         record = {"after_step": step, "from": before, "to": to_json(changes)}
         new = {**config, "algorithm": to_json(algorithm.config), "changes": [*config.get("changes", []), record]}
-        write_file(directory / CONFIG, json.dumps(new, indent=2) + "\n")
+        write_file(directory / files.CONFIG, json.dumps(new, indent=2) + "\n")

@@ -16,6 +16,9 @@ _WARM_UP = 2
 class Profile(NamedTuple):
     """Where the time of an algorithm goes. Times are seconds per timestep of one environment.
 
+    The parts are called from Python to be timed, which takes some tenths of a millisecond for a group of environments.
+    For small networks and fast environments this is longer than the parts themselves.
+
     Attributes:
       emulators: Time of the emulators alone.
       inference: Time of the networks that act.

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+import numpy as np
 
 from volvox import _checks
 from volvox.report.files import CONFIG, LOG, Row, numbers, read_config, to_json_row, write_log
@@ -123,16 +124,23 @@ def train(
         if agree(len(rows)) != -agree(-len(rows)):
             raise ValueError(f"run_dir={str(run_dir)!r} must be on a disk that all processes share")
         begins, state = state is None, algorithm.init(key) if state is None else state
-        display = (
-            _open_display(stack, algorithm, steps, stop_after, max_frames, rows) if progress and is_first else None
-        )
+        display = None
+        if progress and is_first:
+            frames = int(numbers(rows[-1]).get("frames", 0)) if rows else 0
+            limits = {"stop_after": stop_after, "max_frames": max_frames, "frame_skip": algorithm.env.spec.frame_skip}
+            display = Progress(steps, done=len(rows), frames=frames, step_name=name, **limits)
+            stack.callback(display.close)
         note = display.note if display is not None else lambda text: None
         if resume:
             note(f"{run_dir}: {'the run begins' if begins else f'the run continues after {name} {len(rows)}'}")
         directory.begin(state)
         if directory.path is not None and begins and (needed := custom_names(directory.config["algorithm"])):
             note(f"{run_dir}: in another process, load it with vx.load(run_dir, custom=[{', '.join(needed)}])")
-        log = _open_loggers(stack, algorithm, directory, loggers) if is_first else lambda step, row: None
+        default = () if directory.path is None else (tensorboard(),)
+        chosen = (default if loggers is None else loggers) if is_first else ()
+        settings, before = directory.config["algorithm"], tuple(map(dict, rows))
+        logged = LoggedRun(directory.path, algorithm.env.spec.name, name, settings, before)
+        log = open_loggers(chosen, logged, stack)
         interrupt = _Interrupt(stack, display)
 
         began, seconds_before = time.monotonic(), rows[-1]["seconds"] if rows else 0.0
@@ -166,7 +174,9 @@ def train(
                 directory.plot()
                 if display is not None:
                     display.step(len(rows), rows[-1])
-                ended = on_step is not None and on_step(Run(algorithm, state, list(rows), directory.path)) is True
+                so_far = Run(algorithm, state, list(rows), directory.path)
+                result = None if on_step is None else on_step(so_far)
+                ended = result is True or (isinstance(result, np.bool_ | jax.Array) and bool(result))
             except Exception:
                 with suppress(OSError):  # of a full disk; the first error is raised
                     directory.save(state)
@@ -212,36 +222,6 @@ def _frames(row: Row) -> int:
     if "frames" not in numbers(row):
         raise ValueError("max_frames: this algorithm has no metric 'frames'; give steps or stop_after")
     return int(row["frames"])
-
-
-def _open_display(
-    stack: ExitStack,
-    algorithm: Algorithm,
-    steps: int | None,
-    stop_after: float | None,
-    max_frames: int | None,
-    rows: Sequence[Row],
-) -> Progress:
-    display = Progress(
-        steps,
-        done=len(rows),
-        frames=int(numbers(rows[-1]).get("frames", 0)) if rows else 0,
-        step_name=algorithm.step_name,
-        stop_after=stop_after,
-        max_frames=max_frames,
-        frame_skip=algorithm.env.spec.frame_skip,
-    )
-    stack.callback(display.close)
-    return display
-
-
-def _open_loggers(
-    stack: ExitStack, algorithm: Algorithm, directory: RunDirectory, loggers: Sequence[Any] | None
-) -> Callable[[int, Row], None]:
-    default = () if directory.path is None else (tensorboard(),)
-    before, settings = tuple(map(dict, directory.rows)), directory.config["algorithm"]
-    run = LoggedRun(directory.path, algorithm.env.spec.name, algorithm.step_name, settings, before)
-    return open_loggers(default if loggers is None else loggers, run, stack)
 
 
 class _Interrupt:
