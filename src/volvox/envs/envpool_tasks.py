@@ -199,7 +199,7 @@ def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, d
 
 def whole_games(env: Env) -> dict[str, Any]:
     """Returns what `env.make` takes so that an episode is a whole game, also where a lost life would end it."""
-    return {"episodic_life": False} if "episodic_life" in env.config.get("settings", {}) else {}
+    return {"episodic_life": False} if "episodic_life" in (env.config.get("settings") or {}) else {}
 
 
 def _seeds_of_starts(noop_max: int) -> list[int]:
