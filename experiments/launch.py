@@ -21,7 +21,6 @@ from flags import Run
 from scores import keep_score
 
 import volvox as vx
-from volvox.data.segments import micro_batch_size
 from volvox.report.files import CHECKPOINTS, CONFIG, DIVERGED, METRICS, numbers, read_metrics, write_file
 from volvox.runs.checkpoint import steps as steps_of
 from volvox.runs.config import to_json
@@ -352,9 +351,6 @@ def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
     if isinstance(learner, vx.A3C):
         group = max(env.num_envs // max(env.groups, 1), 1)
         divisors = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
-        if learner.micro_batch is None:  # its size is tried first anyway
-            own = micro_batch_size(None, group, learner.segment_length)
-            divisors = [n for n in divisors if n != own]
         found["micro_batch"] = first(learner.micro_batch, divisors[-4:])
         if settings.run.tune == "all":
             count = env.num_envs
