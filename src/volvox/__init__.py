@@ -21,7 +21,6 @@ try:
         envs,
         evolution,
         learners,
-        loggers,
         networks,
         ops,
         population,
@@ -32,13 +31,14 @@ try:
     )
     from volvox._settings import describe, recorded
     from volvox._settings import document_fields as _document_fields
-    from volvox.actor import Actor
+    from volvox.rollout.actor import Actor
     from volvox.checkpoint import DamagedCheckpointError
     from volvox.evolution import ES, GA, Novelty, Returns, evolve
     from volvox.learners import A3C, PPO, TD3, learn
     from volvox.loading import load
     from volvox.report import compare
     from volvox.rollout import Score, play, play_randomly, reference_batch
+    from volvox.runs import loggers
     from volvox.training import Run, train
     from volvox.tuning import Tuned, tune
     from volvox.types import (

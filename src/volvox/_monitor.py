@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
-from volvox.report.progress import Progress
+from volvox.runs.progress import Progress
 
 _ONE_PRESS = 0.5
 """Seconds within which signals count as one."""

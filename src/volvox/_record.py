@@ -33,9 +33,10 @@ from volvox._config import (
 from volvox._manifest import sync
 from volvox._resources import LOCK, check_disk, check_writable, locked
 from volvox._restoring import Restored, read_run, settings_digest
-from volvox.loggers import LoggedRun, opened, tensorboard
 from volvox.population import lineage
 from volvox.report import plots, rows
+from volvox.report.metrics import atari_scores
+from volvox.runs.loggers import LoggedRun, open_loggers, tensorboard
 from volvox.types import Algorithm, Array, ArrayTree
 
 _LOG = "log"
@@ -212,7 +213,7 @@ class Record:
     def _open_loggers(self, stack: ExitStack, loggers: Sequence[Any]) -> None:
         algorithm, before = self._algorithm, tuple(map(dict, self.rows))
         run = LoggedRun(self.path, algorithm.env.spec.name, algorithm.step_name, algorithm.config, before)
-        self._tell = opened(loggers, run, stack)
+        self._tell = open_loggers(loggers, run, stack)
 
     def tell_loggers(self) -> None:
         """Gives the last row to the loggers."""
@@ -316,7 +317,7 @@ class Record:
         began = time.monotonic()
         with self._writing():
             env = self._algorithm.env
-            plots.learning_curve(self.rows, self.path / PLOT, title=env.spec.name, **plots.score_lines(env.config))
+            plots.learning_curve(self.rows, self.path / PLOT, title=env.spec.name, random=atari_scores(env.config).get("random"))
         took = time.monotonic() - began
         self._next_plot = began + max(_SECONDS_BETWEEN_PLOTS, took / _PLOTS_SHARE)
 

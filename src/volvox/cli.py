@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from volvox import doctor as doctor_
-from volvox import exported
 from volvox._config import METRICS, PLOT, REPORT, VIDEO, read_config
 from volvox._parts import env_of
 from volvox.checkpoint import DamagedCheckpointError
@@ -25,11 +24,13 @@ from volvox.loading import load
 from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.html import html_report
-from volvox.report.progress import clock
 from volvox.report.rows import Row, numbers, read_metrics
-from volvox.report.runs import SCORES, by_place, env_config, is_unscored, methods_of, number_text, task_of, words
+from volvox.report.comparison import parse_methods
+from volvox.report.html import flat_settings
+from volvox.report.metrics import SCORES, atari_scores, format_duration, format_number, latest, task_of
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Protocol
+from volvox.runs import export as exported
 from volvox.training import Run
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
@@ -100,7 +101,7 @@ def _evaluation_of(run: Path, which: Literal["best", "last"] | None) -> Callable
         raise ValueError(f"{run} holds one policy, so that which={which!r} chooses nothing: leave it out.")
     policy = exported.load_exported(run)
     env = env_of(policy.header["config"].get("env") or {}, place="env")
-    return partial(scoring.play, env, policy.policy(), ())
+    return partial(scoring.play, env, policy.policy, ())
 
 
 def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:
@@ -123,7 +124,7 @@ def plot(run: RunDir, /, *, out: Path | None = None) -> None:
     """
     config, rows = _recorded(run, "plot")
     path, task = run / PLOT if out is None else out, task_of(config)
-    plots.learning_curve(rows, path, title=task, **plots.score_lines(env_config(config)))
+    plots.learning_curve(rows, path, title=task, random=_random(config))
     print(path)
 
 
@@ -149,7 +150,7 @@ def compare(
     if not runs:
         raise ValueError("compare takes one or more run directories, such as ga=runs/ga es=runs/es.")
     plots.check_png(out)
-    comparison = compare_methods(methods_of(runs), metric=metric, x=x)
+    comparison = compare_methods(parse_methods(runs), metric=metric, x=x)
     print(comparison.markdown() if markdown else comparison)
     if out is not None:
         comparison.plot(out)
@@ -182,8 +183,7 @@ def report(run: RunDir, /, *, out: Path | None = None) -> None:
     config, rows = _recorded(run, "report")
     path, task = run / REPORT if out is None else out, task_of(config)
     video = run / VIDEO if (run / VIDEO).exists() else None
-    lines = plots.score_lines(env_config(config))
-    print(html_report(path, rows, config, title=task, video=video, **lines))
+    print(html_report(path, rows, config, title=task, video=video, random=_random(config)))
 
 
 def info(run: RunDir, /) -> None:
@@ -197,12 +197,10 @@ def info(run: RunDir, /) -> None:
         return
     config, rows = read_config(run), read_metrics(run / METRICS)
     algorithm, last = config["algorithm"], numbers(rows[-1]) if rows else {}
-    latest = {name: value for row in rows for name, value in numbers(row).items()}
-    names = [name for name in SCORES if name in latest and not is_unscored(name, rows)]
-    result = [f"{words(name)} {number_text(latest[name])}" for name in names]
-    result += ["the elite is new and not scored yet"] if is_unscored("elite_score", rows) else []
-    counts = [f"{number_text(last['frames'])} frames"] if "frames" in last else []
-    counts += [clock(last["seconds"])] if "seconds" in last else []
+    known = latest(rows)
+    result = [f"{name.replace('_', ' ')} {format_number(known[name])}" for name in SCORES if name in known]
+    counts = [f"{format_number(last['frames'])} frames"] if "frames" in last else []
+    counts += [format_duration(last["seconds"])] if "seconds" in last else []
     network = algorithm.get("network") or {}
     made_of = [_named(algorithm.get("strategy") or algorithm.get("settings") or algorithm.get("algorithm"))]
     made_of += [f"with {_named(network)}"] if network else []
@@ -237,6 +235,10 @@ def _check_run(path: Path, command: str) -> None:
         raise ValueError(f"{path} is an exported policy; {command} takes a run directory (play and info take both).")
 
 
+def _random(config: Mapping[str, Any]) -> float | None:
+    return atari_scores(config["algorithm"].get("env")).get("random")
+
+
 def _named(described: Any) -> str:
     """The name of a class, of its description."""
     if isinstance(described, Mapping):  # runs of format 1 have the last two
@@ -246,5 +248,5 @@ def _named(described: Any) -> str:
 
 def _print_places(values: Mapping[str, Any]) -> None:
     """Prints nested settings, one a line, by their places such as `algorithm.env.task`."""
-    for place, text in by_place(values).items():
+    for place, text in flat_settings(values).items():
         print(f"{place}: {text}")

@@ -24,11 +24,11 @@ from volvox._record import run_path
 from volvox._settings import CannotRebuildError, rebuild
 from volvox.evolution import evolve
 from volvox.evolution.schedules import Cutoff
-from volvox.exported import is_exported, load_exported
 from volvox.learners import learn
 from volvox.population import lineage
 from volvox.report import rows
-from volvox.report.runs import task_of
+from volvox.report.metrics import task_of
+from volvox.runs.export import is_exported, load_exported
 from volvox.training import Run
 from volvox.types import Algorithm, Env
 

@@ -28,20 +28,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
-from volvox import _checks, exporting
+from volvox import _checks
 from volvox._arguments import check_algorithm, is_true, said, state_and_metrics
 from volvox._config import PLOT, REPORT, VIDEO, check_fingerprint, read_config, saved_key
 from volvox._monitor import Monitor
 from volvox._parts import what_load_needs
 from volvox._programs import keep_programs
 from volvox._record import Record, check_unused, run_path
-from volvox.actor import Actor
-from volvox.loggers import Logger, OpenLogger
+from volvox.rollout.actor import Actor
 from volvox.report import html, plots, video
-from volvox.report.progress import Progress
+from volvox.report.metrics import atari_scores
 from volvox.report.rows import Row
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Protocol, Score
+from volvox.runs.export import export as export_policy
+from volvox.runs.loggers import Logger, OpenLogger
+from volvox.runs.progress import Progress
 from volvox.types import Algorithm, Array, ArrayTree, Interrupted
 
 if TYPE_CHECKING:
@@ -151,7 +153,7 @@ class Run:
     def export(self, path: str | os.PathLike[str], *, which: Literal["best", "last"] = "best") -> Path:
         """Writes the policy to one file, `.stablehlo` or `.onnx`; see `volvox.exporting.export`."""
         algorithm, variables = self.algorithm, self.variables(which)
-        return exporting.export(path, algorithm.policy, variables, algorithm.env.spec, config=algorithm.config)
+        return export_policy(path, algorithm.policy, variables, algorithm.env.spec, config=algorithm.config)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Writes what the run did and how as one HTML file; see `volvox.report.html_report`.
@@ -167,8 +169,8 @@ class Run:
         video, config = directory / VIDEO, read_config(directory)
         shown = video if video.exists() else None
         path, env = directory / REPORT if path is None else path, self.algorithm.env
-        lines = plots.score_lines(env.config)
-        return html.html_report(path, self.metrics, config, title=env.spec.name, video=shown, **lines)
+        random = atari_scores(env.config).get("random")
+        return html.html_report(path, self.metrics, config, title=env.spec.name, video=shown, random=random)
 
     def command(self) -> str:
         """The command line that began the run, without `--resume`.
@@ -196,7 +198,7 @@ class Run:
         if path is None and self.run_dir is not None:
             path = self.run_dir / PLOT
         env = self.algorithm.env
-        return plots.learning_curve(self.metrics, path, title=env.spec.name, **plots.score_lines(env.config))
+        return plots.learning_curve(self.metrics, path, title=env.spec.name, random=atari_scores(env.config).get("random"))
 
     def watch(
         self, path: str | os.PathLike[str] | None = None, *, seed: int = 0, max_episode_steps: int | None = None

@@ -246,6 +246,13 @@ def game_of(env: Any) -> str:
     return str(env.get("task")).partition("-")[0] if made_by_envpool else ""
 
 
+def atari_game(config: Mapping[str, Any]) -> str | None:
+    """Returns the name of an Atari game by its `Env.config`; None for other environments."""
+    if config.get("type") == "volvox.envs.atari":
+        return str(config["game"])
+    return game_of(config) or None
+
+
 @functools.cache
 def known_scores(game: str) -> Mapping[str, float]:
     """Returns what is known of a game's scores: of `random` play, of a `human`, and the `least` there can be.
