@@ -2,12 +2,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
 from volvox.types import Policy
 
-SPEC = vx.envs.probe.corridor(num_envs=1).spec
+SPEC = probes.corridor(num_envs=1).spec
 
 
 def counting():
@@ -23,7 +24,7 @@ def counting():
 
 
 def test_an_actor_answers_as_its_policy():
-    env = vx.envs.probe.corridor(num_envs=1)
+    env = probes.corridor(num_envs=1)
     genotype = vx.networks.genotype(vx.networks.MLP(env.spec.num_actions, (4,)), env.spec)
     variables = genotype.prepare(genotype.policy.init(jax.random.key(0)))
     act = vx.Actor(genotype.policy, variables, env.spec)

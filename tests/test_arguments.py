@@ -7,6 +7,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -16,7 +17,7 @@ from volvox._arguments import is_true, said, state_and_metrics
 from volvox._checks import count, typed_key
 from volvox.envs.envpool_tasks import _folded
 
-ENV = vx.envs.probe.corridor(length=3, num_envs=4, groups=2)
+ENV = probes.corridor(length=3, num_envs=4, groups=2)
 NET = vx.networks.MLP(2, ())
 GA = vx.GA(population_size=4, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
 TABLE = vx.population.Table(size=20_000)
@@ -281,10 +282,8 @@ def test_counts_may_be_written_as_floats():
 
 def test_lists_for_tuples_and_numpy_scalars_for_numbers():
     """As nested or scalar values of settings, of networks and of environments."""
-    env = vx.envs.probe.corridor(
-        length=np.int64(3), num_envs=np.int32(4), groups=np.int8(2), max_episode_steps=np.int16(6)
-    )
-    assert env.config == vx.envs.probe.corridor(length=3, num_envs=4, groups=2, max_episode_steps=6).config
+    env = probes.corridor(length=np.int64(3), num_envs=np.int32(4), groups=np.int8(2), max_episode_steps=np.int16(6))
+    assert env.config == probes.corridor(length=3, num_envs=4, groups=2, max_episode_steps=6).config
     listed, tupled = vx.networks.CategoricalMLP(2, [4, 3]), vx.networks.CategoricalMLP(2, (4, 3))  # pyright: ignore
     plain = {"segment_length": 2, "learning_rate": 0.5, "updates_per_iteration": 2}
     numpy = {"segment_length": np.int64(2), "learning_rate": np.float32(0.5), "updates_per_iteration": np.int32(2)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
@@ -180,7 +181,7 @@ def test_a_reader_that_stops_reading_is_no_error(run_dir):
 @pytest.fixture
 def export_of(tmp_path):
     """Exports a policy that goes to the right, in an environment that is described as given."""
-    env = vx.envs.probe.corridor(length=3, max_episode_steps=5)
+    env = probes.corridor(length=3, max_episode_steps=5)
     to_the_right = vx.networks.genotype_from_functions(
         lambda key: jnp.array([0.0, 1.0]), lambda logits, seen: jnp.broadcast_to(logits, (seen.shape[0], 2)), env.spec
     )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
@@ -33,7 +34,7 @@ COMMITTED = [
 
 
 def corridor():
-    return vx.envs.probe.corridor(length=5, num_envs=8, groups=2)
+    return probes.corridor(length=5, num_envs=8, groups=2)
 
 
 def ga(network=None, env=None, **settings):
@@ -44,7 +45,7 @@ def ga(network=None, env=None, **settings):
 
 
 def td3(optimizer=optax.adam, learning_rate=3e-4):
-    env = vx.envs.probe.target(size=2, num_envs=2)
+    env = probes.target(size=2, num_envs=2)
     networks = vx.networks.ActorAndCritic(vx.networks.MLP(2, (8,)), vx.networks.QNetwork((8,)))
     settings = vx.TD3(
         optimizer=optimizer,
@@ -223,7 +224,7 @@ def test_a_network_that_cannot_be_imported_is_given(tmp_path):
 
 def test_a_network_answers_in_full_precision():
     """On GPUs, and on TPUs, products of matrices have less by default, and other processors other answers."""
-    seen, spec = [], vx.envs.probe.target(size=2).spec
+    seen, spec = [], probes.target(size=2).spec
     policy = vx.networks.genotype(vx.networks.MLP(2, hidden=()), spec).policy
 
     def apply(variables, observation, state):
@@ -255,8 +256,8 @@ def test_a_network_of_another_kind_is_named(tmp_path):
 def test_another_environment_is_refused_but_another_number_of_copies_is_not(tmp_path):
     trained(ga(), tmp_path / "a")
     with pytest.raises(ValueError, match=r"algorithm\.env\.settings\.length: saved 5, now 6"):
-        vx.load(tmp_path / "a", env=vx.envs.probe.corridor(length=6, num_envs=8))
-    loaded = vx.load(tmp_path / "a", env=vx.envs.probe.corridor(length=5, num_envs=2))
+        vx.load(tmp_path / "a", env=probes.corridor(length=6, num_envs=8))
+    loaded = vx.load(tmp_path / "a", env=probes.corridor(length=5, num_envs=2))
     assert loaded.algorithm.env.num_envs == 2
 
 

@@ -7,6 +7,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import probes
 import pytest
 
 import volvox as vx
@@ -82,7 +83,7 @@ def test_what_does_not_fit_is_refused_with_the_figures(monkeypatch):
 
 
 def test_a_population_that_does_not_fit_is_refused_at_once(monkeypatch):
-    env = vx.envs.probe.corridor(num_envs=1_000, groups=2)
+    env = probes.corridor(num_envs=1_000, groups=2)
     net = vx.networks.MLP(2, (100,))  # 402 parameters
     free(monkeypatch, 1_600_000)
     with pytest.raises(ValueError, match=r"1,000 slots 1.61 MB, parents or bases .*, noise table 4.19 MB.*fewer env"):
@@ -94,7 +95,7 @@ def test_a_population_that_does_not_fit_is_refused_at_once(monkeypatch):
 
 
 def test_a_replay_that_does_not_fit_is_refused_at_once(monkeypatch):
-    env = vx.envs.probe.target(size=2, num_envs=4, groups=2)
+    env = probes.target(size=2, num_envs=4, groups=2)
     networks = vx.networks.ActorAndCritic(vx.networks.MLP(2, (8,)), vx.networks.QNetwork((8,)))
     free(monkeypatch, 20_000_000)
     with pytest.raises(ValueError, match=r"replay and what else acting keeps .*MB.*replay_size"):
@@ -127,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, place):
 
 def test_a_run_is_refused_before_its_first_step(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    algorithm = vx.evolve(vx.GA(population_size=16), vx.networks.MLP(2, ()), vx.envs.probe.corridor())
+    algorithm = vx.evolve(vx.GA(population_size=16), vx.networks.MLP(2, ()), probes.corridor())
     algorithm = algorithm._replace(step=None)
     with pytest.raises(ValueError, match="cannot be written"):
         vx.train(algorithm, steps=1, run_dir=tmp_path / "file" / "run")
@@ -149,7 +150,7 @@ WITHOUT_ENVPOOL = """
 import sys
 sys.modules["envpool"] = None
 import volvox as vx
-env = vx.envs.probe.corridor(num_envs=4, groups=2)
+env = probes.corridor(num_envs=4, groups=2)
 strategy = vx.GA(population_size=4, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
 algorithm = vx.evolve(strategy, vx.networks.MLP(2, ()), env)
 print(len(vx.train(algorithm, steps=1, progress=False).metrics))

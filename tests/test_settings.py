@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 
 import volvox as vx
@@ -179,7 +180,7 @@ def test_settings_are_made_again(settings):
 
 
 def test_environments_are_made_again():
-    env = vx.envs.probe.corridor(length=5, num_envs=6, groups=3)
+    env = probes.corridor(length=5, num_envs=6, groups=3)
     again = rebuild(json.loads(json.dumps(env.config)))
     assert again.spec == env.spec
     assert again.config == env.config

@@ -7,11 +7,11 @@ import re
 import time
 from types import SimpleNamespace
 
+import probes
 import pytest
 
 import volvox as vx
 from volvox import tuning
-from volvox.envs import probe
 from volvox.tuning import _is_faster, measure_speed
 from volvox.types import Algorithm, Interrupted, Policy
 
@@ -34,7 +34,7 @@ def make(*, speed=1, fail=None):
         return None
 
     policy = Policy(*[nothing] * 5, config={})
-    return Algorithm(nothing, step, nothing, policy, probe.constant(), {}, nothing)
+    return Algorithm(nothing, step, nothing, policy, probes.constant(), {}, nothing)
 
 
 def tune(choices, tmp_path, **options):
@@ -141,7 +141,7 @@ def test_what_is_compiled_is_not_measured(monkeypatch):
 @pytest.mark.parametrize("chunk_seconds", [0.01, 1.0], ids=["many calls a step", "one call a step"])
 def test_a_real_algorithm_is_measured(chunk_seconds):
     net = vx.networks.ActorCritic(2, vx.networks.MLP(4, hidden=(4,)))
-    env = probe.corridor(num_envs=8, groups=2)
+    env = probes.corridor(num_envs=8, groups=2)
     settings = vx.A3C(segment_length=5, updates_per_iteration=3)
     algorithm = vx.learn(settings, net, env, chunk_seconds=chunk_seconds)
     assert measure_speed(algorithm, 0.05) > 0

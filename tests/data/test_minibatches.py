@@ -5,17 +5,17 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox.data import metrics, minibatches, segments
-from volvox.envs import probe
 
 T, B, G = 6, 4, 2
 
 
 def layout(*, whole=False, micro_batch=None, num_epochs=3, num_minibatches=4, shape=(1,)):
     sizes = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "segment_length": T}
-    env = probe.constant(num_envs=G * B, groups=G)
+    env = probes.constant(num_envs=G * B, groups=G)
     env = env._replace(spec=env.spec._replace(observation_shape=shape))
     return minibatches.layout(types.SimpleNamespace(**sizes, micro_batch=micro_batch), env, whole)
 
@@ -24,7 +24,7 @@ def rings():
     """Two groups, whose rewards say (group, timestep, environment) in the segment at 1, and nothing at 0."""
     made = []
     for g in range(G):
-        ring = segments.init(2, T, B, probe.constant().spec, jnp.zeros((B, 1)), with_values=True)
+        ring = segments.init(2, T, B, probes.constant().spec, jnp.zeros((B, 1)), with_values=True)
         place = 100.0 * g + 10 * jnp.arange(T)[:, None] + jnp.arange(B)
         made.append(
             ring._replace(reward=ring.reward.at[1].set(place), recurrent=ring.recurrent.at[1].set(place[0, :, None]))
@@ -112,7 +112,7 @@ def test_parts_are_about_64_timesteps_of_images_or_all():
     assert layout().num_parts == 1
     assert layout(shape=(4, 4, 1)).num_parts == 1
     sizes = types.SimpleNamespace(num_epochs=1, num_minibatches=4, segment_length=128, micro_batch=None)
-    env = probe.constant(num_envs=8, groups=2)
+    env = probes.constant(num_envs=8, groups=2)
     images = env._replace(spec=env.spec._replace(observation_shape=(84, 84, 4)))
     assert (made := minibatches.layout(sizes, images, False)).micro_batch == 32
     assert made.num_parts == 4

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox.data.normalization import (
@@ -15,7 +16,6 @@ from volvox.data.normalization import (
     update,
     update_rewards,
 )
-from volvox.envs import probe
 from volvox.types import Policy, TimeStep
 
 
@@ -109,7 +109,7 @@ def test_a_reset_alone_changes_nothing():
 
 
 def test_a_policy_normalises_by_its_own_variables():
-    spec = probe.target(size=2).spec
+    spec = probes.target(size=2).spec
     policy = Policy(
         init=lambda key: jnp.float32(3),
         initial_state=lambda batch_size: (),

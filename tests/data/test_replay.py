@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox.data.replay import add, filled, init, latest, num_rows, num_starts, sample, sample_batches
-from volvox.envs import probe
 from volvox.types import TimeStep
 
 B, DISCOUNT = 3, 0.9
-SPEC = probe.target(size=1).spec
+SPEC = probes.target(size=1).spec
 
 
 def history(length, seed=0):

@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox.data import segments
-from volvox.envs import probe
 from volvox.types import TimeStep
 
 B, T = 6, 4
-SPEC = probe.constant().spec
+SPEC = probes.constant().spec
 
 
 def number(k, b):
@@ -96,7 +96,7 @@ def check(ring, begin, rows, num_segments, following):
 
 
 def test_a_ring_of_continuous_actions():
-    env = probe.target(size=3)
+    env = probes.target(size=3)
     ring = segments.init(2, T, B, env.spec, ())
     assert ring.action.shape == (2, T, B, 3)
     assert ring.observation.shape == (2, T, B, 3)

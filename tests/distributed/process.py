@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import probes
 from flax import linen as nn
 
 import volvox as vx
-from volvox.envs import probe
 
 
 def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algorithm:
@@ -26,10 +26,10 @@ def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algor
     else:
         changes = {"batch_size": 16, "random_timesteps": 32, "replay_size": 256, "timesteps_per_iteration": 64}
         settings = vx.TD3(learning_rate=3e-3, normalize_observations=True, **changes)
-        env = probe.target(num_envs=num_envs, groups=groups)
+        env = probes.target(num_envs=num_envs, groups=groups)
         actor, critic = vx.networks.MLP(2, (8,), activation=nn.relu), vx.networks.QNetwork((8,))
         return vx.learn(settings, vx.networks.ActorAndCritic(actor, critic), env, **options)
-    env = probe.corridor(num_envs=num_envs, groups=groups)
+    env = probes.corridor(num_envs=num_envs, groups=groups)
     return vx.learn(settings, vx.networks.ActorCritic(2, Torso()), env, **options)
 
 

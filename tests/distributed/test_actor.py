@@ -6,6 +6,7 @@ from importlib.metadata import version
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import networks, population
@@ -14,14 +15,13 @@ from volvox.distributed import ray
 from volvox.distributed.actor import Actor, Answer, Order, code_of, installed, options
 from volvox.distributed.bases import digests
 from volvox.distributed.work import Work
-from volvox.envs import probe
 from volvox.evolution.pools import Place, Pools, Request
 from volvox.rollout.behaviors import Last
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized
 
-ENV = probe.target(num_envs=4, groups=2, max_episode_steps=5)
+ENV = probes.target(num_envs=4, groups=2, max_episode_steps=5)
 NOISE, BEHAVIOR = population.Table(size=5_000), Last("elapsed_steps", 1)
 N = 7
 
@@ -113,7 +113,7 @@ def test_other_code_of_an_environment_is_refused(tmp_path, monkeypatch):
     module = tmp_path / "games_of_mine.py"
     module.write_text(
         "import volvox as vx\n\n\n@vx.recorded\ndef far(*, num_envs):\n"
-        "    return vx.envs.probe.target(num_envs=num_envs, groups=2, max_episode_steps=5)\n"
+        "    return probes.target(num_envs=num_envs, groups=2, max_episode_steps=5)\n"
     )
     there = config()
     there["env"]["made_by"] = {"call": "games_of_mine:far", "num_envs": 4}

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import networks, population
 from volvox.distributed.bases import ZEROS, Bases, Origin, digests
-from volvox.envs import probe
 from volvox.population.decoding import Member, decode_many
 
 pytestmark = pytest.mark.optimized
@@ -18,7 +18,7 @@ def code(request):
     noise = population.Table(size=5_000)
     if request.param:
         noise = population.LowRank(rank=request.param, source=noise)
-    return population.encoding(networks.genotype(networks.MLP(2, (4,)), probe.target().spec), noise)
+    return population.encoding(networks.genotype(networks.MLP(2, (4,)), probes.target().spec), noise)
 
 
 def sent(tree, j):

@@ -10,6 +10,7 @@ import time
 
 import jax
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
@@ -51,7 +52,7 @@ CASES = {
 
 
 def algorithm_of(case, workers):
-    env = vx.envs.probe.countdown(num_envs=4, groups=2, low=1, high=9)
+    env = probes.countdown(num_envs=4, groups=2, low=1, high=9)
     strategy, noise = CASES[case]
     return vx.evolve(strategy, vx.networks.MLP(2, (4,)), env, noise=noise, workers=workers)
 
@@ -133,7 +134,7 @@ def test_a_killed_script_is_resumed(machines, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, volvox as vx\n"
-        "env = vx.envs.probe.countdown(num_envs=4, groups=2, low=1, high=9)\n"
+        "env = probes.countdown(num_envs=4, groups=2, low=1, high=9)\n"
         "workers = vx.distributed.ray(address=sys.argv[1], patience=3)\n"
         "strategy = vx.GA(num_parents=3, mutation_std=0.3, population_size=24, num_validation_episodes=2)\n"
         "algorithm = vx.evolve(strategy, vx.networks.MLP(2, (4,)), env, workers=workers)\n"
@@ -161,7 +162,7 @@ def test_a_killed_script_is_resumed(machines, tmp_path):
     assert json.loads(metrics.read_text().splitlines()[-1])["actor_restarts"] == 0
     subprocess.run([*call, str(done + 3)], check=True, timeout=180)
     run = vx.load(tmp_path / "run")
-    env = vx.envs.probe.countdown(num_envs=4, groups=2, low=1, high=9)
+    env = probes.countdown(num_envs=4, groups=2, low=1, high=9)
     strategy = vx.GA(num_parents=3, mutation_std=0.3, population_size=24, num_validation_episodes=2)
     whole = vx.train(vx.evolve(strategy, vx.networks.MLP(2, (4,)), env), steps=done + 3, progress=False)
     equal(run.state.strategy, whole.state.strategy)

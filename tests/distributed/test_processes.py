@@ -13,11 +13,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
 from volvox import checkpoint
-from volvox.envs import probe
 
 sys.path.insert(0, str(Path(__file__).parent))
 import process
@@ -216,9 +216,9 @@ def test_one_process_needs_nothing():
 def test_a_learner_that_cannot_be_divided_is_refused(tmp_path):
     code = """
 import json, jax, volvox as vx
-from volvox.envs import probe
+import probes
 try:
-    env, network = probe.corridor(num_envs=2), vx.networks.CategoricalMLP(2, (4,))
+    env, network = probes.corridor(num_envs=2), vx.networks.CategoricalMLP(2, (4,))
     vx.learn(vx.learners.PrimalDual(), network, env, devices=jax.devices())
 except ValueError as error:
     print(json.dumps(str(error)))
@@ -284,8 +284,8 @@ def test_a_process_that_dies_or_hangs_ends_the_other_with_a_checkpoint(tmp_path,
 
 
 def test_keys_go_by_the_number_of_an_environment():
-    key, whole = jax.random.key(3), probe.corridor(num_envs=8)
-    halves = probe.corridor(num_envs=4, groups=2)._replace(axis=vx.types.Axis("devices", 2))
+    key, whole = jax.random.key(3), probes.corridor(num_envs=8)
+    halves = probes.corridor(num_envs=4, groups=2)._replace(axis=vx.types.Axis("devices", 2))
     devices = jax.vmap(lambda _: jnp.concatenate([halves.keys(key, 5, g) for g in (0, 1)]), axis_name="devices")
     found, wanted = devices(jnp.arange(2)).reshape(-1), whole.keys(key, 5, 0)
     np.testing.assert_array_equal(*map(jax.random.key_data, (found, wanted)))
@@ -294,8 +294,8 @@ def test_keys_go_by_the_number_of_an_environment():
 
 
 def test_environments_are_those_of_their_numbers():
-    (whole,) = probe.matched_reward(num_envs=8).make(seed=7)
-    parts = probe.matched_reward(num_envs=4, groups=2)
+    (whole,) = probes.matched_reward(num_envs=8).make(seed=7)
+    parts = probes.matched_reward(num_envs=4, groups=2)
     groups = (*parts.make(seed=7), *parts.make(seed=7, first_group=2))
     shown = [group.recv(group.init())[1].observation for group in groups]
     np.testing.assert_array_equal(np.concatenate(shown), whole.recv(whole.init())[1].observation)

@@ -6,12 +6,13 @@ import sys
 import threading
 
 import jax.numpy as jnp
+import probes
 import pytest
 
 import volvox as vx
 from volvox import distributed, networks
 from volvox.distributed import player
-from volvox.envs import from_functions, probe
+from volvox.envs import from_functions
 
 GA = vx.GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=1)
 
@@ -20,7 +21,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 
 def evolve(workers, network=None, env=None):
-    env = probe.countdown(num_envs=4) if env is None else env
+    env = probes.countdown(num_envs=4) if env is None else env
     return vx.evolve(GA, networks.MLP(2, (4,)) if network is None else network, env, workers=workers)
 
 
@@ -129,7 +130,7 @@ def test_an_environment_of_the_script():
 
 @needs_ray
 def test_an_environment_without_its_call():
-    env = probe.countdown(num_envs=4)
+    env = probes.countdown(num_envs=4)
     env = env._replace(config={name: value for name, value in env.config.items() if name != "made_by"})
     with pytest.raises(ValueError, match=r"a function that volvox\.recorded does not mark"):
         evolve(distributed.ray(), env=env)

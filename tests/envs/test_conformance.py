@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import envs
@@ -75,14 +76,14 @@ ENVS = {
     "counter": lambda: counter(num_envs=3),
     "counter-opening": lambda: opening(counter(num_envs=3), (2, 1)),
     "pair": lambda: pair(num_envs=3),
-    "constant": lambda: envs.probe.constant(num_envs=3),
-    "observed-reward": lambda: envs.probe.observed_reward(num_envs=3),
-    "delayed-reward": lambda: envs.probe.delayed_reward(num_envs=3),
-    "chosen-reward": lambda: envs.probe.chosen_reward(num_envs=3),
-    "matched-reward": lambda: envs.probe.matched_reward(num_envs=3),
-    "countdown": lambda: envs.probe.countdown(num_envs=3, max_episode_steps=6),
-    "corridor": lambda: envs.probe.corridor(num_envs=3),
-    "target": lambda: envs.probe.target(num_envs=3),
+    "constant": lambda: probes.constant(num_envs=3),
+    "observed-reward": lambda: probes.observed_reward(num_envs=3),
+    "delayed-reward": lambda: probes.delayed_reward(num_envs=3),
+    "chosen-reward": lambda: probes.chosen_reward(num_envs=3),
+    "matched-reward": lambda: probes.matched_reward(num_envs=3),
+    "countdown": lambda: probes.countdown(num_envs=3, max_episode_steps=6),
+    "corridor": lambda: probes.corridor(num_envs=3),
+    "target": lambda: probes.target(num_envs=3),
 }
 STEPS = 45
 RESTART_AT = 5

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import probes
 import pytest
 
 from volvox import envs
@@ -174,5 +175,5 @@ def test_a_screen_in_color_shows_the_same_game(drive, actions_for):
     np.testing.assert_array_equal(seen[0].first, seen[1].first)
     red, green, blue = np.asarray(seen[1].observation[-1], float).reshape(-1, 3).mean(0)
     assert blue > green > red  # Frostbite is sky and sea
-    for other in (envs.probe.constant(), envs.mujoco("Hopper", num_envs=1)):
+    for other in (probes.constant(), envs.mujoco("Hopper", num_envs=1)):
         assert color_screen(other) is None

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import envs
-from volvox.envs import probe
 
 
 class Pair(NamedTuple):
@@ -20,12 +20,12 @@ class Pair(NamedTuple):
 
 def test_the_hash_of_what_is_computed_is_the_same_in_a_terminal():
     """Where JAX prints in colours."""
-    program = "import sys; from volvox.envs import probe; sys.stderr.write(probe.corridor(num_envs=2).config{})"
+    program = "import sys; import probes; sys.stderr.write(probes.corridor(num_envs=2).config{})"
     program = program.format("['settings']['code']")
     ours, theirs = pty.openpty()
     with os.fdopen(ours), os.fdopen(theirs) as terminal:
         done = subprocess.run([sys.executable, "-c", program], stdout=terminal, stderr=subprocess.PIPE, text=True)
-    assert done.stderr.endswith(probe.corridor(num_envs=2).config["settings"]["code"])
+    assert done.stderr.endswith(probes.corridor(num_envs=2).config["settings"]["code"])
 
 
 def test_functions_that_do_not_fit_are_told():
@@ -65,12 +65,12 @@ def test_functions_that_do_not_fit_are_told():
     with pytest.raises(ValueError, match="extras must give a dict without 'elapsed_steps'"):
         make(keep, extras=lambda state: {"elapsed_steps": state})
     with pytest.raises(ValueError, match="high must be an integer of at least 4, got 3"):
-        probe.countdown(low=4, high=3)
+        probes.countdown(low=4, high=3)
 
 
 def test_the_state_is_all_there_is(drive, actions_for, assert_equal):
     """A state that was kept plays on the same way, in another group of the same recipe too."""
-    env = probe.countdown()
+    env = probes.countdown()
     (one,), (other,) = env.make(0), env.make(0)
     state = one.init()
     for action in actions_for(env, 7):

@@ -3,13 +3,13 @@ import doctest
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
-from volvox import envs
 from volvox.envs import groups
 from volvox.types import EnvGroup, TimeStep
 
-PAIR = envs.probe.target(num_envs=3).spec._replace(
+PAIR = probes.target(num_envs=3).spec._replace(
     name="pair",
     action_low=np.array([-1.0, 0.0], np.float32),
     action_high=np.array([1.0, 3.0], np.float32),
@@ -66,7 +66,7 @@ def test_a_bound_beside_an_infinite_one_holds():
 
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_discrete_actions_are_clipped(xp):
-    spec = envs.probe.constant().spec
+    spec = probes.constant().spec
     np.testing.assert_array_equal(groups.bounded_action(spec, xp.array([-3, 0, 1, 9])), [0, 0, 1, 1])
 
 
@@ -96,7 +96,7 @@ def test_a_wrapper_sees_and_changes_everything_and_starts_anew_at_a_restart(host
         def act(self, count, action):
             return 1 - action
 
-    corridor = envs.probe.corridor(length=4, num_envs=2)
+    corridor = probes.corridor(length=4, num_envs=2)
     env = groups.wrapped(corridor, Late(), spec=corridor.spec._replace(name="late"), hidden_steps=2, late=np.int32(3))
     inner = {name: value for name, value in corridor.config.items() if name != "made_by"}  # which makes it unwrapped
     assert env.config == {**inner, "late": 3}
@@ -139,7 +139,7 @@ def test_recipes_say_what_they_are():
 
 @pytest.mark.parametrize("host", [False, True])
 def test_wrong_recipes_are_told(host):
-    env = envs.probe.target(num_envs=3)
+    env = probes.target(num_envs=3)
     with pytest.raises(ValueError, match="multiple of groups"):
         env.make(0, num_groups=4, host=host)
     with pytest.raises(ValueError, match="max_episode_steps must be an integer of at least 1, got 0"):

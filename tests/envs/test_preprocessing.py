@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,7 +88,7 @@ def test_tasks_with_a_limit_of_their_own_take_no_opening(task):
 
 
 def test_the_cutoff_counts_no_opening(drive):
-    env = opening(envs.probe.countdown(num_envs=2, max_episode_steps=3), (1, 0))
+    env = opening(probes.countdown(num_envs=2, max_episode_steps=3), (1, 0))
     (group,) = env.make(0, max_episode_steps=2, host=True)
     assert group.spec.max_episode_steps == 2
     step = drive(group, np.zeros((9, 2), np.int32))
@@ -96,7 +97,7 @@ def test_the_cutoff_counts_no_opening(drive):
 
 
 def test_an_end_inside_the_opening_begins_anew(drive):
-    corridor = envs.probe.countdown(num_envs=1, max_episode_steps=1)
+    corridor = probes.countdown(num_envs=1, max_episode_steps=1)
     # The pool of an opening lives as much longer; what ends it early is the game.
     env = opening(
         corridor._replace(make=lambda seed, **given: corridor.make(seed, **{**given, "max_episode_steps": 1})), (1, 1)
@@ -110,11 +111,11 @@ def test_an_end_inside_the_opening_begins_anew(drive):
 
 
 def test_mistakes_are_told():
-    countdown = envs.probe.countdown(num_envs=2)
+    countdown = probes.countdown(num_envs=2)
     with pytest.raises(ValueError, match="action 7 of the opening is none of"):
         opening(countdown, (1, 7))
     with pytest.raises(ValueError, match="no single discrete action"):
-        opening(envs.probe.target(num_envs=2), (1,))
+        opening(probes.target(num_envs=2), (1,))
     with pytest.raises(ValueError, match="frames are made of uint8"):
         bilinear_frames(countdown, image_size=84, stack=4)
     with pytest.raises(ValueError, match="preprocessing must be one of envpool, uber, got 'ubr'"):

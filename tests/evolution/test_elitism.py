@@ -6,13 +6,13 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import evolution, networks, population
-from volvox.envs import probe
 from volvox.types import Evaluation
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.Table(size=5_000))
 KEY = jax.random.key(9)
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
-from volvox.envs import probe
 from volvox.types import Evaluation
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.genotype(networks.MLP(2, hidden=(3,)), ENV.spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 N = 10

@@ -4,12 +4,12 @@ import chex
 import jax
 import numpy as np
 import optax
+import probes
 import pytest
 
 from volvox import checkpoint, evolution, networks, population, rollout, testing
-from volvox.envs import probe
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.genotype(networks.MLP(2, hidden=()), ENV.spec)
 TABLE = population.Table(size=5_000)
 NOISES = {"free": TABLE, "low_rank": population.LowRank(source=TABLE)}
@@ -58,7 +58,7 @@ def test_random_search_has_no_use_for_low_rank_noise():
 @pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["free", "low_rank"])
 def test_strategies_solve_the_probe(noise, tmp_path):
     """The best return of the probe is 0, of the network that answers with its observation."""
-    env = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
+    env = probes.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
     strategy = evolution.ES(
         population_size=48, noise_std=0.1, learning_rate=0.1, l2_coefficient=0.0, num_validation_episodes=6
     )

@@ -6,17 +6,17 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
+import probes
 import pytest
 
 import volvox as vx
-from volvox.envs import probe
 from volvox.training import train
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
 
 SPEC = EnvSpec("hill", (1,), "float32", 2, None, None, None, 10, 1)
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-LINE = probe.target(size=1, num_envs=4, groups=2)
-WALK = probe.corridor(length=4, num_envs=4, groups=2)
+LINE = probes.target(size=1, num_envs=4, groups=2)
+WALK = probes.corridor(length=4, num_envs=4, groups=2)
 GA = vx.GA(population_size=8, num_parents=2, mutation_std=0.1, num_elite_candidates=2, num_validation_episodes=2)
 ES = vx.ES(population_size=8, num_validation_episodes=2)
 TABLE = vx.population.Table(size=20_000)

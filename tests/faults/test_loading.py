@@ -202,7 +202,7 @@ SCRIPT = """
             return nn.Dense(2)(nn.tanh(nn.Dense(4)(x)))
 
     if __name__ == "__main__":
-        env = vx.envs.probe.corridor(length=5, num_envs=8, groups=2)
+        env = probes.corridor(length=5, num_envs=8, groups=2)
         strategy = vx.GA(population_size=8, num_parents=2, num_elite_candidates=2, num_validation_episodes=2)
         algorithm = vx.evolve(strategy, Net(), env, noise=vx.population.Table(size=20_000))
         vx.train(algorithm, steps=1, run_dir="a", progress=False, loggers=())

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 
 import volvox as vx
@@ -115,7 +116,7 @@ def test_single_members_without_a_return_are_said_and_ranked_last():
 
 def test_es_whose_parameters_become_infinite_stops_and_keeps_the_generation_before(tmp_path, make, quietly):
     strategy = vx.ES(population_size=4, num_validation_episodes=1, optimizer=optax.scale(jnp.inf), learning_rate=None)
-    env = vx.envs.probe.target(size=1, num_envs=4, groups=2)
+    env = probes.target(size=1, num_envs=4, groups=2)
     algorithm = vx.evolve(strategy, vx.networks.MLP(1, hidden=()), env, noise=vx.population.Table(size=20_000))
     with pytest.raises(FloatingPointError, match="parameters are no longer finite after generation 1 of ES") as error:
         quietly(algorithm, steps=2, run_dir=tmp_path / "a")

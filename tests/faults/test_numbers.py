@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
@@ -50,7 +51,7 @@ def test_a_limit_beyond_int32_is_refused(text):
 
 def test_an_environments_limit_beyond_int32_is_refused():
     with pytest.raises(ValueError, match="max_episode_steps must be an integer of at most"):
-        vx.envs.probe.corridor(max_episode_steps=2**40)
+        probes.corridor(max_episode_steps=2**40)
 
 
 @pytest.mark.parametrize("value", [10**400, 1e39, 1e-60, f"linear:0.1,0.2,{2**31}", "linear:1e39,1,2"])
@@ -87,7 +88,7 @@ def test_a_seed_of_which_bits_would_be_lost_is_refused(make, quietly, seed):
 def test_many_episodes_are_played_by_few_environments(monkeypatch):
     """And each once: the first wave's are those of a score of as many episodes."""
     made = []
-    env = vx.envs.probe.countdown(num_envs=3)
+    env = probes.countdown(num_envs=3)
 
     def make(seed, **options):
         made.append(options["num_envs"])
@@ -107,7 +108,7 @@ def test_many_episodes_are_played_by_few_environments(monkeypatch):
 
 
 def test_an_evaluation_of_too_many_environments_is_refused():
-    env = vx.envs.probe.countdown(num_envs=3)
+    env = probes.countdown(num_envs=3)
     with pytest.raises(ValueError, match="num_evaluation_episodes must be an integer of at most 10000"):
         vx.learn(
             vx.A3C(segment_length=2),

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
@@ -53,7 +54,7 @@ def test_resumed_equals_straight_bit_by_bit(tmp_path, make, quietly, case):
 
 @pytest.mark.slow
 def test_a_recurrent_learner_goes_on_in_the_middle_of_an_episode(tmp_path, make, quietly):
-    env = vx.envs.probe.corridor(length=30, num_envs=4, groups=2, max_episode_steps=100)
+    env = probes.corridor(length=30, num_envs=4, groups=2, max_episode_steps=100)
     make_one = lambda: make("a3c", env=env, network=memory(), lag=2, rounds_per_update=2)  # noqa: E731
     straight = quietly(make_one(), steps=2)
     for steps in (1, 2):
@@ -82,7 +83,7 @@ def test_a_learner_interrupted_between_two_checkpoints_loses_only_its_step(tmp_p
 @pytest.mark.slow
 def test_an_evaluated_learner_resumes_bit_by_bit(tmp_path, quietly):
     def make():
-        env = vx.envs.probe.corridor(length=4, num_envs=4, groups=2)
+        env = probes.corridor(length=4, num_envs=4, groups=2)
         settings = vx.A3C(segment_length=3, updates_per_iteration=3)
         network = vx.networks.CategoricalMLP(2, (4,))
         return vx.learn(settings, network, env, evaluate_every=30, num_evaluation_episodes=2)
@@ -114,7 +115,7 @@ def test_what_cannot_be_saved_is_not(make):
     host = vx.learn(
         vx.A3C(segment_length=3, updates_per_iteration=3),
         vx.networks.CategoricalMLP(2, (4,)),
-        vx.envs.probe.corridor(length=4, num_envs=4, groups=2),
+        probes.corridor(length=4, num_envs=4, groups=2),
         host=True,
     )
     state, _ = host.step(host.init(jax.random.key(0)))

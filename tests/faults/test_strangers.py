@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
@@ -113,7 +114,7 @@ def stranger(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    env = vx.envs.probe.corridor(num_envs=2)
+    env = probes.corridor(num_envs=2)
     policy = Policy(
         init=lambda key: (),
         initial_state=lambda batch_size: (),

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
 from volvox import checkpoint
 from volvox.data import metrics, segments
 from volvox.data.segments import Segment
-from volvox.envs import probe
 from volvox.envs.functional import from_functions
 from volvox.learners import A3C, learn
 from volvox.learners.a3c import Learning
@@ -71,9 +71,9 @@ def value(params, functions, *observations):
 @pytest.mark.parametrize(
     ("make", "observations", "values"),
     [
-        (probe.constant, [0.0], [1.0]),
-        (probe.observed_reward, [-1.0, 1.0], [-1.0, 1.0]),
-        (probe.delayed_reward, [0.0, 1.0], [0.9, 1.0]),
+        (probes.constant, [0.0], [1.0]),
+        (probes.observed_reward, [-1.0, 1.0], [-1.0, 1.0]),
+        (probes.delayed_reward, [0.0, 1.0], [0.9, 1.0]),
     ],
     ids=["constant", "observed", "delayed"],
 )
@@ -96,7 +96,7 @@ def test_a_time_limit_bootstraps(vtrace, endless):
 
 def test_dummy_steps_are_not_learned_from():
     """Of one-step episodes every other step is a reset."""
-    env = probe.constant(num_envs=8, groups=2)
+    env = probes.constant(num_envs=8, groups=2)
     _, _, metrics = learned(env, updates=100)
     algorithm = learner(net(), env, updates_per_iteration=100)
     state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
@@ -134,7 +134,7 @@ def test_mujoco_has_unclipped_rewards_and_no_bonus():
 def test_presets_learn_what_to_do(settings, rate):
     """At ten times their rate, as this is no game."""
     settings = dataclasses.replace(settings, learning_rate=rate, updates_per_iteration=600)
-    algorithm = learn(settings, net(), probe.matched_reward(num_envs=16, groups=2))
+    algorithm = learn(settings, net(), probes.matched_reward(num_envs=16, groups=2))
     _, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
     assert metrics["training_mean"] > 0.9
@@ -142,7 +142,7 @@ def test_presets_learn_what_to_do(settings, rate):
 
 def test_a_gaussian_policy_learns_to_answer():
     """Any constant action earns -1/3 a step or less, -2.7 an episode."""
-    env = probe.target(size=2, num_envs=16, groups=2)
+    env = probes.target(size=2, num_envs=16, groups=2)
     annealed = {"anneal_frames": 800 * 16 * 5, "entropy_coefficient": 0.0}
     *_, metrics = learned(env, GaussianMLP(2, (32,)), 800, reward_bound=None, **annealed)
     assert metrics["training_mean"] > -0.5
@@ -160,7 +160,7 @@ def test_only_a_recurrent_policy_recalls(recall):
 @pytest.mark.parametrize(("lag", "rounds_per_update"), [(0, 1), (0, 2), (1, 1), (1, 3), (2, 1), (2, 2), (4, 3)])
 def test_the_lag_is_what_was_asked_for(lag, rounds_per_update):
     """In rounds; those that share an update share its version."""
-    env, lags = probe.corridor(num_envs=8, groups=2), {"lag": lag, "rounds_per_update": rounds_per_update}
+    env, lags = probes.corridor(num_envs=8, groups=2), {"lag": lag, "rounds_per_update": rounds_per_update}
     algorithm = learner(net(), env, **lags, updates_per_iteration=150)
     _, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
@@ -175,7 +175,7 @@ def test_traced_and_driven_agree(options):
     """Bit for bit, on environments that repeat."""
     runs = []
     for host in (False, True):
-        env = probe.corridor(length=4, num_envs=8, groups=2)
+        env = probes.corridor(length=4, num_envs=8, groups=2)
         algorithm = learner(net(), env, **options, updates_per_iteration=16, host=host)
         state, metrics = algorithm.step(algorithm.init(jax.random.key(3)))
         algorithm.close()
@@ -191,7 +191,7 @@ def test_the_stopwatch_changes_nothing():
     """The second step goes through a few rounds with it, the first one does not."""
 
     def after(steps, updates):
-        algorithm = learner(net(), probe.corridor(length=4, num_envs=8, groups=2), updates_per_iteration=updates)
+        algorithm = learner(net(), probes.corridor(length=4, num_envs=8, groups=2), updates_per_iteration=updates)
         state, metrics = algorithm.init(jax.random.key(3)), {}
         for _ in range(steps):
             state, metrics = algorithm.step(state)
@@ -213,7 +213,7 @@ def test_micro_batches_only_split_the_work(micro_batch):
     """The gradient is a sum; how it is cut into pieces matters to rounding alone."""
 
     def params(micro_batch):
-        env = probe.corridor(length=4, num_envs=8, groups=2)
+        env = probes.corridor(length=4, num_envs=8, groups=2)
         algorithm = learner(net(), env, micro_batch=micro_batch, updates_per_iteration=3)
         state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
         algorithm.close()
@@ -229,7 +229,7 @@ def numbers(tree):
 
 
 def test_a_saved_state_goes_on(tmp_path):
-    algorithm = learner(net(), probe.corridor(num_envs=8, groups=2), updates_per_iteration=20)
+    algorithm = learner(net(), probes.corridor(num_envs=8, groups=2), updates_per_iteration=20)
     state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
     directory = tmp_path / "checkpoints"
     checkpoint.save(directory, 1, algorithm.save(state))
@@ -246,7 +246,7 @@ def test_a_saved_state_goes_on(tmp_path):
 
 
 def test_an_interrupted_step_leaves_its_state():
-    algorithm = learner(net(), probe.corridor(num_envs=8, groups=2), updates_per_iteration=10_000, chunk_seconds=0.01)
+    algorithm = learner(net(), probes.corridor(num_envs=8, groups=2), updates_per_iteration=10_000, chunk_seconds=0.01)
     state = algorithm.init(jax.random.key(0))
     with pytest.raises(Interrupted, match="updates"):
         algorithm.step(state, monitor=lambda progress: progress.get("done", 0) > 10)
@@ -315,17 +315,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        learner(net(), probe.corridor(length=8, num_envs=8, groups=2), **options)
+        learner(net(), probes.corridor(length=8, num_envs=8, groups=2), **options)
 
 
 @pytest.mark.parametrize(
     ("module", "env"),
     [
-        (net(3), probe.corridor()),
-        (net(2), probe.target(size=2)),
-        (Torso(), probe.corridor()),
-        (GaussianMLP(2), probe.corridor()),
-        (GaussianMLP(1), probe.corridor()),  # a mean and a deviation would pass as two logits
+        (net(3), probes.corridor()),
+        (net(2), probes.target(size=2)),
+        (Torso(), probes.corridor()),
+        (GaussianMLP(2), probes.corridor()),
+        (GaussianMLP(1), probes.corridor()),  # a mean and a deviation would pass as two logits
     ],
     ids=["width", "categorical, continuous actions", "one output", "gaussian, discrete actions", "of equal width"],
 )
@@ -344,7 +344,7 @@ def test_networks_that_do_not_fit_are_refused(module, env):
     ids=["width", "function", "ready-made"],
 )
 def test_a_checkpoint_of_another_network_or_optimiser_is_refused(tmp_path, options, width, message):
-    env = probe.corridor()
+    env = probes.corridor()
     saved = learner(ActorCritic(2, Torso(4)), env)
     checkpoint.save(tmp_path, 1, saved.save(saved.init(jax.random.key(0))))
     other = learner(ActorCritic(2, Torso(width)), env, **options)
@@ -355,9 +355,9 @@ def test_a_checkpoint_of_another_network_or_optimiser_is_refused(tmp_path, optio
 @pytest.mark.parametrize(
     ("env", "module"),
     [
-        (probe.corridor(num_envs=4), net()),
-        (probe.target(size=2, num_envs=4), GaussianMLP(2, (8,))),
-        (probe.corridor(num_envs=4), RecurrentActorCritic(2, Torso(), width=4)),
+        (probes.corridor(num_envs=4), net()),
+        (probes.target(size=2, num_envs=4), GaussianMLP(2, (8,))),
+        (probes.corridor(num_envs=4), RecurrentActorCritic(2, Torso(), width=4)),
     ],
     ids=["categorical", "gaussian", "recurrent"],
 )
@@ -372,7 +372,7 @@ def test_what_was_learned_plays_fresh_episodes(env, module):
 def test_an_update_that_spoils_the_parameters_is_not_kept():
     """A rate so large that finite gradients end in infinite parameters, in the step's last update."""
     spoiling = {"optimizer": optax.scale(float("inf")), "learning_rate": None}
-    algorithm = learner(net(), probe.corridor(), **spoiling, updates_per_iteration=1)
+    algorithm = learner(net(), probes.corridor(), **spoiling, updates_per_iteration=1)
     with pytest.raises(FloatingPointError, match="parameters"):
         algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
@@ -394,8 +394,8 @@ class Linear(nn.Module):
 
 def linear(**options):
     """The learner of one linear layer, whose gradients can be written down."""
-    spec = probe.corridor().spec._replace(observation_shape=(K,), num_actions=A)
-    env = probe.corridor(num_envs=B, groups=1)._replace(spec=spec)
+    spec = probes.corridor().spec._replace(observation_shape=(K,), num_actions=A)
+    env = probes.corridor(num_envs=B, groups=1)._replace(spec=spec)
     settings = {"segment_length": T, "discount": 0.9, "vtrace": False, "entropy_coefficient": 0.3, "micro_batch": 1}
     return A3C(**settings | options).bind(Linear(), env)
 
@@ -549,7 +549,7 @@ def test_the_learning_rate_is_annealed_to_0():
 def test_frames_of_an_update(lag, frames):
     """Of two rounds of five timesteps of eight environments; without lag, rounds have one more."""
     settings = A3C(segment_length=5, rounds_per_update=2, lag=lag, vtrace=False)
-    env = probe.corridor(num_envs=8, groups=2)
+    env = probes.corridor(num_envs=8, groups=2)
     assert settings.frames_per_update(env) == frames
     skipping = env._replace(spec=env.spec._replace(frame_skip=4))
     assert settings.frames_per_update(skipping) == 4 * frames
@@ -606,7 +606,7 @@ def vtrace_gradient(params, part, bootstrap_observation, discount=0.9, value_coe
 @pytest.mark.parametrize("lag", [2, 3])
 def test_vtrace_takes_all_values_from_the_parameters_that_learn(lag):
     """Each update in NumPy: the value that bootstraps a segment is of the same parameters as all others."""
-    env, rate, length = probe.corridor(length=3, max_episode_steps=4, num_envs=6, groups=1), 0.5, 3
+    env, rate, length = probes.corridor(length=3, max_episode_steps=4, num_envs=6, groups=1), 0.5, 3
     options = {"optimizer": optax.sgd, "learning_rate": rate, "max_gradient_norm": None, "entropy_coefficient": 0.0}
     learner = A3C(lag=lag, segment_length=length, micro_batch=2, discount=0.9, **options).bind(OfPosition(), env)
     groups = env.make(0)
@@ -657,7 +657,7 @@ def test_a_lost_life_is_an_end_to_the_learner_alone(episodic_life):
     truncated = np.array([0, 0, 1, 1, 0, 0], bool)
     first = np.array([0, 0, 0, 0, 0, 1], bool)
     b = len(now)
-    env = probe.constant(num_envs=b, groups=1)
+    env = probes.constant(num_envs=b, groups=1)
     env = env._replace(spec=env.spec._replace(extras=("lives",), max_episode_steps=100))
     learner = A3C(segment_length=4, reward_bound=1.0, episodic_life=episodic_life).bind(Constant(), env)
     ring = segments.init(2, 4, b, env.spec, ())
@@ -688,7 +688,7 @@ def test_a_lost_life_is_an_end_to_the_learner_alone(episodic_life):
 
 def test_a_recurrent_policy_is_unrolled_as_it_acted():
     """Across ends of episodes and of segments, whose stored state is not zero."""
-    env = probe.countdown(low=1, high=6, num_envs=4, groups=1)
+    env = probes.countdown(low=1, high=6, num_envs=4, groups=1)
     settings = A3C(segment_length=5, micro_batch=4)
     learner = settings.bind(RecurrentActorCritic(2, Torso(8), width=3), env)
     acting, learning = learner.init(jax.random.key(0))

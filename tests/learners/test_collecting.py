@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox.data.normalization import Moments
-from volvox.envs import probe
 from volvox.learners import A3C, PPO
 from volvox.networks import CategoricalMLP
 from volvox.types import TimeStep
@@ -29,8 +29,8 @@ def timesteps():
 @pytest.mark.parametrize("settings", [A3C(**HOW, reward_bound=1.0), PPO(**HOW, reward_bound=1.0, num_minibatches=1)])
 def test_what_is_learned_from_is_normalised(settings):
     """Observations by the moments that learning has, rewards by the deviation of their sums, and then clipped."""
-    spec = probe.corridor().spec._replace(observation_shape=(K,))
-    learner = settings.bind(CategoricalMLP(2, (4,)), probe.corridor(num_envs=B, groups=1)._replace(spec=spec))
+    spec = probes.corridor().spec._replace(observation_shape=(K,))
+    learner = settings.bind(CategoricalMLP(2, (4,)), probes.corridor(num_envs=B, groups=1)._replace(spec=spec))
     key = jax.random.key(0)
     acting, learning = learner.init(key)
     acting = acting._replace(collectors=(learner.collecting.collector(B),))

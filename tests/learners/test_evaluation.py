@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
 import volvox as vx
 from volvox import checkpoint
-from volvox.envs import atari, probe
+from volvox.envs import atari
 from volvox.learners import A3C, TD3, evaluation, learn
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
@@ -17,7 +18,7 @@ from volvox.rollout import play
 from volvox.training import Run, train
 from volvox.types import Interrupted
 
-ENV = probe.corridor(length=4, num_envs=8, groups=2)
+ENV = probes.corridor(length=4, num_envs=8, groups=2)
 NETWORK = ActorCritic(2, MLP(8, hidden=()))
 SETTINGS = A3C(segment_length=5, optimizer=optax.adam, learning_rate=1e-2, updates_per_iteration=20)
 
@@ -54,7 +55,7 @@ def test_returns_without_a_rank_choose_no_policy(monkeypatch):
 
 def test_episodes_depend_on_the_seed_alone():
     """Not on the evaluations before: a resumed run sees what an uninterrupted one does."""
-    env, policy = probe.countdown(low=1, high=9, num_envs=2), make().policy
+    env, policy = probes.countdown(low=1, high=9, num_envs=2), make().policy
     variables = policy.init(jax.random.key(0))
     used, new = (PolicyEvaluator(policy, env, num_learners=2, num_episodes=6) for _ in range(2))
     first, timesteps = used.play([variables, variables], seed=3, monitor=lambda progress: False)
@@ -186,7 +187,7 @@ def test_an_interrupt_within_an_evaluation_leaves_the_state():
 
 def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
     """The second hardly learns, and its training scores, which have less noise, would be the better ones at first."""
-    env = probe.target(size=1, num_envs=8, groups=2)
+    env = probes.target(size=1, num_envs=8, groups=2)
     network = ActorAndCritic(MLP(1, hidden=(16,), activation=nn.relu), QNetwork(hidden=(16,)))
     small = {"batch_size": 32, "random_timesteps": 64, "replay_size": 2_000, "timesteps_per_iteration": 600}
     rates = {"num_learners": 2, "learning_rate": (3e-3, 1e-9), "exploration_noise": (2.0, 0.0), "discount": 0.5}

@@ -5,14 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
-from volvox.envs import probe
 from volvox.learners import from_functions
 
 B, GROUPS, BEATS = 2, 2, 3
-ENV = probe.countdown(low=2, high=5, num_envs=B * GROUPS, groups=GROUPS)
+ENV = probes.countdown(low=2, high=5, num_envs=B * GROUPS, groups=GROUPS)
 POLICY = vx.networks.genotype(vx.networks.MLP(2, ()), ENV.spec).policy
 
 

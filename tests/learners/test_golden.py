@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
 from volvox import networks
-from volvox.envs import probe
 from volvox.learners import A3C, PPO, TD3, learn
 from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, is_sparse, masks_of, sparse
 
@@ -41,11 +41,11 @@ class Torso(nn.Module):
 
 
 def corridor(**options):
-    return probe.corridor(**({"num_envs": 8, "groups": 2} | options))
+    return probes.corridor(**({"num_envs": 8, "groups": 2} | options))
 
 
 def target(**options):
-    return probe.target(**({"num_envs": 8, "groups": 2} | options))
+    return probes.target(**({"num_envs": 8, "groups": 2} | options))
 
 
 def a3c(env=None, network=None, *, settings=None, host=False, **changes):

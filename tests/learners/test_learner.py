@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox.data import metrics
-from volvox.envs import cartpole, probe
+from volvox.envs import cartpole
 from volvox.learners import A3C, PPO, PrimalDual, Progress, learn, learner
 from volvox.networks import CategoricalMLP
 from volvox.rollout.devices import Devices
@@ -86,7 +87,7 @@ class _Counting:
 
 @pytest.fixture
 def env():
-    return probe.corridor(length=10_000, num_envs=4, groups=2, max_episode_steps=20_000)
+    return probes.corridor(length=10_000, num_envs=4, groups=2, max_episode_steps=20_000)
 
 
 def test_a_metric_reaches_the_row_by_its_name(env):
@@ -224,4 +225,4 @@ def test_settings_that_are_no_frozen_dataclass_are_refused():
             raise AssertionError("it is not asked")
 
     with pytest.raises(TypeError, match="Plain is no frozen dataclass"):
-        learn(Plain(), None, probe.countdown(low=2, high=5, num_envs=2))
+        learn(Plain(), None, probes.countdown(low=2, high=5, num_envs=2))

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
 import volvox as vx
 from volvox.data.minibatches import Part
 from volvox.data.segments import Segment
-from volvox.envs import probe
 from volvox.learners import PPO, learn
 from volvox.networks import ActorCritic, CategoricalMLP, GaussianMLP, RecurrentActorCritic
 from volvox.training import train
@@ -44,7 +44,7 @@ def value(params, functions, *observations):
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize(
     ("make", "observations", "values"),
-    [(probe.observed_reward, [-1.0, 1.0], [-1.0, 1.0]), (probe.delayed_reward, [0.0, 1.0], [0.9, 1.0])],
+    [(probes.observed_reward, [-1.0, 1.0], [-1.0, 1.0]), (probes.delayed_reward, [0.0, 1.0], [0.9, 1.0])],
     ids=["observed", "delayed"],
 )
 def test_values_are_known(make, observations, values, lag):
@@ -65,13 +65,13 @@ def test_a_time_limit_bootstraps(endless):
 @pytest.mark.slow_except("1")
 @pytest.mark.parametrize("lag", [0, 1])
 def test_it_learns_what_to_do(lag):
-    *_, metrics = learned(probe.matched_reward(num_envs=16, groups=2), lag=lag)
+    *_, metrics = learned(probes.matched_reward(num_envs=16, groups=2), lag=lag)
     assert metrics["training_mean"] > 0.9
 
 
 def test_a_gaussian_policy_learns_to_answer_with_everything_normalised():
     """Any constant action earns -1/3 a step or less, -2.7 an episode."""
-    env = probe.target(size=2, num_envs=16, groups=2)
+    env = probes.target(size=2, num_envs=16, groups=2)
     scaled = {"normalize_observations": True, "normalize_rewards": True, "entropy_coefficient": 0.0}
     *_, metrics = learned(env, GaussianMLP(2, (32,)), value_clip=0.2, reward_bound=10.0, **scaled)
     assert metrics["training_mean"] > -0.8
@@ -97,7 +97,7 @@ def test_a_recurrent_policy_recalls(lag, recall):
 @pytest.mark.parametrize(("lag", "mean", "most"), [(0, 3.5, 7), (1, 7, 15)])
 def test_the_lag_is_what_the_docstring_says(lag, mean, most):
     """In updates, of which a round has 8: about half a round more than in the textbook, and twice as much at most."""
-    env = probe.corridor(num_envs=8, groups=2)
+    env = probes.corridor(num_envs=8, groups=2)
     _, _, metrics = learned(env, rounds=20, lag=lag, segment_length=32)
     assert metrics["update"] == 20 * 4 * 2
     assert metrics["lag_max"] == most
@@ -105,7 +105,7 @@ def test_the_lag_is_what_the_docstring_says(lag, mean, most):
 
 
 def test_the_textbooks_ratios_are_1_before_the_first_update():
-    env = probe.corridor(num_envs=8, groups=2)
+    env = probes.corridor(num_envs=8, groups=2)
     *_, metrics = learned(env, rounds=2, lag=0, num_epochs=1, num_minibatches=1)
     assert abs(metrics["approx_kl"]) < 1e-6
     assert metrics["clip_fraction"] == 0
@@ -115,7 +115,7 @@ def test_the_textbooks_ratios_are_1_before_the_first_update():
 @pytest.mark.parametrize("lag", [0, 1])
 def test_kl_stop_ends_the_epochs_of_a_round(lag):
     """One epoch a round is made in any case."""
-    env, settings = probe.corridor(num_envs=8, groups=2), {"rounds": 6, "lag": lag, "num_epochs": 5}
+    env, settings = probes.corridor(num_envs=8, groups=2), {"rounds": 6, "lag": lag, "num_epochs": 5}
     *_, stopped = learned(env, kl_stop=1e-9, **settings)
     *_, whole = learned(env, kl_stop=1e9, **settings)
     assert stopped["update"] == 6 * 2
@@ -137,7 +137,7 @@ def test_traced_and_driven_agree(options):
     """Bit for bit, on environments that repeat."""
     runs = []
     for host in (False, True):
-        env = probe.corridor(length=4, num_envs=8, groups=2)
+        env = probes.corridor(length=4, num_envs=8, groups=2)
         algorithm = learner(CategoricalMLP(2, (8,)), env, **options, rounds_per_iteration=4, host=host)
         state, metrics = algorithm.step(algorithm.init(jax.random.key(3)))
         algorithm.close()
@@ -154,7 +154,7 @@ def test_parts_only_split_the_work(recurrent):
     module = RecurrentActorCritic(2, Torso(), width=4) if recurrent else CategoricalMLP(2, (8,))
 
     def params(micro_batch):
-        env = probe.corridor(length=4, num_envs=8, groups=2)
+        env = probes.corridor(length=4, num_envs=8, groups=2)
         found, *_ = learned(env, module, rounds=1, micro_batch=micro_batch)
         return found
 
@@ -165,7 +165,7 @@ def test_parts_only_split_the_work(recurrent):
 def test_a_resumed_run_is_the_run_bit_by_bit(tmp_path):
     """Cut between two rounds, with a segment that was not learned yet, and with everything normalised."""
     options = {"normalize_observations": True, "normalize_rewards": True, "rounds_per_iteration": 3}
-    env = probe.corridor(length=4, num_envs=8, groups=2)
+    env = probes.corridor(length=4, num_envs=8, groups=2)
     quietly = {"seed": 0, "progress": False}
 
     def run(name, *steps):
@@ -197,8 +197,8 @@ class Linear(nn.Module):
 
 def linear(num_envs=2, groups=1, **options):
     """The learner of one linear layer, whose gradients can be written down."""
-    spec = probe.corridor().spec._replace(observation_shape=(K,), num_actions=A)
-    env = probe.corridor(num_envs=num_envs, groups=groups)._replace(spec=spec)
+    spec = probes.corridor().spec._replace(observation_shape=(K,), num_actions=A)
+    env = probes.corridor(num_envs=num_envs, groups=groups)._replace(spec=spec)
     settings = {"segment_length": 5, "num_minibatches": 1, "num_epochs": 1, "entropy_coefficient": 0.3}
     return PPO(**settings | options).bind(Linear(), env)
 
@@ -403,7 +403,7 @@ def test_presets_have_the_published_constants():
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        learner(CategoricalMLP(2), probe.corridor(num_envs=8, groups=2), **options)
+        learner(CategoricalMLP(2), probes.corridor(num_envs=8, groups=2), **options)
 
 
 def test_a_schedule_of_the_learning_rate_counts_updates():
@@ -411,7 +411,7 @@ def test_a_schedule_of_the_learning_rate_counts_updates():
     steps = steps_of(made, [{"update": jnp.int32(number)} for number in range(6)])
     np.testing.assert_allclose(np.array(steps) / steps[0], [1, 0.75, 0.5, 0.25, 0, 0], atol=1e-6)
     *_, metrics = learned(
-        probe.corridor(num_envs=8, groups=2), rounds=1, learning_rate=optax.linear_schedule(1e-2, 0.0, 9)
+        probes.corridor(num_envs=8, groups=2), rounds=1, learning_rate=optax.linear_schedule(1e-2, 0.0, 9)
     )
     assert metrics["update"] == 8
     assert metrics["learning_rate"] == pytest.approx(1e-2 / 9)
@@ -420,15 +420,15 @@ def test_a_schedule_of_the_learning_rate_counts_updates():
 @pytest.mark.slow
 def test_an_optimizer_may_be_ready_made():
     options = {"optimizer": optax.sgd(1e-3), "learning_rate": None}
-    params, _, metrics = learned(probe.corridor(num_envs=8, groups=2), rounds=1, **options)
-    same, *_ = learned(probe.corridor(num_envs=8, groups=2), rounds=1, optimizer=optax.sgd, learning_rate=1e-3)
+    params, _, metrics = learned(probes.corridor(num_envs=8, groups=2), rounds=1, **options)
+    same, *_ = learned(probes.corridor(num_envs=8, groups=2), rounds=1, optimizer=optax.sgd, learning_rate=1e-3)
     jax.tree.map(np.testing.assert_array_equal, params, same)
     assert metrics["update"] == 8
 
 
 @pytest.mark.slow
 def test_what_was_learned_normalises_by_itself_and_is_evaluated():
-    env = probe.target(size=1, num_envs=4, groups=2)
+    env = probes.target(size=1, num_envs=4, groups=2)
     settings = PPO(**FAST, rounds_per_iteration=2, normalize_observations=True)
     algorithm = learn(settings, GaussianMLP(1, (8,)), env, evaluate_every=16, num_evaluation_episodes=2)
     state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))

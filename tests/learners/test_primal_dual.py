@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
 from volvox import sparsity
-from volvox.envs import cartpole, probe
+from volvox.envs import cartpole
 from volvox.learners import PrimalDual, learn
 from volvox.learners.primal_dual import Transition
 from volvox.networks import CategoricalMLP, GaussianMLP, RecurrentActorCritic
@@ -90,20 +91,20 @@ def learned(env, iterations=1, seed=0, network=None, **settings):
 @pytest.mark.parametrize("penalty", [0.5, 2.0])
 def test_values_solve_the_relaxed_program(penalty):
     # A = -γ / 2c at the first timestep, and -γ² / 2c at the second: see the module.
-    state, _, _ = learned(probe.delayed_reward(), penalty=penalty)
+    state, _, _ = learned(probes.delayed_reward(), penalty=penalty)
     second = 1 + 0.9**2 / (2 * penalty)
     first = 0.9 * second + 0.9 / (2 * penalty)
     np.testing.assert_allclose(state.learning.params["v"][:2], [first, second], atol=0.02)
 
 
 def test_values_of_the_one_step_actor_critic_are_the_true_ones():
-    state, _, _ = learned(probe.delayed_reward(), critic="td")
+    state, _, _ = learned(probes.delayed_reward(), critic="td")
     np.testing.assert_allclose(state.learning.params["v"][:2], [0.9, 1.0], atol=0.02)
 
 
 @each_critic
 def test_policies_learn_what_is_rewarded(critic):
-    state, row, _ = learned(probe.chosen_reward(), **critic)
+    state, row, _ = learned(probes.chosen_reward(), **critic)
     assert jax.nn.softmax(state.learning.params["logits"][0])[1] > 0.95
     assert row["training_mean"] > 0.8
 
@@ -127,7 +128,7 @@ def test_sparse_networks_begin_and_stay_sparse():
 
 def test_each_transition_is_learned_once():
     # With one environment, an episode of n timesteps is n + 1 beats; the one that begins it teaches nothing.
-    state, row, _ = learned(probe.countdown(num_envs=1), timesteps_per_iteration=500)
+    state, row, _ = learned(probes.countdown(num_envs=1), timesteps_per_iteration=500)
     assert state.learning.update == row["update"] == row["timesteps"] == 500
 
 
@@ -180,7 +181,7 @@ def test_runs_repeat_bit_for_bit():
 
 
 def test_continuous_actions_learn_too():
-    env = probe.target(size=1, num_envs=16)
+    env = probes.target(size=1, num_envs=16)
     settings = {"learning_rate": 3e-3, "timesteps_per_iteration": 15_000, "penalty": 5.0}
     _, row, _ = learned(env, iterations=2, network=GaussianMLP(1, (16,), initial_log_std=-1.0), **settings)
     assert row["training_mean"] > -8 / 3 * 0.6  # of the action 0: -8 / 3

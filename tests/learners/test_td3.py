@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
 from volvox import checkpoint, networks
 from volvox.data import replay
 from volvox.data.replay import Batch
-from volvox.envs import probe
 from volvox.learners import TD3, learn, side_by_side, table_of, variables_of
 from volvox.sparsity import Dynamic, KeepNOfM, Magnitude, RewardAware, masks_of, sparse
 from volvox.training import train
 from volvox.types import Axis, Interrupted, TimeStep
 
-ENV = probe.target(size=1, num_envs=8, groups=2)
+ENV = probes.target(size=1, num_envs=8, groups=2)
 UNBOUNDED = ENV._replace(spec=ENV.spec._replace(action_high=np.float32([np.inf])))
 ACTOR = networks.MLP(1, hidden=(16,), activation=nn.relu)
 CRITIC = networks.QNetwork(hidden=(16,))
@@ -158,7 +158,7 @@ def test_the_answer_is_found(options):
 
 def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
     """Of one beat of 4 096 environments with actions from -2 to 4 and from 0 to 1."""
-    env = probe.target(size=2, num_envs=4_096, groups=1)
+    env = probes.target(size=2, num_envs=4_096, groups=1)
     bounds = {"action_low": np.float32([-2, 0]), "action_high": np.float32([4, 1])}
     network = networks.ActorAndCritic(networks.MLP(2, hidden=()), networks.QNetwork(hidden=()))
     options = {"random_timesteps": 10, "exploration_noise": 0.2, "replay_size": 4_096 * 2}
@@ -429,7 +429,7 @@ def test_the_defaults_are_those_of_reference_implementations():
 
 
 def test_learners_share_the_environments_of_each_device_evenly():
-    env = probe.target(size=1, num_envs=3, groups=1)._replace(axis=Axis("devices", 2))
+    env = probes.target(size=1, num_envs=3, groups=1)._replace(axis=Axis("devices", 2))
     with pytest.raises(ValueError, match="num_learners=2 do not share a group of 3 environments evenly"):
         TD3(num_learners=2).bind(LINEAR, env)
 
@@ -464,7 +464,7 @@ def test_learners_share_the_environments_of_each_device_evenly():
         ({"updates_per_timestep": 0.0}, "are 0 updates a beat"),
         ({"representation": FEATURES, "n_step": 2}, "n_step=2: a representation predicts"),
         ({"env": UNBOUNDED}, "has actions from [-1.] to [inf]"),
-        ({"env": probe.corridor(num_envs=8, groups=2)}, "has no continuous actions"),
+        ({"env": probes.corridor(num_envs=8, groups=2)}, "has no continuous actions"),
     ],
 )
 def test_mistakes_are_told(options, message):

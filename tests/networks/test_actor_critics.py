@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from flax import linen as nn
 
-from volvox.envs import atari, probe
+from volvox.envs import atari
 from volvox.networks import GA3C, MLP, ActorCritic, GaussianMLP, NatureTorso, RecurrentActorCritic, SmallTorso
 from volvox.networks.actor_critics import actor_critic
 from volvox.ops.flat import num_parameters
@@ -115,7 +116,7 @@ def test_a_recurrent_state_matters_and_is_carried():
 
 
 def test_a_gaussian_head_has_one_deviation_for_all_observations():
-    spec = probe.target(size=3).spec
+    spec = probes.target(size=3).spec
     net = actor_critic(GaussianMLP(3, (8,), initial_log_std=-0.5), spec)
     output, value, _ = net.apply(net.policy.init(jax.random.key(0)), jnp.ones((4, 3)) * jnp.arange(4)[:, None], ())
     np.testing.assert_array_equal(output[:, 3:], np.full((4, 3), -0.5, np.float32))
@@ -145,7 +146,7 @@ def test_the_policy_acts_as_the_distribution_says():
     np.testing.assert_array_equal(net.policy.mode(output), output.argmax(-1))
     key = jax.random.key(1)
     np.testing.assert_array_equal(net.policy.sample(key, output), jax.random.categorical(key, output))
-    policy = actor_critic(GaussianMLP(3, (8,)), probe.target(size=3).spec).policy
+    policy = actor_critic(GaussianMLP(3, (8,)), probes.target(size=3).spec).policy
     output = jnp.concatenate([jnp.array([[0.5, -2.0, 3.0]] * 100), jnp.zeros((100, 3))], axis=-1)
     np.testing.assert_array_equal(policy.mode(output)[0], np.float32([0.5, -1.0, 1.0]))
     drawn = policy.sample(key, output)
@@ -158,7 +159,7 @@ def test_the_policy_acts_as_the_distribution_says():
     "module", [ActorCritic(2, MLP(4)), RecurrentActorCritic(2, MLP(4), width=3)], ids=["feed-forward", "recurrent"]
 )
 def test_unrolling_is_applying_step_by_step(module):
-    spec = probe.corridor().spec
+    spec = probes.corridor().spec
     net = actor_critic(module, spec)
     params = jax.tree.map(lambda x: x + 0.3, net.policy.init(jax.random.key(0)))
     seen = jax.random.normal(jax.random.key(1), (5, 3, *spec.observation_shape))

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
-from volvox.envs import probe
 from volvox.networks.distributions import Categorical, Gaussian, MultiCategorical, distribution
 
 LOGITS = np.float32([[0.0, 1.0, -2.0], [3.0, 3.0, 3.0]])
@@ -68,9 +68,9 @@ def test_samples_have_the_stated_entropy(family):
 
 
 def test_the_environment_chooses_the_family():
-    assert distribution(probe.corridor().spec).size == 2
-    assert distribution(probe.target(size=3).spec).size == 6
-    assert distribution(probe.target(size=3).spec).sample(jax.random.key(0), jnp.zeros((5, 6))).shape == (5, 3)
+    assert distribution(probes.corridor().spec).size == 2
+    assert distribution(probes.target(size=3).spec).size == 6
+    assert distribution(probes.target(size=3).spec).sample(jax.random.key(0), jnp.zeros((5, 6))).shape == (5, 3)
 
 
 def test_the_mode_is_the_likeliest_action():

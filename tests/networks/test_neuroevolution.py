@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from flax import linen as nn
 
-from volvox.envs import atari, probe
+from volvox.envs import atari
 from volvox.networks import MLP, DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, reference_genotype
 from volvox.ops.flat import leaf_offsets
 from volvox.population import Table, encoding
@@ -77,7 +78,7 @@ def test_wrong_number_of_actions_raises(atari_spec):
         genotype(DeepGA(6), atari_spec)
 
 
-SPEC = probe.target(size=3).spec
+SPEC = probes.target(size=3).spec
 
 
 class Net(nn.Module):

@@ -5,13 +5,13 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from volvox import networks, population
-from volvox.envs import probe
 from volvox.ops.circulant import block_circulant, formed
 
 
@@ -110,7 +110,7 @@ class Net(nn.Module):
 
 def test_a_layer_stores_its_numbers_and_is_a_genome():
     """A network with such a layer mutates and plays like any other."""
-    env = probe.target(size=3)
+    env = probes.target(size=3)
     net = networks.genotype(Net(), env.spec)
     params = net.policy.init(jax.random.key(0))
     assert params["BlockCirculantDense_0"]["circulant"].shape == (2, 8, 3)

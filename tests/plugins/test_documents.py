@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import probes
 import pytest
 
 import volvox as vx
@@ -34,7 +35,7 @@ def names():
 @pytest.mark.optimized
 def test_the_learner_with_a_replay(names):
     dqn = shown("DQN", names)
-    env = vx.envs.probe.corridor(length=4, num_envs=8, groups=2)
+    env = probes.corridor(length=4, num_envs=8, groups=2)
     settings = dqn(replay_size=2_000, learning_starts=100, batch_size=16, learning_rate=3e-3)
     run = vx.train(vx.learn(settings, vx.networks.MLP(2, (16,)), env), seed=0, steps=2, progress=False)
     assert run.evaluate(num_episodes=4).mean == 1.0

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import networks, population
-from volvox.envs import atari, probe
+from volvox.envs import atari
 from volvox.rollout import Evaluator, SlotMemory
 from volvox.rollout.evaluator import _Run
 from volvox.rollout.slots import Part
@@ -48,7 +49,7 @@ def make(env, *, capacity=64, host=False, hidden=(4,), **options):
 @pytest.mark.parametrize("num_groups", [1, 2, 3])
 def test_every_episode_is_played_once_and_scored(num_groups, host):
     """A countdown's return is its length; members play unequal numbers of episodes."""
-    env = probe.countdown(low=1, high=9, num_envs=6, groups=num_groups)
+    env = probes.countdown(low=1, high=9, num_envs=6, groups=num_groups)
     _, code, played = make(env, host=host)
     episodes = jnp.array([3, 1, 0, 2] * 5)
     result, statistics = played.evaluate(population_of(code, 20, episodes), 3, code)
@@ -69,7 +70,7 @@ def test_every_episode_is_played_once_and_scored(num_groups, host):
 @pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
 @pytest.mark.parametrize(("n", "chunk_seconds"), [(2, 1e9), (40, 1e-9)])
 def test_the_stopwatch_changes_nothing(n, chunk_seconds, host):
-    env = probe.countdown(low=1, high=9, num_envs=6, groups=3)
+    env = probes.countdown(low=1, high=9, num_envs=6, groups=3)
     _, code, played = make(env, host=host, chunk_seconds=chunk_seconds)
     plain, statistics = played.evaluate(population_of(code, n), 1, code, seed=5)
     timed, timed_statistics = played.evaluate(population_of(code, n), 1, code, seed=5, timed=True)
@@ -85,7 +86,7 @@ def test_the_stopwatch_changes_nothing(n, chunk_seconds, host):
 
 def test_traced_and_driven_agree():
     """The fast form against the reference: same seeds, same time steps, bit-equal results, twice over."""
-    env = probe.matched_reward(num_envs=4, groups=2)
+    env = probes.matched_reward(num_envs=4, groups=2)
     results = []
     for host in (False, True):
         _, code, played = make(env, host=host)
@@ -96,7 +97,7 @@ def test_traced_and_driven_agree():
 
 def test_members_play_their_own_parameters():
     """On the target probe a linear policy's return follows from its parameters; each member must get its own."""
-    env = probe.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
+    env = probes.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
     _, code, played = make(env, hidden=())
     members = population_of(code, 13)
     identity = jax.tree.map(lambda x: jnp.eye(2) if x.ndim == 2 else jnp.zeros_like(x), code.like)
@@ -111,7 +112,7 @@ def test_members_play_their_own_parameters():
 
 
 def test_long_members_start_first_and_makespan_is_counted():
-    env = probe.countdown(low=4, high=4, num_envs=2, groups=1)
+    env = probes.countdown(low=4, high=4, num_envs=2, groups=1)
     _, code, played = make(env)
     result, statistics = played.evaluate(population_of(code, 6, priority=jnp.arange(6.0)), 1, code)
     np.testing.assert_array_equal(result.lengths, 4)
@@ -122,7 +123,7 @@ def test_long_members_start_first_and_makespan_is_counted():
 
 
 def test_idle_groups_are_not_stepped():
-    env = probe.countdown(low=7, high=7, num_envs=4, groups=2)
+    env = probes.countdown(low=7, high=7, num_envs=4, groups=2)
     _, code, played = make(env)
     _, statistics = played.evaluate(population_of(code, 1), 1, code)
     assert statistics.stepped == 2 * 8  # one group of two slots
@@ -130,7 +131,7 @@ def test_idle_groups_are_not_stepped():
 
 
 def test_counts_go_on_beyond_32_bits():
-    _, code, evaluator = make(probe.countdown(num_envs=2))
+    _, code, evaluator = make(probes.countdown(num_envs=2))
     _, statistics = evaluator.evaluate(population_of(code, 4), 1, code)
     run = _Run.__new__(_Run)
     run.slots, run.stepped, run.busy, run.counted = SimpleNamespace(), 0, 0, (0, 0)
@@ -144,7 +145,7 @@ def test_counts_go_on_beyond_32_bits():
 
 def test_parts_of_a_population_have_seeds_of_their_own(monkeypatch):
     """Environments without keys, such as Gymnasium's, are seeded when a rollout begins."""
-    _, code, evaluator = make(probe.countdown(num_envs=2))
+    _, code, evaluator = make(probes.countdown(num_envs=2))
     seeds, restart = [], evaluator.loop.restart
     monkeypatch.setattr(evaluator.loop, "restart", lambda seed: seeds.append(seed) or restart(seed))
     for first in (None, 0, 4, 4):
@@ -157,7 +158,7 @@ def test_parts_of_a_population_have_seeds_of_their_own(monkeypatch):
 
 def test_nothing_is_compiled_twice():
     """Another population, another number of episodes, and a second rollout reuse the compiled loop."""
-    env = probe.countdown(num_envs=4, groups=2)
+    env = probes.countdown(num_envs=4, groups=2)
     _, code, played = make(env)
     for n, episodes in ((20, 1), (5, 4), (20, 1)):
         played.evaluate(population_of(code, n, episodes), 4, code)
@@ -165,13 +166,13 @@ def test_nothing_is_compiled_twice():
 
 
 def test_more_episodes_than_announced_are_refused():
-    _, code, played = make(probe.countdown(num_envs=2, groups=1))
+    _, code, played = make(probes.countdown(num_envs=2, groups=1))
     with pytest.raises(ValueError, match="asks for 3 episodes, but num_episodes=2"):
         played.evaluate(population_of(code, 2, 3), 2, code)
 
 
 def test_interrupt_leaves_the_evaluator_usable():
-    env = probe.countdown(low=5, high=9, num_envs=2, groups=1)
+    env = probes.countdown(low=5, high=9, num_envs=2, groups=1)
     _, code, played = make(env, chunk_seconds=1e-6)
     seen = []
 
@@ -192,7 +193,7 @@ def test_interrupt_leaves_the_evaluator_usable():
 
 def test_chunks_do_not_outgrow_short_rollouts():
     """Rollouts that end before their chunk does say nothing of how long a beat takes."""
-    env = probe.constant(num_envs=2, groups=1)
+    env = probes.constant(num_envs=2, groups=1)
     _, code, played = make(env, capacity=4)
     for _ in range(40):
         result, _ = played.evaluate(population_of(code, 2), 1, code)
@@ -200,7 +201,7 @@ def test_chunks_do_not_outgrow_short_rollouts():
 
 
 def test_strange_priorities_lose_no_episode():
-    env = probe.countdown(num_envs=2, groups=1)
+    env = probes.countdown(num_envs=2, groups=1)
     _, code, played = make(env, capacity=12)
     strange = jnp.array([jnp.nan, -jnp.inf, jnp.inf, 0.0, jnp.nan, 3.0])
     result, _ = played.evaluate(population_of(code, 6, jnp.array([2, 1, 2, 0, 1, 2]), priority=strange), 2, code)
@@ -208,7 +209,7 @@ def test_strange_priorities_lose_no_episode():
 
 
 def test_a_closed_evaluator_says_so():
-    _, code, played = make(probe.countdown(num_envs=2, groups=1))
+    _, code, played = make(probes.countdown(num_envs=2, groups=1))
     played.close()
     with pytest.raises(RuntimeError, match="closed"):
         played.evaluate(population_of(code, 2), 1, code)
@@ -222,7 +223,7 @@ def test_recurrent_state_begins_anew_with_each_episode():
         right = jnp.where(state < 3, 1.0, -1.0)
         return jnp.stack([-right, right], axis=-1) + 0 * observation, state + 1
 
-    env = probe.corridor(length=4, max_episode_steps=9, num_envs=2, groups=1)
+    env = probes.corridor(length=4, max_episode_steps=9, num_envs=2, groups=1)
     like = networks.genotype(networks.MLP(2, hidden=()), env.spec)
     counting = like.policy._replace(initial_state=lambda batch: jnp.zeros(batch, jnp.int32), apply=apply)
     net = like._replace(policy=counting)
@@ -235,7 +236,7 @@ def test_recurrent_state_begins_anew_with_each_episode():
 
 
 def test_too_many_or_no_episodes_are_refused():
-    env = probe.countdown(num_envs=2, groups=1)
+    env = probes.countdown(num_envs=2, groups=1)
     _, code, played = make(env, capacity=8)
     for n, episodes in ((9, 1), (3, 0)):
         with pytest.raises(ValueError, match=f"{n * episodes} episodes"):

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from flax import linen as nn
 
 import volvox as vx
 from volvox import networks
-from volvox.envs import probe
 from volvox.sparsity import GroupSparse, masks_of
 
-ENV = probe.target(size=1, num_envs=8, groups=2)
+ENV = probes.target(size=1, num_envs=8, groups=2)
 ACTOR = networks.MLP(1, hidden=(32, 32), activation=nn.relu)
 CRITIC = networks.QNetwork(hidden=(32, 32))
 TD3 = vx.TD3(learning_rate=1e-3, batch_size=32, random_timesteps=64, replay_size=2_000, timesteps_per_iteration=400)
@@ -112,7 +112,7 @@ def test_only_what_is_grouped_is_pruned_and_the_rest_is_as_it_would_be():
 
 @pytest.mark.slow
 def test_recurrent_networks_keep_their_state():
-    env = probe.countdown(num_envs=4)
+    env = probes.countdown(num_envs=4)
     torso = networks.MLP(32, hidden=(32,))
     gst = GroupSparse(block=2, pruning=False)
     network = gst.network(networks.RecurrentActorCritic(env.spec.num_actions, torso))

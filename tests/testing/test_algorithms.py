@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from cross_entropy import CrossEntropy
 from q_learning import QLearning
@@ -194,8 +195,8 @@ def test_a_step_that_returns_something_else(walks):
         check_algorithm(algorithm(walks, step=lambda state, *, monitor=None: state))
 
 
-LINE = vx.envs.probe.target(size=1, num_envs=4, groups=2)
-WALK = vx.envs.probe.corridor(length=4, num_envs=4, groups=2)
+LINE = probes.target(size=1, num_envs=4, groups=2)
+WALK = probes.corridor(length=4, num_envs=4, groups=2)
 TABLE = vx.population.Table(size=20_000)
 
 

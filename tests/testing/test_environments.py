@@ -6,6 +6,7 @@ import itertools
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
@@ -235,7 +236,7 @@ def remembering(env):
     ids=["bounds", "dtype", "host", "hidden"],
 )
 def test_a_breach_of_an_environment_in_jax_is_said(breach, message):
-    env = vx.envs.probe.target(size=2, num_envs=3)
+    env = probes.target(size=2, num_envs=3)
     check_environment(env)
     with pytest.raises(AssertionError, match=f"^{env.spec.name}: .*(?:{message})"):
         check_environment(breach(env))
@@ -255,7 +256,7 @@ def test_an_environment_without_ends_is_told_what_to_give(walks):
     ids=["ignores the seed", "as it is"],
 )
 def test_restarts_of_groups_that_can_be_seeded(breach, message):
-    env = vx.envs.probe.countdown(low=2, high=5, num_envs=3)
+    env = probes.countdown(low=2, high=5, num_envs=3)
     if message:
         with pytest.raises(AssertionError, match=message):
             check_environment(altered(restart=breach)(env), num_timesteps=16)

@@ -15,7 +15,6 @@ from volvox._arguments import check_env, check_network, check_part, said
 from volvox._checks import one_thread, typed_key
 from volvox._settings import describe
 from volvox.checkpoint import restored
-from volvox.envs.envpool_tasks import whole_games
 from volvox.evolution.compiled import compiled_phases, explicit_bases
 from volvox.evolution.pools import Place, Player, Pools, Request, Workers
 from volvox.evolution.schedules import Cutoff, cutoffs_in
@@ -143,7 +142,7 @@ def evolve(
     check_part("noise", noise, used, "Table(), Generator() or LowRank() of vx.population")
     if behavior is not None:
         behaviors.check_kind("behavior", behavior)
-    if whole_games(env) and env.config["settings"]["episodic_life"]:
+    if env.config.get("episodic_life"):
         raise ValueError("episodic_life=True would let members go on with each other's games; leave it out to evolve.")
     cutoff, test_cutoff = cutoffs_in(env, max_episode_steps, test_max_episode_steps)
     if all(phase.role == "test" for phase in strategy.phases):

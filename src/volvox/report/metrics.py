@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from volvox import envs
+from volvox.envs import envpool_tasks
 from volvox.report.files import numbers
 
 SCORES = (
@@ -30,8 +30,8 @@ def atari_scores(env_config: Any) -> Mapping[str, float]:
     Args:
       env_config: `Env.config`, or its form in `config.json`. The result is empty for other environments.
     """
-    game = envs.atari_game(env_config) if isinstance(env_config, Mapping) else None
-    return {} if game is None else envs.known_scores(game)
+    game = envpool_tasks.atari_game(env_config) if isinstance(env_config, Mapping) else None
+    return {} if game is None else envpool_tasks.known_scores(game)
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox.envs.groups import convert_observation, environment_action
 from volvox.ops.batching import where_rows
 from volvox.types import ArrayTree, EnvSpec, Policy
 
@@ -18,7 +19,7 @@ class Actor:
         act.reset()  # before the next episode
 
     Attributes:
-      spec: What observations and actions look like.
+      spec: The environment's spec.
     """
 
     def __init__(self, policy: Policy, variables: ArrayTree, spec: EnvSpec):
@@ -38,19 +39,19 @@ class Actor:
         """Returns the likeliest actions.
 
         Args:
-          observation: One observation `[*observation_shape]`, or a batch `[B, *observation_shape]`; a dict or a tuple
-            of such arrays where the environment's are.
+          observation: One observation as the environment gives it, or a batch `[B, ...]`; a dict or a tuple of arrays
+            if the environment's are. See `volvox.envs.groups.convert_observation`.
           first: Whether an episode begins with it, `[B]` or one for all; None: only in the first call after `reset`.
-            It matters to recurrent policies only.
+            Only recurrent policies use it.
 
         Returns:
-          The action: a NumPy scalar, or an array `[*action_shape]`; of a batch `[B, ...]`.
+          An action of the environment's action space: a NumPy scalar or an array; for a batch `[B, ...]`.
 
         Raises:
-          ValueError: An observation of another shape or kind of numbers, or another batch size than in the call before:
-            `reset` first.
+          ValueError: An observation has another shape or kind of numbers, numbers do not fit into its dtype, or the
+            batch size differs from that of the call before: call `reset` first.
         """
-        batch, leading = converted(observation, self.spec.observation, self.spec.name)
+        batch, leading = batched_observation(observation, self.spec.observation, self.spec.name)
         size = leading[0] if leading else 1
         if self._state is None:
             self._state, first = self._initial_state(size), True
@@ -58,49 +59,31 @@ class Actor:
             raise ValueError(f"a batch of {size} observations follows one of another size: call reset() before")
         begins = jnp.broadcast_to(jnp.asarray(False if first is None else first, bool), (size,))
         action, self._state = self._act(self._variables, batch, begins, self._state)
-        return np.asarray(action).reshape(leading + action.shape[1:])[()]
+        action = environment_action(self.spec, np.asarray(action))
+        return action.reshape(leading + action.shape[1:])[()]
 
     def reset(self) -> None:
         """Forgets the recurrent state: episodes begin with the next call."""
         self._state = None
 
 
-def converted(observation: Any, wanted: ArrayTree, name: str) -> tuple[ArrayTree, tuple[int, ...]]:
-    """Gives observations a batch dimension and the environment's dtypes.
+def batched_observation(observation: Any, like: ArrayTree, name: str) -> tuple[ArrayTree, tuple[int, ...]]:
+    """Converts one observation, or a batch, by `convert_observation`, and adds the batch dimension.
 
     Args:
-      observation: One observation, or a batch: an array or lists; a dict or tuple of arrays where the environment's
-        are.
-      wanted: What an observation looks like, with `shape` and `dtype`: `EnvSpec.observation`.
-      name: The environment.
+      observation: Arrays or lists.
+      like: Shape and dtype of one observation: `EnvSpec.observation`.
+      name: The environment, for messages.
 
     Returns:
       (observations `[B, ...]`, `(B,)`, or `()` if only one was given).
 
     Raises:
-      ValueError: The shape is another, or the dtype would change what the numbers say: a fraction or a number out of
-        range where observations are integers; anything but numbers.
+      ValueError: See `convert_observation`; or arrays have different batch dimensions.
     """
-    likes, treedef = jax.tree.flatten(wanted)
-    one = jax.tree_util.treedef_is_leaf(treedef)
-    if not one and jax.tree.structure(observation) != treedef:
-        raise ValueError(f"observations of {name} are {treedef}; got {jax.tree.structure(observation)}")
-    given = [observation] if one else jax.tree.leaves(observation)
-    arrays = [_cast(np.asarray(x), np.dtype(like.dtype), name) for x, like in zip(given, likes, strict=True)]
-    shapes = [tuple(like.shape) for like in likes]
-    leading = arrays[0].shape[: max(arrays[0].ndim - len(shapes[0]), 0)]
-    if len(leading) > 1 or [x.shape for x in arrays] != [(*leading, *shape) for shape in shapes]:
-        needed, got = (", ".join(str(list(x.shape)) for x in each) for each in (likes, arrays))
-        raise ValueError(f"observations of {name} have shape {needed}, or [B, ...] as a batch; got {got}")
-    size = leading[0] if leading else 1
-    return treedef.unflatten(x.reshape(size, *shape) for x, shape in zip(arrays, shapes, strict=True)), leading
-
-
-def _cast(observation: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    if observation.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
-        do = ": do not scale them" if observation.dtype.kind == "f" else ""
-        raise ValueError(f"observations of {name} are {dtype}, got {observation.dtype}{do}")
-    cast = observation.astype(dtype)
-    if dtype.kind in "iub" and not np.array_equal(cast, observation):
-        raise ValueError(f"observations of {name} are {dtype}; got numbers that do not fit into it")
-    return cast
+    observation = convert_observation(observation, like, name)
+    pairs = zip(jax.tree.leaves(observation), jax.tree.leaves(like), strict=True)
+    leading = {x.shape[: x.ndim - len(one.shape)] for x, one in pairs}
+    if len(leading) != 1 or len(shape := leading.pop()) > 1:
+        raise ValueError(f"observations of {name} must have one batch dimension or none, the same for all arrays")
+    return observation if shape else jax.tree.map(lambda x: x[None], observation), shape

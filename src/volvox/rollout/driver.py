@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import typed_key
-from volvox.envs import groups as environments
 from volvox.rollout import pipeline
 from volvox.rollout.devices import ALONE, Devices, joined
 from volvox.rollout.pipeline import LoopState, RunChunk, Stages, Times
@@ -104,7 +103,7 @@ class Loop:
         self.run_chunk: RunChunk = _not_open
         self._time_parts: Callable[..., tuple[LoopState, Times]] = _not_open
         self._recv: list[Callable[[ArrayTree], tuple[ArrayTree, Any]]] = []
-        self._answers: environments.Answers | None = None
+        self._answers: Any = None
         self.groups: tuple[EnvGroup, ...] = ()
         self.standing: Any = None
 
@@ -121,10 +120,6 @@ class Loop:
             form = pipeline.traced if all(group.traceable for group in self.groups) else pipeline.driven
             how = {"beats_per_round": self._beats_per_round, "devices": self.devices}
             self.run_chunk = form(self._stages, self.groups, **how)
-            if form is pipeline.traced and not all(group.resumable for group in self.groups):
-                # JAX may run `recv` where it is called, and C++ does not hear Ctrl-C. JAX's own contexts, such as
-                # enable_x64, do not reach that thread; emulators' arrays do not depend on them.
-                self._answers = environments.Answers()
             self._time_parts = pipeline.timed(self._stages, self.groups, answers=self._answers, **how)
             self._recv = [jax.jit(group.recv) if group.traceable else group.recv for group in self.groups]
             self.envs = copied(envs) or tuple(group.init() for group in self.groups)
@@ -189,8 +184,7 @@ class Loop:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             with self._closed_on_failure():
                 state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
-                late = f"{environments.unanswered(self.groups[0].spec.name)}. {_FASTER}"
-                done = int(self.devices.waited(done, environments.PATIENCE, on_timeout=late))
+                done = int(self.devices.waited(done, 600.0, on_timeout=_FASTER))
                 seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
             self.envs, carry, memory = state
             if done == self._rounds:  # a chunk that was cut short says little of how long a round takes

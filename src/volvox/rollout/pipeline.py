@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
-from volvox.envs.groups import Answers
 from volvox.ops.order import after
 from volvox.rollout.devices import ALONE, Devices
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
@@ -228,7 +227,7 @@ def timed(
     *,
     beats_per_round: int = 1,
     devices: Devices = ALONE,
-    answers: Answers | None = None,
+    answers: Any = None,
 ) -> Callable[[LoopState, ArrayTree, int], tuple[LoopState, Times]]:
     """The same loop with a stopwatch: driven from Python, each part waited for before the next begins.
 
@@ -293,7 +292,7 @@ def timed(
 class _Calls:
     """The groups' functions and the stages, as Python calls them."""
 
-    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices, answers: Answers | None = None):
+    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices, answers: Any = None):
         self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
         self._groups, self._stages, self._answers = groups, stages, answers
         self._wait = jax.block_until_ready if devices.mesh is None else devices.waited

@@ -17,7 +17,7 @@ import numpy as np
 from volvox._arguments import check_env, said
 from volvox._checks import integer
 from volvox.checkpoint import is_key
-from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, game_of, human_normalized
+from volvox.envs.envpool_tasks import STICKINESS, Protocol, atari_game, evaluation_options, human_normalized
 from volvox.ops.batching import where_rows
 from volvox.rollout.driver import seed_of
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
@@ -265,12 +265,12 @@ def _play(
     }[protocol]
     if options:  # an Atari game
         about += f", preprocessing {env.config.get('preprocessing', 'envpool')!r}"
-        about += ", all 18 actions" if env.config["settings"].get("full_action_space") else ""
+        about += ", all 18 actions" if env.config.get("full_action_space") else ""
     limited = group.spec.max_episode_steps < _NO_LIMIT
     if limited or (lengths >= _LONGEST).any():
         about += f", cut at {group.spec.max_episode_steps if limited else _LONGEST} timesteps"
-    lives = protocol == "fresh" and env.config.get("settings", {}).get("episodic_life")  # each life is an episode
-    human = None if lives else human_normalized(game_of(env.config), mean)
+    lives = protocol == "fresh" and env.config.get("episodic_life")  # each life is an episode
+    human = None if lives else human_normalized(atari_game(env.config), mean)
     return Score(returns, lengths, mean, low, high, protocol, about, human)
 
 

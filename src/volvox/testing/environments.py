@@ -1,16 +1,13 @@
 """Does an environment keep the promises of `Env`, `EnvGroup` and `TimeStep`?"""
 
-import json
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 
 from volvox._arguments import check_env
-from volvox.envs.gymnasium_group import maker
-from volvox.envs.gymnasium_workers import load_gymnasium
 from volvox.types import ArrayTree, Env, EnvGroup, TimeStep
 
 _MOST_TIMESTEPS = 10
@@ -63,9 +60,6 @@ def check_environment(
         with _made(env, seed, host=host, **how) as (group,):
             _check_group(env, group, num_envs, limit, host)
             played.append(drive(group, actions, restart_at=restart_at))
-        if host and (make_one := maker(group)) is not None:
-            with closing(make_one()) as one:
-                _check_gymnasium(env, one, num_timesteps, seed)
     _check_seeds(env, actions[:8], how, seed, draws)
     _require(env, _equal(*played), "make(host=False) and make(host=True) must show the same bits for the same actions")
     _check_shapes(env, played[1], num_envs)
@@ -144,7 +138,7 @@ def _equal(one: ArrayTree, other: ArrayTree) -> bool:
 
 
 def _check_spec(env: Env) -> None:
-    spec, config = env.spec, dict(env.config)
+    spec = env.spec
     one = (spec.action_shape is None) == (spec.num_actions is not None)
     kinds = one and (spec.action_low is None) == (spec.action_high is None) == (_choices(env) is not None)
     told = "spec must have num_actions; or action_shape, with num_choices or with action_low and action_high"
@@ -157,11 +151,6 @@ def _check_spec(env: Env) -> None:
     for name in ("max_episode_steps", "frame_skip"):
         value = getattr(spec, name)
         _require(env, isinstance(value, int) and value > 0, f"spec.{name} must be a positive int; it is {value!r}")
-    try:
-        same = json.loads(json.dumps(config, allow_nan=False)) == config
-    except (TypeError, ValueError):
-        same = False
-    _require(env, same, f"config must hold JSON values only (lists, not tuples), since runs save it; it is {config}")
     _require(env, env.num_envs % env.num_groups == 0, "num_envs must be a multiple of num_groups")
 
 
@@ -191,33 +180,6 @@ def _check_shapes(env: Env, step: TimeStep, num_envs: int) -> None:
     for name, tree in (("observations", step.observation), ("rewards", step.reward)):
         finite = all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if x.dtype.kind == "f")
         _require(env, finite, f"{name} must be finite numbers; learners stop at others")
-
-
-def _check_gymnasium(env: Env, one: Any, num_timesteps: int, seed: int) -> None:
-    """Plays one environment by itself: a group makes arrays and 32-bit numbers of what it returns, whatever it is."""
-    space, done = one.observation_space, True
-    one.action_space.seed(seed)
-    for number in range(num_timesteps):
-        if done:
-            observation, done = one.reset(seed=seed + number)[0], False
-        else:
-            observation, reward, terminated, truncated, _ = one.step(one.action_space.sample())
-            done, given = terminated or truncated, np.asarray(reward)
-            told = f"rewards must be numbers; step returned {reward!r}"
-            _require(env, given.size == 1 and given.dtype.kind in "biuf", told)
-        told = f"observations must belong to the observation_space, {space}; {observation!r} does not: widen the space"
-        _require(env, _belongs(space, observation), " ".join(told.split()))
-
-
-def _belongs(space: Any, x: Any) -> bool:
-    """Whether a space contains an observation; floating-point numbers of more bits than it declares will do."""
-    spaces = load_gymnasium().spaces
-    if isinstance(space, spaces.Dict):
-        return isinstance(x, dict) and x.keys() == space.keys() and all(_belongs(space[key], x[key]) for key in x)
-    if isinstance(space, spaces.Tuple):
-        return len(x) == len(space) and all(map(_belongs, space, x))
-    floating = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    return bool(space.contains(np.asarray(x, space.dtype) if floating else x))
 
 
 def _check_episodes(env: Env, step: TimeStep, restarted: int, limit: int) -> None:

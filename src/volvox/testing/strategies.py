@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox import checkpoint
-from volvox.envs import probe
+from volvox.envs import from_functions
 from volvox.evolution import HostedState, Phase, compiled_phases, evolve
 from volvox.networks import MLP, genotype
 from volvox.ops.flat import by_path
@@ -48,7 +48,16 @@ def check_strategy(
       AssertionError: It is not; the message says what to mend.
     """
     _check_settings(strategy)
-    shared = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+    shared = from_functions(
+        lambda key: jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0),
+        lambda goal, action, key: (goal, -jnp.mean((action - goal) ** 2), False),
+        lambda goal: goal,
+        name="target",
+        num_envs=8,
+        groups=2,
+        max_episode_steps=3,
+        action_shape=(2,),
+    )
     noise = Table(size=5_000) if noise is None else noise
     code = encoding(genotype(MLP(2, hidden=()), shared.spec), noise)
     check = _Check(strategy, strategy.phases, compiled_phases(strategy), code)

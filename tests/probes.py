@@ -5,7 +5,7 @@ are float32 `[1]`, there are two actions, and episodes end by termination. All t
 `volvox.envs.from_functions`: `num_envs` (8), `groups` (1), `max_episode_steps`.
 
 Example:
-  >>> env = volvox.envs.probe.corridor(length=4, num_envs=8, groups=2)
+  >>> env = probes.corridor(length=4, num_envs=8, groups=2)
 """
 
 from collections.abc import Callable
@@ -16,40 +16,36 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integer
-from volvox._settings import recorded
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
 
-@recorded
 def constant(**options: Any) -> Env:
     """One timestep, always the observation 0 and the reward 1. The value is 1."""
-    return _probe("constant", _zero, lambda state, action, key: (state, 1.0, True), **options)
+    return _probe("constant", {}, _zero, lambda state, action, key: (state, 1.0, True), **options)
 
 
-@recorded
 def observed_reward(**options: Any) -> Env:
     """One timestep: the observation is -1 or 1, evenly, and so is the reward. The value of `x` is `x`."""
-    return _probe("observed-reward", _sign, lambda state, action, key: (state, state, True), **options)
+    return _probe("observed-reward", {}, _sign, lambda state, action, key: (state, state, True), **options)
 
 
-@recorded
 def delayed_reward(**options: Any) -> Env:
     """Two timesteps with the observations 0 and 1 and the rewards 0 and 1. The values are `g` at 0 and 1 at 1."""
-    return _probe("delayed-reward", _zero, lambda state, action, key: (jnp.float32(1), state, state == 1), **options)
+    return _probe(
+        "delayed-reward", {}, _zero, lambda state, action, key: (jnp.float32(1), state, state == 1), **options
+    )
 
 
-@recorded
 def chosen_reward(**options: Any) -> Env:
     """One timestep, the observation 0; action 0 is rewarded -1, action 1 is rewarded 1. The best value is 1."""
 
     def step(state: Array, action: Array, key: Array) -> tuple[Array, Array, bool]:
         return state, jnp.where(action == 1, 1.0, -1.0), True
 
-    return _probe("chosen-reward", _zero, step, **options)
+    return _probe("chosen-reward", {}, _zero, step, **options)
 
 
-@recorded
 def matched_reward(**options: Any) -> Env:
     """One timestep whose observation is -1 or 1, evenly. Reward 1 for action 0 at -1 and action 1 at 1, else -1.
 
@@ -59,10 +55,9 @@ def matched_reward(**options: Any) -> Env:
     def step(state: Array, action: Array, key: Array) -> tuple[Array, Array, bool]:
         return state, jnp.where((action == 1) == (state > 0), 1.0, -1.0), True
 
-    return _probe("matched-reward", _sign, step, **options)
+    return _probe("matched-reward", {}, _sign, step, **options)
 
 
-@recorded
 def countdown(*, low: int = 1, high: int = 10, **options: Any) -> Env:
     """Episodes of different lengths, drawn evenly from `low` to `high` timesteps; each timestep is rewarded 1.
 
@@ -76,14 +71,13 @@ def countdown(*, low: int = 1, high: int = 10, **options: Any) -> Env:
     integer("high", high, low=low)
     return _probe(
         "countdown",
+        {"low": low, "high": high},
         lambda key: jax.random.randint(key, (), low, high + 1),
         lambda remaining, action, key: (remaining - 1, 1.0, remaining <= 1),
-        settings={"low": low, "high": high},
         **options,
     )
 
 
-@recorded
 def corridor(*, length: int = 8, max_episode_steps: int | None = None, **options: Any) -> Env:
     """A walk from 0 to `length`: action 1 moves right, action 0 left (not below 0). The end terminates.
 
@@ -103,16 +97,15 @@ def corridor(*, length: int = 8, max_episode_steps: int | None = None, **options
 
     return _probe(
         "corridor",
+        {"length": length},
         lambda key: jnp.int32(0),
         step,
         observe=lambda position: jnp.float32(position)[None] / length,
         max_episode_steps=2 * length if max_episode_steps is None else max_episode_steps,
-        settings={"length": length},
         **options,
     )
 
 
-@recorded
 def target(*, size: int = 2, max_episode_steps: int = 8, **options: Any) -> Env:
     """Continuous actions float32 `[size]`: every timestep shows a new target in [-1, 1]^size, to be answered by itself.
 
@@ -127,13 +120,13 @@ def target(*, size: int = 2, max_episode_steps: int = 8, **options: Any) -> Env:
     draw = partial(jax.random.uniform, shape=(size,), minval=-1.0, maxval=1.0)
     return _probe(
         "target",
+        {"size": size},
         draw,
         lambda goal, action, key: (draw(key), -jnp.mean((action - goal) ** 2), False),
         observe=lambda goal: goal,
         num_actions=None,
         action_shape=(size,),
         max_episode_steps=max_episode_steps,
-        settings={"size": size},
         **options,
     )
 
@@ -152,7 +145,11 @@ def _number(state: Array) -> Array:
     return jnp.float32(state)[None]
 
 
-def _probe(name: str, reset: Callable, step: Callable, observe: Callable = _number, **options: Any) -> Env:
+def _probe(
+    name: str, arguments: dict[str, Any], reset: Callable, step: Callable, observe: Callable = _number, **options: Any
+) -> Env:
     """Makes a probe of two actions that shows its state, unless `options` of `from_functions` say otherwise."""
     options = {"num_envs": 8, "num_actions": 2, "max_episode_steps": 1_000, **options}
-    return from_functions(reset, step, observe, name=f"probe-{name}", **options)
+    given = {key: value for key, value in options.items() if key not in ("num_actions", "action_shape")}
+    config = {"type": f"probes.{name.replace('-', '_')}", **arguments, **given}
+    return from_functions(reset, step, observe, name=f"probe-{name}", config=config, **options)
