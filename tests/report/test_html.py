@@ -8,7 +8,11 @@ import pytest
 from volvox.report import html_report
 
 CONFIG = {
-    "algorithm": {"type": "volvox.evolve", "strategy": {"type": "volvox.GA", "population_size": 128}, "sizes": [64, 64]},
+    "algorithm": {
+        "type": "volvox.evolve",
+        "strategy": {"type": "volvox.GA", "population_size": 128},
+        "sizes": [64, 64],
+    },
     "versions": {"jax": "0.10.2"},
     "provenance": {"command": "train.py --name '<script>alert(1)</script>'"},
 }

@@ -45,7 +45,15 @@ def test_scores_are_drawn_against_frames_and_time_with_bands():
 
 def test_what_varies_has_a_panel_and_there_are_at_most_nine():
     rows = [
-        {"iteration": i, "update": 5 * i, "training_timesteps": i, "lag": 1.0, "loss": 0.1 * i, "loss_std": 0.5, "x": "a"}
+        {
+            "iteration": i,
+            "update": 5 * i,
+            "training_timesteps": i,
+            "lag": 1.0,
+            "loss": 0.1 * i,
+            "loss_std": 0.5,
+            "x": "a",
+        }
         for i in range(5)
     ]
     assert titles(learning_curve(rows)) == ["loss"]

@@ -132,7 +132,8 @@ def _linear(spec):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, *(pytest.param(x, marks=pytest.mark.slow) for x in ({"sticky_actions": 0.25}, {"preprocessing": "uber"}))]
+    "settings",
+    [{}, *(pytest.param(x, marks=pytest.mark.slow) for x in ({"sticky_actions": 0.25}, {"preprocessing": "uber"}))],
 )
 def test_an_atari_game_in_colour(tmp_path, settings):
     env = atari("Frostbite", num_envs=4, groups=2, **settings)

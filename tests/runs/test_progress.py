@@ -41,7 +41,10 @@ def test_a_summary_begins_with_the_most_important_metrics():
     text = summarize(ROW, step_name="generation", frame_skip=4)
     assert text == "elite 9,000, best 12,346, mean 100, 900 timesteps/s, occupancy 0.973"
     assert summarize(ROW, width=22) == "elite 9,000"
-    assert summarize({"loss_std": 1.0, "x": 2.0, "a_loss": 0.5, "flag": True, "none": None}) == "a loss 0.5, x 2, loss std 1"
+    assert (
+        summarize({"loss_std": 1.0, "x": 2.0, "a_loss": 0.5, "flag": True, "none": None})
+        == "a loss 0.5, x 2, loss std 1"
+    )
 
 
 def test_a_new_elite_is_named():

@@ -207,7 +207,9 @@ def compare(
     longest = max(at[-1] for at, _ in series.values())
     if end < 0.9 * longest:
         path = min(series, key=lambda path: series[path][0][-1])
-        notes.append(f"{path} ends at {format_number(end)}; later results, up to {format_number(longest)}, are not used")
+        notes.append(
+            f"{path} ends at {format_number(end)}; later results, up to {format_number(longest)}, are not used"
+        )
     kinds = {run.config["algorithm"].get("type") for run in runs}
     if metric.startswith("training_") and {"volvox.evolve", "volvox.learn"} <= kinds:
         notes.append(f"{metric} of a population is over all of its mutated members; compare run.evaluate() instead")
@@ -222,7 +224,9 @@ def compare(
         points=points,
         curves=curves,
         notes=tuple(notes),
-        random=None if scales or metric not in SCORES else atari_scores(runs[0].config["algorithm"].get("env")).get("random"),
+        random=None
+        if scales or metric not in SCORES
+        else atari_scores(runs[0].config["algorithm"].get("env")).get("random"),
     )
 
 
@@ -287,7 +291,9 @@ def _metric(runs: Sequence[_Run], metric: str | None, x: str) -> str:
     found = next((name for name in wanted if name in common), None)
     if found is None or not has_x:
         there = sorted(common) if has_x else sorted(set.intersection(*(set(run.columns) for run in runs)))
-        raise ValueError(f"all runs must have {x!r} and {' or '.join(wanted)} until the shortest ends; they have {there}")
+        raise ValueError(
+            f"all runs must have {x!r} and {' or '.join(wanted)} until the shortest ends; they have {there}"
+        )
     return found
 
 
