@@ -144,7 +144,7 @@ def measure(options: Options) -> dict[str, Any]:
         for name in ("torch", "plain_jax"):
             rate = peer(f"{name}_a2c", options)
             figures |= {f"{name}_steps_per_s": rate, f"speedup_vs_{name}": loop["steps_per_s"] / rate}
-    return figures | {"learner": vx.describe(settings), "micro_batch": learner.micro_batch}
+    return figures | {"learner": vx.runs.config.to_json(settings), "micro_batch": learner.micro_batch}
 
 
 def main() -> None:

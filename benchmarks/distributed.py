@@ -33,10 +33,10 @@ import numpy as np
 from parts import env_steps_per_s, machine
 
 import volvox as vx
-from volvox.checkpoint import write_file
 from volvox.distributed.player import RayPlayer
 from volvox.evolution.pools import Place, Request
 from volvox.population.decoding import Member
+from volvox.report.files import write_file
 from volvox.rollout.slots import slot_variables
 
 CUTOFF = 400

@@ -19,7 +19,7 @@ from pathlib import Path
 import tyro
 from parts import show
 
-from volvox.provenance import provenance
+from volvox.runs.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 _IMPORTS = 10

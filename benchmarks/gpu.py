@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 from parts import machine
 
 import volvox as vx
-from volvox.checkpoint import write_file
 from volvox.ops.matmul import implementations, matmul
+from volvox.report.files import write_file
 
 Flag = tyro.conf.arg
 HERE = Path(__file__).parent

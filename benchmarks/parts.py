@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from volvox.provenance import processor, provenance
 from volvox.rollout import LoopState, Stages, traced
+from volvox.runs.provenance import processor, provenance
 from volvox.types import Env, EnvGroup, Policy
 
 

@@ -139,7 +139,7 @@ def measure(options: Options) -> dict[str, Any]:
         ratios = [ours / theirs for ours, theirs in zip(rates, peers, strict=True)]
         figures |= {"torch_steps_per_s": statistics.median(peers), "all_torch_steps_per_s": peers}
         figures |= {"speedup_vs_torch": statistics.median(ratios), "torch_waits": waits[0]}
-    return figures | {"learner": vx.describe(settings), "micro_batch": learner.layout.micro_batch}
+    return figures | {"learner": vx.runs.config.to_json(settings), "micro_batch": learner.layout.micro_batch}
 
 
 def main() -> None:

@@ -133,7 +133,7 @@ def main() -> None:
     parts = {"timesteps_per_second_in_turns": turns, "exchange_seconds": sums["seconds"]}
     parts |= {name: known[name] for name in ("timesteps_per_update", "num_parameters")}
     if given.out is not None:
-        from volvox.provenance import provenance
+        from volvox.runs.provenance import provenance
 
         written = {"about": provenance(), "frames_per_second": rates, "ratio": ratio, "parts": parts}
         given.out.write_text(json.dumps(written, indent=1) + "\n")

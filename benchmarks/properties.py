@@ -17,8 +17,8 @@ from pathlib import Path
 
 import tyro
 
-from volvox.checkpoint import write_file
-from volvox.provenance import provenance
+from volvox.report.files import write_file
+from volvox.runs.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 TESTS = "tests/faults/test_properties.py"

@@ -24,8 +24,8 @@ import tyro
 from scipy import stats
 
 import volvox as vx
-from volvox.checkpoint import write_file
-from volvox.provenance import provenance
+from volvox.report.files import write_file
+from volvox.runs.provenance import provenance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

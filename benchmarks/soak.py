@@ -36,7 +36,7 @@ import tyro
 from flax import linen as nn
 
 import volvox as vx
-from volvox.provenance import provenance
+from volvox.runs.provenance import provenance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

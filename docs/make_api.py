@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import volvox
-from volvox.checkpoint import write_file
+from volvox.report.files import write_file
 
 API = Path(__file__).parent / "api.md"
 HEAD = """# Public names

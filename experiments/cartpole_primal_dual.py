@@ -17,7 +17,7 @@ from launch import exit_code, read
 
 import volvox as vx
 from volvox._checks import integers
-from volvox.training import run_path
+from volvox.runs.train import run_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

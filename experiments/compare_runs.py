@@ -16,11 +16,11 @@ from typing import Any
 
 import tyro
 from launch import exit_code
+from volvox.report.runs import has_diverged, methods_of, run_dirs
 
 import volvox as vx
-from volvox.checkpoint import write_file
 from volvox.report import interquartile_mean, probability_of_improvement
-from volvox.report.runs import has_diverged, methods_of, run_dirs
+from volvox.report.files import write_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,11 @@ from scipy import stats
 
 import volvox as vx
 from volvox._checks import integer
-from volvox.checkpoint import write_file
 from volvox.report import read_metrics
+from volvox.report.files import write_file
+from volvox.runs.directory import check_unused
+from volvox.runs.train import run_path
 from volvox.sparsity import Cubic, Dynamic, GroupSparse, KeepNOfM, Magnitude
-from volvox.training import check_unused, run_path
 
 Flag = tyro.conf.arg
 Way = Literal[
@@ -293,7 +294,7 @@ def say(found: dict[str, dict[str, Any]]) -> None:
 
 def shared(settings: Settings) -> dict[str, Any]:
     """The settings that all runs of a directory share, as JSON values."""
-    described = vx.describe(settings)
+    described = vx.runs.config.to_json(settings)
     described |= described.pop("gst") | described.pop("td3")
     return {name: value for name, value in described.items() if name not in _FREE}
 

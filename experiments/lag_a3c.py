@@ -22,8 +22,8 @@ from scores import made_with
 
 import volvox as vx
 from volvox._checks import integers
-from volvox.checkpoint import write_file
-from volvox.training import run_path
+from volvox.report.files import write_file
+from volvox.runs.train import run_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from scores import made_with
 
 import volvox as vx
-from volvox.checkpoint import write_file
-from volvox.training import run_path
+from volvox.report.files import write_file
+from volvox.runs.train import run_path
 
 REACHED = 5.0
 """Distance to the goal that counts as reached."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from volvox.checkpoint import write_file
 from volvox.report import interquartile_mean, read_metrics
+from volvox.report.files import write_file
 
 HERE = Path(__file__).parent
 RESULTS, WANTED, PUBLISHED, README = HERE / "results", HERE / "wanted.csv", HERE / "published.csv", HERE / "README.md"

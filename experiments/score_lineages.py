@@ -16,8 +16,8 @@ from launch import exit_code
 from scores import made_here, score_values
 
 import volvox as vx
-from volvox.checkpoint import write_file
-from volvox.provenance import versions
+from volvox.report.files import write_file
+from volvox.runs.provenance import versions
 
 RESULTS = Path(__file__).parent / "results"
 

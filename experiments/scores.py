@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import volvox as vx
-from volvox.checkpoint import write_file
-from volvox.provenance import processor, provenance, versions
+from volvox.report.files import write_file
+from volvox.runs.provenance import processor, provenance, versions
 
 
 def keep_score(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> None:

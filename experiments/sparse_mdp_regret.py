@@ -23,9 +23,9 @@ from scores import made_with
 
 import volvox as vx
 from volvox._checks import integers
-from volvox.checkpoint import write_file
 from volvox.envs.linear_mdps import costly_exploration, hidden_laboratory
-from volvox.training import run_path
+from volvox.report.files import write_file
+from volvox.runs.train import run_path
 
 _HORIZON = 3  # timesteps of an episode, of both models
 

@@ -26,21 +26,18 @@ try:
         population,
         report,
         rollout,
+        runs,
         sparsity,
         testing,
     )
     from volvox._settings import describe, recorded
     from volvox._settings import document_fields as _document_fields
-    from volvox.rollout.actor import Actor
-    from volvox.checkpoint import DamagedCheckpointError
     from volvox.evolution import ES, GA, Novelty, Returns, evolve
     from volvox.learners import A3C, PPO, TD3, learn
-    from volvox.loading import load
     from volvox.report import compare
     from volvox.rollout import Score, play, play_randomly, reference_batch
-    from volvox.runs import loggers
-    from volvox.training import Run, train
-    from volvox.tuning import Tuned, tune
+    from volvox.rollout.actor import Actor
+    from volvox.runs import DamagedCheckpointError, Profile, Run, Tuned, load, loggers, profile, train, tune
     from volvox.types import (
         Algorithm,
         Env,
@@ -59,9 +56,9 @@ finally:
 
 __version__ = "0.1.0"
 __all__ = ["A3C", "ES", "GA", "PPO", "TD3", "Actor", "Algorithm", "DamagedCheckpointError", "Env", "EnvGroup"]
-__all__ += ["EnvSpec", "Evaluation", "Genotype", "Interrupted", "Novelty", "Policy", "Population", "Returns", "Run"]
+__all__ += ["EnvSpec", "Evaluation", "Genotype", "Interrupted", "Novelty", "Policy", "Population", "Profile", "Returns", "Run"]
 __all__ += ["Score", "TimeStep", "Tuned", "compare", "data", "describe", "distributed", "envs", "evolution", "evolve"]
-__all__ += ["learn", "learners", "load", "loggers", "networks", "ops", "play", "play_randomly", "population", "rollout"]
+__all__ += ["learn", "learners", "load", "loggers", "networks", "ops", "play", "play_randomly", "population", "profile", "rollout", "runs"]
 __all__ += ["recorded", "reference_batch", "report", "sparsity", "testing", "train", "tune"]
 
 for _name, _module in list(_sys.modules.items()):

@@ -362,7 +362,8 @@ class Algorithm(NamedTuple):
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     step_name: str = "generation"
     lock: Any = None
-    largest: Callable[[float], float] | None = None
+    max_over_processes: Callable[[float], float] | None = None
+    profile: Callable[..., Any] | None = None
 
 
 class Interrupted(Exception):

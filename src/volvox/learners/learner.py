@@ -151,12 +151,7 @@ def learn(
     stages = Stages(learner.act, learner.work, None, None, learner.finish)
     make_groups, how = functools.partial(_make_groups, env, host), {"beats_per_round": learner.beats_per_round}
     loop = Loop(stages, make_groups, **how, chunk_seconds=chunk_seconds, devices=together)
-    config = {
-        "algorithm": "learn",
-        "settings": describe(settings),
-        "network": dict(learner.policy.config),
-        "env": dict(env.config),
-    }
+    config = {"type": "volvox.learn", "settings": settings, "network": network, "env": dict(env.config)}
     evaluator = None
     if evaluate_every is not None:
         config["evaluate_every"] = integer("evaluate_every", evaluate_every, low=1, high=None)
@@ -183,7 +178,7 @@ def learn(
         last_variables=run.last_variables,
         step_name="iteration",
         lock=run.lock,
-        largest=None if jax.process_count() == 1 else together.largest,
+        max_over_processes=None if jax.process_count() == 1 else together.largest,
     )
 
 

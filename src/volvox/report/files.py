@@ -1,6 +1,6 @@
 """Files of a run directory: their names, and functions that read and write them.
 
-A row of `metrics.jsonl` holds the metrics of one step as a JSON object. `log/` holds arrays, one compressed file a step.
+A row of `metrics.jsonl` holds the metrics of one step as a JSON object. `log/` holds arrays, a file for each step.
 """
 
 import difflib
