@@ -1,11 +1,11 @@
 """Reports of runs: learning curves, comparisons with statistics, videos, HTML files, and pictures of populations."""
 
 from volvox.report.comparison import Comparison, compare
+from volvox.report.files import read_config, read_log, read_metrics
 from volvox.report.html import html_report
+from volvox.report.metrics import SCORES
 from volvox.report.plots import learning_curve
 from volvox.report.population import cloud, descent, maze_walls
-from volvox.report.files import read_config, read_log, read_metrics
-from volvox.report.metrics import SCORES
 from volvox.report.statistics import Estimate, interquartile_mean, probability_of_improvement
 from volvox.report.video import Recording, record_video
 

@@ -8,7 +8,7 @@ comparison.plot("comparison.png")
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,16 +16,7 @@ import numpy as np
 
 from volvox.report import plots
 from volvox.report.files import CONFIG, DIVERGED, METRICS, Row, numbers, read_config, read_metrics
-from volvox.report.metrics import (
-    SCORES,
-    atari_scores,
-    columns,
-    format_duration,
-    format_number,
-    latest,
-    listed,
-    task_of,
-)
+from volvox.report.metrics import SCORES, atari_scores, columns, format_duration, format_number, latest, listed, task_of
 from volvox.report.statistics import Estimate, interquartile_mean, probability_of_improvement
 
 if TYPE_CHECKING:
@@ -77,16 +68,15 @@ class Comparison:
         return self._text(_markdown, "- {}.") + "\n"
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draws the curves with their intervals, and the probabilities of improvement if there are any.
+        """Draws the curves with their intervals.
 
         Args:
           path: PNG file to write; None writes none.
         """
         from matplotlib.ticker import EngFormatter
 
-        figure = plots.new_figure(figsize=(10 if self.pairs else 6.5, 4.2), layout="constrained")
-        panels = figure.subplots(1, 2 if self.pairs else 1, squeeze=False, width_ratios=(2, 1) if self.pairs else None)
-        axes = panels[0, 0]
+        figure = plots.new_figure(figsize=(6.5, 4.2), layout="constrained")
+        axes = figure.add_subplot()
         for (name, curve), style in zip(self.curves.items(), plots.styles(), strict=False):
             axes.step(self.points, curve.value, where="post", label=name, **style)
             if curve.low is not None:
@@ -97,21 +87,12 @@ class Comparison:
         axes.set(xlabel=self.x.replace("_", " "), ylabel=self._score_name(), title=listed(self.tasks))
         axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
         axes.legend(frameon=False, fontsize="small")
-        if self.pairs:
-            axes = panels[0, 1]
-            for i, pair in enumerate(self.pairs):
-                if pair["low"] is not None:
-                    axes.plot([pair["low"], pair["high"]], [i, i], color="0.6", linewidth=5, solid_capstyle="butt")
-                axes.plot(pair["probability"], i, "k|", markersize=14)
-            axes.axvline(0.5, color="0.4", linestyle="--", linewidth=1)
-            axes.set_yticks(range(len(self.pairs)), [f"{p['method']}\nover {p['other']}" for p in self.pairs])
-            axes.set(xlim=(-0.02, 1.02), ylim=(len(self.pairs) - 0.5, -0.5), xlabel="probability of improvement")
         return plots.finish(figure, path)
 
     def _score_name(self) -> str:
         return f"{'normalised ' if self.normalized else ''}{self.metric.replace('_', ' ')}"
 
-    def _text(self, write: Any, note: str) -> str:
+    def _text(self, write: Callable[[Sequence[Sequence[str]]], str], note: str) -> str:
         about = (
             f"{listed(self.tasks)}: {self._score_name()} at {format_number(self.budget)} {self.x.replace('_', ' ')}, "
             "interquartile mean over runs with its 95% bootstrap interval."
@@ -122,8 +103,8 @@ class Comparison:
             scores.append([row["method"], str(row["runs"]), format_number(row["score"]), _interval(row), time])
         chances = [["a run of", "scores higher than a run of", "with probability", "95% interval"]]
         chances += [[p["method"], p["other"], f"{p['probability']:.2f}", _interval(p)] for p in self.pairs]
-        tables = [write(scores), write(chances)] if self.pairs else [write(scores)]
-        return "\n\n".join([about, *tables, *(["\n".join(map(note.format, self.notes))] if self.notes else [])])
+        notes = "\n".join(map(note.format, self.notes))
+        return "\n\n".join(filter(None, [about, write(scores), write(chances) if self.pairs else "", notes]))
 
 
 def compare(
@@ -161,58 +142,52 @@ def compare(
     """
     if not isinstance(methods, Mapping) or not methods:
         raise ValueError(f'give the runs of each method, such as {{"ga": "runs/ga"}}; got {methods!r}')
-    found = [run for name, paths in methods.items() for run in _read(name, paths)]
-    if len({run.path.resolve() for run in found}) < len(found):
-        raise ValueError(f"a run is given twice: {listed(run.path for run in found)}")
-    runs = [run for run in found if not has_diverged(run.path)]
-    notes = [f"{run.path} diverged and is left out of {run.method!r}" for run in found if run not in runs]
-    played = {name: sorted({run.task for run in runs if run.method == name}) for name in methods}
-    tasks = next(iter(played.values()))
-    if not tasks or any(other != tasks for other in played.values()):
-        raise ValueError(f"methods must have runs of the same tasks; they have {played}. {' '.join(notes)}".strip())
+    notes: list[str] = []
+    runs = [run for name, paths in methods.items() for run in _read(name, paths, notes)]
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise ValueError(f"a run is given twice: {listed(run.path for run in runs)}")
+    tasks = sorted({run.task for run in runs})
+    if not runs or len({(run.method, run.task) for run in runs}) < len(methods) * len(tasks):
+        played = {name: sorted({run.task for run in runs if run.method == name}) for name in methods}
+        raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
     metric = _metric(runs, metric, x)
-    series = {run.path: _series(run, x, metric) for run in runs}
-    begin, end = max(at[0] for at, _ in series.values()), min(at[-1] for at, _ in series.values())
-    points = np.unique(np.concatenate([at for at, _ in series.values()]))
+    scales = _scales(runs, tasks, normalize)
+    curves_of = {run.path: _curve(run, x, metric) for run in runs}
+    begin, end = max(at[0] for at, _ in curves_of.values()), min(at[-1] for at, _ in curves_of.values())
+    points = np.unique(np.concatenate([at for at, _ in curves_of.values()]))
     points = points[(points >= begin) & (points <= end)]
     points = points if len(points) <= _MAX_POINTS else np.linspace(begin, end, _MAX_POINTS)
-    scales = _scales(runs, tasks, normalize)
 
-    def score(run: _Run) -> np.ndarray:
-        low, high = scales.get(run.task, (0.0, 1.0))
-        return (_at(*series[run.path], points) - low) / (high - low)
+    def scores_of(method: str, task: str) -> np.ndarray:
+        """Scores of all runs at all points, `[P, runs]`."""
+        low, high = scales.get(task, (0.0, 1.0))
+        own = [curves_of[run.path] for run in runs if (run.method, run.task) == (method, task)]
+        latest_values = [values[np.searchsorted(at, points, side="right") - 1] for at, values in own]
+        return (np.stack(latest_values, axis=-1) - low) / (high - low)
 
-    samples = {
-        name: [
-            np.stack([score(run) for run in runs if (run.method, run.task) == (name, task)], axis=-1) for task in tasks
-        ]
-        for name in methods
-    }
+    samples = {name: [scores_of(name, task) for task in tasks] for name in methods}
     curves = {name: interquartile_mean(*scores) for name, scores in samples.items()}
     curves = dict(sorted(curves.items(), key=lambda item: -item[1].value[-1]))
-    rows = [
-        {
-            "method": name,
-            "runs": sum(run.method == name for run in runs),
-            **_last(curve, "score"),
-            "seconds": _seconds([run for run in runs if run.method == name], x, end),
-        }
-        for name, curve in curves.items()
-    ]
+    rows = []
+    for name, curve in curves.items():
+        own = [run.columns for run in runs if run.method == name]
+        times = [data["seconds"][data[x] <= end] for data in own if "seconds" in data]
+        seconds = float(np.mean([np.nanmax(time) for time in times])) if len(times) == len(own) else None
+        rows.append({"method": name, "runs": len(own), **_last(curve, "score"), "seconds": seconds})
     final = {name: [scores[-1] for scores in samples[name]] for name in curves}
     chances = [
         {"method": a, "other": b, **_last(probability_of_improvement(final[a], final[b]), "probability")}
         for a, b in (itertools.combinations(final, 2) if pairs else ())
     ]
-    longest = max(at[-1] for at, _ in series.values())
-    if end < 0.9 * longest:
-        path = min(series, key=lambda path: series[path][0][-1])
+    if end < 0.9 * (longest := max(at[-1] for at, _ in curves_of.values())):
+        path = min(curves_of, key=lambda path: curves_of[path][0][-1])
         notes.append(
             f"{path} ends at {format_number(end)}; later results, up to {format_number(longest)}, are not used"
         )
     kinds = {run.config["algorithm"].get("type") for run in runs}
     if metric.startswith("training_") and {"volvox.evolve", "volvox.learn"} <= kinds:
         notes.append(f"{metric} of a population is over all of its mutated members; compare run.evaluate() instead")
+    random = atari_scores(runs[0].config["algorithm"].get("env")).get("random")
     return Comparison(
         metric=metric,
         x=x,
@@ -224,9 +199,7 @@ def compare(
         points=points,
         curves=curves,
         notes=tuple(notes),
-        random=None
-        if scales or metric not in SCORES
-        else atari_scores(runs[0].config["algorithm"].get("env")).get("random"),
+        random=random if metric in SCORES and not scales else None,
     )
 
 
@@ -272,43 +245,40 @@ def parse_methods(words: Iterable[str]) -> dict[str, list[str]]:
     return methods
 
 
-def _read(method: str, paths: Runs) -> list[_Run]:
+def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
+    """Reads the runs of a method, and adds notes on those that diverged."""
     runs = []
     for path in itertools.chain(*map(find_runs, [paths] if isinstance(paths, str | os.PathLike) else paths)):
-        config = {"algorithm": {}} if has_diverged(path) else read_config(path)
-        rows = [{**row, "step": step} for step, row in enumerate(read_metrics(path / METRICS), start=1)]
-        runs.append(_Run(method, path, config, rows, columns(rows)))
+        if has_diverged(path):
+            notes.append(f"{path} diverged and is left out of {method!r}")
+        else:
+            rows = [{**row, "step": step} for step, row in enumerate(read_metrics(path / METRICS), start=1)]
+            runs.append(_Run(method, path, read_config(path), rows, columns(rows)))
     return runs
 
 
 def _metric(runs: Sequence[_Run], metric: str | None, x: str) -> str:
     """Returns the metric to compare: as given, or the first of `SCORES` that every run has within the budget."""
     wanted = SCORES if metric is None else (metric,)
-    has_x = all(x in run.columns for run in runs)
-    budget = min(np.nanmax(run.columns[x]) for run in runs) if has_x else np.inf
-    compared = [[row for row in run.rows if numbers(row).get(x, np.inf) <= budget] for run in runs]
-    common = set.intersection(*(set(latest(rows) if metric is None else columns(rows)) for rows in compared))
-    found = next((name for name in wanted if name in common), None)
-    if found is None or not has_x:
-        there = sorted(common) if has_x else sorted(set.intersection(*(set(run.columns) for run in runs)))
-        raise ValueError(
-            f"all runs must have {x!r} and {' or '.join(wanted)} until the shortest ends; they have {there}"
-        )
-    return found
+    common = set.intersection(*(set(run.columns) for run in runs))
+    if x in common:
+        budget = min(np.nanmax(run.columns[x]) for run in runs)
+        compared = [[row for row in run.rows if numbers(row).get(x, np.inf) <= budget] for run in runs]
+        common = set.intersection(*(set(latest(rows) if metric is None else columns(rows)) for rows in compared))
+        if found := next((name for name in wanted if name in common), None):
+            return found
+    raise ValueError(
+        f"until the shortest ends, all runs must have {x!r} and {' or '.join(wanted)}; they have {sorted(common)}"
+    )
 
 
-def _series(run: _Run, x: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the curve of a run: `x` and the metric in rows that have both, with the last value at its end."""
+def _curve(run: _Run, x: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `x` and the metric in the rows that have both, and the last value where the run ends."""
     at, values = run.columns[x], run.columns[metric]
     both = np.isfinite(at) & np.isfinite(values)
-    if (np.diff(at[np.isfinite(at)]) < 0).any() or not both.any():
-        raise ValueError(f"{run.path}: {x} decreases, or no row has both {x} and {metric}")
+    if (np.diff(at[np.isfinite(at)]) < 0).any():
+        raise ValueError(f"{run.path}: {x} decreases; give a metric that counts, such as frames, seconds or step")
     return np.append(at[both], np.nanmax(at)), np.append(values[both], values[both][-1])
-
-
-def _at(x: np.ndarray, y: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Returns the latest value of a curve at or before each point."""
-    return y[np.searchsorted(x, points, side="right") - 1]
 
 
 def _scales(
@@ -317,26 +287,17 @@ def _scales(
     """Returns the scores that become 0 and 1 for each task; {} keeps the scale of a single task."""
     if normalize is None and len(tasks) == 1:
         return {}
-    scales = dict(normalize or {})
-    for run in runs if normalize is None else ():
-        known = atari_scores(run.config["algorithm"].get("env"))
-        if {"random", "human"} <= set(known):
-            scales[run.task] = known["random"], known["human"]
-    if missing := [task for task in tasks if task not in scales or scales[task][0] == scales[task][1]]:
+    if normalize is None:
+        known = {run.task: atari_scores(run.config["algorithm"].get("env")) for run in runs}
+        normalize = {task: (scores["random"], scores["human"]) for task, scores in known.items() if scores}
+    if missing := [task for task in tasks if task not in normalize or np.ptp(normalize[task]) == 0]:
         raise ValueError(f"give two different scores that become 0 and 1, normalize={{{missing[0]!r}: (low, high)}}")
-    return scales
+    return normalize
 
 
 def _last(estimate: Estimate, name: str) -> dict[str, float | None]:
     values = [None if value is None else float(np.ravel(value)[-1]) for value in estimate]
     return dict(zip((name, "low", "high"), values, strict=True))
-
-
-def _seconds(runs: Sequence[_Run], x: str, budget: float) -> float | None:
-    """Returns the mean wall-clock time of runs until the budget; None if a run did not record it from its start."""
-    if not all("seconds" in run.columns for run in runs):
-        return None
-    return float(np.mean([_at(*_series(run, x, "seconds"), np.array(budget)) for run in runs]))
 
 
 def _interval(row: Mapping[str, Any]) -> str:

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from volvox.report.plots import learning_curve
 from volvox.report.metrics import SCORES, columns, format_duration, format_number, latest
+from volvox.report.plots import learning_curve
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1000px; margin: 2em auto; padding: 0 1em }
-h1 { margin-bottom: 0 } h2 { margin-top: 1.6em; border-bottom: 1px solid #ddd } p { color: #666; margin-top: 0 }
-img, video { max-width: 100%; height: auto } video { max-height: 70vh; background: #000 }
-table { border-collapse: collapse } th { font-weight: normal; color: #666; text-align: left; width: 18em }
-th, td { padding: 0.15em 1em 0.15em 0; vertical-align: top } tr + tr { border-top: 1px solid #eee }
-td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }
+img, video { max-width: 100%; height: auto } table { border-collapse: collapse }
+th { font-weight: normal; color: #666; text-align: left; width: 18em } td { overflow-wrap: anywhere }
+th, td { padding: 0.15em 1em 0.15em 0; vertical-align: top; border-top: 1px solid #eee }
 """
 # The page neither loads nor runs anything, whatever a name or a setting contains.
 _POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
@@ -96,7 +94,7 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _results(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns counts at the end, the last and the largest value of each score, and the last and the median rates."""
+    """Returns tables of counts, and of the last and the largest value of each score and rate."""
     if not rows:
         return "<p>No step of this run is complete yet.</p>"
     data, last = columns(rows), latest(rows)
@@ -105,15 +103,10 @@ def _results(rows: Sequence[Mapping[str, Any]]) -> str:
     counts += [("wall-clock time", format_duration(last["seconds"]))] if "seconds" in last else []
     scores = [
         (name, format_number(last[name]) if name in last else "not known yet", format_number(np.nanmax(data[name])))
-        for name in SCORES
+        for name in (*SCORES, "frames_per_second")
         if name in data
     ]
-    rates = [
-        (name, format_number(last[name]), format_number(float(np.nanmedian(data[name]))))
-        for name in data
-        if name.endswith("_per_second")
-    ]
-    tables = [counts, [("", "last", "largest"), *scores], [("", "last", "median"), *rates]]
+    tables = [counts, [("", "last", "largest"), *scores]]
     return "".join(_table((name.replace("_", " "), *cells) for name, *cells in table) for table in tables)
 
 

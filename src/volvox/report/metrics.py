@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from volvox.envs import envpool_tasks
+from volvox.envs.envpool_tasks import atari_game, known_scores
 from volvox.report.files import numbers
 
 SCORES = (
@@ -18,9 +18,11 @@ SCORES = (
 def task_of(config: Mapping[str, Any]) -> str:
     """Returns the name of the environment of a run, by its `config.json`."""
     env = config["algorithm"].get("env")
+    while isinstance(env, Mapping) and isinstance(env.get("env"), Mapping):  # inside its wrappers
+        env = env["env"]
     if not isinstance(env, Mapping):
         return str(env)
-    given = (env[name] for name in ("game", "task", "name", "env_id") if isinstance(env.get(name), str))
+    given = (env[name] for name in ("game", "task", "name", "make_env") if isinstance(env.get(name), str))
     return next(given, str(env.get("type")).rpartition(".")[2])
 
 
@@ -30,8 +32,7 @@ def atari_scores(env_config: Any) -> Mapping[str, float]:
     Args:
       env_config: `Env.config`, or its form in `config.json`. The result is empty for other environments.
     """
-    game = envpool_tasks.atari_game(env_config) if isinstance(env_config, Mapping) else None
-    return {} if game is None else envpool_tasks.known_scores(game)
+    return known_scores(atari_game(env_config)) if isinstance(env_config, Mapping) else {}
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

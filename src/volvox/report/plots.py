@@ -48,7 +48,8 @@ def learning_curve(
     `x_mean` or `x`. The figure has at most nine panels; counters and constants have none.
 
     Args:
-      rows: Metrics, one mapping a step, in order. Without `frames`, scores are drawn against steps. Missing values are bridged.
+      rows: Metrics, one mapping a step, in order. Without `frames`, scores are drawn against steps. Lines
+        connect the values that are there.
       path: PNG file to write; None writes none.
       title: Title of the figure.
       random: Score of random play, drawn as a line.

@@ -1,12 +1,13 @@
 """A trained policy as one file, which acts without the code of its network.
 
-    export("policy.stablehlo", policy, variables, env.spec, config=config)
+    export("policy.stablehlo", policy, variables, env.spec, config=algorithm.config)
     act = vx.load("policy.stablehlo")
     action = act(observation)
 
-The suffix of the path selects the format. Both formats hold the parameters and a JSON header, which describes inputs,
-outputs and preprocessing. `.stablehlo` is a zip archive of `header.json` and `program.bin`, a program of `jax.export`
-for CPU and CUDA. It needs jax, but not volvox:
+The suffix of the path selects the format. Both formats hold the parameters and a JSON header, which describes inputs
+and outputs, and has the settings of the environment, those of its preprocessing included, under `config.env`.
+`.stablehlo` is a zip archive of `header.json` and `program.bin`, a program of `jax.export` for CPU and CUDA. It needs
+jax, but not volvox:
 
     with zipfile.ZipFile("policy.stablehlo") as file:
         header = json.loads(file.read("header.json"))
@@ -35,6 +36,8 @@ import numpy as np
 
 from volvox.ops.batching import where_rows
 from volvox.rollout.actor import Actor
+from volvox.runs.config import from_json, to_json
+from volvox.runs.provenance import versions
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 SUFFIXES = (".stablehlo", ".onnx")
@@ -62,7 +65,7 @@ def export(
       policy: The policy.
       variables: Variables of `policy.apply`.
       spec: The environment, whose observations are one array.
-      config: Settings of the algorithm as JSON values, for the header.
+      config: `Algorithm.config`, for the header.
 
     Returns:
       The path.
@@ -96,12 +99,11 @@ def export(
     outputs = {"action": action, **{f"new_state_{i}": state for i, state in enumerate(states)}}
     header = {
         "format": _FORMAT,
-        "spec": {name: _to_json(value) for name, value in spec._asdict().items()},
+        "spec": to_json(spec),
         "inputs": [_describe(name, array) for name, array in inputs.items()],
         "outputs": [_describe(name, array) for name, array in outputs.items()],
-        "preprocessing": _preprocessing(spec, config.get("env") or {}),
-        "config": dict(config),
-        "versions": {"jax": jax.__version__},
+        "config": to_json(config),
+        "versions": versions(),
     }
     write = _write_stablehlo if path.suffix == ".stablehlo" else _write_onnx
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,14 +118,13 @@ class ExportedPolicy(Actor):
         action = act(observation)
 
     Attributes:
-      header: Header of the file: `spec`, `inputs`, `outputs`, `preprocessing`, `config`, `versions`.
+      header: Header of the file: `spec`, `inputs`, `outputs`, `config`, `versions`.
       policy: The same as a `Policy` with variables `()`, for `volvox.play` (`.stablehlo` only). It cannot be sampled.
     """
 
     def __init__(self, header: Mapping[str, Any], run: Callable[..., Sequence[Any]], *, compiled: bool):
         """Makes the policy from its header, and from a function of the inputs that the header lists."""
         self.header = dict(header)
-        spec = {name: _from_json(value) for name, value in header["spec"].items()}
         states = header["inputs"][2:]
 
         def initial_state(batch_size: int) -> ArrayTree:
@@ -138,7 +139,7 @@ class ExportedPolicy(Actor):
             raise ValueError("an exported policy cannot be sampled: it holds the likeliest actions only")
 
         self.policy = Policy(lambda key: (), initial_state, apply, sample, lambda output: output, header["config"])
-        super().__init__(self.policy, (), EnvSpec(**spec))
+        super().__init__(self.policy, (), from_json(header["spec"]))
         self._compiled = compiled
 
     def __call__(self, observation: Any, first: Any = None) -> np.ndarray:
@@ -254,39 +255,5 @@ def _inline(closed: Any, *args: Any) -> list[Any]:
     return [read(atom) for atom in closed.jaxpr.outvars]
 
 
-def _preprocessing(spec: EnvSpec, env: Mapping[str, Any]) -> list[str]:
-    """Returns the steps from screens of the emulator to observations; `env` is the `Env.config` of an Atari game."""
-    if "image_size" not in env:
-        return ["Observations are those of the environment, unchanged."]
-    uber = env.get("preprocessing") == "uber"
-    resized = "by linear interpolation with aligned corners" if uber else "by averaging areas (OpenCV's INTER_AREA)"
-    return [
-        f"The emulator repeats each action for {spec.frame_skip} frames.",
-        "The larger value of each pixel of the last two frames is taken, in grey (the luminance of the emulator).",
-        f"The image is resized to {env['image_size']} x {env['image_size']} pixels {resized}.",
-        f"The last {env['stack']} images are stacked along the last axis, the newest last.",
-        "Before the first image of an episode is black." if uber else "The first image of an episode is repeated.",
-        "Values are divided by 255." if uber else "Values are bytes, 0 to 255.",
-    ]
-
-
 def _describe(name: str, array: jax.ShapeDtypeStruct) -> dict[str, Any]:
     return {"name": name, "shape": ["batch", *array.shape[1:]], "dtype": np.dtype(array.dtype).name}
-
-
-def _to_json(value: Any) -> Any:
-    """Returns a field of `EnvSpec` as JSON; infinite numbers become strings."""
-    if isinstance(value, np.ndarray):
-        data = value.tolist() if np.isfinite(value).all() else value.astype(str).tolist()
-        return {"dtype": value.dtype.name, "data": data}
-    if isinstance(value, tuple | list):
-        return [_to_json(item) for item in value]
-    return {"dtype": np.dtype(value).name} if isinstance(value, type | np.dtype) else value
-
-
-def _from_json(value: Any) -> Any:
-    """Returns the value of a field of `EnvSpec` from its JSON form."""
-    if isinstance(value, dict):
-        dtype = np.dtype(value["dtype"])
-        return np.array(value["data"]).astype(dtype) if "data" in value else dtype
-    return tuple(map(_from_json, value)) if isinstance(value, list) else value

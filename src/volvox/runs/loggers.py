@@ -10,8 +10,8 @@ import csv as csv_files
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -173,38 +173,41 @@ def open_loggers(
     Raises:
       TypeError: A logger lacks a method.
     """
-    opened = []
-    for i, given in enumerate(loggers):
-        name = f"loggers[{i}] ({getattr(getattr(given, 'func', given), '__qualname__', type(given).__qualname__)})"
+    opened: list[Any] = []
+    for given in loggers:
         is_open = hasattr(given, "write") and not isinstance(given, type)
-        logger: Any = given if is_open or not callable(given) else _named(name, given, run)
-        check_has(name, logger, ("write", "close"), "a logger, or a function that makes one, such as vx.loggers.csv()")
-        opened.append((name, logger))
-        stack.push(functools.partial(_close, name, logger))
+        with _named(given):
+            logger: Any = given if is_open or not callable(given) else given(run)
+        check_has("loggers", logger, ("write", "close"), "loggers, or functions that make one, such as csv()")
+        opened.append(logger)
+        stack.push(functools.partial(_close, logger))
 
     def write(step: int, row: Row) -> None:
-        for name, logger in opened:
-            _named(name, logger.write, step, dict(row))
+        for logger in opened:
+            with _named(logger):
+                logger.write(step, dict(row))
 
     return write
 
 
-def _named(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+@contextmanager
+def _named(logger: Any) -> Iterator[None]:
     try:
-        return function(*arguments)
+        yield
     except Exception as error:
-        error.add_note(f"This was raised by {name}.")
+        error.add_note(f"This was raised by the logger {getattr(logger, '__qualname__', type(logger).__qualname__)}.")
         raise
 
 
-def _close(name: str, logger: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+def _close(logger: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
     del kind, trace
     try:
-        _named(name, logger.close if error is None else getattr(logger, "abort", logger.close))
+        with _named(logger):
+            (logger.close if error is None else getattr(logger, "abort", logger.close))()
     except Exception as second:
         if error is None:
             raise
-        error.add_note(f"{name} could not be closed either: {second}")
+        error.add_note(f"A logger could not be closed either: {second}")
 
 
 def _path(path: str | os.PathLike[str] | None, run: LoggedRun, default: str) -> Path:
