@@ -45,10 +45,10 @@ def gymnasium(
     statements under `if __name__ == "__main__":`.
 
     Actions are Discrete, MultiDiscrete, MultiBinary or Box spaces. Observations are Box, Discrete, MultiDiscrete or
-    MultiBinary spaces, or Dict and Tuple spaces of these. Images with their channels first are transposed, numbers of 64
-    bits become numbers of 32, and integers that do not fit raise a ValueError (`groups.convert_observation`). Continuous actions out of bounds are refused with a ValueError. Extras: `elapsed_steps`
-    (int32 `[B]`). Environments are seeded by their `reset`; their state cannot be saved, so a resumed run begins new
-    episodes.
+    MultiBinary spaces, or Dict and Tuple spaces of these. `groups.convert_observation` transposes images with their
+    channels first and makes numbers of 32 bits of those of 64; integers that do not fit raise a ValueError. Continuous
+    actions out of bounds raise a ValueError. Extras: `elapsed_steps` (int32 `[B]`). Environments are seeded by their
+    `reset`; their state cannot be saved, so a resumed run begins new episodes.
 
     Example:
       >>> env = volvox.envs.gymnasium("CartPole-v1", num_envs=8, groups=2)
@@ -73,6 +73,7 @@ def gymnasium(
       ValueError: An unknown name, a number out of range, spaces other than these, or no limit of episodes.
       TypeError: `make_env` makes no environment of Gymnasium.
     """
+    from volvox.envs.gymnasium_vector import make_environment
     from volvox.envs.spaces import spec_fields
 
     config = {"type": "volvox.envs.gymnasium", "make_env": make_env, "num_envs": num_envs, "groups": groups}
@@ -80,7 +81,7 @@ def gymnasium(
     integer("workers", workers, low=0)
     if max_episode_steps is not None:
         integer("max_episode_steps", max_episode_steps, low=1)
-    probe = _make(make_env, options, max_episode_steps)
+    probe = make_environment(make_env, options, max_episode_steps)
     if isinstance(make_env, str):
         name = name or make_env
         make_env, options = probe.spec, {}  # workers know it also if they do not know the name
@@ -101,27 +102,12 @@ def gymnasium(
     def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
         del host  # Python always drives it
         count = max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0)
-        make_one = functools.partial(_make, make_env, options, spec.max_episode_steps)
+        make_one = functools.partial(make_environment, make_env, options, spec.max_episode_steps)
         group = _Group(spec, num_envs, index, make_one, spaces, count)
         init = functools.partial(group.restart, None, seed)
         return EnvGroup(spec, num_envs, False, init, group.recv, group.send, group.restart, group.close)
 
     return recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
-
-
-def _make(make_env: Any, options: dict[str, Any], max_episode_steps: int | None) -> Any:
-    """Makes one environment by its name, its specification, or the class or function that makes it."""
-    import gymnasium as library
-
-    if isinstance(make_env, str | library.envs.registration.EnvSpec):
-        try:
-            return library.make(make_env, max_episode_steps=max_episode_steps, **options)
-        except library.error.Error as error:
-            raise ValueError(f"Gymnasium cannot make {make_env!r}: {error}") from error
-    env = make_env(**options)
-    if not isinstance(env, library.Env):
-        raise TypeError(f"make_env must make an environment of Gymnasium; {make_env!r} made {env!r}")
-    return env if max_episode_steps is None else library.wrappers.TimeLimit(env, max_episode_steps)
 
 
 class GymnasiumState(NamedTuple):
@@ -176,9 +162,9 @@ class _Group:
             self._vector = gymnasium_vector.in_workers(make_share, self._workers, shared_memory=shared_memory)
         except Exception as error:
             raise RuntimeError(
-                f"the worker processes of {self._spec.name} did not start ({type(error).__name__}: {error}). They "
-                'import the main program, whose statements must be under `if __name__ == "__main__":`, and they unpickle '
-                "make_env; if that fails, give it by its module, as 'my_module:MyEnv-v0'"
+                f"the workers of {self._spec.name} did not start ({type(error).__name__}: {error}). They import the "
+                'main program, whose statements must be under `if __name__ == "__main__":`, and unpickle make_env; if '
+                "that fails, give it by its module, such as 'my_module:MyEnv-v0'"
             ) from error
 
     def recv(self, state: GymnasiumState) -> tuple[GymnasiumState, TimeStep]:

@@ -7,8 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import TimeLimit
+
+
+def make_environment(make_env: Any, options: dict[str, Any], max_episode_steps: int | None) -> gymnasium.Env:
+    """Makes one environment by its name, its specification, or the class or function that makes it.
+
+    Raises:
+      ValueError: Gymnasium does not know the name or the options.
+      TypeError: `make_env` makes something else.
+    """
+    if isinstance(make_env, str | EnvSpec):
+        try:
+            return gymnasium.make(make_env, max_episode_steps=max_episode_steps, **options)
+        except gymnasium.error.Error as error:
+            raise ValueError(f"Gymnasium cannot make {make_env!r}: {error}") from error
+    env = make_env(**options) if callable(make_env) else make_env
+    if not callable(make_env) or not isinstance(env, gymnasium.Env):
+        raise TypeError(f"make_env must be a name, or make an environment of Gymnasium; {make_env!r} gave {env!r}")
+    return env if max_episode_steps is None else TimeLimit(env, max_episode_steps)
 
 
 class NoInfo(gymnasium.Wrapper):

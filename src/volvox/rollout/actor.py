@@ -60,7 +60,8 @@ class Actor:
         begins = jnp.broadcast_to(jnp.asarray(False if first is None else first, bool), (size,))
         action, self._state = self._act(self._variables, batch, begins, self._state)
         action = environment_action(self.spec, np.asarray(action))
-        return action.reshape(leading + action.shape[1:])[()]
+        action = action.reshape(leading + action.shape[1:])
+        return action if self.spec.continuous else action[()]
 
     def reset(self) -> None:
         """Forgets the recurrent state: episodes begin with the next call."""
