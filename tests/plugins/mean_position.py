@@ -14,7 +14,6 @@ class Sum(NamedTuple):
     timesteps: jax.Array
 
 
-@vx.recorded
 @dataclasses.dataclass(frozen=True)
 class MeanPosition:
     size: int = 2
