@@ -3,8 +3,8 @@
     python experiments/compare_runs.py --runs ga=runs/ga random_search=runs/random_search --out runs/comparison
 
 Each word is a run directory, or a directory of seeds (`seed-0`, `seed-1`, ...), with the name of its method before it.
-Writes `comparison.json`, `comparison.md` and `comparison.png`. If every run has a `score.json` (`--score-episodes`), the
-scores of the final policies are compared in the same way.
+Writes `comparison.json`, `comparison.md` and `comparison.png`. If every run has a `score.json` (`--score-episodes`),
+the scores of the final policies are compared in the same way.
 """
 
 import dataclasses

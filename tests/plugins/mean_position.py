@@ -6,8 +6,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-import volvox as vx
-
 
 class Sum(NamedTuple):
     total: jax.Array
