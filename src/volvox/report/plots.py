@@ -25,7 +25,7 @@ _SPREADS = {"_standard_error": "± std. error", "_std": "± std. deviation"}
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes)|generation|iteration|update|updates|step")
 
 
-def styles() -> Iterator[dict[str, str]]:
+def styles() -> Iterator[dict[str, Any]]:
     """Yields line styles that can be told apart."""
     for linestyle, color in itertools.cycle(itertools.product(("-", "--", ":"), _COLORS)):
         yield {"color": color, "linestyle": linestyle}
@@ -140,7 +140,7 @@ def _draw(
     data: Mapping[str, np.ndarray],
     name: str,
     spread: str | None,
-    style: Mapping[str, str],
+    style: Mapping[str, Any],
 ) -> None:
     label, shown = name.replace("_", " "), np.isfinite(data[name])
     x, y = x[shown], data[name][shown]

@@ -33,6 +33,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from volvox.ops.batching import where_rows
 from volvox.rollout.actor import Actor
@@ -230,7 +231,7 @@ def _read_onnx(path: Path) -> tuple[str, Callable[..., Any]]:
     names = [node.name for node in session.get_inputs()]
 
     def run(*arrays: Any) -> Any:
-        if isinstance(arrays[0], jax.core.Tracer):
+        if isinstance(arrays[0], Tracer):
             raise ValueError("JAX cannot compile .onnx: call the policy with arrays, or export it as .stablehlo")
         return session.run(None, {name: np.asarray(x) for name, x in zip(names, arrays, strict=True)})
 

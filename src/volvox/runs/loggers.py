@@ -10,8 +10,8 @@ import csv as csv_files
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -134,24 +134,27 @@ class _WeightsAndBiases:
         except ImportError as error:
             raise ImportError(f"{error}; install it: pip install 'volvox[wandb]'") from error
         file = None if run.path is None else run.path / "wandb_id"
-        known = file.read_text() if file is not None and file.exists() else None
+        known, _, owner = (file.read_text() if file is not None and file.exists() else "").partition(" ")
+        self._run: Any = client.run
         self._is_ours = client.run is None
+        # In a run of the user, steps are the user's: W&B drops rows with a step below its latest one.
+        self._has_our_steps = self._is_ours and owner != "user"
         if self._is_ours:
             place = {} if run.path is None else {"dir": str(run.path), "name": run.path.name}
-            self._run = client.init(**{"config": dict(run.config), "id": known, "resume": "allow", **place, **options})
+            self._run = client.init(
+                **{"config": dict(run.config), "id": known or None, "resume": "allow", **place, **options}
+            )
         else:
-            self._run = client.run
             self._run.config.setdefaults(dict(run.config))
         if self._run.id != known:
             for step, row in enumerate(run.rows, start=1):
                 self.write(step, row)
             if file is not None:
-                file.write_text(self._run.id)
+                file.write_text(self._run.id if self._has_our_steps else f"{self._run.id} user")
 
     def write(self, step: int, row: Row) -> None:
-        # The steps of the user's run are the user's: W&B would drop rows with smaller numbers than their last one.
-        steps = {"step": step} if self._is_ours else {}
-        self._run.log({name: value for name, value in row.items() if value is not None}, **steps)
+        values = {name: value for name, value in row.items() if value is not None}
+        self._run.log(values, step=step if self._has_our_steps else None)
 
     def close(self) -> None:
         if self._is_ours:
@@ -165,7 +168,7 @@ class _WeightsAndBiases:
 def open_loggers(
     loggers: Sequence[Logger | OpenLogger], run: LoggedRun, stack: ExitStack
 ) -> Callable[[int, Row], None]:
-    """Opens the loggers of a run, and closes them with the stack. Errors that they raise have a note with their name.
+    """Opens the loggers of a run, and closes them with the stack.
 
     Returns:
       A function that writes the row of a step to all of them.
@@ -176,38 +179,25 @@ def open_loggers(
     opened: list[Any] = []
     for given in loggers:
         is_open = hasattr(given, "write") and not isinstance(given, type)
-        with _named(given):
-            logger: Any = given if is_open or not callable(given) else given(run)
+        logger: Any = given if is_open or not callable(given) else given(run)
         check_has("loggers", logger, ("write", "close"), "loggers, or functions that make one, such as csv()")
         opened.append(logger)
         stack.push(functools.partial(_close, logger))
 
     def write(step: int, row: Row) -> None:
         for logger in opened:
-            with _named(logger):
-                logger.write(step, dict(row))
+            logger.write(step, dict(row))
 
     return write
 
 
-@contextmanager
-def _named(logger: Any) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"This was raised by the logger {getattr(logger, '__qualname__', type(logger).__qualname__)}.")
-        raise
-
-
 def _close(logger: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
     del kind, trace
-    try:
-        with _named(logger):
-            (logger.close if error is None else getattr(logger, "abort", logger.close))()
-    except Exception as second:
-        if error is None:
-            raise
-        error.add_note(f"A logger could not be closed either: {second}")
+    if error is None:
+        logger.close()
+        return
+    with suppress(Exception):  # the error that ends the run is the one to report
+        getattr(logger, "abort", logger.close)()
 
 
 def _path(path: str | os.PathLike[str] | None, run: LoggedRun, default: str) -> Path:

@@ -82,7 +82,7 @@ class Progress:
         self._start = self._now = (float(done), float(frames))  # steps, with a fraction of the current one; frames
         self._began, self._announced = time.monotonic(), False
         stream = sys.stderr if stream is None else stream
-        self._enabled = enabled and stream is not None and not stream.closed
+        self._enabled = enabled and stream is not None and not getattr(stream, "closed", False)
         self._stream, self._bar = _Stream(stream), None
         if self._enabled and (self._stream.isatty() or "ipykernel" in sys.modules):
             layout = {"bar_format": "{percentage:3.0f}%|{bar:20}| {desc}", "leave": False, "dynamic_ncols": True}
