@@ -91,7 +91,7 @@ def play(
     loaded: Any = load(run)
     evaluate: Callable[..., scoring.Score]
     if is_exported(run):
-        evaluate = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy(), ())
+        evaluate = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
     else:
         evaluate = partial(loaded.evaluate, which=which)
     score = evaluate(num_episodes=episodes, protocol=protocol, seed=seed)

@@ -46,7 +46,7 @@ def random_walk(*, size=3, hook=lambda step: None, **changes):
 
 def evolution(**settings):
     env = vx.envs.cartpole(num_envs=8, groups=2, max_episode_steps=20)
-    small = {"population_size": 8, "num_parents": 2, "num_elite_candidates": 2, "num_validation_episodes": 2}
+    small = {"population_size": 8, "num_parents": 2}
     network = vx.networks.MLP(env.spec.num_outputs, (4,))
     return vx.evolve(vx.GA(**small | settings), network, env, noise=vx.population.Generator())
 

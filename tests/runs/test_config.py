@@ -122,7 +122,7 @@ def test_files_import_and_call_nothing_else(data, tmp_path, monkeypatch):
     (tmp_path / "canary.py").write_text("open('executed', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match=".+"):
+    with pytest.raises(ValueError, match=r".+"):
         from_json(data)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["canary.py"]
 

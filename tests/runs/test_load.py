@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import flax.linen as nn
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,10 +21,6 @@ class UserNet(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(self.num_outputs)(nn.tanh(nn.Dense(self.width)(x)))
-
-
-
-
 
 
 def train(algorithm, run_dir, steps=1):
@@ -66,8 +61,8 @@ def test_without_checkpoints_the_elite_is_played_and_the_rows_are_there(evolved,
 
 def test_a_network_of_the_user_is_passed_as_a_class_or_as_an_object(tmp_path):
     env = vx.envs.cartpole(num_envs=8, groups=2, max_episode_steps=20)
-    small = {"population_size": 4, "num_parents": 1, "num_elite_candidates": 2, "num_validation_episodes": 1}
-    run = train(vx.evolve(vx.GA(**small), UserNet(2), env, noise=vx.population.Generator()), tmp_path)
+    strategy = vx.GA(population_size=4, num_parents=1)
+    run = train(vx.evolve(strategy, UserNet(2), env, noise=vx.population.Generator()), tmp_path)
     with pytest.raises(ValueError, match=r"custom=\[UserNet\]"):
         vx.load(tmp_path)
     for custom in (UserNet, UserNet(2)):
@@ -133,7 +128,7 @@ def test_files_that_describe_no_run_are_one_error(content, tmp_path, monkeypatch
 
 def test_an_older_file_without_a_new_setting_is_loaded(evolved, tmp_path):
     config = json.loads((evolved.run_dir / "config.json").read_text())
-    del config["algorithm"]["strategy"]["num_test_episodes"], config["algorithm"]["behavior"]
+    del config["algorithm"]["strategy"]["num_episodes"], config["algorithm"]["behavior"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert vx.load(tmp_path).algorithm.config["strategy"] == evolved.algorithm.config["strategy"]
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 import volvox as vx
+
 from .conftest import random_walk
 
 CHOICES = {"groups": [1, 2, 4], "num_envs": [8, 16]}

@@ -74,7 +74,7 @@ def test_a_budget_ends_the_run(options, steps):
     ids=str,
 )
 def test_arguments_out_of_range_are_refused(options):
-    with pytest.raises(ValueError, match=".+"):
+    with pytest.raises(ValueError, match=r".+"):
         vx.train(random_walk(), **options)
     with pytest.raises(TypeError, match="algorithm"):
         vx.train(vx.GA(), steps=1)  # pyright: ignore

@@ -22,7 +22,6 @@ from flax import linen as nn
 from volvox._arguments import check_env, check_network, said
 from volvox._checks import integer, one_thread, typed_key
 from volvox._resources import check_memory, size_of
-from volvox._settings import describe
 from volvox.checkpoint import restored
 from volvox.data import metrics
 from volvox.data.metrics import Metrics

@@ -33,6 +33,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
+from volvox.types import Genotype
+
 _MODULES = (
     "volvox",
     "volvox.envs",
@@ -89,6 +91,8 @@ def to_json(value: Any) -> Any:
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"keys of settings must be strings, got {wrong[0]!r}")
         return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, Genotype):
+        return to_json(value.policy.config)
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {"type": path_of(type(value)), **to_json(value._asdict())}  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, list | tuple):

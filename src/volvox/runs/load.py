@@ -15,12 +15,14 @@ from typing import Any
 from flax import linen as nn
 
 from volvox.report.files import ELITE, METRICS, read_config, read_metrics
+from volvox.rollout import reference_batch
 from volvox.runs.config import differences, from_json, to_json
 from volvox.runs.directory import read_run
 from volvox.runs.export import is_exported, load_exported
 from volvox.runs.run import Run
 from volvox.types import Algorithm, Env, Genotype
 
+_GENOTYPES = tuple(f"volvox.networks.{name}" for name in ("genotype", "genotype_from_functions", "reference_genotype"))
 _LAYOUT = ("num_envs", "groups", "threads")
 """Arguments of an environment that do not change what is played."""
 
@@ -81,8 +83,20 @@ def rebuild(data: Mapping[str, Any], custom: tuple[Any, ...] = ()) -> Algorithm:
     """
     if "." not in str(data.get("type")):
         raise ValueError("config.json names no function that makes it; pass algorithm=")
-    replaced = {name: _given(name, custom) for name in data if _given(name, custom) is not None}
-    return from_json({**data, **replaced}, custom)
+    parts = {name: value if (given := _given(name, custom)) is None else given for name, value in data.items()}
+    env, network = from_json(parts.get("env"), custom), parts.get("network")
+    if isinstance(env, Env) and isinstance(network, dict) and network.get("type") in _GENOTYPES:
+        parts["network"] = _genotype(network, env, custom)
+    return from_json({**parts, "env": env} if "env" in parts else parts, custom)
+
+
+def _genotype(data: Mapping[str, Any], env: Env, custom: tuple[Any, ...]) -> Genotype:
+    """Makes a genotype, which depends on the environment's spec, or on a batch of its observations."""
+    make = from_json({"function": data["type"]})
+    values = {name: from_json(value, custom) for name, value in data.items() if name != "type"}
+    if "reference" in values:
+        values["reference"] = reference_batch(env, size=values["reference"])
+    return make(spec=env.spec, **values)
 
 
 def _given(name: str, custom: tuple[Any, ...]) -> Any:
