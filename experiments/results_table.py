@@ -21,38 +21,45 @@ HERE = Path(__file__).parent
 RESULTS, WANTED, PUBLISHED, README = HERE / "results", HERE / "wanted.csv", HERE / "published.csv", HERE / "README.md"
 HEAD = """# Experiments
 
-`python experiments/results_table.py` writes this page from `experiments/results/`, `wanted.csv` and `published.csv`; do
-not edit it. [docs/results.md](../docs/results.md) has the conclusions, and [protocols.md](protocols.md) the presets that
-follow publications.
+This page is made by `python experiments/results_table.py` from the files in `experiments/results/`, `wanted.csv` and
+`published.csv`; do not edit it. [docs/results.md](../docs/results.md) says what to conclude from the runs.
 
 ## Scripts
 
-`--help` documents presets and flags. `study.py` runs the missing runs listed at the end, one after the other.
+`--help` documents presets and flags of each. `study.py` runs what is listed below as not run, one after the other.
 
 {scripts}
 
 ## How to read the tables
 
-- **Score**: interquartile mean over seeds (mean of fewer than four) with a 95% bootstrap interval, stratified by task
-  (Agarwal et al. 2021, arXiv 2108.13264). One or two seeds have no interval. Intervals of few seeds are too narrow
-  ([how much](../docs/comparing.md)). Seeds that diverged are left out and counted.
-- **Protocol**: policies are deterministic or take their likeliest actions unless stated otherwise.
-- **Exact**: mean over all no-op starts without sticky actions. **Human-normalised**: 0 is random play, 1 a human tester.
-  Both are given for Atari runs that were scored this way.
-- **Budget**: frames of a population include validation unless "of training" is stated. A timestep has 4 frames on
-  Atari, 5 on HalfCheetah, 4 on Hopper and 2 on InvertedPendulum.
-- **Wall-clock**: sum over the seeds of the row, with other work on the machine; of training alone for runs that
-  `study.py` did not make.
-- **Commit**: where the run began and, if it was resumed with another commit, where it ended.
-- **Published** values have other budgets and protocols, which are named.
+- **Score** is the interquartile mean over seeds (the mean of the middle half; with fewer than four seeds, the mean of
+  all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
+  One or two seeds have no interval, because they do not say how much another run would differ. With three the interval
+  is the range of the seeds and covers less than 95% ([how much](../docs/comparing.md)). docs/results.md has plain means
+  over seeds, with Student's t or standard deviations. Seeds that diverged are left out and counted in the row of their
+  task; rows over several games leave them out. They take equally many seeds of each.
+- **Protocol**: policies are deterministic or take their likeliest actions unless something else is said. Preprocessing,
+  the number of episodes and their cutoff are named where the score's file has them.
+- **Exact** is the mean over all no-op starts without sticky actions, each played once, and **human-normalised** the
+  score with random play as 0 and a human tester as 1 (docs/results.md has percentages). Both columns are filled only
+  for Atari runs whose networks were scored in these ways. Exact is left out where the score is of drawn actions;
+  `score.json` has that of the likeliest.
+- **Budget**: frames of a population count validation unless "of training" is said. A timestep has 4 frames
+  on Atari, 5 on HalfCheetah, 4 on Hopper and 2 on InvertedPendulum.
+- **Wall-clock** is that of all seeds of the row together, with whatever else ran on the machine: of the whole process
+  for runs that `study.py` made, and of training for older ones.
+- **Commit** is the one that the run began with and, where it was resumed with another, the last one. Commands have
+  the flags of today.
+- **Published** values were reached with other budgets and protocols, which are named.
 """
 COLUMNS = ("method", "task", "protocol", "budget", "seeds", "score", "human-normalised", "exact", "published")
 COLUMNS += ("wall-clock", "command", "hardware", "commit", "date", "note")
 SIDE_BY_SIDE = """## Games side by side, {budget}
 
-Mean returns with sticky actions (0.25, 100 episodes, at most 27 000 timesteps), human-normalised in parentheses. A3C
-samples its actions; the others take the likeliest. In italics, millions of frames: a run ends with the generation or
-iteration that reaches its budget. [docs/results.md](../docs/results.md#thirteen-games) discusses the numbers.
+Mean returns with sticky actions (0.25, 100 episodes, at most 27 000 timesteps), human-normalised in parentheses;
+several seeds are a mean of their middle half. A3C draws its actions; the others take the likeliest. In italics, frames
+played in millions: a run ends with the generation or iteration that reaches its budget.
+[docs/results.md](../docs/results.md#thirteen-games) says what these numbers can and cannot say.
 """
 GAMES_BUDGET = "2.5 million frames"
 KEY = ("method", "task", "seeds", "command")
@@ -323,7 +330,7 @@ def page(results: Path = RESULTS, wanted_path: Path = WANTED, published_path: Pa
     head = HEAD.format(scripts="\n".join(scripts()))
     lines = [head, *side_by_side(runs), "## What was run\n", *table(COLUMNS, rows)]
     missing = [line for line in wanted(wanted_path) if tuple(line[name] for name in KEY) not in done]
-    lines += ["\n## Not run\n", "In the order in which `study.py` runs them.\n"]
+    lines += ["\n## Not run\n", "In the order in which they are to be run.\n"]
     shown = [{**line, "command": f"`{line['command']}`"} for line in missing]
     lines += table(("method", "task", "seeds", "budget", "command"), shown)
     return "\n".join(lines) + "\n"
