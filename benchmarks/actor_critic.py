@@ -25,7 +25,7 @@ from volvox.data import segments
 
 Flag = tyro.conf.arg
 UPDATES = 40
-"""In a step of the algorithm. In every tenth step a few rounds are timed and overlap nothing: they count as well."""
+"""Updates in a step of the algorithm."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,7 @@ def train_steps_per_s(learner: Any, env: vx.Env, options: Options, seconds: floa
 def whole_loop(algorithm: vx.Algorithm, options: Options) -> dict[str, float]:
     """The algorithm as `train` runs it, compilation not counted."""
     state = algorithm.init(jax.random.key(options.seed))
-    for _ in range(2):  # the second one compiles the stopwatch
-        state, _ = algorithm.step(state)
+    state, _ = algorithm.step(state)
     first = state.timesteps
     began, updates, lag = time.perf_counter(), 0, []
     while time.perf_counter() - began < options.seconds:
@@ -144,7 +143,7 @@ def measure(options: Options) -> dict[str, Any]:
         for name in ("torch", "plain_jax"):
             rate = peer(f"{name}_a2c", options)
             figures |= {f"{name}_steps_per_s": rate, f"speedup_vs_{name}": loop["steps_per_s"] / rate}
-    return figures | {"learner": vx.describe(settings), "micro_batch": learner.micro_batch}
+    return figures | {"learner": repr(settings), "micro_batch": learner.micro_batch}
 
 
 def main() -> None:

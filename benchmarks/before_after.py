@@ -1,4 +1,4 @@
-"""Whether a change made anything slower: the benchmarks of two checkouts in turns, on one machine.
+"""Compares the speed of two checkouts: their benchmarks in turns, on one machine.
 
     git worktree add ../before a9ac73f
     python benchmarks/before_after.py --before ../before --pairs 5 --json
@@ -28,6 +28,7 @@ BENCHMARKS = {
     "actor_critic": ("--seconds", "8"),
     "td3": ("--iterations", "4"),
     "gradients": ("--repeats", "30"),
+    "ppo": ("--seconds", "8", "--turns", "1"),
 }
 """Name -> flags."""
 RATES = {
@@ -36,8 +37,9 @@ RATES = {
     "actor_critic": ("steps_per_s", "train_steps_per_s", "env_steps_per_s"),
     "td3": ("updates_per_s", "loop_steps_per_s"),
     "gradients": ("volvox_per_s", "volvox_alone_per_s"),
+    "ppo": ("steps_per_s", "train_steps_per_s"),
 }
-"""Name -> what is compared; figures in milliseconds are turned into rates."""
+"""Name -> figures to compare; milliseconds are turned into rates."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,7 @@ import time
 from pathlib import Path
 
 import tyro
-from parts import show
-
-from volvox.provenance import provenance
+from parts import machine, show
 
 ROOT = Path(__file__).parents[1]
 _IMPORTS = 10
@@ -100,7 +98,7 @@ def main() -> None:
                     figures.setdefault(f"{name}_{kind}_seconds", []).append(first_row(command, Path(cache)))
     medians = {name: statistics.median(values) for name, values in figures.items()}
     all_ = {f"{name}_all": values for name, values in figures.items()}
-    show({**medians, **(all_ if options.json else {}), **provenance()}, options.json)
+    show({**medians, **(all_ if options.json else {}), **machine()}, options.json)
 
 
 if __name__ == "__main__":

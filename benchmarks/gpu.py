@@ -28,7 +28,6 @@ from matplotlib.figure import Figure
 from parts import machine
 
 import volvox as vx
-from volvox.checkpoint import write_file
 from volvox.ops.matmul import implementations, matmul
 
 Flag = tyro.conf.arg
@@ -306,7 +305,7 @@ def main() -> int:
     def write() -> None:
         # After each part: what has been measured stays, whatever comes.
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_file(out, json.dumps({**result, "seconds": time.perf_counter() - began}, indent=1) + "\n")
+        out.write_text(json.dumps({**result, "seconds": time.perf_counter() - began}, indent=1) + "\n")
 
     write()
     tested = {"exit_code": 0, "said": "not run"} if options.dry_run else gpu_tests()

@@ -35,11 +35,10 @@ def main() -> None:
         population_size=options.population_size,
         num_parents=20,
         mutation_std=0.1,
-        num_elite_candidates=2,
-        num_validation_episodes=1,
     )
+    validation = vx.Validation(num_elite_candidates=2, num_validation_episodes=1)
     env = vx.envs.hard_maze(num_envs=options.num_envs, groups=2)
-    algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=options.hidden), env)
+    algorithm = vx.evolve(strategy, vx.networks.MLP(2, hidden=options.hidden), env, validation=validation)
     state = algorithm.init(jax.random.key(0))
     for _ in range(2):
         state, _ = algorithm.step(state)

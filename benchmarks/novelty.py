@@ -1,4 +1,4 @@
-"""What novelty costs: the mean distance of a population's behaviours to their nearest in a full archive.
+"""Time to compute novelty: the mean distance of a population's behaviours to their nearest in a full archive.
 
     python benchmarks/novelty.py --json
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import tyro
 from parts import machine, show
 
-from volvox.evolution.objective import novelty
+from volvox.evolution.novelty import novelty
 
 Flag = tyro.conf.arg
 

@@ -1,5 +1,6 @@
-"""What the benchmarks share: emulators alone, acting alone, peers, and a description of the machine."""
+"""Code that benchmarks share: emulators alone, acting alone, peers, and a description of the machine."""
 
+import datetime
 import json
 import os
 import subprocess
@@ -12,18 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from volvox.provenance import processor, provenance
 from volvox.rollout import LoopState, Stages, traced
 from volvox.types import Env, EnvGroup, Policy
 
 
 def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
-    """The emulators alone, in the same pools, driven by the same compiled loop with nothing to compute; closes them."""
+    """Timesteps per second of the emulators alone, in the compiled loop with nothing to compute; closes the groups."""
     b, spec = groups[0].num_envs, groups[0].spec
 
     def act(carry, memory, constants, g, timestep):
         del memory, constants, timestep
-        # A cheap spread of actions; the emulators' speed depends on what they are made to do.
+        # A cheap spread of actions, because the emulators' speed depends on the actions.
         spread = jnp.arange(b, dtype=jnp.int32) * 7 + carry * 5
         if spec.num_actions is None:
             assert spec.action_low is not None
@@ -48,7 +48,7 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
 
 
 def repeatedly(call, seconds: float) -> float:
-    """Calls per second, the first not counted."""
+    """Calls per second, without the first."""
     jax.block_until_ready(call())
     began, calls = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
@@ -58,7 +58,7 @@ def repeatedly(call, seconds: float) -> float:
 
 
 def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
-    """Acting alone: forward passes and samples of one group after the other, inside one compiled loop."""
+    """Timesteps per second of acting alone: forward passes and samples, inside one compiled loop."""
     b = env.num_envs // env.num_groups
     params = policy.init(jax.random.key(0))
     seen = jnp.zeros((b, *env.spec.observation_shape), env.spec.observation_dtype)
@@ -77,7 +77,7 @@ def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
 
 
 def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, **environment: str) -> dict[str, Any]:
-    """Runs a script of `peers/` in a process of its own; returns the object that it prints last."""
+    """Runs a script of `peers/` in its own process; returns the JSON object that it prints last."""
     script = Path(__file__).parent / "peers" / f"{name}.py"
     command = [python, str(script), *(x for key, value in flags.items() for x in (f"--{key}", str(value)))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
@@ -85,18 +85,26 @@ def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, 
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, and when, at which commit and by which command."""
+    """Returns the machine, the version, the command and the date of the figures."""
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    processors = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "device": jax.devices()[0].device_kind,
-        "processor": processor(),
+        "processor": next(iter(processors), "unknown"),
         "jax": jax.__version__,
-        "made": provenance(),
+        "made": {
+            "commit": found,
+            "command": sys.argv,
+            "date": datetime.datetime.now(datetime.UTC).isoformat("T", "minutes"),
+        },
     }
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:
-    """Prints the figures: one JSON object, or a line each."""
+    """Prints figures as one JSON object, or on a line each."""
     if as_json:
         print(json.dumps(figures))
         return

@@ -21,6 +21,7 @@ import tyro
 from parts import env_steps_per_s, inference_steps_per_s, machine, repeatedly, run_peer, show
 
 import volvox as vx
+from volvox.learners import Turn
 
 Flag = tyro.conf.arg
 
@@ -59,24 +60,21 @@ def make(options: Options) -> tuple[vx.Env, Any, vx.PPO]:
 
 def train_steps_per_s(learner: Any, env: vx.Env, settings: vx.PPO, seconds: float) -> float:
     """Learning alone: advantages, shuffles and all updates of a round, inside one compiled loop."""
-    b = env.num_envs // env.num_groups
-    acting, learning = learner.init(jax.random.key(0))
+    collected, learning = learner.init(jax.random.key(0))
+    turn = Turn(group=0, round=jnp.int32(1), beat=jnp.int32(0), mean_return=jnp.float32(0))
 
-    def filled(me: Any) -> Any:
-        noise = jax.random.uniform(jax.random.key(1), me.ring.observation.shape, maxval=255)
-        return me._replace(
-            ring=me.ring._replace(observation=noise.astype(me.ring.observation.dtype), valid=me.ring.valid | True)
-        )
+    def fill(data: Any) -> Any:
+        observation, valid = data.ring.observation, data.ring.valid | True
+        noise = jax.random.uniform(jax.random.key(1), observation.shape, maxval=255).astype(observation.dtype)
+        return data._replace(ring=data.ring._replace(observation=noise, valid=valid))
 
-    collectors = tuple(filled(learner.collecting.collector(b)) for _ in range(env.num_groups))
-    acting = acting._replace(round=jnp.int32(1), collectors=collectors)
+    collected = collected._replace(collectors=tuple(map(fill, collected.collectors)))
 
     @jax.jit
-    def round_(acting, learning):
-        end = acting.round * learner.layout.num_updates
-        return learner.learn(acting, learning, jax.random.key(2), jnp.int32(0), end)
+    def round_(collected, learning):
+        return learner.learn(collected, learning, jax.random.key(2), turn, jnp.int32(0), jnp.int32(learner.num_updates))
 
-    return settings.segment_length * env.num_envs * repeatedly(lambda: round_(acting, learning), seconds)
+    return settings.segment_length * env.num_envs * repeatedly(lambda: round_(collected, learning), seconds)
 
 
 class Loop:
@@ -85,8 +83,7 @@ class Loop:
     def __init__(self, algorithm: vx.Algorithm, settings: vx.PPO, env: vx.Env):
         self.algorithm, self.steps = algorithm, settings.segment_length * env.num_envs * settings.rounds_per_iteration
         self.state = algorithm.init(jax.random.key(0))
-        for _ in range(2):  # the second one compiles the stopwatch
-            self.state, self.row = algorithm.step(self.state)
+        self.state, self.row = algorithm.step(self.state)
 
     def measure(self, seconds: float) -> float:
         """Timesteps learned from a second."""
@@ -139,7 +136,7 @@ def measure(options: Options) -> dict[str, Any]:
         ratios = [ours / theirs for ours, theirs in zip(rates, peers, strict=True)]
         figures |= {"torch_steps_per_s": statistics.median(peers), "all_torch_steps_per_s": peers}
         figures |= {"speedup_vs_torch": statistics.median(ratios), "torch_waits": waits[0]}
-    return figures | {"learner": vx.describe(settings), "micro_batch": learner.layout.micro_batch}
+    return figures | {"learner": repr(settings), "micro_batch": learner.micro_batch}
 
 
 def main() -> None:

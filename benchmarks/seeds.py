@@ -16,7 +16,6 @@ from flax import linen as nn
 from parts import machine, show
 
 import volvox as vx
-from volvox.rollout.driver import is_timed
 
 Flag = tyro.conf.arg
 
@@ -53,7 +52,7 @@ def measure(options: Options) -> dict[str, Any]:
         for count, algorithm in algorithms.items():
             began = time.perf_counter()
             states[count], _ = algorithm.step(states[count])
-            if done > 1 and not is_timed(done):  # after compilation, and without the stopwatch
+            if done > 1:  # after compilation
                 seconds[count].append(time.perf_counter() - began)
         done += 1
     for algorithm in algorithms.values():

@@ -1,4 +1,4 @@
-"""What a generation of evolution strategies costs beside its episodes: time and memory, against an independent library.
+"""Time and memory of a generation of evolution strategies without its episodes, against an independent library.
 
     python benchmarks/strategies.py --json
     python benchmarks/strategies.py --members 256 --json
@@ -39,7 +39,7 @@ class Options:
     generations: Annotated[int, Flag(help="timed ones")] = 3
     limit_gb: Annotated[float, Flag(help="address space of the library's process, which could take all memory")] = 20.0
     noise: Annotated[Literal["table", "generator"], Flag(help="of our side; the library draws numbers anew")] = "table"
-    side: Annotated[Literal["both", "volvox", "peer"], Flag(help="what this process measures")] = "both"
+    side: Annotated[Literal["both", "volvox", "peer"], Flag(help="the side that this process measures")] = "both"
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
@@ -55,14 +55,8 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     )
     noise = vx.population.Table() if options.noise == "table" else vx.population.Generator()
     code = vx.population.encoding(genotype, noise)
-    strategy = vx.ES(
-        population_size=options.members,
-        noise_std=STD,
-        learning_rate=RATE,
-        l2_coefficient=0.0,
-        num_validation_episodes=1,
-    )
-    validation, training = vx.evolution.compiled_phases(strategy)
+    strategy = vx.ES(population_size=options.members, noise_std=STD, learning_rate=RATE, l2_coefficient=0.0)
+    ask, tell = jax.jit(strategy.ask), jax.jit(strategy.tell)
 
     def evaluation(returns):
         shape = (returns.shape[0], 1)
@@ -71,7 +65,7 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
 
     @jax.jit
     def decode_each(code, population):
-        """One number of each member, so that nothing is left out: its parameters are made one after the other."""
+        """Returns a number that depends on all parameters of all members, which are decoded one after the other."""
         members = vx.population.Member(*population[1:5])
         sums = jax.lax.map(lambda one: vx.population.decode(code, population.bases, one)["weights"].sum(), members)
         return sums.sum()
@@ -79,12 +73,9 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     def generation(state, returns):
         if state is None:
             state = strategy.init(jax.random.key(0), code)
-        key = jax.random.key(0)
-        candidates, state = validation.ask(key, state, code)
-        state, _ = validation.tell(key, state, candidates, evaluation(jnp.zeros(validation.num_members)), code)
-        population, state = training.ask(jax.random.key(1), state, code)
+        population, state = ask(jax.random.key(1), state, code)
         made = decode_each(code, population)
-        state, _ = training.tell(key, state, population, evaluation(returns), code)
+        state, _ = tell(jax.random.key(0), state, population, evaluation(returns), code)
         return jax.block_until_ready((state, made))[0]
 
     return generation

@@ -28,6 +28,7 @@ from flax import linen as nn
 from parts import env_steps_per_s, machine, run_peer, show
 
 import volvox as vx
+from volvox.learners import Turn
 
 Flag = tyro.conf.arg
 _ROUNDS = 200
@@ -43,9 +44,7 @@ class Options:
     groups: int = 2
     width: Annotated[int, Flag(help="of the two hidden layers")] = 256
     batch_size: int = 256
-    iterations: Annotated[
-        int, Flag(help="of 1 000 steps, measured; every tenth has a stopwatch, which is left out")
-    ] = 11
+    iterations: Annotated[int, Flag(help="measured iterations of 1 000 timesteps")] = 11
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
@@ -145,13 +144,12 @@ def ways(options: Options) -> dict[str, dict[str, float]]:
     states, rates, compression = {}, {way: [] for way in made}, {}
     for way, algorithm in made.items():
         state, _ = algorithm.step(algorithm.init(jax.random.key(0)))  # random actions, and compilation
-        states[way], _ = algorithm.step(state)  # the stopwatch goes along
+        states[way], _ = algorithm.step(state)
     for _ in range(options.iterations):
         for way, algorithm in made.items():
             began, before = time.perf_counter(), states[way].timesteps
             states[way], metrics = algorithm.step(states[way])
-            if "share_learning" not in metrics:
-                rates[way].append(int(states[way].timesteps - before) / (time.perf_counter() - began))
+            rates[way].append(int(states[way].timesteps - before) / (time.perf_counter() - began))
             compression[way] = metrics.get("compression", 0.0)
     for algorithm in made.values():
         algorithm.close()
@@ -176,39 +174,39 @@ def alone(made: tuple[vx.TD3, vx.networks.ActorAndCritic, vx.Env], state: Any) -
     learner: Any = settings.bind(networks, env)
     b = env.num_envs // env.num_groups
 
+    def turn(g: int) -> Turn:
+        return Turn(g, jnp.int32(0), jnp.int32(0), jnp.zeros(settings.num_learners))
+
     @jax.jit
-    def learned(acting, learning):
+    def learned(collected, learning):
         def each_group(_, learning):
             for g in range(env.num_groups):
-                _, learning = learner.work(acting, learning, state.key, g)
+                _, learning = learner.work(collected, learning, state.key, turn(g))
             return learning
 
         return jax.lax.fori_loop(0, _ROUNDS // env.num_envs, each_group, learning)
 
     @jax.jit
-    def acted(acting, learning):
-        def each_group(_, both):
-            acting, action = both
+    def acted(collected, learning):
+        def each_group(i, both):
+            collected, action = both
             for g in range(env.num_groups):
                 # The observation depends on the last action, as it does in the loop.
                 seen = jnp.broadcast_to(action[:, :1], (b, *env.spec.observation_shape))
-                none = jnp.zeros(b, bool)
+                none, keys = jnp.zeros(b, bool), jax.random.split(jax.random.fold_in(state.key, i), b)
                 timestep = vx.TimeStep(seen, jnp.zeros(b), none, none, none, {})
-                acting, action = learner.act(acting, learning, state.key, g, timestep)
-            return acting, action
+                collected, action = learner.act(collected, learning, keys, turn(g), timestep)
+            return collected, action
 
-        # Of what is remembered nothing is asked for: inference is all there is.
-        return jax.lax.fori_loop(0, _ROUNDS, each_group, (acting, jnp.zeros((b, action))))[1]
+        # Only the actions are used, so that XLA removes the replay.
+        return jax.lax.fori_loop(0, _ROUNDS, each_group, (collected, jnp.zeros((b, action))))[1]
 
-    groups = env.make(0)
-    acting = jax.tree.map(jnp.copy, learner.begin(state.acting, groups))  # the run goes on with its own
-    for group in groups:
-        group.close()
+    collected = jax.tree.map(jnp.copy, state.acting.collected)  # the run continues with its own
     _, learning = learner.init(jax.random.key(0))
     updates = _ROUNDS // env.num_envs * env.num_envs
     return {
-        "updates": rate(lambda: learned(acting, learning), updates),
-        "inference": rate(lambda: acted(acting, learning), _ROUNDS * env.num_envs),
+        "updates": rate(lambda: learned(collected, learning), updates),
+        "inference": rate(lambda: acted(collected, learning), _ROUNDS * env.num_envs),
     }
 
 
@@ -219,7 +217,7 @@ def measure(options: Options) -> dict[str, Any]:
     (observation,), (action,) = env.spec.observation_shape, env.spec.action_shape or (0,)
     state = algorithm.init(jax.random.key(0))
     state, _ = algorithm.step(state)  # random actions, and compilation
-    state, _ = algorithm.step(state)  # the stopwatch goes along
+    state, _ = algorithm.step(state)
     calls = alone(setup(options), state) | {
         "floor": floor(options, observation, action),
         "emulators": lambda: env_steps_per_s(env.make(0), 0.5),
@@ -229,9 +227,8 @@ def measure(options: Options) -> dict[str, Any]:
         for name, call in calls.items():
             rates[name].append(call())
         began, before = time.perf_counter(), state.timesteps
-        state, metrics = algorithm.step(state)
-        if "share_learning" not in metrics:  # no stopwatch went along
-            rates["loop"].append(int(state.timesteps - before) / (time.perf_counter() - began))
+        state, _ = algorithm.step(state)
+        rates["loop"].append(int(state.timesteps - before) / (time.perf_counter() - began))
     algorithm.close()
     middle = {name: statistics.median(values) for name, values in rates.items()}
     bound = 1 / (1 / middle["emulators"] + 1 / middle["inference"] + 1 / middle["updates"])

@@ -1,10 +1,10 @@
-"""Who works when: emulators and device, with one group of environments and with two, as a picture.
+"""When emulators and device work, with one group of environments and with two, as a picture.
 
     python benchmarks/timeline.py --json --picture timeline.png
 
-A population plays in the compiled loop while another process reads, every two milliseconds, how long each thread of
-this one has run (Linux: `/proc/<pid>/task/*/schedstat`). Threads that begin with the pools are the emulators'; all
-others are the device, so the device must be a CPU. With one group the two take turns; with two they overlap.
+A population plays in the compiled loop while another process reads, every two milliseconds, the time that each thread
+of this process has run (Linux: `/proc/<pid>/task/*/schedstat`). Threads that start with the pools belong to the
+emulators, all others to the device, which must be a CPU. With one group the two take turns; with two they overlap.
 """
 
 import dataclasses
@@ -20,17 +20,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 from parts import machine, show
 from population_rollout import Options as RolloutOptions
-from population_rollout import Setting
+from population_rollout import Setting, inference_steps_per_s
 
-from volvox.population import Member
-from volvox.rollout import Evaluator
-from volvox.types import Interrupted, Population
+from volvox.types import Interrupted
 
 Flag = tyro.conf.arg
 BUSY = 0.5
@@ -39,7 +36,7 @@ BUSY = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """A population in the loop, and a stopwatch beside it."""
+    """A population in the loop, whose threads are observed."""
 
     game: str = "Frostbite"
     num_envs: int = 64
@@ -70,21 +67,18 @@ def threads_of_this_process() -> set[int]:
 
 def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     """Runs the loop; per interval: its begin in seconds, and how many threads of each side ran on the average."""
-    rollout = RolloutOptions(game=options.game, num_envs=options.num_envs, groups=num_groups)
-    setting = Setting(rollout, 20)
+    setting = Setting(RolloutOptions(game=options.game, num_envs=options.num_envs, groups=num_groups))
     n = 4 * options.num_envs
-    played = Evaluator(setting.net, setting.env.make, setting.memory, capacity=n, chunk_seconds=0.5)
+    evaluator = setting.evaluator(n, chunk_seconds=0.5)
+    population = setting.population(evaluator.encoding, n, seed=0)
+    inference_steps_per_s(setting, evaluator.encoding, population, seconds=0.1)  # starts the threads of the device
     before = threads_of_this_process()
-    played.loop.open(0)
-    emulators = threads_of_this_process() - before
-    state = setting.strategy.init(jax.random.key(0), setting.code)
-    asked, _ = setting.phases[0].ask(jax.random.key(0), state, setting.code)
-    member = Member(*(jnp.resize(x, (n,)) for x in asked[1:5]))
-    population = Population(asked.bases, *member, jnp.ones(n, jnp.int32), jnp.zeros(n))
     began, ended = [], []
 
     def monitor(progress: dict[str, Any]) -> bool:
-        # The first chunks compile; then the clock starts, and the rollout is abandoned when it has run down.
+        if "phase" in progress:
+            return False
+        # The clock starts after the first chunks, which compile.
         now = time.monotonic()
         if len(began) < 4:
             began.append(now)
@@ -95,8 +89,9 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/samples.npz"
         with sampled(options.interval, path), suppress(Interrupted):
-            played.evaluate(population, 1, setting.code, seed=0, monitor=monitor)
-        played.close()
+            evaluator.evaluate(population, 1, max_episode_steps=5_000, seed=0, pool_seed=0, monitor=monitor)
+        emulators = threads_of_this_process() - before
+        evaluator.close()
         with np.load(path) as samples:
             times, ids, ran = samples["times"], samples["threads"], samples["nanoseconds"]
     inside = (times >= began[-1]) & (times <= ended[-1])

@@ -40,7 +40,10 @@ PRESETS = {
         "An hour of two cores: fewer members than published, larger mutations, shorter episodes.",
         Settings(strategy=vx.GA()),
     ),
-    "random-search": ("As desktop, but every member is a fresh initialisation.", Settings(strategy=vx.GA.random_search())),
+    "random-search": (
+        "As desktop, but every member is a fresh initialisation.",
+        Settings(strategy=vx.GA.random_search()),
+    ),
     "paper": (
         "The genetic algorithm of Such et al. 2017: 6 billion frames; weeks on a desktop's CPU.",
         published(Settings(strategy=vx.GA.paper(), validation=PAPER), frames=6_000_000_000),

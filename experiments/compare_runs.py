@@ -1,9 +1,9 @@
-"""Compares methods by several runs of each, and writes table and picture: `volvox compare` with files.
+"""Compares methods over several runs of each, and writes table and picture: `volvox compare` with files.
 
     python experiments/compare_runs.py --runs ga=runs/ga random_search=runs/random_search --out runs/comparison
 
-A word is a run directory, or a directory of seeds (`seed-0`, `seed-1`, ...), with the name of its method before it.
-Writes `comparison.json`, `comparison.md` and `comparison.png`. Where every run has a `score.json` (`--score-episodes`),
+Each word is a run directory, or a directory of seeds (`seed-0`, `seed-1`, ...), with the name of its method before it.
+Writes `comparison.json`, `comparison.md` and `comparison.png`. If every run has a `score.json` (`--score-episodes`),
 the scores of the final policies are compared in the same way.
 """
 
@@ -18,20 +18,19 @@ import tyro
 from launch import exit_code
 
 import volvox as vx
-from volvox.checkpoint import write_file
 from volvox.report import interquartile_mean, probability_of_improvement
-from volvox.report.runs import has_diverged, methods_of, run_dirs
+from volvox.report.comparison import find_runs, has_diverged, parse_methods
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Methods compared by their runs.
+    """Comparison of methods.
 
     Attributes:
-      runs: Directories with the names of their methods, such as ga=runs/ga; a name may be there several times.
-      out: Directory of what is written.
-      metric: The metric that is compared; default: the most telling one that all runs have.
-      x: What counts the expense: frames, seconds, step, or another metric; older runs have training_frames, too.
+      runs: Directories with the names of their methods, such as ga=runs/ga; a name may occur several times.
+      out: Directory of the results.
+      metric: Metric to compare; default: the most informative one that all runs have.
+      x: Metric that measures the budget: frames, seconds, step, or another one.
     """
 
     runs: tuple[str, ...]
@@ -40,41 +39,35 @@ class Settings:
     x: str = "frames"
 
 
-def final_scores(methods: dict[str, list[Path]]) -> dict[str, Any]:
-    """Interquartile means of the scores in score.json, and probabilities of improvement; {} where a run has none.
-
-    Runs that diverged are left out.
-    """
-    places = {name: [place for run in runs for place in run_dirs(run)] for name, runs in methods.items()}
-    paths = {name: [place / "score.json" for place in own if not has_diverged(place)] for name, own in places.items()}
-    if not all(path.exists() for own in paths.values() for path in own):
+def final_scores(methods: dict[str, list[str]]) -> dict[str, Any]:
+    """Compares the scores in score.json of runs that did not diverge; {} if a run has none."""
+    runs = {name: [run for path in paths for run in find_runs(path)] for name, paths in methods.items()}
+    paths = {name: [run / "score.json" for run in own if not has_diverged(run)] for name, own in runs.items()}
+    if not all(path.exists() for path in itertools.chain(*paths.values())):
         return {}
-    scores = {name: [final_score(path) for path in own] for name, own in paths.items()}
+    scores = {name: [final_score(json.loads(path.read_text())) for path in own] for name, own in paths.items()}
     means = {name: interquartile_mean(own)._asdict() for name, own in scores.items()}
     pairs = itertools.combinations(scores, 2)
     chances = {f"{a} over {b}": probability_of_improvement([scores[a]], [scores[b]])._asdict() for a, b in pairs}
     return {"scores": scores, "interquartile_mean": means, "probability_of_improvement": chances}
 
 
-def final_score(path: Path) -> float:
-    """The score of what a run learned, which populations call elite and learners policy; ValueError without either."""
-    saved = json.loads(path.read_text())
-    for name in ("elite", "policy"):
-        if name in saved:
-            return saved[name]["mean"]
-    raise ValueError(f"{path} has neither an elite nor a policy, but {', '.join(saved)}; score the run again.")
+def final_score(saved: dict[str, Any]) -> float:
+    """Returns the score of the result of a run: the elite of a population, or the policy of a learner."""
+    return saved["elite" if "elite" in saved else "policy"]["mean"]
 
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
-    methods = methods_of(settings.runs)
-    comparison = vx.compare(methods, metric=settings.metric, x=settings.x)
+    methods = parse_methods(settings.runs)
+    comparison = vx.compare(methods, metric=settings.metric, x=settings.x, pairs=True)
     final = final_scores(methods) if len(comparison.tasks) == 1 else {}
     settings.out.mkdir(parents=True, exist_ok=True)
     comparison.plot(settings.out / "comparison.png")
-    write_file(settings.out / "comparison.md", comparison.markdown())
-    about = {name: getattr(comparison, name) for name in ("metric", "x", "budget", "tasks", "rows", "pairs", "notes")}
-    write_file(settings.out / "comparison.json", json.dumps({**about, "final": final}, indent=1) + "\n")
+    (settings.out / "comparison.md").write_text(comparison.markdown())
+    names = ("metric", "x", "budget", "tasks", "rows", "pairs", "notes")
+    values = {name: getattr(comparison, name) for name in names} | {"final": final}
+    (settings.out / "comparison.json").write_text(json.dumps(values, indent=1) + "\n")
     print(comparison)
     if final:
         print(f"\nby score.json: {json.dumps(final['interquartile_mean'])}")

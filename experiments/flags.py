@@ -5,7 +5,7 @@ import math
 from typing import Any, Literal
 
 import volvox as vx
-from volvox.training import run_path
+from volvox.runs.train import run_path
 
 Noise = Literal["table", "published", "generator", "low-rank"]
 

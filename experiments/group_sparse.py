@@ -3,34 +3,32 @@
     python experiments/group_sparse.py --task HalfCheetah --timesteps 300_000 --run-dir runs/sparse
     python experiments/group_sparse.py --task HalfCheetah --timesteps 300_000 --run-dir runs/sparse --resume
 
-Each way is a run in a directory of its own, `<run-dir>/<way>`, whose learners differ by seed and learn side by side.
-All ways except grouping alone aim at the same sparsity of large layers; the results say where they ended. Iterative and
-dynamic pruning and N:M change their masks every 1 000 updates at most. At the end all runs in the directory are
-compared: `group_sparse.json`, `curves.json` and `group_sparse.png`. A way whose numbers are no longer finite is named
-and left out. N:M leaves a first layer dense if m does not divide its inputs, as Humanoid's.
+Each way is a run in a directory of its own, `<run-dir>/<way>`. Its learners differ by seed and learn side by side. All
+ways except grouping alone aim at the same sparsity of large layers. Iterative and dynamic pruning and N:M change their
+masks at most every 1 000 updates. At the end all runs in the directory are compared: `group_sparse.json`, `curves.json`
+and `group_sparse.png`. A way that diverges is named and left out. N:M keeps a first layer dense if m does not divide
+its inputs, as in Humanoid.
 """
 
 import dataclasses
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import tyro
-from flags import check_seeds
 from flax import linen as nn
-from launch import exit_code, in_turn, once
+from launch import exit_code, once
 from matplotlib.figure import Figure
 from scipy import stats
 
 import volvox as vx
-from volvox._checks import integer
-from volvox.checkpoint import write_file
 from volvox.report import read_metrics
+from volvox.report.files import write_file
+from volvox.runs.directory import check_unused
+from volvox.runs.train import run_path
 from volvox.sparsity import Cubic, Dynamic, GroupSparse, KeepNOfM, Magnitude
-from volvox.training import check_unused, run_path
 
 Flag = tyro.conf.arg
 Way = Literal[
@@ -46,12 +44,10 @@ Way = Literal[
     "gst-unaware",
 ]
 _ENDS = {"iterative-fast": 0.4, "iterative-medium": 0.7, "iterative-slow": 1.0}
-"""When iterative pruning is done, as shares of all timesteps."""
-_SCORE, _INDEX, _CURVES, _SETTINGS = "score.json", "group_sparse.json", "curves.json", "settings.json"
+"""End of iterative pruning, as a share of all timesteps."""
+_SCORE = "score.json"
 _EQUAL = 0.95
-"""Share of the dense return that counts as kept."""
-_FREE = ("type", "ways", "evaluate_every", "run_dir", "resume", "seeds")
-"""Settings in which calls for one directory may differ; evaluation does not change what is learned."""
+"""Share of the dense return that counts as equal."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,17 +55,16 @@ class Settings:
     """Ways to train TD3 with few weights."""
 
     task: Annotated[str, Flag(help="name of a MuJoCo task")] = "HalfCheetah"
-    ways: Annotated[tuple[Way, ...], Flag(help="what is trained, in this order")] = get_args(Way)
+    ways: Annotated[tuple[Way, ...], Flag(help="ways to train, in this order")] = get_args(Way)
     timesteps: Annotated[int, Flag(help="timesteps of each learner")] = 300_000
     hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers of actor and critics")] = (256, 256)
     num_envs: Annotated[int, Flag(help="environments of each learner")] = 4
     threads: Annotated[int | None, Flag(help="simulator threads; default: all CPUs")] = None
     episodes: Annotated[int, Flag(help="fresh episodes each policy plays at the end, without noise")] = 10
     evaluate_every: Annotated[int | None, Flag(help="timesteps between evaluations of the learners; None: none")] = None
-    seed: Annotated[int, Flag(help="fixes all random numbers but the simulators'")] = 0
-    seeds: Annotated[int | None, Flag(help="so many seeds in turn, from --seed on, in --run-dir/seed-0, ...")] = None
-    run_dir: Annotated[str, Flag(help="where runs and results go")] = "runs/sparse"
-    resume: Annotated[bool, Flag(help="go on with the runs in --run-dir")] = False
+    seed: Annotated[int, Flag(help="seed of all random numbers but the simulators'")] = 0
+    run_dir: Annotated[str, Flag(help="directory of runs and results")] = "runs/sparse"
+    resume: Annotated[bool, Flag(help="continue the runs in --run-dir")] = False
     gst: GroupSparse = GroupSparse(final_sparsity=0.875)
     td3: vx.TD3 = vx.TD3(num_learners=3)
 
@@ -77,11 +72,8 @@ class Settings:
 def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
     """TD3 trained in one way; raises ValueError for bad settings."""
     td3 = settings.td3
-    integer("episodes", settings.episodes, low=1)
-    if integer("timesteps", settings.timesteps, low=1) <= td3.random_timesteps:
-        raise ValueError(
-            f"timesteps={settings.timesteps}: nothing is learned from random_timesteps={td3.random_timesteps}."
-        )
+    if settings.timesteps <= td3.random_timesteps:
+        raise ValueError(f"timesteps={settings.timesteps} must exceed random_timesteps={td3.random_timesteps}")
     num_envs = td3.num_learners * settings.num_envs
     env = vx.envs.mujoco(settings.task, num_envs=num_envs, groups=2, threads=settings.threads)
     (size,), (observed,) = env.spec.action_shape or (0,), env.spec.observation_shape
@@ -97,7 +89,7 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
         undivided = any(x % m and x >= min_side for x in (observed, observed + size))
         whole = ("Dense_0/kernel",) if undivided else ()
         optimizer = vx.sparsity.sparse(optimizer, rule, min_side=min_side, dense=whole)
-    # All of the replay is in each checkpoint, so that it is no larger than it can become.
+    # Each checkpoint holds the whole replay, so it should not be larger than necessary.
     replay_size = min(td3.replay_size, settings.timesteps)
     td3 = dataclasses.replace(td3, optimizer=optimizer, replay_size=replay_size)
     if settings.evaluate_every is None:
@@ -111,10 +103,10 @@ def group_sparse(gst: GroupSparse, way: str) -> GroupSparse:
     if way == "gst-grouping-only":
         return dataclasses.replace(gst, pruning=False)
     if way == "gst-unaware":
-        # Returns cannot fall below their best by more than all of their range: the same rise, whatever the returns.
+        # Returns cannot fall below their best by more than their range, so the sparsity always rises.
         return dataclasses.replace(gst, tolerance=1.0)
     if way == "gst-pruning-only":
-        # Without grouping there is further to go, in as many changes.
+        # Without grouping the sparsity has a longer way to go, in as many changes.
         further = gst.final_sparsity / max(gst.final_sparsity - 1 + 1 / gst.block, 1e-6)
         increment = gst.increment if gst.end is not None else min(gst.increment * further, 1.0)
         return dataclasses.replace(gst, block=1, increment=increment)
@@ -122,7 +114,7 @@ def group_sparse(gst: GroupSparse, way: str) -> GroupSparse:
 
 
 def rule_of(settings: Settings, way: str) -> vx.sparsity.Rule:
-    """The rule by which single weights are left out."""
+    """The rule that prunes single weights."""
     sparsity, every = settings.gst.final_sparsity, min(1_000, settings.gst.every)
     if way == "dynamic":
         return Dynamic(sparsity=sparsity, every=every)
@@ -137,7 +129,7 @@ def rule_of(settings: Settings, way: str) -> vx.sparsity.Rule:
 
 
 def train(settings: Settings, way: str) -> int:
-    """One run, and how its policies play; the exit code of an interrupt, or 0."""
+    """Trains one run and scores its policies; returns the exit code of an interrupt, or 0."""
     path = Path(settings.run_dir) / way / _SCORE
     algorithm = make_algorithm(settings, way)
     try:
@@ -175,16 +167,16 @@ def rows_of(settings: Settings) -> dict[str, list[dict[str, Any]]]:
 
 
 def results(settings: Settings) -> dict[str, dict[str, Any]]:
-    """What each way came to: means over learners with 95% intervals, compression, and measured wall-clock."""
+    """Returns, compression and time of each way: means over learners with 95% intervals."""
     found: dict[str, dict[str, Any]] = {}
     for way, rows in rows_of(settings).items():
         score = json.loads((Path(settings.run_dir) / way / _SCORE).read_text())
         each = np.array(score["returns"]).mean(axis=1)
         compression = np.array([row.get("compression", 0.0) for row in rows])
-        interval = None  # of one learner nothing can be said
+        interval = None
         if len(each) > 1:
-            half = float(stats.t.ppf(0.975, len(each) - 1) * stats.sem(each))
-            interval = [float(each.mean()) - half, float(each.mean()) + half]
+            low, high = stats.t.interval(0.95, len(each) - 1, each.mean(), stats.sem(each))
+            interval = [float(low), float(high)]
         found[way] = {
             "return": float(each.mean()),
             "return_interval_95": interval,
@@ -196,22 +188,23 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
             "steps": rows[-1]["timesteps"],
             "updates": rows[-1]["update"],
         }
-    if "dense" in found:
-        dense = found["dense"]
-        for values in found.values():
-            values["return_minus_dense"] = values["return"] - dense["return"]
-            if values is not dense:
-                interval = difference_interval(values["return_of_seeds"], dense["return_of_seeds"])
-                values["return_minus_dense_interval_95"] = interval
-            if dense["return"] > 0:
-                values["return_over_dense"] = values["return"] / dense["return"]
-            for name in ("wall_clock_s", "updates_per_s"):
-                values[f"{name[:-2]}_over_dense"] = values[name] / dense[name]
+    if "dense" not in found:
+        return found
+    dense = found["dense"]
+    for values in found.values():
+        values["return_minus_dense"] = values["return"] - dense["return"]
+        if values is not dense:
+            interval = difference_interval(values["return_of_seeds"], dense["return_of_seeds"])
+            values["return_minus_dense_interval_95"] = interval
+        if dense["return"] > 0:
+            values["return_over_dense"] = values["return"] / dense["return"]
+        for name in ("wall_clock_s", "updates_per_s"):
+            values[f"{name[:-2]}_over_dense"] = values[name] / dense[name]
     return found
 
 
 def difference_interval(ours: list[float], theirs: list[float]) -> list[float] | None:
-    """The 95% interval of the difference of two means by Welch's t; None of a single learner."""
+    """95% interval of the difference of two means by Welch's t-test; None for a single learner."""
     if min(len(ours), len(theirs)) < 2:
         return None
     interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
@@ -219,9 +212,9 @@ def difference_interval(ours: list[float], theirs: list[float]) -> list[float] |
 
 
 def at_equal_return(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Average compression of group-sparse training over that of iterative pruning, both at 95% of the dense return.
+    """Average compression of group-sparse training minus that of iterative pruning, both at 95% of the dense return.
 
-    Iterative pruning is taken at the speed that compresses most of those that keep so much. None where one is missing.
+    Takes the speed of iterative pruning that compresses most at that return. Returns None if one of the two is missing.
     """
     kept = {way: values for way, values in found.items() if values.get("return_over_dense", 0) >= _EQUAL}
     iterative = [way for way in kept if way in _ENDS]
@@ -280,7 +273,7 @@ def draw(settings: Settings, found: dict[str, dict[str, Any]], curves: dict[str,
     return figure
 
 
-def say(found: dict[str, dict[str, Any]]) -> None:
+def report(found: dict[str, dict[str, Any]]) -> None:
     """Prints a line for each way."""
     head = ("way", "return", "of seeds", "compression: mean", "final", "wall-clock", "updates", "a second")
     print("{:18} {:>8}  {:24} {:>17} {:>6} {:>11} {:>9} {:>9}".format(*head))
@@ -291,26 +284,16 @@ def say(found: dict[str, dict[str, Any]]) -> None:
         print(line.format(way, values["return"], seeds, *(values[name] for name in names)))
 
 
-def shared(settings: Settings) -> dict[str, Any]:
-    """The settings that all runs of a directory share, as JSON values."""
-    described = vx.describe(settings)
-    described |= described.pop("gst") | described.pop("td3")
-    return {name: value for name, value in described.items() if name not in _FREE}
-
-
 def check_settings(settings: Settings) -> None:
-    """Raises ValueError if the directory holds runs of other settings, which could not be compared with these."""
-    path, own = Path(settings.run_dir) / _SETTINGS, shared(settings)
-    saved = json.loads(path.read_text()) if path.exists() else own
-    for each in (saved, own):  # names with their versions
-        each["task"] = vx.envs.mujoco(each["task"], num_envs=1).spec.name
-    if saved != own:
-        names = [name for name in own if own[name] != saved.get(name)]
+    """Raises ValueError if the directory holds runs with other settings, which could not be compared with these."""
+    free = {"ways": (), "evaluate_every": None, "run_dir": "", "resume": False}
+    path, text = Path(settings.run_dir) / "settings.txt", repr(dataclasses.replace(settings, **free)) + "\n"
+    if path.exists() and path.read_text() != text:
         raise ValueError(
-            f"{settings.run_dir} holds runs of other settings ({', '.join(names)}); use those, or another --run-dir."
+            f"{settings.run_dir} holds runs with other settings, see {path}; use these, or another --run-dir"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, json.dumps(own) + "\n")
+    write_file(path, text)
 
 
 def settings_of(args: list[str] | None = None) -> Settings:
@@ -320,23 +303,10 @@ def settings_of(args: list[str] | None = None) -> Settings:
 
 
 def main() -> int:
-    settings = settings_of()
-    check_seeds(settings.seeds)
-    one = partial(run_ways, settings)
-    return in_turn(one, settings.run_dir, seed=settings.seed, seeds=settings.seeds, resume=settings.resume)
-
-
-def run_ways(settings: Settings, seed: int, run_dir: str) -> int:
-    """All ways of one seed, and their comparison; returns the exit code."""
-    failed, settings = [], dataclasses.replace(settings, seed=seed, run_dir=run_dir)
+    settings, failed = settings_of(), []
     folder = run_path(settings.run_dir)
-    for way in settings.ways:  # every bad setting is refused before long work
-        try:
-            algorithm = make_algorithm(settings, way)
-            algorithm.close()
-            settings = dataclasses.replace(settings, task=algorithm.env.spec.name)  # with its version
-        except ValueError as error:
-            raise ValueError(f"{way}: {error}") from error
+    for way in settings.ways:  # bad settings are refused before long work
+        make_algorithm(settings, way).close()
         if not settings.resume:
             check_unused(folder / way)
     check_settings(settings)
@@ -350,15 +320,12 @@ def run_ways(settings: Settings, seed: int, run_dir: str) -> int:
             failed.append(way)
     found, over_training = results(settings), curves(settings)
     gain = at_equal_return(found)
-    written = {"settings": shared(settings), "ways": found, "at_equal_return": gain}
-    write_file(folder / _INDEX, json.dumps(written, indent=1) + "\n")
-    write_file(folder / _CURVES, json.dumps(over_training) + "\n")
+    write_file(folder / "group_sparse.json", json.dumps({"ways": found, "at_equal_return": gain}, indent=1) + "\n")
+    write_file(folder / "curves.json", json.dumps(over_training) + "\n")
     draw(settings, found, over_training).savefig(folder / "group_sparse.png", dpi=100)
-    say(found)
+    report(found)
     if gain:
         print(f"gst stores {gain['percentage_points']:.1f} percentage points less than {gain['over']}, over training")
-    else:
-        print(f"no compression at equal return: gst and a speed of iterative pruning must keep {_EQUAL:.0%} of dense")
     return 1 if failed else 0
 
 

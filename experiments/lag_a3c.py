@@ -3,8 +3,8 @@
     python experiments/lag_a3c.py --task HalfCheetah --lags 0 1 2 4 8 16 --seeds 3 --run-dir runs/lag
 
 The lag is exact, by the schedule (`lag` of `volvox.A3C`). Each lag but 0 is trained with V-trace too (`--ways`). Every
-run has a directory of its own; Ctrl-C saves it, and the same call with --resume goes on with it. Writes `lag.json` and
-`lag.png`: the mean return of the last 100 training episodes, and the curves, of each seed.
+run has a directory of its own; Ctrl-C saves it, and the same call with --resume continues it. The script writes
+`lag.json` and `lag.png`: the mean return of the last 100 training episodes, and the curve, of each seed.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from scores import made_with
 
 import volvox as vx
 from volvox._checks import integers
-from volvox.checkpoint import write_file
-from volvox.training import run_path
+from volvox.report.files import write_file
+from volvox.runs.train import run_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Settings:
     Attributes:
       task: Name of a MuJoCo task.
       lags: Rounds between acting and learning; each round is an update.
-      ways: How returns are computed; at lag 0 there is nothing for V-trace to correct.
+      ways: Ways to compute returns; at lag 0 V-trace has nothing to correct.
       seeds: Runs of each lag.
       frames: Simulator frames of a run (about).
       iterations: Iterations of a run, and so points of its curve.
@@ -41,7 +41,7 @@ class Settings:
       segment_length: Timesteps of a segment.
       learning_rate: Learning rate of Adam.
       run_dir: Directory of the result.
-      resume: Go on with the runs in `run_dir`.
+      resume: Continue the runs in `run_dir`.
     """
 
     task: str = "HalfCheetah"
@@ -58,8 +58,6 @@ class Settings:
 
     def __post_init__(self):
         integers(self, "seeds", "iterations", low=1)
-        if not self.lags or not self.ways:
-            raise ValueError(f"lags={self.lags}, ways={self.ways}: give at least one of each.")
 
 
 def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
@@ -73,26 +71,19 @@ def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
         segment_length=settings.segment_length,
         learning_rate=settings.learning_rate,
     )
-    frames_per_update = learner.frames_per_update(env)
-    episode = env.spec.max_episode_steps * env.num_envs * env.spec.frame_skip
-    least = frames_per_update * max(lag, settings.iterations)
-    if settings.frames < 2 * max(episode, least):
-        raise ValueError(
-            f"frames={settings.frames} are too few for episodes to end ({episode} frames), and for {least} frames of "
-            f"updates, at least one for each of iterations={settings.iterations} and more than lag={lag}; give at "
-            f"least {2 * max(episode, least)}."
-        )
-    updates = settings.frames // (frames_per_update * settings.iterations)
+    updates = settings.frames // (learner.frames_per_update(env) * settings.iterations)
+    if updates < 1 or updates * settings.iterations < 2 * lag:
+        raise ValueError(f"frames={settings.frames} are too few for iterations={settings.iterations} and lag={lag}")
     learner = dataclasses.replace(learner, updates_per_iteration=updates)
     return vx.learn(learner, vx.networks.GaussianMLP(components), env)
 
 
 def learned(algorithm: vx.Algorithm, settings: Settings, folder: Path, seed: int) -> dict[str, Any]:
-    """Trains, or goes on with, one run.
+    """Trains or resumes one run.
 
     Returns:
-      `return`, the mean of the last 100 training episodes, None if learning diverged; `frames` and `training_mean`,
-      the curve; `lag_max`, the lag as it was measured; `seconds` of training.
+      `return`, the mean of the last 100 training episodes, or None if learning diverged; `frames` and `training_mean`,
+      the curve; `lag_max`, the measured lag; `seconds` of training.
     """
     run_dir, resume = folder / f"seed-{seed}", settings.resume
     how = {"run_dir": run_dir, "resume": resume, "progress": False, "loggers": ()}

@@ -1,9 +1,10 @@
-"""What the scripts share: reading flags, training in a run directory, and tuning."""
+"""Code that the scripts share: reading flags, training in a run directory, and tuning."""
 
 import collections.abc
 import contextlib
 import dataclasses
 import importlib
+import json
 import os
 import sys
 import types
@@ -20,17 +21,17 @@ from flags import Run
 from scores import keep_score
 
 import volvox as vx
-from volvox._checks import nearest
-from volvox._config import DIVERGED
-from volvox.checkpoint import steps as steps_of
-from volvox.checkpoint import write_file
-from volvox.data.segments import micro_batch_size
-from volvox.report.rows import numbers, read_until_damage
-from volvox.training import check_unused, read_config, run_path
+from volvox.report.files import CHECKPOINTS, CONFIG, DIVERGED, METRICS, numbers, read_metrics, write_file
+from volvox.runs.checkpoint import steps as steps_of
+from volvox.runs.config import to_json
+from volvox.runs.directory import check_unused
+from volvox.runs.train import run_path
 
 Make = Callable[[Any], tuple[vx.Algorithm, int | None]]
-"""Settings -> (algorithm, its generations or iterations in all, where they end the run); raises ValueError for bad
-settings. A function at the top level of its script, so that it can travel to other processes."""
+"""Settings -> (algorithm, number of generations or iterations, or None). Raises ValueError for settings that
+do not fit together. It is a function at the top level of its script, because `--tune` sends it to other processes."""
+TUNED = "tuned.json"
+"""File of a run directory with the settings that `--tune` found."""
 _UNIONS = (typing.Union, types.UnionType)
 _FUNCTIONS = (collections.abc.Callable, optax.GradientTransformation)
 REGISTRY = tyro.constructors.ConstructorRegistry()
@@ -38,11 +39,11 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def _functions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Flags of fields that may be functions: a number, text such as linear:1,0,100, or an import path (optax:adam)."""
+    """Flags of fields that may be functions: a number, text such as linear:1,0,100, or an import path (optax.adam)."""
     parts = typing.get_args(info.type) if typing.get_origin(info.type) in _UNIONS else (info.type,)
     if not any(part in _FUNCTIONS or typing.get_origin(part) in _FUNCTIONS for part in parts):
         return None
-    metavar = "NUMBER|SCHEDULE" if str in parts else "NUMBER" if float in parts else "MODULE:FUNCTION"
+    metavar = "NUMBER|SCHEDULE" if str in parts else "NUMBER" if float in parts else "MODULE.FUNCTION"
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=f"{{None}}|{metavar}" if type(None) in parts else metavar,
@@ -63,19 +64,19 @@ def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
             if str not in parts:
                 raise
             return text
-    module, _, name = text.partition(":")
+    module, _, name = text.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{text!r} is no import path such as optax:adam ({error})") from error
+        raise ValueError(f"{text!r} is not an import path such as optax.adam ({error})") from error
 
 
 def _shown(value: Any) -> list[str]:
-    described = vx.describe(value)
-    if not isinstance(described, dict):
-        return [str(described)]
-    path = described.pop("function", described.pop("type", ""))
-    return [" ".join([path, *(f"{name}={setting}" for name, setting in described.items())])]
+    data, keywords = to_json(value), {}
+    if isinstance(data, dict) and "partial" in data:
+        data, keywords = data["partial"], data["keywords"]
+    path = data.get("function", data.get("type")) if isinstance(data, dict) else data
+    return [" ".join([str(path), *(f"{name}={setting}" for name, setting in keywords.items())])]
 
 
 @REGISTRY.struct_rule
@@ -102,95 +103,92 @@ def _instantiate(settings: Callable[..., Any], **fields: Any) -> Any:
 
 
 def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: list[str] | None = None) -> Any:
-    """Reads a script's flags; those not given come from the preset, the first word.
+    """Reads a script's flags.
 
     Args:
-      presets: What each preset is, and its settings, by name.
-      about: What `--help` begins with.
-      arguments: Words of the command line; None takes those of this process.
+      presets: A description and settings of each preset, by name.
+      about: Beginning of the text of `--help`.
+      arguments: Words of the command line; None takes those of this process. The first word may be a preset, which
+        flags change. The default preset is "desktop", or the first one.
 
     Raises:
       ValueError: Settings do not fit together.
-      SystemExit: There is no such flag or preset, or its value is of another kind; which one is printed.
+      SystemExit: There is no such flag or preset, or a value has another type; the message is printed.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-    if not words or (words[0] not in presets and not words[0].startswith(("-h", "--help", "--tyro"))):
-        wrong, like = (
-            (f"{words[0]!r} is no preset", nearest(words[0], presets)) if words else ("a preset is missing", "")
-        )
-        print(f"error: {wrong}: the first word is one of {', '.join(presets)}, flags follow{like}", file=sys.stderr)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if not words or (words[0].startswith("-") and not words[0].startswith(("-h", "--help", "--tyro"))):
+        words = ["desktop" if "desktop" in presets else next(iter(presets)), *words]
+    if words[0] not in presets and not words[0].startswith("-"):
+        print(f"error: {words[0]!r} is not a preset: choose from {', '.join(presets)}", file=sys.stderr)
         raise SystemExit(2)
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     try:
         return tyro.extras.overridable_config_cli(
-            presets, description=about, args=arguments, config=config, registry=REGISTRY
+            presets, description=about, args=words, config=config, registry=REGISTRY
         )
     except _Refused as error:
         raise ValueError(*error.args) from error
 
 
 def exit_code(main: Callable[[], int]) -> int:
-    """Runs the main function of a script, and makes one line of what stops it.
+    """Runs the main function of a script, and shows errors of its settings or of the machine in one line.
 
     Args:
       main: () -> exit code.
 
     Returns:
-      The exit code: 2 for settings that do not fit, or a run directory that does not; 1 where the machine or the
-      environment failed on the way; 130 after a second Ctrl-C.
+      The exit code: 2 if settings do not fit together or do not fit the run directory; 1 if the machine or the
+      environment failed during the run; 130 after a second Ctrl-C.
 
     Raises:
-      ValueError: One from inside a step, whose traceback is needed to mend it.
+      ValueError: An error from inside a step, whose traceback is needed.
     """
     try:
         return main()
     except (ValueError, ImportError, FileExistsError, BlockingIOError, vx.DamagedCheckpointError) as error:
-        if getattr(error, "__notes__", ()):  # from inside a step, and no fault of the settings
+        if getattr(error, "__notes__", ()):  # from inside a step
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except TimeoutError as error:  # environments that never answer also keep the process from ending
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
     except (OSError, MemoryError, FloatingPointError) as error:
-        print(_told(error), file=sys.stderr)
+        print(_text(error), file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # what was being compiled goes on in other threads, and may crash an orderly end
+    except KeyboardInterrupt:  # a compilation in progress goes on in other threads and may crash an orderly end
         sys.stdout.flush()
-        print("stopped at once; what was saved before, if anything, is whole", file=sys.stderr, flush=True)
+        print("stopped; what was saved before is intact", file=sys.stderr, flush=True)
         os._exit(130)
 
 
-def _told(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     return " ".join([f"error: {error}", *getattr(error, "__notes__", [])])
 
 
 def tell(text: str) -> None:
-    """Prints a line to standard error, if there is still somebody to read it."""
+    """Prints a line to standard error, unless the terminal is gone."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
-    """Marks a run whose numbers are no longer finite in this context, and refuses to go on with a marked one.
+    """Marks a run whose numbers are no longer finite in this context, and refuses to resume a marked run.
 
-    On envpool a resumed run begins new episodes. If it were trained again until it does not diverge, the seeds that are
-    left would be a selection.
+    On envpool a resumed run begins new episodes. If diverged runs were trained again until they do not diverge, the
+    remaining seeds would be a selection.
 
     Raises:
-      FileExistsError: There is a run already, without `resume`.
+      FileExistsError: There is a run already, and `resume` is False.
       FloatingPointError: The run diverged, here or before.
     """
     marker = Path(run_dir) / DIVERGED
     if resume and marker.is_file():
         raise FloatingPointError(
-            f"{run_dir} diverged, and is not trained again from other episodes; remove {marker} to do that all the "
-            f"same. What was said then: {marker.read_text().strip()}"
+            f"{run_dir} diverged and is not trained again; remove {marker} to do that. Its error was: "
+            f"{marker.read_text().strip()}"
         )
     if not resume:
         check_unused(run_dir)
-        marker.unlink(missing_ok=True)  # of a run that has no step, and is begun anew
+        marker.unlink(missing_ok=True)  # of a run without a step, which begins anew
     try:
         yield
     except FloatingPointError as error:
@@ -264,7 +262,7 @@ def in_turn(one: Callable[[int, str], int], run_dir: str, *, seed: int, seeds: i
         try:
             code = one(number, str(place))
         except FloatingPointError as error:
-            tell(_told(error))
+            tell(_text(error))
             failed = 1
             continue
         if code:
@@ -274,17 +272,14 @@ def in_turn(one: Callable[[int, str], int], run_dir: str, *, seed: int, seeds: i
 
 
 def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) -> int:
-    """One run of one seed, its score and its video; returns the exit code."""
+    """Trains one seed, scores it and records a video; returns the exit code."""
     flags: Run = dataclasses.replace(settings.run, seed=seed, run_dir=run_dir)
-    settings = dataclasses.replace(settings, run=flags)
+    settings, folder = dataclasses.replace(settings, run=flags), Path(run_dir)
     if not flags.resume:
         check_unused(run_dir)  # making the algorithm may take a while
-    tuned = _tuned(make, settings)
-    algorithm, asked = make(changed(settings, tuned))
-    steps = asked
-    rows, _ = read_until_damage(Path(run_dir) / "metrics.jsonl")
-    before = rows[: max(steps_of(Path(run_dir) / "checkpoints"), default=0)]  # later ones are dropped
-    seconds = None if flags.minutes is None else 60 * flags.minutes - spent(before)
+    algorithm, asked = make(changed(settings, _tuned(make, settings)))
+    before = read_metrics(folder / METRICS)[: max(steps_of(folder / CHECKPOINTS), default=0)]  # later ones are dropped
+    seconds, steps = None if flags.minutes is None else 60 * flags.minutes - spent(before), asked
     if seconds is not None and seconds <= 0:
         seconds, steps = None, min(len(before), len(before) if steps is None else steps)
     try:
@@ -296,25 +291,23 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
                 run_dir=run_dir,
                 resume=flags.resume,
                 checkpoint_every=flags.checkpoint_every,
-                log=flags.log,
+                on_step=vx.runs.log_arrays if flags.log else None,
                 stop_after=seconds,
                 max_frames=flags.frames,
-                about={"tuned": tuned, "given": _values(settings, tuned)} if tuned else None,
             )
     except FloatingPointError:
         algorithm.close()  # another seed may follow
         raise
     left = asked is None or len(run.metrics) < asked
     if flags.minutes is not None and left and not run.interrupted and spent(run.metrics) >= 60 * flags.minutes:
-        over = f"its {flags.minutes:g} minutes are over; with more --minutes and --resume it goes on"
-        tell(f"{run_dir}: {over}")
-    if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has it
+        tell(f"{run_dir}: its {flags.minutes:g} minutes are over; more --minutes and --resume continue it")
+    if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has a directory
         algorithm.close()
         if flags.score_episodes:
             keep_score(run, flags.score_episodes, seed=flags.seed, sampled=sampled)
         images = len(algorithm.env.spec.observation_shape) == 3
-        filmed = len(run.metrics) == len(before) and (Path(run_dir) / "episode.mp4").exists()
-        if flags.video and images and not filmed:
+        recorded = len(run.metrics) == len(before) and (folder / "episode.mp4").exists()
+        if flags.video and images and not recorded:
             run.watch()
     return run.exit_code
 
@@ -325,28 +318,21 @@ def spent(rows: list[dict[str, Any]]) -> float:
 
 
 def _tuned(make: Make, settings: Any) -> dict[str, Any]:
-    """What tuning changes: as the run in the directory has it, or found now; nothing if it is off."""
-    config = Path(settings.run.run_dir) / "config.json"
-    seeds = sorted(config.parent.parent.glob("seed-*/config.json")) if settings.run.seeds is not None else []
-    if begun := next((path for path in (config, *seeds) if path.exists()), None):  # all seeds as the first
-        saved = read_config(begun.parent)
-        saved = saved["algorithm"] if "tuned" in saved["algorithm"] else saved.get("about", {})  # format 2 and before
-        given = _values(settings, saved.get("tuned", {}))
-        # A flag that is not what it was is not overridden, so that `train` refuses it by name.
-        return {
-            name: value for name, value in saved.get("tuned", {}).items() if given.get(name) == saved["given"][name]
-        }
-    if settings.run.tune == "off":
+    """Settings that tuning found: those of the run in the directory, those of another seed, or new ones."""
+    flags: Run = settings.run
+    folder = Path(flags.run_dir)
+    files = [folder / TUNED, *(sorted(folder.parent.glob(f"seed-*/{TUNED}")) if flags.seeds is not None else [])]
+    if found := next((file for file in files if file.exists() and (flags.resume or file != files[0])), None):
+        return json.loads(found.read_text())
+    if flags.tune == "off" or (flags.resume and (folder / CONFIG).exists()):
         return {}
     if jax.process_count() > 1:
-        raise ValueError("--tune: several processes cannot try settings together; tune one, and give its flags to all.")
-    algorithm, _ = make(settings)  # refuses bad settings before minutes of trials
-    if settings.run.log and algorithm.log is None:
-        raise ValueError("--log: this algorithm has nothing to log.")
-    if any(config.with_name(name).exists() for name in ("metrics.jsonl", "checkpoints")):
-        raise ValueError(f"{settings.run.run_dir} holds a run without its config.json; give another --run-dir.")
+        raise ValueError("--tune works in one process: tune there, and give the flags that it prints to all processes")
+    make(settings)  # refuses bad settings before minutes of trials
     tuned = vx.tune(partial(_make_changed, make, settings), choices(settings))
     print(f"tuned: {tuned.settings}: {tuned.timesteps_per_second:,.0f} timesteps/s")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / TUNED, json.dumps(tuned.settings) + "\n")
     return tuned.settings
 
 
@@ -365,9 +351,6 @@ def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
     if isinstance(learner, vx.A3C):
         group = max(env.num_envs // max(env.groups, 1), 1)
         divisors = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
-        if learner.micro_batch is None:  # its size is tried first anyway
-            own = micro_batch_size(None, group, learner.segment_length)
-            divisors = [n for n in divisors if n != own]
         found["micro_batch"] = first(learner.micro_batch, divisors[-4:])
         if settings.run.tune == "all":
             count = env.num_envs
@@ -390,10 +373,3 @@ def changed(settings: Any, changes: Mapping[str, Any]) -> Any:
     own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     parts = {name: changed(value, changes) for name, value in own.items() if dataclasses.is_dataclass(value)}
     return dataclasses.replace(settings, **parts, **{name: changes[name] for name in own if name in changes})
-
-
-def _values(settings: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The values of flags, in whichever part of the settings they are."""
-    parts = [value for value in vars(settings).values() if dataclasses.is_dataclass(value)]
-    found = {name: value for part in parts for name, value in _values(part, names).items()}
-    return found | {name: value for name, value in vars(settings).items() if name in names}

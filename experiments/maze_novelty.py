@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from scores import made_with
 
 import volvox as vx
-from volvox.checkpoint import write_file
-from volvox.training import run_path
+from volvox.report.files import write_file
+from volvox.runs.train import run_path
 
 REACHED = 5.0
 """Distance to the goal that counts as reached."""
@@ -86,7 +86,7 @@ def run(settings: Settings, strategy: str, algorithm: vx.Algorithm, seed: int) -
         run_dir=Path(settings.run_dir) / strategy / f"seed-{seed}",
         checkpoint_every=settings.generations,
         resume=settings.resume,
-        log=seed == 0,
+        on_step=vx.runs.log_arrays if seed == 0 else None,
         loggers=(),
         progress=False,
     )

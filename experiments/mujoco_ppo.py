@@ -41,8 +41,8 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     (size,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(size, settings.hidden)
     algorithm = vx.learn(learner, network, env, **vars(settings.evaluation))
-    # Of the algorithm's env, which has the environments of all processes.
-    timesteps = learner.timesteps_per_round(algorithm.env) * learner.rounds_per_iteration
+    per_round = algorithm.env.all_envs * (learner.segment_length + (learner.lag == 0))
+    timesteps = per_round * learner.rounds_per_iteration
     return algorithm, -(-settings.timesteps // timesteps)
 
 

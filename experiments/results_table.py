@@ -1,9 +1,9 @@
-"""Makes experiments/README.md: what was run in one table, beside what was published, and what was not run.
+"""Makes experiments/README.md: a table of all runs beside published scores, and a list of runs that are not done yet.
 
     python experiments/results_table.py
 
-It reads `results/**/run.json`, which say what was run and where in the files beside them the score is; `wanted.csv`,
-the runs wanted in their order; and `published.csv`. `study.py` runs what is wanted and writes `run.json`.
+It reads `results/**/run.json`, which describe runs and the place of their scores, `wanted.csv`, the list of all runs,
+and `published.csv`. `study.py` runs the list and writes `run.json`.
 """
 
 import ast
@@ -14,60 +14,49 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from volvox.checkpoint import write_file
 from volvox.report import interquartile_mean, read_metrics
+from volvox.report.files import write_file
 
 HERE = Path(__file__).parent
 RESULTS, WANTED, PUBLISHED, README = HERE / "results", HERE / "wanted.csv", HERE / "published.csv", HERE / "README.md"
 HEAD = """# Experiments
 
-This page is made by `python experiments/results_table.py` from the files in `experiments/results/`, `wanted.csv` and
-`published.csv`; do not edit it. [docs/results.md](../docs/results.md) says what to conclude from the runs.
+`python experiments/results_table.py` makes this page from `experiments/results/`, `wanted.csv` and `published.csv`; do
+not edit it. [docs/results.md](../docs/results.md) draws the conclusions.
 
 ## Scripts
 
-`--help` documents presets and flags of each. `study.py` runs what is listed below as not run, one after the other.
+`--help` documents presets and flags of each. `study.py` runs the list of runs that are not done yet.
 
 {scripts}
 
-## How to read the tables
+## Columns
 
-- **Score** is the interquartile mean over seeds (the mean of the middle half; with fewer than four seeds, the mean of
-  all) with a 95% bootstrap interval that resamples seeds within each task, as Agarwal et al. 2021 (arXiv 2108.13264).
-  One or two seeds have no interval, because they do not say how much another run would differ. With three the interval
-  is the range of the seeds and covers less than 95% ([how much](../docs/comparing.md)). docs/results.md has plain means
-  over seeds, with Student's t or standard deviations. Seeds that diverged are left out and counted in the row of their
-  task; rows over several games leave them out. They take equally many seeds of each.
-- **Protocol**: policies are deterministic or take their likeliest actions unless something else is said. Preprocessing,
-  the number of episodes and their cutoff are named where the score's file has them.
-- **Exact** is the mean over all no-op starts without sticky actions, each played once, and **human-normalised** the
-  score with random play as 0 and a human tester as 1 (docs/results.md has percentages). Both columns are filled only
-  for Atari runs whose networks were scored in these ways. Exact is left out where the score is of drawn actions;
-  `score.json` has that of the likeliest.
-- **Budget**: frames of a population count validation unless "of training" is said. A timestep has 4 frames
-  on Atari, 5 on HalfCheetah, 4 on Hopper and 2 on InvertedPendulum.
-- **Wall-clock** is that of all seeds of the row together, with whatever else ran on the machine: of the whole process
-  for runs that `study.py` made, and of training for older ones.
-- **Commit** is the one that the run began with and, where it was resumed with another, the last one. Commands have
-  the flags of today.
+- **Score**: interquartile mean over seeds with a 95% bootstrap interval that resamples seeds within each task (Agarwal
+  et al. 2021, arXiv 2108.13264). One or two seeds have no interval; that of three is their range and covers less than
+  95% ([how much](../docs/comparing.md)). Seeds that diverged are counted and left out.
+- **Protocol**: policies take their likeliest actions unless the protocol says otherwise.
+- **Exact**: mean over all no-op starts without sticky actions, each played once. **Human-normalised**: random play is 0
+  and a human tester is 1. Both are for Atari only.
+- **Budget**: frames of a population include validation unless it says "of training". A timestep has 4 frames on Atari,
+  5 on HalfCheetah, 4 on Hopper and 2 on InvertedPendulum.
+- **Wall-clock**: time of all seeds of the row together.
 - **Published** values were reached with other budgets and protocols, which are named.
 """
 COLUMNS = ("method", "task", "protocol", "budget", "seeds", "score", "human-normalised", "exact", "published")
 COLUMNS += ("wall-clock", "command", "hardware", "commit", "date", "note")
 SIDE_BY_SIDE = """## Games side by side, {budget}
 
-Mean returns with sticky actions (0.25, 100 episodes, at most 27 000 timesteps), human-normalised in parentheses;
-several seeds are a mean of their middle half. A3C draws its actions; the others take the likeliest. In italics, frames
-played in millions: a run ends with the generation or iteration that reaches its budget.
-[docs/results.md](../docs/results.md#thirteen-games) says what these numbers can and cannot say.
+Mean returns with sticky actions (0.25, 100 episodes, at most 27 000 timesteps), human-normalised in parentheses, and
+frames played in millions in italics. A3C samples its actions; the others take the likeliest.
 """
 GAMES_BUDGET = "2.5 million frames"
 KEY = ("method", "task", "seeds", "command")
-"""What tells one run from another; a study refuses a line whose place holds a run with another command."""
+"""Columns that identify a run."""
 
 
 def wanted(path: Path = WANTED) -> list[dict[str, str]]:
-    """Returns the runs wanted, in the order in which they are to be run."""
+    """Reads the list of all runs, in the order in which `study.py` runs them."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -81,7 +70,7 @@ def scripts() -> list[str]:
 
 
 def finished(results: Path = RESULTS) -> list[dict[str, Any]]:
-    """Returns what each `run.json` says, and the folder it is in."""
+    """Returns the contents of each `run.json`, and its folder."""
     found = []
     for path in sorted(results.rglob("run.json")):
         runs = json.loads(path.read_text())
@@ -92,8 +81,8 @@ def finished(results: Path = RESULTS) -> list[dict[str, Any]]:
 def look_up(folder: Path, place: str) -> Any:
     """Returns the value at a place such as `score.json:elite:mean`.
 
-    Where the place before the last name holds a list, it is that of each of its members; a member that is a list has
-    numbers for names, and -1 is the last.
+    If the place before the last name is a list, this returns the value of each of its members. The names of members of
+    a list are numbers, and -1 is the last.
 
     Raises:
       FileNotFoundError: There is no such file.
@@ -107,12 +96,12 @@ def look_up(folder: Path, place: str) -> Any:
         if isinstance(node, list):
             return [item[int(last) if isinstance(item, list) else last] for item in node]
         return node[last]
-    except (IndexError, TypeError, ValueError) as error:  # the values on the way are of other kinds, or too few
+    except (IndexError, TypeError, ValueError) as error:  # values of other kinds
         raise KeyError(place) from error
 
 
 def seeds_of(run: dict[str, Any], place: str) -> list[float | None]:
-    """Returns one score for each seed of a run; that of a seed that diverged is None.
+    """Returns the score of each seed of a run; None for seeds that diverged.
 
     Raises:
       FileNotFoundError, KeyError: There is no such place, or no numbers are there.
@@ -125,7 +114,7 @@ def seeds_of(run: dict[str, Any], place: str) -> list[float | None]:
 
 
 def has_diverged(run: dict[str, Any]) -> bool:
-    """Whether there is a score of no seed, because all diverged."""
+    """Whether all seeds diverged."""
     return "interval" not in run and all(score is None for score in seeds_of(run, run["score"]))
 
 
@@ -135,7 +124,7 @@ def number(value: float) -> str:
 
 
 def scored(*tasks: Sequence[float | None]) -> str:
-    """Writes the interquartile mean and its interval, of the seeds that did not diverge, and how many did."""
+    """Writes the interquartile mean and its interval, and the number of seeds that diverged."""
     finite = [kept for task in tasks if (kept := [score for score in task if score is not None])]
     lost = sum(map(len, tasks)) - sum(map(len, finite))
     if not finite:
@@ -148,12 +137,12 @@ def scored(*tasks: Sequence[float | None]) -> str:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Writes the different values, in order of appearance."""
+    """Writes the distinct values, in order of appearance."""
     return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
 def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[str, str]:
-    """Returns the row of runs that differ by seed."""
+    """Returns the row of runs that differ only in their seeds."""
     first = runs[0]
     scores = [score for run in runs for score in seeds_of(run, run["score"])]
     seeds, score = of_all_seeds(first) if "interval" in first else (len(scores), scored(scores))
@@ -179,7 +168,7 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
 
 
 def of_all_seeds(run: dict[str, Any]) -> tuple[int, str]:
-    """Returns the number of seeds, and a score that is of all of them together with its interval."""
+    """Returns the number of seeds, and the score and interval that the run itself computed over its seeds."""
     seeds = re.fullmatch(r"(\d+)-(\d+)", run["seeds"])
     if seeds is None:
         raise ValueError(
@@ -190,7 +179,7 @@ def of_all_seeds(run: dict[str, Any]) -> tuple[int, str]:
 
 
 def human_normalized(run: dict[str, Any]) -> list[float]:
-    """Returns the human-normalised score of each seed; none where the score's file has none."""
+    """Returns the human-normalised scores of a run, if it has any."""
     if not run["score"].endswith(":mean"):
         return []
     score = look_up(run["folder"], run["score"].removesuffix(":mean"))
@@ -198,7 +187,7 @@ def human_normalized(run: dict[str, Any]) -> list[float]:
 
 
 def exact(run: dict[str, Any]) -> list[float]:
-    """Returns the exact score of each seed: where `run.json` says it is, or beside the score; none if there is none."""
+    """Returns the exact scores of a run: at the place that `run.json` names, or beside the score; [] without one."""
     if "exact" in run:
         return [look_up(run["folder"], run["exact"])]
     file, *keys = run["score"].split(":")
@@ -208,7 +197,7 @@ def exact(run: dict[str, Any]) -> list[float]:
 
 
 def middle(values: Iterable[float]) -> str:
-    """Writes the interquartile mean of what there is."""
+    """Writes the interquartile mean of the values, if there are any."""
     values = list(values)
     return number(interquartile_mean(values).value) if values else ""
 
@@ -221,7 +210,7 @@ def minutes(seconds: Iterable[float | None]) -> str:
 
 
 def protocol_of(run: dict[str, Any]) -> str:
-    """Returns how a score was measured, as the run or the score's file says."""
+    """Returns the protocol of a score, from the run or the file of the score."""
     if run.get("protocol"):
         return run["protocol"]
     file, *keys, _ = run["score"].split(":")
@@ -237,45 +226,20 @@ def protocol_of(run: dict[str, Any]) -> str:
 
 
 def without_seed(command: str) -> str:
-    """Returns a command without what differs between seeds."""
+    """Returns a command without the flags that differ between seeds."""
     return re.sub(r" --(seed \d+|resume|no-video)\b", "", command)
 
 
 def first_seeds(tasks: Iterable[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Returns the runs of the first seeds of each task, as many as there are of the one that has the fewest."""
+    """Returns the runs of the first seeds of each task, equally many of each."""
     ordered = [sorted(runs, key=lambda run: [int(seed) for seed in re.findall(r"\d+", run["seeds"])]) for runs in tasks]
     return [runs[: min(map(len, ordered))] for runs in ordered]
 
 
-def over_tasks(method: str, runs: list[dict[str, Any]]) -> dict[str, str] | None:
-    """Returns the row of human-normalised scores of a method over several games; None if there are none.
-
-    Every game counts alike: where some have more seeds than others, the first seeds of each are taken.
-    """
-    tasks: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        if human_normalized(run):
-            tasks.setdefault(run["task"], []).append(run)
-    if len(tasks) < 2:
-        return None
-    few, many = (choose(map(len, tasks.values())) for choose in (min, max))
-    seeds = f"{few} a game" if few == many else f"the first {few} of each"
-    taken = first_seeds(tasks.values())
-    runs = [run for task in taken for run in task]
-    return {"method": method, "task": f"{', '.join(tasks)}, human-normalised", "seeds": seeds} | {
-        "protocol": listed(map(protocol_of, runs)),
-        "score": scored(*([human_normalized(run)[0] for run in task] for task in taken)),
-        "wall-clock": minutes(run["seconds"] for run in runs),
-        "command": "those of the games",
-        "note": listed(run["note"] for run in runs if "note" in run),
-        **{name: listed(run[name] for run in runs) for name in ("budget", "hardware", "commit", "date")},
-    }
-
-
 def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list[str]:
-    """Returns the lines of a table with games as rows and methods as columns; none if no run has this budget.
+    """Returns the lines of a table with games as rows and methods as columns; [] if no run has this budget.
 
-    The last rows are interquartile means of human-normalised scores over all these games, where two methods have them.
+    The last rows are interquartile means of human-normalised scores of the methods that have runs of all games.
     """
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for run in runs:
@@ -304,7 +268,7 @@ def side_by_side(runs: list[dict[str, Any]], budget: str = GAMES_BUDGET) -> list
 
 
 def cell(runs: list[dict[str, Any]]) -> str:
-    """Writes what a method has in a game: its score, human-normalised, its seeds if several, and frames in millions."""
+    """Writes score, human-normalised score, number of seeds, and frames in millions of a method in a game."""
     score = middle(score for run in runs for score in seeds_of(run, run["score"]) if score is not None)
     human = interquartile_mean([value for run in runs for value in human_normalized(run)]).value
     frames = [read_metrics(run["folder"] / "metrics.jsonl")[-1]["frames"] / 1e6 for run in runs]
@@ -316,23 +280,25 @@ def page(results: Path = RESULTS, wanted_path: Path = WANTED, published_path: Pa
     """Returns the page."""
     runs, published = finished(results), wanted(published_path)
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    methods: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for run in sorted(runs, key=has_diverged):  # those last, because they have no protocol of their own
+    for run in sorted(runs, key=has_diverged):  # diverged runs have no protocol of their own, and join a group
         key = (run["method"], run["task"], protocol_of(run), without_seed(run["command"]))
         if has_diverged(run):
             key = next((other for other in groups if (*other[:2], other[3]) == (*key[:2], key[3])), key)
         groups.setdefault(key, []).append(run)
-        if run["budget"] != GAMES_BUDGET:  # `side_by_side` has rows over games for it, of methods with the same games
-            methods.setdefault((run["method"], protocol_of(run), run["budget"]), []).append(run)
-    rows = [row_of(group, published) for _, group in sorted(groups.items())]
-    rows += [row for (method, *_), group in sorted(methods.items()) if (row := over_tasks(method, group))]
     done = {tuple(run[name] for name in KEY) for run in runs}
-    head = HEAD.format(scripts="\n".join(scripts()))
-    lines = [head, *side_by_side(runs), "## What was run\n", *table(COLUMNS, rows)]
     missing = [line for line in wanted(wanted_path) if tuple(line[name] for name in KEY) not in done]
-    lines += ["\n## Not run\n", "In the order in which they are to be run.\n"]
-    shown = [{**line, "command": f"`{line['command']}`"} for line in missing]
-    lines += table(("method", "task", "seeds", "budget", "command"), shown)
+    lines = [
+        HEAD.format(scripts="\n".join(scripts())),
+        *side_by_side(runs),
+        "## Runs\n",
+        *table(COLUMNS, [row_of(group, published) for _, group in sorted(groups.items())]),
+        "\n## Not run\n",
+        "In the order in which `study.py` runs them.\n",
+        *table(
+            ("method", "task", "seeds", "budget", "command"),
+            [{**line, "command": f"`{line['command']}`"} for line in missing],
+        ),
+    ]
     return "\n".join(lines) + "\n"
 
 

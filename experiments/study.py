@@ -27,11 +27,8 @@ from launch import spent as spent_by
 from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
 from scores import made_here
 
-from volvox._config import DIVERGED
-from volvox.checkpoint import write_file
-from volvox.provenance import revision
-from volvox.report import read_metrics
-from volvox.report.rows import read_until_damage
+from volvox.report.files import DIVERGED, read_metrics, write_file
+from volvox.runs.provenance import revision
 
 MAX_BYTES, MAX_ROWS = 1_000_000, 500
 """Of what is kept of a run: larger JSON files are left out, and rows of metrics thinned."""
@@ -139,8 +136,7 @@ def spent(run_dir: Path, seconds: float) -> float:
     path = run_dir / "seconds"
     run_dir.mkdir(parents=True, exist_ok=True)
     total = seconds + (float(path.read_text()) if path.exists() else 0.0)
-    rows, _ = read_until_damage(run_dir / "metrics.jsonl")
-    total = max(total, spent_by(rows))  # a study that was killed has noted nothing
+    total = max(total, spent_by(read_metrics(run_dir / "metrics.jsonl")))  # a study that was killed has noted nothing
     write_file(path, f"{total:.1f}")
     return total
 

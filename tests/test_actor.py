@@ -1,17 +1,23 @@
 import chex
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
+from gymnasium import spaces
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import volvox as vx
+from volvox.envs.groups import environment_action
 from volvox.types import Policy
 
-SPEC = vx.envs.probe.corridor(num_envs=1).spec
+SPEC = probes.corridor(num_envs=1).spec
 
 
 def counting():
-    """Answers how many observations there were since the episode began."""
+    """Answers the number of observations since the episode began."""
     return Policy(
         init=lambda key: jnp.float32(0),
         initial_state=lambda batch_size: jnp.zeros(batch_size),
@@ -23,7 +29,7 @@ def counting():
 
 
 def test_an_actor_answers_as_its_policy():
-    env = vx.envs.probe.corridor(num_envs=1)
+    env = probes.corridor(num_envs=1)
     genotype = vx.networks.genotype(vx.networks.MLP(env.spec.num_actions, (4,)), env.spec)
     variables = genotype.prepare(genotype.policy.init(jax.random.key(0)))
     act = vx.Actor(genotype.policy, variables, env.spec)
@@ -46,18 +52,111 @@ def test_recurrent_state_is_kept_and_begins_anew():
     assert act(observation, first=True).tolist() == [1, 1, 1]
 
 
-def test_wrong_observations_are_named():
-    act = vx.Actor(counting(), (), SPEC)
-    with pytest.raises(ValueError, match=r"have shape .*got \[3, 3, 3\]"):
-        act(np.zeros((3, 3, 3)))
-    act(np.zeros((2, *SPEC.observation_shape)))
-    with pytest.raises(ValueError, match="call reset"):
-        act(np.zeros((3, *SPEC.observation_shape)))
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [
+        (np.float32, np.zeros((3, 3, 3))),
+        (np.float32, np.zeros((1, 1, *SPEC.observation_shape))),
+        (np.uint8, np.full((2, *SPEC.observation_shape), 0.5)),
+        (np.uint8, np.full((2, *SPEC.observation_shape), -300)),
+        (np.float32, np.zeros((3, *SPEC.observation_shape))),  # another batch size than before
+    ],
+)
+def test_wrong_observations_are_refused(dtype, wrong):
+    act = vx.Actor(counting(), (), SPEC._replace(observation_dtype=dtype))
+    act(np.full((2, *SPEC.observation_shape), 255, np.int64))
+    with pytest.raises(ValueError, match="observation"):
+        act(wrong)
 
 
-@pytest.mark.parametrize(("wrong", "message"), [(0.5, "got float64: do not scale"), (-300, "do not fit")])
-def test_observations_that_a_cast_would_change_are_refused(wrong, message):
-    act = vx.Actor(counting(), (), SPEC._replace(observation_dtype=np.uint8))
-    act(np.full((1, *SPEC.observation_shape), 255, np.int64))
-    with pytest.raises(ValueError, match=message):
-        act(np.full((1, *SPEC.observation_shape), wrong))
+numbers = st.floats(-3.0, 3.0, width=16)
+counts = st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=2), min_size=1, max_size=3).map(np.array)
+shapes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+SPACES = st.one_of(
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
+    st.builds(lambda n, start: spaces.MultiDiscrete(n, start=n * 0 + start), counts, st.integers(-3, 3)),
+    st.lists(st.integers(1, 3), min_size=1, max_size=2).map(spaces.MultiBinary),
+    st.builds(
+        lambda low, size, shape, dtype: spaces.Box(dtype(low), dtype(low + size), shape, dtype),
+        numbers,
+        st.floats(0.125, 3.0, width=16),
+        shapes,
+        st.sampled_from([np.float16, np.float32, np.float64]),
+    ),
+)
+BETWEEN = spaces.Box(np.array([0.1, -0.3]), np.array([0.7, 0.9]), dtype=np.float64)  # bounds between float32 numbers
+OBSERVATION = np.float32([0.5, -0.2, 1.0])
+
+
+class Records(gymnasium.Env):
+    """Shows one observation, and records the actions that it receives."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (3,))
+
+    def __init__(self, action_space, received):
+        self.action_space, self.received = action_space, received
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return OBSERVATION, {}
+
+    def step(self, action):
+        self.received.append(action)
+        return OBSERVATION, 0.0, False, False, {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(space=SPACES, seed=st.integers(0, 9))
+@example(space=BETWEEN, seed=0)
+def test_actions_of_policies_become_actions_of_the_environment(space, seed):
+    received = []
+    env = vx.envs.gymnasium(Records, num_envs=2, max_episode_steps=1, action_space=space, received=received)
+    if env.spec.continuous:
+        actions = np.stack([env.spec.action_low, env.spec.action_high])
+    else:
+        choices = env.spec.num_choices or env.spec.num_actions
+        actions = np.random.default_rng(seed).integers(0, choices, (2, *env.spec.action.shape))
+    (group,) = env.make(0)
+    state, _ = group.recv(group.init())
+    group.recv(group.send(state, actions))
+    converted = environment_action(env.spec, actions)
+    for i, sent in enumerate(received):
+        assert space.contains(np.asarray(converted[i]))
+        assert converted.dtype == np.asarray(sent).dtype == space.dtype
+        np.testing.assert_array_equal(converted[i], sent)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=-1),
+        spaces.MultiBinary([3, 2]),
+        spaces.MultiDiscrete([2, 3], start=[4, -2]),
+        BETWEEN,
+        spaces.Box(-1, 1, ()),
+    ],
+    ids=["discrete", "multi-binary", "multi-discrete", "box", "number"],
+)
+def test_an_actor_answers_with_the_actions_of_an_evaluation(space):
+    received = []
+    env = vx.envs.gymnasium(Records, num_envs=1, max_episode_steps=1, action_space=space, received=received)
+    genotype = vx.networks.genotype(vx.networks.MLP(env.spec.num_outputs, ()), env.spec)
+    variables = genotype.prepare(jax.tree.map(lambda x: 9 * x, genotype.policy.init(jax.random.key(0))))
+    vx.play(env, genotype.policy, variables, num_episodes=1)
+    act = vx.Actor(genotype.policy, variables, env.spec)
+    action = act(OBSERVATION)
+    assert space.contains(action)
+    assert np.asarray(action).dtype == space.dtype
+    np.testing.assert_array_equal(action, received[0])
+    act.reset()
+    batch = act(np.stack([OBSERVATION] * 2))
+    assert batch.shape == (2, *space.shape)
+    np.testing.assert_array_equal(batch[1], action)
+
+
+def test_an_actor_takes_observations_as_the_environment_gives_them():
+    spec = SPEC._replace(observation_shape=(5, 6, 2), observation_dtype=np.dtype(np.float32))
+    network = vx.networks.genotype(vx.networks.MLP(2, ()), spec)
+    act = vx.Actor(network.policy, network.prepare(network.policy.init(jax.random.key(0))), spec)
+    images = np.random.default_rng(0).standard_normal((4, 2, 5, 6))  # float64, channels first
+    np.testing.assert_array_equal(act(images), act(images.transpose(0, 2, 3, 1).astype(np.float32)))

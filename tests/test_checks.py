@@ -1,76 +1,82 @@
-"""Checks of settings: what passes, and what the messages say."""
+"""Checks of arguments: the values that pass, and the error of those that do not."""
 
-import functools
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from volvox._checks import gradient_transformation, integer, integers, number, numbers
+from volvox import _checks
 
 
 @pytest.mark.parametrize("value", [1, 0.5, np.float32(0.25), 0])
-def test_numbers_pass(value):
-    assert number("x", value, low=0, high=1) == value
+def test_numbers_in_the_range_pass(value):
+    assert _checks.number("x", value, low=0, high=1) == value
 
 
 @pytest.mark.parametrize(
-    ("value", "limits", "message"),
+    ("value", "limits"),
     [
-        (1.5, {"low": 0, "high": 1}, "x=1.5: give a number from 0 to 1"),
-        (0.0, {"above": 0}, "x=0.0: give a finite number above 0"),
-        (-1, {"low": 0}, "x=-1: give a finite number of at least 0"),
-        (float("nan"), {"low": 0}, "x=nan"),
-        (float("inf"), {"above": 0}, "x=inf"),
-        (0, {"above": 0, "high": 1}, "x=0: give a number above 0, up to 1"),
-        (True, {"low": 0}, "x=True"),
-        ("1", {"low": 0}, "x='1'"),
+        *((1.5, {"low": 0, "high": 1}), (0.0, {"above": 0}), (-1, {"low": 0}), (0, {"above": 0, "high": 1})),
+        *((float("nan"), {"low": 0}), (float("inf"), {"above": 0}), (True, {"low": 0}), ("1", {"low": 0})),
     ],
 )
-def test_other_values_are_refused(value, limits, message):
-    with pytest.raises(ValueError, match=message):
-        number("x", value, **limits)
+def test_other_numbers_are_refused(value, limits):
+    with pytest.raises(ValueError, match="x="):
+        _checks.number("x", value, **limits)
 
 
-def test_integers_pass():
-    assert integer("size", np.int64(3), low=3) == 3
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, 0, 5])
+def test_integers_are_of_a_range(value):
+    assert _checks.integer("size", np.int64(3), low=1, high=4) == 3
+    with pytest.raises(ValueError, match="size"):
+        _checks.integer("size", value, low=1, high=4)
 
 
-@pytest.mark.parametrize("value", [True, 1.0, "1", None, 0])
-def test_what_is_no_integer_of_the_range(value):
-    with pytest.raises(ValueError, match=f"size must be an integer of at least 1, got {value!r}"):
-        integer("size", value, low=1)
+def test_counts_may_be_none_or_whole_floats():
+    assert (_checks.count("steps", None), _checks.count("steps", 1e6)) == (None, 1_000_000)
+    for value in (0, 1.5, "3"):
+        with pytest.raises(ValueError, match="steps"):
+            _checks.count("steps", value)
 
 
-def test_fields_that_are_none_are_not_looked_at():
+def test_fields_of_settings():
     settings = types.SimpleNamespace(a=None, b=2, rate=optax.constant_schedule(-1.0))
-    integers(settings, "a", "b", low=1)
-    numbers(settings, "a", "b", "rate", low=1)
-    with pytest.raises(ValueError, match="b must be an integer of at least 3"):
-        integers(settings, "a", "b", low=3)
-    with pytest.raises(ValueError, match="b=2: give a finite number of at least 3"):
-        numbers(settings, "b", low=3)
+    _checks.integers(settings, "a", "b", low=1)
+    _checks.numbers(settings, "a", "b", "rate", low=1)
+    for check in (_checks.integers, _checks.numbers):
+        with pytest.raises(ValueError, match="b"):
+            check(settings, "b", low=3)
 
 
-def test_an_optimiser_takes_the_learning_rate_or_brings_its_own():
-    gradient = {"w": jnp.array([3.0, 4.0])}
-    for optimizer, rate in ((optax.sgd, 0.1), (functools.partial(optax.sgd), 0.1), (optax.sgd(0.1), None)):
-        made = gradient_transformation(optimizer, rate)
-        changes, _ = made.update(gradient, made.init(gradient), gradient, mean_return=jnp.float32(0))
-        np.testing.assert_allclose(changes["w"], [-0.3, -0.4], rtol=1e-6)
+def test_keys_are_made_of_seeds_and_keys():
+    expected = jax.random.key_data(jax.random.key(3))
+    for value in (3, np.int32(3), jax.random.key(3), jnp.asarray(expected)):
+        np.testing.assert_array_equal(jax.random.key_data(_checks.typed_key(value)), expected)
+    with pytest.raises(ValueError, match="seed"):
+        _checks.typed_key(2**31)
+    with pytest.raises(TypeError):
+        _checks.typed_key("3")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "rate", "message"),
-    [
-        (optax.sgd(0.1), 0.1, "learning_rate=0.1: a ready-made optimizer brings its own"),
-        (optax.sgd, None, "learning_rate=None: .* is a function of the learning rate"),
-        ("sgd", 0.1, "optimizer='sgd': give an optax.GradientTransformation"),
-        (optax.constant_schedule, 0.1, "give an optax.GradientTransformation, or a function"),
-    ],
-)
-def test_no_optimiser_is_refused(optimizer, rate, message):
-    with pytest.raises(ValueError, match=message):
-        gradient_transformation(optimizer, rate)
+def test_types_and_attributes():
+    _checks.check_type("x", 3, int, "3")
+    _checks.check_has("x", {}, ("keys", "items"), "a dict")
+    for check, value, wanted in (
+        (_checks.check_type, "3", int),
+        (_checks.check_type, int, int),
+        (_checks.check_has, [], ("keys",)),
+        (_checks.check_has, dict, ("keys",)),
+    ):
+        with pytest.raises(TypeError, match="x"):
+            check("x", value, wanted, "an example")
+
+
+def test_memory():
+    tree = {"a": jnp.zeros((2, 3)), "b": jax.ShapeDtypeStruct((5,), jnp.int8), "c": 3}
+    assert _checks.size_of(tree) == 29
+    _checks.check_memory({"a": 100}, "take less")
+    with pytest.raises(ValueError, match="replay 1e"):
+        _checks.check_memory({"replay": 10**18}, "take less")

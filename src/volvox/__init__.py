@@ -1,69 +1,16 @@
 """volvox: end-to-end accelerated deep reinforcement learning in JAX.
 
-import volvox as vx
+    import volvox as vx
 
-env = vx.envs.atari("Frostbite", num_envs=64, groups=2)
-net = vx.networks.DeepGA(env.spec.num_outputs)
-algorithm = vx.evolve(vx.GA(population_size=128), net, env)
-run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
+    env = vx.envs.atari("Frostbite", num_envs=64, groups=2)
+    network = vx.networks.DeepGA(env.spec.num_outputs)
+    algorithm = vx.evolve(vx.GA(population_size=128), network, env)
+    run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
+
+Modules are imported when they are used first; `__init__.pyi` lists the names.
 """
 
-import gc as _gc
-import sys as _sys
-
-# Nothing that is imported here becomes garbage; looking for it would slow this import down.
-_collects = _gc.isenabled()
-_gc.disable()
-try:
-    from volvox import (
-        data,
-        distributed,
-        envs,
-        evolution,
-        learners,
-        loggers,
-        networks,
-        ops,
-        population,
-        report,
-        rollout,
-        sparsity,
-        testing,
-    )
-    from volvox._settings import describe, recorded
-    from volvox._settings import document_fields as _document_fields
-    from volvox.actor import Actor
-    from volvox.checkpoint import DamagedCheckpointError
-    from volvox.evolution import ES, GA, Novelty, Validation, evolve
-    from volvox.learners import A3C, PPO, TD3, learn
-    from volvox.loading import load
-    from volvox.report import compare
-    from volvox.rollout import Score, play, play_randomly, reference_batch
-    from volvox.training import Run, train
-    from volvox.tuning import Tuned, tune
-    from volvox.types import (
-        Algorithm,
-        Env,
-        EnvGroup,
-        EnvSpec,
-        Evaluation,
-        Genotype,
-        Interrupted,
-        Policy,
-        Population,
-        TimeStep,
-    )
-finally:
-    if _collects:
-        _gc.enable()
+import lazy_loader
 
 __version__ = "0.1.0"
-__all__ = ["A3C", "ES", "GA", "PPO", "TD3", "Actor", "Algorithm", "DamagedCheckpointError", "Env", "EnvGroup"]
-__all__ += ["EnvSpec", "Evaluation", "Genotype", "Interrupted", "Novelty", "Policy", "Population", "Run"]
-__all__ += ["Score", "TimeStep", "Tuned", "Validation", "compare", "data", "describe", "distributed", "envs", "evolution", "evolve"]
-__all__ += ["learn", "learners", "load", "loggers", "networks", "ops", "play", "play_randomly", "population", "rollout"]
-__all__ += ["recorded", "reference_batch", "report", "sparsity", "testing", "train", "tune"]
-
-for _name, _module in list(_sys.modules.items()):
-    if _name.startswith("volvox."):
-        _document_fields(_module)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,12 +1,9 @@
 """Checks shared by all parts: one clear `ValueError` for each mistake, raised before anything is made."""
 
-import contextlib
-import difflib
-import inspect
 import math
 import operator
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +51,6 @@ def count(name: str, value: object) -> int | None:
     return integer(name, value, low=1, high=None)
 
 
-def takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Checks that a function can be called with these positional arguments, which are named for the message.
-
-    Raises:
-        TypeError: It is no function, or it takes other arguments.
-    """
-    wanted = f"{name} takes a function of ({', '.join(arguments)})"
-    if not callable(function):
-        raise TypeError(f"{wanted}; got {function!r}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions of C do not say
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        raise TypeError(f"{wanted}; {getattr(function, '__name__', function)}{signature} is given: {error}") from error
-
-
 def typed_key(key: Any) -> jax.Array:
     """Returns the `jax.random.key` of a seed, of raw key data, or of a key, which is returned as it is.
 
@@ -87,30 +65,6 @@ def typed_key(key: Any) -> jax.Array:
     if not hasattr(key, "dtype") or jnp.issubdtype(key.dtype, jnp.floating):
         raise TypeError(f"give an integer as the seed, or a key of jax.random; got {key!r}")
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
-
-
-def group_size(num_envs: object, num_groups: object) -> int:
-    """Returns the number of environments in each of `num_groups` equal groups.
-
-    Raises:
-        ValueError: A number is not a positive integer, or the groups would not be equal.
-    """
-    total = integer("num_envs", num_envs, low=1)
-    groups = integer("groups", num_groups, low=1)
-    if total % groups:
-        nearest = max(total // groups, 1) * groups
-        raise ValueError(
-            f"num_envs must be a multiple of groups, for groups are equal: got num_envs={total} and groups={groups}; "
-            f"use num_envs={nearest} or num_envs={nearest + groups}, or another number of groups"
-        )
-    return total // groups
-
-
-def nearest(value: object, names: Iterable[str]) -> str:
-    """Returns an ending for a message about an unknown name: `; did you mean 'Pong-v5' or 'Pong-v4'?`, or nothing."""
-    folded = {name.lower(): name for name in names}
-    matches = difflib.get_close_matches(str(value).lower(), folded, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(repr(folded[match]) for match in matches)}?" if matches else ""
 
 
 def number(
@@ -150,48 +104,6 @@ def _optional(settings: Any, name: str) -> bool:
     """Whether the type of a field includes None; True for objects that are no dataclasses."""
     fields = {field.name: field.type for field in getattr(settings, "__dataclass_fields__", {}).values()}
     return name not in fields or type(None) in typing.get_args(fields[name])
-
-
-def gradient_transformation(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimiser that settings describe.
-
-    Args:
-        optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
-        learning_rate: For the former a number or a schedule; None for the latter, which brings its own.
-
-    Raises:
-        ValueError: The learning rate is given twice or not at all, or the function does not make a transformation.
-    """
-    if callable(optimizer) and learning_rate is None:
-        raise ValueError(f"learning_rate=None: {optimizer!r} is a function of the learning rate; give one.")
-    made = optimizer(learning_rate) if callable(optimizer) else optimizer
-    if not isinstance(made, optax.GradientTransformation):
-        raise ValueError(f"{optimizer=}: give an optax.GradientTransformation, or a function such as optax.adam.")
-    if made is optimizer and learning_rate is not None:
-        raise ValueError(f"{learning_rate=}: a ready-made optimizer brings its own; take learning_rate=None.")
-    return optax.with_extra_args_support(made)
-
-
-@contextlib.contextmanager
-def one_thread(lock: Any) -> Iterator[None]:
-    """Holds the lock of an algorithm, whose pools and slots only one thread may use at a time.
-
-    Args:
-        lock: A `threading.RLock`, or None, which holds nothing.
-
-    Raises:
-        RuntimeError: Another thread holds it.
-    """
-    if lock is not None and not lock.acquire(blocking=False):
-        raise RuntimeError(
-            "this algorithm is in use in another thread, and its pools of environments cannot be shared: make one "
-            "algorithm for each thread, or wait until the other is done"
-        )
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def check_type(name: str, value: Any, wanted: type | tuple[type, ...], example: str) -> None:

@@ -1,40 +1,45 @@
-"""The command line: what can be done with the directory of a run, and a check of this machine.
+"""The command line: what can be done with the directory of a run.
 
 - volvox play runs/frostbite --episodes 30
 - volvox compare ga=runs/ga es=runs/es --out comparison.png
 - volvox export runs/frostbite policy.stablehlo
+- volvox profile runs/frostbite
 - volvox doctor
 """
 
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import imageio_ffmpeg
+import jax
 import tyro
 
-from volvox import doctor as doctor_
-from volvox import exported
-from volvox._config import METRICS, PLOT, REPORT, VIDEO, read_config
-from volvox._parts import env_of
-from volvox.checkpoint import DamagedCheckpointError
-from volvox.loading import load
+from volvox import envs
 from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
-from volvox.report.html import html_report
-from volvox.report.progress import clock
-from volvox.report.rows import Row, numbers, read_metrics
-from volvox.report.runs import SCORES, by_place, env_config, is_unscored, methods_of, number_text, task_of, words
+from volvox.report.comparison import parse_methods
+from volvox.report.files import METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
+from volvox.report.html import flat_settings, html_report
+from volvox.report.metrics import SCORES, atari_scores, format_duration, format_number, latest, task_of
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Protocol
-from volvox.training import Run
+from volvox.runs.checkpoint import DamagedCheckpointError
+from volvox.runs.config import from_json
+from volvox.runs.export import SUFFIXES, is_exported
+from volvox.runs.load import load
+from volvox.runs.profile import profile as profile_algorithm
+from volvox.runs.provenance import processor, versions
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
-_REFUSED = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
-"""Answered in one line, unless a note says that the error comes from inside an environment or a step."""
+Which = Literal["best", "last"]
+_SHOWN = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
+"""Exceptions that are shown in one line, without a traceback."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,24 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: Words of the command line; None takes those of this process.
 
     Returns:
-      The exit code: 0; 1 if `doctor` found a problem; 2 for a command or a file that is refused, in one line on the
-      standard error stream; 130 after Ctrl-C; 141 if nobody reads on, as `head` does after its lines.
+      The exit code: 0; 1 if `doctor` found a problem; 2 after an error, which is shown in one line; 130 after Ctrl-C;
+      141 if the reader of the output has gone, as with `head`.
     """
-    commands = {f.__name__: f for f in (play, watch, plot, compare, export, info, report, doctor)}
+    functions = (play, watch, plot, compare, export, info, report, profile, doctor)
+    commands = {function.__name__: function for function in functions}
     try:
         code = tyro.extras.subcommand_cli_from_dict(commands, prog="volvox", description=__doc__, args=arguments)
-        sys.stdout.flush()  # here, where it is known what to do if nobody reads
+        sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes what is left when it ends, and would print another error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at its end
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
-    except _REFUSED as error:
-        if isinstance(error, ValueError) and getattr(error, "__notes__", ()):
+    except _SHOWN as error:
+        if getattr(error, "__notes__", ()):  # from inside an environment or a step: the traceback is needed
             raise
-        print(f"error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return code or 0
 
@@ -71,7 +76,7 @@ def play(
     /,
     *,
     episodes: int | None = None,
-    which: Literal["best", "last"] | None = None,
+    which: Which = "best",
     protocol: Protocol | None = None,
     seed: int = scoring.UNUSED_SEED,
 ) -> None:
@@ -79,39 +84,33 @@ def play(
 
     Args:
       run: The run directory, or a file of `volvox export` that ends in `.stablehlo`.
-      episodes: Number of episodes; by default 100. The protocol "exact" always plays as many as there are starts.
-      which: The best policy of a run so far (the default), or its last one.
+      episodes: Number of episodes; by default 100. The protocol "exact" plays one for each start.
+      which: The best policy of a run so far, or its last one.
       protocol: How the score is measured; by default on Atari with sticky actions and then exactly, otherwise in fresh
         episodes.
-      seed: Seed of the environments and the actions; by default one that training is unlikely to use.
+      seed: Seed of the environments and the actions; training is unlikely to use the default.
     """
-    evaluate = _evaluation_of(run, which)
+    loaded: Any = load(run)
+    evaluate: Callable[..., scoring.Score]
+    if is_exported(run):
+        evaluate = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
+    else:
+        evaluate = partial(loaded.evaluate, which=which)
     score = evaluate(num_episodes=episodes, protocol=protocol, seed=seed)
     print(score, flush=True)
     if protocol is None and score.protocol == "sticky":
         print(evaluate(protocol="exact", seed=seed))
 
 
-def _evaluation_of(run: Path, which: Literal["best", "last"] | None) -> Callable[..., scoring.Score]:
-    """`Run.evaluate` of a run's policy, or the same of an exported one."""
-    if not exported.is_exported(run):
-        return partial(load(run).evaluate, which=which or "best")
-    if which is not None:
-        raise ValueError(f"{run} holds one policy, so that which={which!r} chooses nothing: leave it out.")
-    policy = exported.load_exported(run)
-    env = env_of(policy.header["config"].get("env") or {}, place="env")
-    return partial(scoring.play, env, policy.policy(), ())
-
-
 def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:
-    """Films one episode of the policy.
+    """Records a video of one episode.
 
     Args:
       run: The run directory.
-      out: Where to write the MP4; by default `episode.mp4` in the run directory.
+      out: The MP4 file; by default `episode.mp4` in the run directory.
       seed: The environment's seed.
     """
-    _loaded(run, "watch").watch(out, seed=seed)
+    load(_run_dir(run)).watch(out, seed=seed)
 
 
 def plot(run: RunDir, /, *, out: Path | None = None) -> None:
@@ -119,11 +118,11 @@ def plot(run: RunDir, /, *, out: Path | None = None) -> None:
 
     Args:
       run: The run directory.
-      out: Where to write the PNG; by default `learning_curve.png` in the run directory.
+      out: The PNG file; by default `learning_curve.png` in the run directory.
     """
-    config, rows = _recorded(run, "plot")
-    path, task = run / PLOT if out is None else out, task_of(config)
-    plots.learning_curve(rows, path, title=task, **plots.score_lines(env_config(config)))
+    config, rows, random = _read(run)
+    path = run / PLOT if out is None else out
+    plots.learning_curve(rows, path, title=task_of(config), random=random)
     print(path)
 
 
@@ -133,42 +132,42 @@ def compare(
     *,
     metric: str | None = None,
     x: str = "frames",
+    pairs: bool = False,
     markdown: bool = False,
     out: Path | None = None,
 ) -> None:
     """Compares methods by their runs: interquartile means with intervals, and probabilities of improvement.
 
     Args:
-      runs: Run directories, or directories of seeds (`seed-0`, `seed-1`, ...), each a method; those that begin with the
-        same name, as in `ga=runs/a ga=runs/b`, are runs of one.
-      metric: The metric that is compared; by default the most telling one that all runs have.
-      x: What counts the expense: frames, seconds, step, or another metric.
+      runs: Run directories, or directories of seeds (`seed-0`, `seed-1`, ...), each a method; several with the same
+        name, as in `ga=runs/a ga=runs/b`, are runs of one method.
+      metric: The metric that is compared; by default the most informative one that all runs have.
+      x: Measure of the budget: frames, seconds, step, or another metric.
+      pairs: Print the probabilities of improvement of all pairs.
       markdown: Print tables in Markdown.
-      out: Where to write a PNG of the curves; by default nothing is written.
+      out: PNG file of the curves; by default none is written.
     """
     if not runs:
-        raise ValueError("compare takes one or more run directories, such as ga=runs/ga es=runs/es.")
+        raise ValueError("compare needs run directories, such as ga=runs/ga es=runs/es")
     plots.check_png(out)
-    comparison = compare_methods(methods_of(runs), metric=metric, x=x)
+    comparison = compare_methods(parse_methods(runs), metric=metric, x=x, pairs=pairs)
     print(comparison.markdown() if markdown else comparison)
     if out is not None:
         comparison.plot(out)
         print(f"\n{out}")
 
 
-def export(
-    run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /, *, which: Literal["best", "last"] = "best"
-) -> None:
+def export(run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /, *, which: Which = "best") -> None:
     """Writes the policy to one file that acts without the code of its network.
 
     Args:
       run: The run directory.
-      path: Where to write; `.stablehlo` or `.onnx`.
+      path: The file; its name ends in `.stablehlo` or `.onnx`.
       which: The best policy of the run so far, or its last one.
     """
-    if path.suffix not in exported.SUFFIXES:  # loading takes seconds
-        raise ValueError(f"{path}: the name must end in {' or '.join(exported.SUFFIXES)}")
-    _loaded(run, "export").export(path, which=which)
+    if path.suffix not in SUFFIXES:  # loading takes seconds
+        raise ValueError(f"{path}: the name must end in {' or '.join(SUFFIXES)}")
+    load(_run_dir(run)).export(path, which=which)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
@@ -177,74 +176,86 @@ def report(run: RunDir, /, *, out: Path | None = None) -> None:
 
     Args:
       run: The run directory.
-      out: Where to write it; by default `report.html` in the run directory.
+      out: The file; by default `report.html` in the run directory.
     """
-    config, rows = _recorded(run, "report")
-    path, task = run / REPORT if out is None else out, task_of(config)
-    video = run / VIDEO if (run / VIDEO).exists() else None
-    lines = plots.score_lines(env_config(config))
-    print(html_report(path, rows, config, title=task, video=video, **lines))
+    config, rows, random = _read(run)
+    path, video = run / REPORT if out is None else out, run / VIDEO
+    shown = video if video.exists() else None
+    print(html_report(path, rows, config, title=task_of(config), video=shown, random=random))
 
 
 def info(run: RunDir, /) -> None:
-    """Says what a run directory or an exported policy holds: how far it came, what it is of, then all settings.
+    """Prints scores, steps and all settings of a run, or the header of an exported policy.
 
     Args:
       run: The run directory, or a file of `volvox export`.
     """
-    if exported.is_exported(run):
-        _print_places(exported.load_exported(run).header)
-        return
-    config, rows = read_config(run), read_metrics(run / METRICS)
-    algorithm, last = config["algorithm"], numbers(rows[-1]) if rows else {}
-    latest = {name: value for row in rows for name, value in numbers(row).items()}
-    names = [name for name in SCORES if name in latest and not is_unscored(name, rows)]
-    result = [f"{words(name)} {number_text(latest[name])}" for name in names]
-    result += ["the elite is new and not scored yet"] if is_unscored("elite_score", rows) else []
-    counts = [f"{number_text(last['frames'])} frames"] if "frames" in last else []
-    counts += [clock(last["seconds"])] if "seconds" in last else []
-    network = algorithm.get("network") or {}
-    made_of = [_named(algorithm.get("strategy") or algorithm.get("settings") or algorithm.get("algorithm"))]
-    made_of += [f"with {_named(network)}"] if network else []
-    counted = isinstance(network, Mapping) and "num_parameters" in network
-    made_of += [f"of {network['num_parameters']:,} parameters"] if counted else []
-    print(f"result: {', '.join(result) or 'none yet'}")
-    print(f"steps: {', '.join([str(len(rows)), *counts])}")
-    print(f"task: {task_of(config)}")
-    print(f"policy: {' '.join(made_of)}\n")
-    _print_places(config)
+    if is_exported(run):
+        settings = load(run).header
+    else:
+        settings, rows, _ = _read(run)
+        found = latest(rows)
+        counts = [f"{len(rows)} steps"]
+        counts += [f"{format_number(found['frames'])} frames"] if "frames" in found else []
+        counts += [format_duration(found["seconds"])] if "seconds" in found else []
+        scores = [f"{name} {format_number(found[name])}" for name in SCORES if name in found]
+        print(f"{task_of(settings)}: {', '.join(counts)}\nscores: {', '.join(scores) or 'none yet'}\n")
+    for name, text in flat_settings(settings).items():
+        print(f"{name}: {text}")
+
+
+def profile(run: RunDir, /, *, seconds: float = 10.0) -> None:
+    """Measures the time of emulators, inference and learning or decoding of a run's algorithm.
+
+    Args:
+      run: The run directory. The algorithm begins anew; the run does not change.
+      seconds: Length of each of the two measurements.
+    """
+    print(profile_algorithm(load(_run_dir(run)).algorithm, seconds=seconds))
 
 
 def doctor() -> int:
-    """Checks JAX, devices, envpool, cores, memory, ffmpeg and the disk, and says what to do where one is missing."""
-    return doctor_.doctor()
+    """Prints versions, devices and free disk, and checks that JAX, envpool and ffmpeg work."""
+    print(", ".join(f"{name} {version}" for name, version in versions().items()))
+    free = shutil.disk_usage(".").free / 1e9
+    print(f"{processor()}, {len(os.sched_getaffinity(0))} cores, {free:.0f} GB of disk free")
+    problems = 0
+    checks = {"jax": _devices, "envpool": _play_pong, "imageio-ffmpeg": imageio_ffmpeg.get_ffmpeg_version}
+    for name, check in checks.items():
+        try:
+            print(f"{name}: {check()}")
+        except Exception as error:  # a broken installation may raise anything
+            print(f"{name}: {type(error).__name__}: {error}; reinstall it: pip install --upgrade {name}")
+            problems += 1
+    return 1 if problems else 0
 
 
-def _loaded(path: Path, command: str) -> Run:
-    """Loads a run; raises ValueError for an exported policy, which is less than a run."""
-    _check_run(path, command)
-    return load(path)
+def _devices() -> str:
+    jax.block_until_ready(jax.numpy.arange(10.0).sum())
+    unused = Path("/proc/driver/nvidia/version").exists() and jax.default_backend() == "cpu"
+    hint = '; there is an NVIDIA GPU that JAX does not use: pip install "jax[cuda13]"' if unused else ""
+    return ", ".join(map(str, jax.devices())) + hint
 
 
-def _recorded(path: Path, command: str) -> tuple[dict[str, Any], list[Row]]:
-    """Settings and metrics of a run, for which none of its code has to be there; raises ValueError likewise."""
-    _check_run(path, command)
-    return read_config(path), read_metrics(path / METRICS)
+def _play_pong() -> str:
+    (group,) = envs.atari("Pong", num_envs=1, groups=1).make(0, host=True)
+    try:
+        return f"plays Pong, observations {list(group.recv(group.init())[1].observation.shape)}"
+    finally:
+        group.close()
 
 
-def _check_run(path: Path, command: str) -> None:
-    if exported.is_exported(path):
-        raise ValueError(f"{path} is an exported policy; {command} takes a run directory (play and info take both).")
+def _run_dir(path: Path) -> Path:
+    if is_exported(path):
+        raise ValueError(f"{path} is an exported policy, and this command needs a run directory")
+    return path
 
 
-def _named(described: Any) -> str:
-    """The name of a class, of its description."""
-    if isinstance(described, Mapping):  # runs of format 1 have the last two
-        described = next((described[name] for name in ("type", "network", "kind") if name in described), "?")
-    return str(described).rpartition(":")[2]
+def _read(run: Path) -> tuple[dict[str, Any], list[Row], float | None]:
+    """Settings, metrics, and the score of random play, for which the code of the run is not needed."""
+    config = read_config(_run_dir(run))
+    return config, read_metrics(run / METRICS), atari_scores(config["algorithm"].get("env")).get("random")
 
 
-def _print_places(values: Mapping[str, Any]) -> None:
-    """Prints nested settings, one a line, by their places such as `algorithm.env.task`."""
-    for place, text in by_place(values).items():
-        print(f"{place}: {text}")
+if __name__ == "__main__":
+    sys.exit(main())

@@ -51,6 +51,9 @@ class EnvSpec(NamedTuple):
       frame_skip: Emulator frames of a timestep.
       extras: Names in `TimeStep.extras`.
       num_choices: Number of choices of each discrete component; None for other actions.
+      action_range: `(lowest, highest)` action of the environment's own space, arrays of its shape and dtype, if that
+        space differs from the above: index 0 is then the lowest action. `volvox.envs.groups.environment_action`
+        converts to it. None if actions need no conversion.
     """
 
     name: str
@@ -64,6 +67,7 @@ class EnvSpec(NamedTuple):
     frame_skip: int
     extras: tuple[str, ...] = ()
     num_choices: tuple[int, ...] | None = None
+    action_range: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def observation(self) -> Any:

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from volvox.data import metrics
 from volvox.data.metrics import (
@@ -12,7 +11,6 @@ from volvox.data.metrics import (
     Maximum,
     RunningEpisodes,
     init_episodes,
-    init_running,
     latest_mean,
     scores,
     update_episodes,
@@ -32,13 +30,6 @@ def test_means_are_of_all_values():
 def test_metrics_of_other_names_stay_and_begin():
     both = metrics.add(metrics.means({"a": jnp.float32(2)}), metrics.means({"b": jnp.float32(3)}, count=2))
     assert metrics.compute(both) == {"a": 2.0, "b": 1.5}
-
-
-def test_zeros_keep_names_and_shapes_and_say_nothing():
-    shapes = jax.eval_shape(lambda: metrics.means({"a": jnp.ones(3)}) | {"b": Maximum(jnp.ones(3))})
-    begun = metrics.zeros(shapes)
-    assert begun["a"].total.shape == (3,)
-    assert metrics.compute(begun) == {"b": 0.0}
 
 
 def test_learners_are_averaged():
@@ -99,9 +90,13 @@ def test_the_latest_mean_looks_back_as_far_as_environments_play_at_once():
     assert latest_mean(episodes, num_envs=500) == returns[-WINDOW:].mean()
 
 
-def test_environments_of_another_number_are_refused():
-    with pytest.raises(AssertionError, match="different shapes"):
-        update_episodes(init_episodes(), init_running(3), timestep(2))
+def test_scores_of_several_learners_are_means_and_those_of_each():
+    returns = jnp.stack([jnp.full(WINDOW, 2.0), jnp.full(WINDOW, 6.0)])
+    episodes = Episodes(jnp.array([3, 200]), returns, jnp.full((2, WINDOW), 7))
+    row = scores(episodes, num_envs=4)
+    assert (row["training_mean"], row["training_best"], row["episode_length"]) == (4.0, 6.0, 7.0)
+    assert (row["recent_mean"], row["recent_mean_0"], row["training_mean_1"]) == (4.0, 2.0, 6.0)
+    assert scores(episodes._replace(total=jnp.array([0, 5])), num_envs=4) == {}
 
 
 def test_a_mean_is_of_what_is_valid_in_the_last_axis():

@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox.data import segments
-from volvox.envs import probe
 from volvox.types import TimeStep
 
 B, T = 6, 4
-SPEC = probe.constant().spec
+SPEC = probes.constant().spec
 
 
 def number(k, b):
@@ -48,8 +48,16 @@ def test_a_segment_holds_what_belongs_together(num_segments, rows):
     ring = segments.init(num_segments, rows, B, SPEC, jnp.zeros((B, 2)))
     step = jax.jit(
         lambda ring, r, t, ts, value, action, version, state: segments.add(
-            segments.complete(ring, r, t, ts, ts.reward, value),
-            *(r, t, ts, action, ts.reward * 0 - 1, version, state),
+            ring,
+            r,
+            t,
+            ts,
+            reward=ts.reward,
+            value=value,
+            action=action,
+            log_prob=ts.reward * 0 - 1,
+            version=version,
+            recurrent=state,
         )
     )
     b = np.arange(B)
@@ -93,28 +101,3 @@ def check(ring, begin, rows, num_segments, following):
         np.testing.assert_array_equal(more.first[:T], got.first)
         np.testing.assert_array_equal(more.first[T], (begin + T + bs[0] - 1) % 5 == 4)
         np.testing.assert_array_equal(more.reward, got.reward)
-
-
-def test_a_ring_of_continuous_actions():
-    env = probe.target(size=3)
-    ring = segments.init(2, T, B, env.spec, ())
-    assert ring.action.shape == (2, T, B, 3)
-    assert ring.observation.shape == (2, T, B, 3)
-    assert ring.recurrent == ()
-    assert not ring.valid.any()
-
-
-def test_rows_of_another_shape_are_refused():
-    ring, beat = segments.init(2, T, B, SPEC, ()), jnp.int32(0)
-    with pytest.raises(AssertionError, match="shape"):
-        segments.add(ring, beat, beat, timestep(0), jnp.zeros((B, 1)), jnp.zeros(B), beat, ())
-    with pytest.raises(AssertionError, match="shape"):
-        segments.complete(ring, beat, beat, timestep(0), jnp.zeros(B), jnp.zeros((B, 1)))
-
-
-def test_a_micro_batch_has_about_64_transitions():
-    assert segments.micro_batch_size(None, 12, 20) == 3
-    assert segments.micro_batch_size(None, 12, 100) == 1
-    assert segments.micro_batch_size(6, 12, 20) == 6
-    with pytest.raises(ValueError, match=r"micro_batch=5 does not divide a group of 12 .* \[1, 2, 3, 4, 6, 12\]"):
-        segments.micro_batch_size(5, 12, 20)

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import probes as probe
 from flax import linen as nn
 
 import volvox as vx
-from volvox.envs import probe
 
 
 def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algorithm:

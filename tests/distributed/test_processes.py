@@ -13,10 +13,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 import volvox as vx
-from volvox.envs import probe
 
 sys.path.insert(0, str(Path(__file__).parent))
 import process

@@ -8,10 +8,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 import volvox as vx
-from volvox.envs import probe
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator

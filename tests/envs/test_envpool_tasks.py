@@ -1,10 +1,12 @@
 from pathlib import Path
 
 import numpy as np
+import probes
 import pytest
 
 from volvox import envs
-from volvox.envs.envpool_tasks import color_screen, evaluation_options, known_scores
+from volvox.envs.envpool_tasks import color_screen, evaluation_options, known_scores, whole_games
+from volvox.envs.preprocessing import opening
 
 
 @pytest.mark.parametrize(
@@ -16,12 +18,14 @@ from volvox.envs.envpool_tasks import color_screen, evaluation_options, known_sc
         ("UpNDown", "UpNDown"),
         ("up_n_down", "UpNDown"),
         ("Space Invaders", "SpaceInvaders"),
+        ("ALE/SpaceInvaders-v5", "SpaceInvaders"),
+        ("SpaceInvadersNoFrameskip-v4", "SpaceInvaders"),
     ],
 )
 def test_games_are_found_in_the_usual_spellings(spelling, name):
     env = envs.atari(spelling)
     assert env.spec.name == name
-    assert env.config["task"] == f"{name}-v5"
+    assert envs.atari_game(env.config) == name
     assert (env.num_envs, env.num_groups) == (128, 2)
 
 
@@ -46,7 +50,7 @@ def test_settings_reach_the_emulator(drive):
     assert env.spec.observation_shape == (42, 42, 2)
     assert env.spec.num_actions == 18
     assert env.spec.frame_skip == 3
-    assert env.config["settings"]["repeat_action_probability"] == 0.25
+    assert env.config["sticky_actions"] == 0.25
     (group,) = env.make(0, host=True)
     step = drive(group, np.full((6, 2), 17, np.int32))
     group.close()
@@ -67,8 +71,7 @@ def first_memories(env, *, steps=0):
     return np.asarray(step.extras["ram"])
 
 
-@pytest.mark.slow_except("Breakout")
-@pytest.mark.parametrize("game", ["Seaquest", "Breakout"])
+@pytest.mark.parametrize("game", [pytest.param("Seaquest", marks=pytest.mark.slow), "Breakout"])
 def test_exact_evaluation_has_every_start_once(game):
     assert len(np.unique(first_memories(envs.atari(game)), axis=0)) == 30
 
@@ -128,34 +131,42 @@ def test_a_lost_life_ends_an_episode_where_asked(drive):
     assert step.extras["elapsed_steps"][beat + 1, which] > 0
 
 
-def test_equal_settings_are_the_same_recipe():
-    def recipe(env):
-        return {name: value for name, value in env.config.items() if name != "made_by"}
-
-    assert recipe(envs.atari("pong")) == recipe(envs.atari("Pong-v5", noop_max=30))
-    assert recipe(envs.atari("pong")) != recipe(envs.atari("pong", noop_max=20))
-    preset = envs.atari("pong", num_envs=8, groups=2)
-    assert recipe(preset) == recipe(envs.envpool("Pong-v5", num_envs=8, groups=2))
+def test_configs_make_the_same_recipe_again():
+    env = envs.atari("pong", num_envs=8, preprocessing="uber", noop_max=20)
+    assert env.config["game"] == "Pong"
+    assert envs.atari(**{key: value for key, value in env.config.items() if key != "type"}).config == env.config
+    tasks = (
+        envs.atari("pong"),
+        envs.envpool("Pong-v5", num_envs=2),
+        opening(envs.envpool("Pong-v5", num_envs=2), (1,)),
+    )
+    for task in tasks:
+        assert envs.atari_game(task.config) == "Pong"
+        assert whole_games(task) == {"episodic_life": False}
+        assert evaluation_options(task, None)[0] == "sticky"
+        assert len(evaluation_options(task, "exact")[1]["seeds"]) == 30
+    for other in (envs.mujoco("Hopper", num_envs=1), envs.envpool("CartPole-v1", num_envs=1), envs.cartpole()):
+        assert envs.atari_game(other.config) is None
+        assert whole_games(other) == {}
+        assert evaluation_options(other, None) == ("fresh", {})
+        with pytest.raises(ValueError, match="protocol"):
+            evaluation_options(other, "sticky")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ({"game": "Frostbit"}, "lists; did you mean 'Frostbite'"),
-        ({"game": "HalfCheetah"}, "game 'HalfCheetah' is not one of envpool's Atari games"),
-        ({"noop_max": 0}, "noop_max must be an integer of at least 1, got 0"),
-        ({"stack": 0}, "stack must be an integer of at least 1, got 0"),
-        ({"frame_skip": 0}, "frame_skip must be an integer of at least 1, got 0"),
-        ({"image_size": 0}, "image_size must be an integer of at least 5, got 0"),
-        ({"num_envs": 127}, "use num_envs=126 or num_envs=128"),
-        ({"num_envs": True}, "num_envs must be an integer of at least 1, got True"),
-        ({"groups": 0}, "groups must be an integer of at least 1, got 0"),
-        ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1, got 0"),
-        ({"sticky_actions": 1.0}, "sticky_actions must be a probability"),
+        {"game": "Frostbit"},
+        {"game": "HalfCheetah"},
+        {"image_size": 4},
+        {"num_envs": 127},
+        {"sticky_actions": 1.0},
+        {"preprocessing": "ubr"},
+        {"preprocessing": "uber", "episodic_life": True},
     ],
 )
-def test_mistakes_are_told(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_mistakes_are_refused(arguments):
+    with pytest.raises(ValueError, match="|".join([*arguments, str(arguments.get("game"))])):
         envs.atari(**{"game": "Pong", **arguments})
 
 
@@ -163,7 +174,7 @@ def test_a_screen_in_color_shows_the_same_game(drive, actions_for):
     env = envs.atari("Frostbite", num_envs=1, groups=1, preprocessing="uber", frame_skip=3)
     screen = color_screen(env)
     assert screen.spec.observation_shape == (210, 160, 3)
-    assert screen.config["opening"] == env.config["opening"] == [1, 2]
+    assert screen.config["actions"] == (1, 2)
     assert screen.spec.frame_skip == 3
     seen = []
     for recipe in (env, screen):
@@ -174,5 +185,5 @@ def test_a_screen_in_color_shows_the_same_game(drive, actions_for):
     np.testing.assert_array_equal(seen[0].first, seen[1].first)
     red, green, blue = np.asarray(seen[1].observation[-1], float).reshape(-1, 3).mean(0)
     assert blue > green > red  # Frostbite is sky and sea
-    for other in (envs.probe.constant(), envs.mujoco("Hopper", num_envs=1)):
+    for other in (probes.constant(), envs.mujoco("Hopper", num_envs=1)):
         assert color_screen(other) is None

@@ -12,7 +12,14 @@ from volvox import envs
 )
 def test_mujoco_tasks_are_found(spelling, task):
     env = envs.mujoco(spelling, num_envs=4)
-    assert env.config["task"] == task
+    assert env.config == {
+        "type": "volvox.envs.mujoco",
+        "task": task,
+        "num_envs": 4,
+        "groups": 1,
+        "threads": None,
+        "max_episode_steps": 1_000,
+    }
     assert env.spec.name == task
     assert env.spec.num_actions is None
 
@@ -24,11 +31,10 @@ def test_mujoco_actions_outside_their_bounds_are_refused_or_clipped():
     state, _ = group.recv(group.init())
     state = group.send(state, np.full((2, 17), np.float32(0.4)))  # a little more than 0.4
     state, _ = group.recv(state)
-    refused = (5.0, ValueError, "an action of 5.0 is outside of Humanoid-v5's bounds, -0.4 to 0.4")
-    for wrong, error, message in (refused, (np.nan, FloatingPointError, "an action for Humanoid-v5 is NaN")):
+    for wrong, error in ((5.0, ValueError), (np.nan, FloatingPointError)):
         action = np.zeros((2, 17), np.float32)
         action[1, 3] = wrong
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match="Humanoid-v5"):
             group.send(state, action)
     group.close()
 
@@ -48,7 +54,6 @@ def test_mujoco_bounds_and_frames():
     np.testing.assert_allclose(spec.action_high, np.full(17, 0.4), rtol=1e-6)
     np.testing.assert_allclose(spec.action_low, np.full(17, -0.4), rtol=1e-6)
     assert spec.frame_skip == 3
-    with pytest.raises(ValueError, match="'HalfCheeta' is not a MuJoCo task envpool knows; did you mean 'HalfChe"):
-        envs.mujoco("HalfCheeta", num_envs=4)
-    with pytest.raises(ValueError, match="'HalfCheetah-v9' is not a MuJoCo task"):
-        envs.mujoco("HalfCheetah-v9", num_envs=4)
+    for wrong in ("HalfCheeta", "HalfCheetah-v9"):
+        with pytest.raises(ValueError, match=f"{wrong}.*did you mean 'HalfCheetah"):
+            envs.mujoco(wrong, num_envs=4)

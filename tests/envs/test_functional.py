@@ -1,76 +1,91 @@
-import os
-import pty
-import subprocess
-import sys
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import envs
-from volvox.envs import probe
 
 
-class Pair(NamedTuple):
-    x: jax.Array
-    y: jax.Array
+def keep(state, action, key):
+    return state, state, state > 0
 
 
-def test_the_hash_of_what_is_computed_is_the_same_in_a_terminal():
-    """Where JAX prints in colours."""
-    program = "import sys; from volvox.envs import probe; sys.stderr.write(probe.corridor(num_envs=2).config{})"
-    program = program.format("['settings']['code']")
-    ours, theirs = pty.openpty()
-    with os.fdopen(ours), os.fdopen(theirs) as terminal:
-        done = subprocess.run([sys.executable, "-c", program], stdout=terminal, stderr=subprocess.PIPE, text=True)
-    assert done.stderr.endswith(probe.corridor(num_envs=2).config["settings"]["code"])
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"step": lambda state, action, key: (state[None], state, state > 0)}, AssertionError),
+        ({"step": lambda state, action, key: (state.astype(int), state, state > 0)}, AssertionError),
+        ({"step": lambda state, action, key: (state, state[None], state > 0)}, ValueError),
+        ({"action_shape": (1,)}, ValueError),  # and num_actions
+        ({"num_actions": None}, ValueError),
+        ({"num_actions": None, "action_shape": (1,), "action_low": 1.0, "action_high": 1.0}, ValueError),
+        ({"num_actions": None, "action_shape": (1,), "action_low": np.zeros(2)}, ValueError),
+        ({"extras": lambda state: {"elapsed_steps": state}}, ValueError),
+    ],
+)
+def test_functions_that_do_not_fit_are_refused(arguments, error):
+    def make(**changes):
+        given = {
+            "reset": lambda key: jnp.float32(0),
+            "step": keep,
+            "observe": lambda state: state[None],
+            "name": "mine",
+            "num_envs": 2,
+            "max_episode_steps": 3,
+            "num_actions": 2,
+        }
+        return envs.from_functions(**given | changes)
+
+    env = make()
+    assert env.spec.observation_shape == (1,)
+    assert env.config["type"] == "volvox.envs.from_functions"
+    assert env.config["step"] is keep
+    assert envs.from_functions(**{key: env.config[key] for key in env.config if key != "type"}).spec == env.spec
+    with pytest.raises(error):
+        make(**arguments)
 
 
-def test_functions_that_do_not_fit_are_told():
-    def make(step, **arguments):
-        return envs.from_functions(
-            step=step,
-            **{
-                "reset": lambda key: jnp.float32(0),
-                "observe": lambda state: state[None],
-                "name": "mine",
-                "num_envs": 2,
-                "max_episode_steps": 3,
-                "num_actions": 2,
-                **arguments,
-            },
+class Walk(NamedTuple):
+    key: jax.Array
+    position: jax.Array
+    left: jax.Array
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_resets_in_batches_are_the_same_resets(size, drive, actions_for, assert_equal):
+    """Episodes of different lengths; the state holds a key, and the reset takes many steps."""
+
+    def reset(key):
+        total = jax.lax.fori_loop(0, 20, lambda i, x: x + jax.random.normal(jax.random.fold_in(key, i)), 0.0)
+        return Walk(key, total, jax.random.randint(key, (), 1, 6))
+
+    def step(state, action, key):
+        moved = state.position + jax.random.normal(key)
+        return Walk(key, moved, state.left - 1), moved, state.left <= 1
+
+    def play(reset_batch):
+        env = envs.from_functions(
+            reset,
+            step,
+            lambda state: {"position": state.position},
+            name="walk",
+            num_envs=5,
+            max_episode_steps=4,
+            num_actions=2,
+            reset_batch=reset_batch,
         )
+        (group,) = env.make(0)
+        return drive(group, actions_for(env, 20), restart_at=7)
 
-    def keep(state, action, key):
-        return state, state, state > 0
-
-    assert make(keep).spec.observation_shape == (1,)
-    with pytest.raises(ValueError, match="keep the structure, shapes and dtypes of the state"):
-        make(lambda state, action, key: (state[None], state, state > 0))
-    named = {"reset": lambda key: Pair(jnp.zeros(()), jnp.zeros(())), "observe": lambda state: state.x[None]}
-    with pytest.raises(ValueError, match=r"keep the structure, .* of the state: got \(\(\(\), .* from Pair\(x="):
-        make(lambda state, action, key: ((state.x, state.y), 0.0, False), **named)
-    with pytest.raises(ValueError, match="scalar reward"):
-        make(lambda state, action, key: (state, state[None], state > 0))
-    with pytest.raises(ValueError, match="exactly one of num_actions, num_choices and action_shape"):
-        make(keep, action_shape=(1,))
-    with pytest.raises(ValueError, match="exactly one of num_actions, num_choices and action_shape"):
-        make(keep, num_actions=None)
-    with pytest.raises(ValueError, match="action_low must be below action_high"):
-        make(keep, num_actions=None, action_shape=(1,), action_low=1.0, action_high=1.0)
-    with pytest.raises(ValueError, match=r"action_low must be below action_high, .* of shape \(1,\)"):
-        make(keep, num_actions=None, action_shape=(1,), action_low=np.zeros(2))
-    with pytest.raises(ValueError, match="extras must give a dict without 'elapsed_steps'"):
-        make(keep, extras=lambda state: {"elapsed_steps": state})
-    with pytest.raises(ValueError, match="high must be an integer of at least 4, got 3"):
-        probe.countdown(low=4, high=3)
+    assert_equal(play(size), play(None))
 
 
 def test_the_state_is_all_there_is(drive, actions_for, assert_equal):
     """A state that was kept plays on the same way, in another group of the same recipe too."""
-    env = probe.countdown()
+    env = probes.countdown()
     (one,), (other,) = env.make(0), env.make(0)
     state = one.init()
     for action in actions_for(env, 7):

@@ -38,27 +38,19 @@ def test_gymnaxs_own_limit_is_no_termination(drive):
     assert played.first[201].all()
 
 
-def test_mistakes_are_told():
+@pytest.mark.parametrize("wrong", [{"task": "CartPol-v1"}, {"gravit": 1.0}, {"max_steps_in_episode": 9}])
+def test_mistakes_are_refused(wrong):
     pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
-    with pytest.raises(ValueError, match="task 'CartPol-v1' is not one of gymnax's; did you mean 'CartPole-v1'"):
-        envs.gymnax("CartPol-v1", num_envs=1)
-    with pytest.raises(ValueError, match="'gravit' is not a parameter of CartPole-v1; did you mean 'gravity'"):
-        envs.gymnax("CartPole-v1", num_envs=1, gravit=1.0)
-    with pytest.raises(ValueError, match="max_steps_in_episode of CartPole-v1: give max_episode_steps"):
-        envs.gymnax("CartPole-v1", num_envs=1, max_steps_in_episode=9)
+    with pytest.raises(ValueError, match="did you mean"):
+        envs.gymnax(**{"task": "CartPole-v1", "num_envs": 1, **wrong})
 
 
-def test_a_share_of_the_limit_is_shown_and_gymnax_before_1_0_is_refused(drive, monkeypatch):
-    gymnax = pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+def test_the_share_of_the_limit_in_an_observation(drive):
+    pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
     (group,) = envs.gymnax("DiscountingChain-bsuite", num_envs=1, max_episode_steps=8).make(0)
     played = drive(group, np.zeros((9, 1), np.int32))
     np.testing.assert_allclose(played.observation[:9, 0, 1], np.arange(9) / 8, rtol=1e-6)
     assert (played.truncated[8], played.terminated.any()) == (True, False)
-    with pytest.raises(ValueError, match="max_episode_steps must be an integer of at least 1, got 0"):
-        envs.gymnax("CartPole-v1", num_envs=1, max_episode_steps=0)
-    monkeypatch.setattr(gymnax, "make", lambda task: (object(), object()))
-    with pytest.raises(ImportError, match=r'pip install --upgrade "gymnax>=1\.0"'):
-        envs.gymnax("CartPole-v1", num_envs=1)
 
 
 @pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
@@ -70,7 +62,7 @@ def test_brax_steps_and_truncates(drive, actions_for):
     played = drive(group, 0 * actions_for(env, 5))
     assert played.truncated[3].all()
     assert played.first[4].all()
-    with pytest.raises(ValueError, match="task 'inverted_pendulu' is not one of Brax's"):
+    with pytest.raises(ValueError, match="unknown task of Brax"):
         envs.brax("inverted_pendulu", num_envs=1)
 
 

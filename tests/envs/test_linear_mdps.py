@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from volvox.envs.linear_mdps import costly_exploration, hidden_laboratory
 
 from volvox.envs import linear_mdps
-from volvox.envs.linear_mdps import costly_exploration, hidden_laboratory
 
 D, S = 9, 2
 COSTLY = costly_exploration(dimension=D, sparsity=S, signal=0.2, horizon=3)

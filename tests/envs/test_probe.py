@@ -1,8 +1,7 @@
 import jax
 import numpy as np
+import probes
 import pytest
-
-from volvox.envs import probe
 
 
 def play(env, choose, steps, seed=0):
@@ -39,14 +38,14 @@ def always(action):
 
 
 def test_constant():
-    step, _ = play(probe.constant(), coin, 20)
+    step, _ = play(probes.constant(), coin, 20)
     assert (returns_of(step) == 1).all()
     assert (step.observation == 0).all()
     np.testing.assert_array_equal(step.terminated, ~step.first)
 
 
 def test_observed_reward():
-    step, _ = play(probe.observed_reward(num_envs=16), coin, 40)
+    step, _ = play(probes.observed_reward(num_envs=16), coin, 40)
     begins, ends = step.first[:-1], step.terminated[1:]
     np.testing.assert_array_equal(begins, ends)
     np.testing.assert_array_equal(step.observation[:-1, :, 0][begins], step.reward[1:][ends])
@@ -55,24 +54,24 @@ def test_observed_reward():
 
 
 def test_delayed_reward():
-    step, _ = play(probe.delayed_reward(), coin, 30)
+    step, _ = play(probes.delayed_reward(), coin, 30)
     np.testing.assert_array_equal(step.observation[:9, 0, 0], [0, 1, 1] * 3)
     np.testing.assert_array_equal(step.reward[:9, 0], [0, 0, 1] * 3)
     np.testing.assert_array_equal(step.terminated[:9, 0], [False, False, True] * 3)
 
 
 def test_chosen_reward():
-    step, actions = play(probe.chosen_reward(), coin, 40)
+    step, actions = play(probes.chosen_reward(), coin, 40)
     ended = step.terminated
     assert ended.sum() >= 20  # of 40 timesteps, each other one begins an episode
     np.testing.assert_array_equal(step.reward[ended], 2.0 * actions[ended] - 1.0)
-    returns = returns_of(play(probe.chosen_reward(), always(1), 10)[0])
+    returns = returns_of(play(probes.chosen_reward(), always(1), 10)[0])
     assert len(returns) >= 4
     np.testing.assert_array_equal(returns, 1)
 
 
 def test_matched_reward():
-    env = probe.matched_reward(num_envs=32)
+    env = probes.matched_reward(num_envs=32)
     best, _ = play(env, lambda observation, rng: (observation[:, 0] > 0).astype(int), 40)
     assert (returns_of(best) == 1).all()
     for blind in (always(0), always(1), coin):
@@ -80,20 +79,20 @@ def test_matched_reward():
 
 
 def test_countdown():
-    step, _ = play(probe.countdown(low=2, high=5, num_envs=32), coin, 100)
+    step, _ = play(probes.countdown(low=2, high=5, num_envs=32), coin, 100)
     assert set(step.observation[step.first][:, 0]) == {2.0, 3.0, 4.0, 5.0}
     going_on = ~step.first[1:]
     np.testing.assert_array_equal(step.observation[1:, :, 0][going_on], step.observation[:-1, :, 0][going_on] - 1)
     np.testing.assert_array_equal(step.terminated, (step.observation[..., 0] == 0))
     assert set(returns_of(step)) == {2.0, 3.0, 4.0, 5.0}
     np.testing.assert_array_equal(step.reward, ~step.first)
-    cut, _ = play(probe.countdown(low=2, high=5, num_envs=32, max_episode_steps=3), coin, 100)
+    cut, _ = play(probes.countdown(low=2, high=5, num_envs=32, max_episode_steps=3), coin, 100)
     assert set(returns_of(cut)) == {2.0, 3.0}
     np.testing.assert_array_equal(cut.truncated, (cut.extras["elapsed_steps"] == 3) & (cut.observation[..., 0] > 0))
 
 
 def test_corridor():
-    env = probe.corridor(length=4)
+    env = probes.corridor(length=4)
     best, _ = play(env, always(1), 25)
     np.testing.assert_allclose(returns_of(best), 1.0)
     assert best.extras["elapsed_steps"].max() == 4
@@ -106,7 +105,7 @@ def test_corridor():
 
 
 def test_target():
-    env = probe.target(size=3, max_episode_steps=5, num_envs=32)
+    env = probes.target(size=3, max_episode_steps=5, num_envs=32)
     best, _ = play(env, lambda observation, rng: observation, 30)
     assert (returns_of(best) == 0).all()
     nothing, _ = play(env, lambda observation, rng: np.zeros_like(observation), 120)

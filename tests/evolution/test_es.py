@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes as probe
 import pytest
 
 from volvox import evolution, networks, population, rollout
-from volvox.envs import probe
 from volvox.types import Evaluation
 
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import evolution, networks, population, rollout
-from volvox.envs import probe
 from volvox.types import Evaluation
 
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -91,7 +91,9 @@ def test_the_elite_is_a_parent_once(generations):
 
 
 def test_an_elite_is_no_parent_for_its_returns_where_novelty_chooses(generations):
-    objective = evolution.Novelty(behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=10, num_archived=2)
+    objective = evolution.Novelty(
+        behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=10, num_archived=2
+    )
     behaviors = [0.0, 0.1, 0.2, 5.0, 9.0, 0.3, 0.4, 0.5]
     (state,), rows, workers = generations(
         FIRST, [1.0, 2.0], behaviors=[behaviors, [0.0, 0.0]], num_parents=2, objective=objective
@@ -121,9 +123,7 @@ def test_pooled_validations_outweigh_an_unlucky_one(generations, pool_validation
 @pytest.mark.filterwarnings("ignore:.*ranked last")
 @pytest.mark.parametrize("pool_validations", [False, True])
 def test_an_elite_whose_validation_is_nan_is_last(generations, pool_validations):
-    _, rows, _ = generations(
-        FIRST, [9.0, 1.0], FIRST, [np.nan, 0.0], validation={"pool_validations": pool_validations}
-    )
+    _, rows, _ = generations(FIRST, [9.0, 1.0], FIRST, [np.nan, 0.0], validation={"pool_validations": pool_validations})
     assert rows[1]["elite_is_new"]
     assert rows[1]["validation_mean"] == 0.0
     assert rows[1]["validation_num_nan"] == 1
@@ -168,10 +168,9 @@ def test_random_search_has_no_parents(generations):
     assert not workers.asked[3].initial[0]
     assert not rows[1]["elite_is_new"]
     jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
+    network = networks.genotype(networks.MLP(2, hidden=()), ENV.spec)
+    low_rank = population.encoding(network, population.LowRank(source=NOISE))
     with pytest.raises(ValueError, match="random search"):
-        low_rank = population.encoding(
-            networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.LowRank(source=NOISE)
-        )
         evolution.GA.random_search().init(jax.random.key(0), low_rank)
 
 

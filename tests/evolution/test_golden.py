@@ -12,10 +12,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import probes as probe
 import pytest
 
 from volvox import evolution, networks, population, rollout
-from volvox.envs import hard_maze, probe
+from volvox.envs import hard_maze
 from volvox.evolution import ES, GA, Novelty, Validation
 
 pytestmark = pytest.mark.optimized

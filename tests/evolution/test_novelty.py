@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes as probe
 import pytest
 
 from volvox import evolution, networks, population, rollout
-from volvox.envs import hard_maze, probe
+from volvox.envs import hard_maze
 from volvox.evolution import ES, GA, Novelty, Validation
 from volvox.evolution.novelty import Archive, novelty, novelty_in
 from volvox.evolution.strategy import centered_ranks

@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import evolution, networks, population
-from volvox.envs import probe
 from volvox.evolution import Validation
 
 ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -129,5 +129,5 @@ def test_populations_that_do_not_fit_into_memory_are_refused(monkeypatch):
     from volvox import _checks
 
     monkeypatch.setattr(_checks, "_free_memory", lambda: 10**8)
-    with pytest.raises(ValueError, match="bases 0.96 GB"):
-        evolution.evolve(Counting(population_size=40_000), networks.MLP(2, hidden=(1_000,)), ENV, noise=NOISE)
+    with pytest.raises(ValueError, match="bases"):
+        evolution.evolve(Counting(population_size=40_000), networks.MLP(2, hidden=(1_000,)), ENV)

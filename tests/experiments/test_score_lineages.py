@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 
 import volvox as vx
-from volvox.report import read_metrics
-
-pytestmark = pytest.mark.optimized
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 LINEAGES = sorted(str(path.parent.relative_to(RESULTS)) for path in RESULTS.rglob("elite.json"))
@@ -40,11 +37,9 @@ def test_every_lineage_has_a_committed_score(run):
 @pytest.mark.parametrize("run", LINEAGES)
 def test_one_start_of_each_lineage_scores_as_committed(run):
     """Of 30 starts the one with a single no-op."""
-    loaded, config = vx.load(RESULTS / run), json.loads((RESULTS / run / "config.json").read_text())
-    assert loaded.metrics == read_metrics(RESULTS / run / "metrics.jsonl")
-    assert loaded.algorithm.env.config["settings"] == config["algorithm"]["env"]["settings"]
-    assert loaded.algorithm.policy.config["num_parameters"] == config["algorithm"]["network"]["num_parameters"]
-    env = vx.envs.atari(loaded.algorithm.config["env"]["task"].removesuffix("-v5"), noop_max=1)
+    loaded = vx.load(RESULTS / run)
+    options = {name: value for name, value in loaded.algorithm.env.config.items() if name != "type"}
+    env = vx.envs.atari(**{**options, "noop_max": 1})
     score = vx.play(env, loaded.algorithm.policy, loaded.variables(), protocol="exact")
     committed = exact_score(run)
     (episode,) = zip(score.returns.tolist(), score.lengths.tolist(), strict=True)

@@ -2,9 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from volvox.envs.functional import from_functions
+from volvox.learners.learner import LearnerStages
+from volvox.learners.state import States
+from volvox.ops.flat import by_path
+from volvox.rollout.pipeline import LoopState, Stages
 
 SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
 
@@ -39,3 +44,35 @@ def recall():
         max_episode_steps=10,
         **SIZES,
     )
+
+
+@pytest.fixture
+def nested():
+    """A function that makes nested dictionaries of a tree, as a checkpoint gives them."""
+
+    def make(tree):
+        made = {}
+        for (*path, name), leaf in by_path(tree).items():
+            place = made
+            for key in path:
+                place = place.setdefault(key, {})
+            is_plain = isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            place[name] = np.asarray(leaf) if is_plain else leaf
+        return made
+
+    return make
+
+
+@pytest.fixture
+def begun():
+    """A function that returns (stages of the loop, its state at the beginning, groups) of a learner."""
+
+    def make(settings, network, env):
+        learner, schedule, groups = settings.bind(network, env), settings.schedule(env), env.make(0)
+        stages = LearnerStages(learner, schedule, env)
+        states = States(learner, schedule, env, jax.jit(learner.init), evaluates=False, saves_replay=True)
+        state, envs = states.init(jax.random.key(0)), tuple(group.init() for group in groups)
+        state = jax.tree.map(jnp.copy, LoopState(envs, states.begin(state.acting), state.learning))
+        return Stages(stages.act, stages.work, None, None, stages.finish), state, groups
+
+    return make

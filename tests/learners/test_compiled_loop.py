@@ -11,7 +11,7 @@ from flax import linen as nn
 from volvox.envs import atari, mujoco
 from volvox.learners import A3C, PPO, TD3
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
-from volvox.rollout.pipeline import LoopState, Stages, traced
+from volvox.rollout.pipeline import traced
 
 pytestmark = pytest.mark.optimized
 
@@ -26,14 +26,11 @@ class Torso(nn.Module):
         return nn.relu(nn.Dense(WIDTH)(x.reshape(x.shape[0], -1).astype(jnp.float32)))
 
 
-def scheduled(learner, env):
+def scheduled(begun, settings, env):
     """The optimised program of a chunk of rounds."""
-    groups = env.make(0)
-    envs = tuple(group.init() for group in groups)
-    acting, learning = learner.init(jax.random.key(1))
-    state = jax.tree.map(jnp.copy, LoopState(envs, learner.begin(acting, groups), learning))
-    stages = Stages(learner.act, learner.work, None, None, learner.finish)
-    chunk = traced(stages, groups, beats_per_round=learner.beats_per_round)
+    stages, state, groups = begun
+    envs = state.envs
+    chunk = traced(stages, groups, beats_per_round=settings.schedule(env).beats_per_round)
     text = chunk.func.lower(state, jax.random.key(0), 1, **chunk.keywords).compile().as_text()
     for group, env_state in zip(groups, envs, strict=True):
         group.recv(env_state)  # nothing may be in flight when a pool is dropped
@@ -64,11 +61,11 @@ def bodies(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lag", "micro_batch"), [(0, 3), (1, 3), (1, B)])
-def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round(lag, micro_batch):
+def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round(lag, micro_batch, begun):
     env = atari("Pong", num_envs=2 * B, groups=2)
     optimizer = {"optimizer": optax.rmsprop, "learning_rate": 1e-3}
     settings = A3C(segment_length=T, micro_batch=micro_batch, lag=lag, **optimizer, **PLAIN)
-    text = scheduled(settings.bind(ActorCritic(6, Torso()), env), env)
+    text = scheduled(begun(settings, ActorCritic(6, Torso()), env), settings, env)
     beat, round_, *_ = bodies(text)
     # Nor is anything large copied in a beat, or a gradient computed that its loop may not ask for (XLA moves what no
     # loop variable changes in front of the loop); an update copies the parameters once.
@@ -85,28 +82,27 @@ def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1])
-def test_ppo_updates_while_groups_step_and_copies_no_ring(lag):
+def test_ppo_updates_while_groups_step_and_copies_no_ring(lag, begun):
     """An update is a loop over parts in a loop over updates; neither copies what has been collected."""
     env = atari("Pong", num_envs=2 * B, groups=2)
     settings = PPO(segment_length=T, num_minibatches=2, micro_batch=3, lag=lag, episodic_life=True)
-    text = scheduled(settings.bind(ActorCritic(6, Torso()), env), env)
+    text = scheduled(begun(settings, ActorCritic(6, Torso()), env), settings, env)
     beat, round_, *_ = bodies(text)
     assert re.search(RINGS, text)
     assert [kind for kind in beat if "parameters" not in kind] == ["recv", "send", *(["gradients"] if lag else [])] * 2
     assert [kind for kind in round_ if "parameters" not in kind] == ["beats", *([] if lag else ["gradients"])]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one-learner", "two-learners"])
-def td3_program(request):
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one-learner", "two-learners"])
+def td3_program(request, begun):
     env = mujoco("HalfCheetah", num_envs=4, groups=2)
     network = ActorAndCritic(MLP(6, hidden=(WIDTH,)), QNetwork((WIDTH,)))
     replay_size = ROWS * 4 // request.param
     sizes = {"random_timesteps": 10, "batch_size": 8, "replay_size": replay_size, "num_learners": request.param}
     settings = TD3(updates_per_timestep=2.0, **sizes)
-    return scheduled(settings.bind(network, env), env)
+    return scheduled(begun(settings, network, env), settings, env)
 
 
-@pytest.mark.slow_except("one-learner")
 def test_updates_are_made_while_simulators_step(td3_program):
     """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
     order, found = [], []
@@ -121,10 +117,6 @@ def test_updates_are_made_while_simulators_step(td3_program):
                 found.append(order)
             order = []
     assert found == [["recv", "send", "updates"] * 2]
-
-
-@pytest.mark.slow_except("one-learner")
-def test_the_replay_stays_in_place(td3_program):
     copies = [line.strip()[:120] for line in td3_program.splitlines() if re.search(rf"\[{ROWS},.*? copy\(", line)]
-    assert not copies
+    assert not copies  # the replay stays in place
     assert re.search(rf"pred\[{ROWS},2\]", td3_program)

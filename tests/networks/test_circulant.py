@@ -53,21 +53,16 @@ def test_a_layer_by_itself_stores_its_blocks():
     assert params["circulant"].shape == (4, 4, 2)
     kernel = formed(params["circulant"].reshape(-1, 2), 4)
     np.testing.assert_allclose(layer.apply({"params": params}, x), x @ kernel, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="block=4 does not divide a layer of 15 x 8"):
+    with pytest.raises(ValueError):
         layer.init(jax.random.key(0), x[:, :15])
 
 
-def test_a_block_that_does_not_divide_a_layer_is_refused():
-    net = networks.Grouped(networks.MLP(3, hidden=(32,)), block=3)
-    with pytest.raises(ValueError, match="block=3 does not divide the 32 outputs of inner/Dense_0"):
-        net.init(jax.random.key(0), jnp.zeros((1, 32)))
-
-
-def test_a_network_of_small_layers_is_refused():
+@pytest.mark.parametrize("options", [{"block": 3}, {"min_side": 33}])
+def test_networks_that_cannot_be_grouped_are_refused(options):
     net = networks.MLP(3, hidden=(32,))
-    with pytest.raises(ValueError, match="min_side=33: no layer has as many inputs and outputs"):
-        networks.Grouped(net, min_side=33).init(jax.random.key(0), jnp.zeros((1, 64)))
-    assert networks.Grouped(net, block=1).init(jax.random.key(0), jnp.zeros((1, 64)))  # nothing is asked for
+    with pytest.raises(ValueError):
+        networks.Grouped(net, **options).init(jax.random.key(0), jnp.zeros((1, 64)))
+    assert networks.Grouped(net, block=1).init(jax.random.key(0), jnp.zeros((1, 64)))
 
 
 def test_a_grouped_network_begins_with_the_spread_of_its_own():

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.envs import probe
-from volvox.networks.distributions import Categorical, Gaussian, MultiCategorical, distribution
+from volvox.networks.distributions import Categorical, Gaussian, MultiCategorical
 
 LOGITS = np.float32([[0.0, 1.0, -2.0], [3.0, 3.0, 3.0]])
 
@@ -65,12 +64,6 @@ def test_samples_have_the_stated_entropy(family):
     estimate = -family.log_prob(many, action, 0.0)
     error = 5 * float(estimate.std()) / np.sqrt(estimate.size)
     assert abs(float(estimate.mean()) - float(family.entropy(output, 0.0))) < error
-
-
-def test_the_environment_chooses_the_family():
-    assert distribution(probe.corridor().spec).size == 2
-    assert distribution(probe.target(size=3).spec).size == 6
-    assert distribution(probe.target(size=3).spec).sample(jax.random.key(0), jnp.zeros((5, 6))).shape == (5, 3)
 
 
 def test_the_mode_is_the_likeliest_action():

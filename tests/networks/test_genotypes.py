@@ -1,7 +1,5 @@
 """Genotypes of modules and of functions."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 from flax import linen as nn
 
 from volvox.networks import MLP, DeepGA, genotype, genotype_from_functions
-from volvox.networks.genotypes import GIVEN
 
 
 class Normed(nn.Module):
@@ -57,7 +54,7 @@ def test_continuous_actions_are_shaped_and_kept_within_each_bound(make_spec):
     net = genotype(MLP(4), spec).policy
     output = jnp.array([[5.0, 5.0, 5.0, 5.0], [-5.0, 0.25, -0.25, -5.0]])
     np.testing.assert_array_equal(net.mode(output), [high, [[-1.0, 0.25], [-0.25, -2.0]]])
-    with pytest.raises(ValueError, match="MLP gives one action and no distribution"):
+    with pytest.raises(ValueError):
         net.sample(jax.random.key(0), output)
 
 
@@ -95,11 +92,6 @@ def test_first_generation(make_spec, normal_like):
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, params)
 
 
-def test_first_generation_draws_nothing(make_spec):
-    net = genotype(Normed(), make_spec((3,), num_actions=2))
-    assert "random" not in str(jax.make_jaxpr(net.from_noise)(net.policy.init(jax.random.key(0))))
-
-
 def test_spread_given_by_the_caller(make_spec, normal_like):
     net = genotype(Normed(), make_spec((3,), num_actions=2), initial_std=lambda path: 3.0)
     noise = normal_like(net.policy.init(jax.random.key(0)))
@@ -116,101 +108,51 @@ def test_prepare(make_spec):
     np.testing.assert_allclose(output, MLP(2).apply({"params": doubled}, jnp.ones((1, 3))), rtol=1e-6)
 
 
-def test_functions_given_are_part_of_the_config_and_fields_keep_their_names(make_spec):
-    class Narrow(nn.Module):
-        initial_std: float = 0.5
-
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(2)(x)
-
-    spec = make_spec((3,), num_actions=2)
-    assert genotype(Narrow(), spec).policy.config["initial_std"] == 0.5
-    assert GIVEN not in genotype(Narrow(), spec).policy.config
-    given = [genotype(Narrow(), spec, initial_std=lambda path, std=std: std).policy.config for std in (1.0, 2.0)]
-    assert given[0]["initial_std"] == 0.5
-    assert set(given[0][GIVEN]) == {"initial_std"}
-    assert given[0] != given[1]
+def test_the_config_is_the_network_or_the_call_that_made_it(make_spec):
+    spec, module = make_spec((3,), num_actions=2), MLP(2)
+    assert genotype(module, spec).policy.config is module
+    config = genotype(module, spec, initial_std=len).policy.config
+    assert config == {"type": "volvox.networks.genotype", "module": module, "prepare": None, "initial_std": len}
 
 
-def test_config_is_json_and_stable(make_spec):
-    spec = make_spec((3,), num_actions=2)
-    config = genotype(MLP(2, hidden=(4,)), spec).policy.config
-    assert json.loads(json.dumps(config)) == config
-    assert config["type"] == "volvox.networks:MLP"
-    assert config["num_parameters"] == 3 * 4 + 4 + 4 * 2 + 2
-    assert config["hidden"] == [4]
-    assert config == genotype(MLP(2, hidden=(4,)), spec).policy.config
-    closure = genotype(MLP(2, activation=jax.jit(lambda x: x)), spec).policy.config
-    assert "0x" not in json.dumps(closure)
+class Layers(nn.Module):
+    """Dense layers of several outputs, with options of misfits."""
+
+    widths: tuple = (4,)
+    normalized: bool = False
+    first: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=True)(x) if self.normalized else x
+        outputs = tuple(nn.Dense(width)(x[0] if self.first else x) for width in self.widths)
+        return outputs if len(outputs) > 1 else outputs[0]
 
 
-def test_continuous_actions(make_spec):
-    spec = make_spec((3,), action_shape=(2, 3))
-    assert genotype(MLP(6), spec).policy.config["num_parameters"] > 0
-    with pytest.raises(ValueError, match=r"\[B, 5\].*requires \[B, 6\].*shape \(2, 3\)"):
-        genotype(MLP(5), spec)
+@pytest.mark.parametrize(
+    ("module", "error", "message"),
+    [
+        (MLP(3), ValueError, "needs"),
+        (Layers(first=True), ValueError, "needs"),
+        (Layers((4, 1)), ValueError, "volvox.learn"),
+        (Layers(normalized=True), ValueError, "LayerNorm"),
+        (DeepGA(4), ValueError, "cannot take"),
+        (DeepGA(4, size="huge"), ValueError, "cannot take"),
+        (MLP, TypeError, "flax.linen module"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused(make_spec, module, error, message):
+    with pytest.raises(error, match=message):
+        genotype(module, make_spec((3,), num_actions=4))
 
 
-def test_misfitting_output_says_what_to_do(make_spec):
-    with pytest.raises(ValueError, match=r"MLP gives .* \[B, 3\].*Probe requires \[B, 4\].*last layer 4 wide"):
-        genotype(MLP(3), make_spec((3,), num_actions=4))
-
-    class Flat(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(4)(x)[0]
-
-    with pytest.raises(ValueError, match=r"Flat gives \[4\].*keep the batch axis first"):
-        genotype(Flat(), make_spec((3,), num_actions=4))
-
-    class Two(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(4)(x), nn.Dense(1)(x)
-
-    with pytest.raises(
-        ValueError, match=r"Two gives \(.*requires \[B, 4\], alone: .* trained by volvox.learn and do not"
-    ):
-        genotype(Two(), make_spec((3,), num_actions=4))
-
-
-def test_misfitting_module_says_what_to_do(make_spec):
-    with pytest.raises(TypeError, match="instance and not its class"):
-        genotype(MLP, make_spec((3,), num_actions=4))  # pyright: ignore[reportArgumentType]
-
-    class Statistics(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(4)(nn.BatchNorm(use_running_average=True)(x))
-
-    with pytest.raises(ValueError, match=r"batch_stats.*nn\.LayerNorm"):
-        genotype(Statistics(), make_spec((3,), num_actions=4))
-
-    class Picky(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            rows, columns = x.shape[1:]
-            return nn.Dense(rows * columns)(x)
-
-    with pytest.raises(ValueError, match=r"Picky cannot take observations of Probe, float32 \[B, 3\]"):
-        genotype(Picky(), make_spec((3,), num_actions=4))
-    with pytest.raises(ValueError, match=r"DeepGA cannot .*\[B, 3\]: images \[B, H, W, C\] are needed, not 2 axes"):
-        genotype(DeepGA(4), make_spec((3,), num_actions=4))
-
-    class Flat(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(4)(x.reshape(-1))
-
-    class Fixed(nn.Module):  # without parameters
+def test_a_network_may_have_no_parameters(make_spec):
+    class Fixed(nn.Module):
         @nn.compact
         def __call__(self, x):
             return jnp.broadcast_to(jnp.arange(4.0), (x.shape[0], 4))
 
     assert not jax.tree.leaves(genotype(Fixed(), make_spec((3,), num_actions=4)).policy.init(jax.random.key(0)))
-    with pytest.raises(ValueError, match="Flat: the shapes of its parameters depend on the batch size B"):
-        genotype(Flat(), make_spec((3,), num_actions=4))
 
 
 def test_genotype_from_functions(make_spec, normal_like):
@@ -220,10 +162,9 @@ def test_genotype_from_functions(make_spec, normal_like):
     def linear(params, observation):
         return observation @ params["weights"] / params["temperature"]
 
-    net = genotype_from_functions(init, linear, make_spec((3,), num_actions=2), config={"kind": "test"})
-    assert net.policy.config == {"kind": "test", "num_parameters": 7}
-    named = genotype_from_functions(init, linear, make_spec((3,), num_actions=2)).policy.config
-    assert named["function"].endswith("linear")
+    net = genotype_from_functions(init, linear, make_spec((3,), num_actions=2))
+    assert net.policy.config["type"] == "volvox.networks.genotype_from_functions"
+    assert net.policy.config["apply"] is linear
     params = net.policy.init(jax.random.key(0))
     output, state = net.policy.apply(net.prepare(params), jnp.ones((4, 3)), net.policy.initial_state(4))
     assert output.shape == (4, 2)
@@ -232,5 +173,5 @@ def test_genotype_from_functions(make_spec, normal_like):
     first = net.from_noise(noise)
     assert first["temperature"] == 2.0
     np.testing.assert_allclose(first["weights"], noise["weights"] / np.sqrt(3), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"linear gives .*requires \[B, 3\]"):
+    with pytest.raises(ValueError):
         genotype_from_functions(init, linear, make_spec((3,), num_actions=3))

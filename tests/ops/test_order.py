@@ -41,6 +41,9 @@ def test_rounded_product_is_not_contracted():
     np.testing.assert_array_equal(np.asarray(fused).view(np.int32), expected.view(np.int32))
 
 
-def test_rounded_refuses_other_types():
-    with pytest.raises(AssertionError, match="float32"):
-        rounded(jnp.ones(3, jnp.bfloat16), jnp.int32(0))
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rounded_takes_floats_of_all_sizes(dtype):
+    """Also float64, with JAX_ENABLE_X64."""
+    with jax.enable_x64(True):
+        x = jnp.asarray([1.5, -0.1, np.inf], dtype)
+        np.testing.assert_array_equal(rounded(x, jnp.int32(0)), np.asarray([1.5, -0.1, np.inf], dtype))

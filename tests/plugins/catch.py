@@ -30,7 +30,6 @@ def observe(state: State) -> jax.Array:
     return jnp.zeros((ROWS, COLUMNS)).at[state.row, state.ball].set(1.0).at[-1, state.paddle].set(1.0)
 
 
-@vx.recorded
 def catch(*, num_envs: int, groups: int = 1) -> vx.Env:
     return vx.envs.from_functions(
         reset, step, observe, name="catch", num_envs=num_envs, groups=groups, num_actions=3, max_episode_steps=ROWS

@@ -6,15 +6,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-import volvox as vx
-
 
 class Sum(NamedTuple):
     total: jax.Array
     timesteps: jax.Array
 
 
-@vx.recorded
 @dataclasses.dataclass(frozen=True)
 class MeanPosition:
     size: int = 2

@@ -1,4 +1,4 @@
-"""A logger of one's own: the metrics of many runs in one SQLite database, as (run, step, metric, value)."""
+"""A logger: the metrics of many runs in one SQLite database, as lines (run, step, metric, value)."""
 
 import functools
 import os
@@ -9,7 +9,7 @@ import volvox as vx
 
 
 class SQLite:
-    """A row as lines of the table `metrics`; those of steps that a resumed run does again are dropped."""
+    """Writes the numbers of each row as lines of the table `metrics`. Steps that a resumed run repeats are dropped."""
 
     def __init__(self, path: str | os.PathLike[str], run: vx.loggers.LoggedRun):
         self._run, self._database = str(run.path), sqlite3.connect(path)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import probes
 import pytest
 
 import volvox as vx
 
 HERE = Path(__file__).parent
 FILES = ["q_learning", "sqlite_logger"]
-ENV = vx.envs.probe.corridor(length=4, num_envs=8, groups=2)
+ENV = probes.corridor(length=4, num_envs=8, groups=2)
 
 
 @pytest.fixture(scope="module")

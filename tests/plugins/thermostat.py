@@ -6,10 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-import volvox as vx
 
-
-@vx.recorded
 class Thermostat(gymnasium.Env):
     """Each room takes one of three actions: cool, wait, heat. The wish is the same for both rooms."""
 

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import networks, population
-from volvox.envs import probe
 from volvox.population import Genome, Member
 
 pytestmark = pytest.mark.optimized

@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import _checks, evolution, networks, population
-from volvox.envs import probe
 from volvox.population import Genome, Member, lineage
 from volvox.population.decoding import mutation_noise
 from volvox.rollout import Nothing, PopulationEvaluator

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import evolution, networks, population
-from volvox.envs import probe
 from volvox.ops import flat
 
 NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import networks, population
-from volvox.envs import probe
 from volvox.rollout import Nothing, PopulationEvaluator
 
 ENV = probe.target(size=2, num_envs=4, groups=2, max_episode_steps=5)

@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import networks, population
-from volvox.envs import probe
 from volvox.rollout import Last, PopulationEvaluator, Trajectory, behaviors
 from volvox.types import Population, TimeStep
 

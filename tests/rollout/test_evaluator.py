@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import networks, population
-from volvox.envs import atari, probe
+from volvox.envs import atari
 from volvox.rollout import Nothing, PopulationEvaluator
 from volvox.rollout.evaluator import unwrapped
 from volvox.rollout.slots import Part

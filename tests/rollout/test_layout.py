@@ -6,10 +6,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
 from volvox import networks, population
-from volvox.envs import preprocessing, probe
+from volvox.envs import preprocessing
 from volvox.evolution import ES, GA, Novelty, Validation, evolve
 from volvox.rollout import Last, Nothing, PopulationEvaluator
 from volvox.rollout.slots import Part

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
-from volvox.envs import probe
 from volvox.rollout import Loop, Stages, profile, time_parts
 
 B, BEATS = 4, 3

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes as probe
 import pytest
 
-from volvox.envs import atari, envpool, probe
+from volvox.envs import atari, envpool
 from volvox.networks import GaussianMLP, genotype_from_functions
 from volvox.networks.actor_critics import actor_critic
 from volvox.rollout import play, play_randomly, scoring

@@ -1,11 +1,9 @@
-"""What learners store and compute: transitions, segments, minibatches, replay, returns, metrics, normalisation.
+"""Data that learners store and compute: segments, replay, returns, normalisation, metrics.
 
-The modules `transitions`, `segments`, `minibatches`, `replay`, `metrics` and `normalization` are used by their names:
-`replay.init`, `replay.add`, `replay.sample`.
+The modules `segments`, `replay`, `normalization` and `metrics` are used by their names, e.g. `replay.add`.
 """
 
-from volvox.data import metrics, minibatches, normalization, replay, segments, transitions
+from volvox.data import metrics, normalization, replay, segments
 from volvox.data.returns import VTrace, lambda_returns, vtrace
 
-__all__ = ["VTrace", "lambda_returns", "metrics", "minibatches", "normalization", "replay", "segments", "transitions"]
-__all__ += ["vtrace"]
+__all__ = ["VTrace", "lambda_returns", "metrics", "normalization", "replay", "segments", "vtrace"]

@@ -1,28 +1,27 @@
-"""Metrics by name: what a loss returns, and the scores of the episodes that end while a learner acts.
+"""Metrics by name, and the scores of the episodes that end while a learner acts.
 
 Both are gathered on the device and become numbers on the host, once in each iteration:
 
     gathered = metrics.add(gathered, metrics.means({"entropy": entropy.sum()}, count=entropy.size))  # in every update
     episodes, running = metrics.update_episodes(episodes, running, timestep)  # at every beat
-    row = metrics.compute(gathered) | metrics.scores(jax.device_get(episodes))  # {"entropy": 0.69, "training_mean": 20}
+    row = metrics.compute(gathered) | metrics.scores(episodes)  # {"entropy": 0.69, "training_mean": 20}
 """
 
-import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.types import ALONE, Array, Axis, TimeStep
+from volvox.types import ALONE, Array, Axis, TimeStep, zeros
 
 WINDOW = 100
 """Episodes over which scores are averaged."""
 
 
 class Mean(NamedTuple):
-    """A mean that is not divided yet.
+    """The mean of values that are added one after another.
 
     Attributes:
       total: float32 `[...]`: Sum of the values.
@@ -34,11 +33,7 @@ class Mean(NamedTuple):
 
 
 class Maximum(NamedTuple):
-    """A largest value.
-
-    Attributes:
-      value: `[...]`: The largest so far; none is negative.
-    """
+    """The maximum of values that are not negative: `[...]`."""
 
     value: Array
 
@@ -47,55 +42,49 @@ Metrics = dict[str, Mean | Maximum]
 
 
 def means(totals: dict[str, Array], count: Array | float = 1.0) -> Metrics:
-    """Returns metrics whose sums over `count` values are given."""
+    """Returns metrics from sums over `count` values."""
     return {name: Mean(total, jnp.float32(count)) for name, total in totals.items()}
 
 
-def zeros(like: Metrics) -> Metrics:
-    """Returns metrics of no values, with the names and shapes of others, which `jax.eval_shape` can give."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-
-
 def add(old: Metrics, new: Metrics) -> Metrics:
-    """Adds further values to the metrics of the same names; metrics of other names stay, or begin, as they are."""
-    return old | {name: _add(old[name], x) if name in old else x for name, x in new.items()}
+    """Adds further values to the metrics of the same names; metrics of other names are kept as they are."""
+
+    def added(old: Any, new: Any) -> Any:
+        if isinstance(new, Maximum):
+            return Maximum(jnp.maximum(old.value, new.value))
+        return Mean(old.total + new.total, old.num + new.num)
+
+    return old | {name: added(old[name], x) if name in old else x for name, x in new.items()}
 
 
 def mean(x: Array, valid: Array) -> Array:
-    """Returns the means `[...]` of what is valid in `[..., N]`; 0 where nothing is."""
+    """Returns the means `[...]` of the valid entries of `[..., N]`; 0 if none is valid."""
     return jnp.where(valid, x, 0.0).sum(axis=-1) / jnp.maximum(valid.sum(axis=-1), 1)
 
 
 def variance(x: Array, valid: Array, axis: Axis) -> Array:
-    """Returns the variance of what is valid in `[...]`, on all devices; NaN where nothing is."""
+    """Returns the variance of the valid entries of `[...]` on all devices; NaN if none is valid."""
     total, num = axis.sum((x.sum(where=valid), valid.sum(dtype=jnp.float32)))
     return axis.sum(((x - total / num) ** 2).sum(where=valid)) / num
 
 
 def compute(gathered: Metrics) -> dict[str, float]:
     """Returns the metrics as numbers, averaged over several learners. Means of no values are left out."""
-    gathered = jax.device_get(gathered)
     row = {}
-    for name, x in gathered.items():
-        if isinstance(x, Maximum):
+    for name, x in jax.device_get(gathered).items():
+        if not isinstance(x, Mean):
             row[name] = np.max(x.value).item()
         elif x.num:
             row[name] = float(np.mean(x.total)) / float(x.num)
     return row
 
 
-def _add(old: Mean | Maximum, new: Mean | Maximum) -> Mean | Maximum:
-    if isinstance(old, Maximum) or isinstance(new, Maximum):
-        return Maximum(jnp.maximum(old[0], new[0]))
-    return Mean(old.total + new.total, old.num + new.num)
-
-
 class Episodes(NamedTuple):
-    """Scores of the episodes that have ended, by the rules of the game itself.
+    """Scores of the episodes that have ended; leaves `[S, ...]` if S learners are trained side by side.
 
     Attributes:
       total: int32: Number of episodes.
-      returns: float32 `[WINDOW]`: Undiscounted returns of the latest, in a ring.
+      returns: float32 `[WINDOW]`: Undiscounted returns of the latest episodes, in a ring.
       lengths: int32 `[WINDOW]`: Their lengths in timesteps.
     """
 
@@ -105,7 +94,7 @@ class Episodes(NamedTuple):
 
 
 class RunningEpisodes(NamedTuple):
-    """Episodes that have not ended yet.
+    """Episodes that have not ended.
 
     Attributes:
       returns: float32 `[B]`: Sums of unclipped rewards so far.
@@ -129,16 +118,7 @@ def init_running(num_envs: int) -> RunningEpisodes:
 def update_episodes(
     episodes: Episodes, running: RunningEpisodes, timestep: TimeStep
 ) -> tuple[Episodes, RunningEpisodes]:
-    """Adds one timestep of `B` environments.
-
-    Args:
-      episodes: Those that have ended before.
-      running: The environments' episodes before this timestep.
-      timestep: Fields `[B]`; the observation is not used.
-
-    Returns:
-      Both after the timestep.
-    """
+    """Adds one timestep of `B` environments, whose observation is not used."""
     flags = [timestep.reward, timestep.first, timestep.terminated, timestep.truncated]
     chex.assert_equal_shape([*running, *flags])
     live = ~timestep.first
@@ -146,7 +126,7 @@ def update_episodes(
     lengths = jnp.where(live, running.lengths + 1, 0)
     ended = live & (timestep.terminated | timestep.truncated)
     number = jnp.cumsum(ended, dtype=jnp.int32)
-    # If more than WINDOW episodes end in one beat, the last ones stay.
+    # If more than WINDOW episodes end in one beat, the last ones are kept.
     place = (episodes.total + number - 1) % WINDOW
     place = jnp.where(ended & (number > number[-1] - WINDOW), place, WINDOW)
     episodes = Episodes(
@@ -158,10 +138,10 @@ def update_episodes(
 
 
 def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Array:
-    """Returns the mean return of the latest episodes; NaN before the first has ended.
+    """Returns the mean return of the latest episodes of one learner; NaN before the first has ended.
 
-    It is of as many episodes as `num_envs` environments play at once, but of at least 10 and at most `WINDOW`. Of
-    several devices each has its share of these episodes and of the environments.
+    The number of these episodes is that of the learner's environments, but at least 10 and at most `WINDOW`. Several
+    devices contribute equal shares.
     """
     count = -(-min(max(num_envs, 10), WINDOW) // axis.size)
     age = (episodes.total - 1 - jnp.arange(WINDOW)) % WINDOW  # 0 is the newest
@@ -170,38 +150,61 @@ def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Arr
     return total / jnp.where(num > 0, num, jnp.nan)
 
 
-def joined(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Episodes, Metrics]:
-    """Returns the scores of episodes `[...]`, and the metrics, of all devices together; for a program on all of them.
+def over_devices(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Episodes, Metrics]:
+    """Returns the scores of episodes and the metrics of all devices together, inside of their program.
 
     The latest episodes of each device are taken, the same number from each.
     """
-    join = functools.partial(_joined, axis=axis)
-    several = jax.vmap(join) if episodes.total.ndim else join
-    totals = {name: x for name, x in gathered.items() if isinstance(x, Mean)}
-    largest = {name: x for name, x in gathered.items() if isinstance(x, Maximum)}
-    summed = {**axis.sum(totals), **jax.lax.pmax(largest, axis.name)}
-    return several(episodes), {name: summed[name] for name in gathered}
+
+    def join(episodes: Episodes) -> Episodes:
+        ages = jnp.arange(WINDOW)
+        newest = (episodes.total - 1 - ages) % WINDOW
+        ordered = (ages < episodes.total, episodes.returns[newest], episodes.lengths[newest])
+        # The newest of each device, then the second newest of each.
+        held, returns, lengths = (x.T.ravel() for x in jax.lax.all_gather(ordered, axis.name))
+        chosen = jnp.argsort(~held, stable=True)[:WINDOW]
+        total = axis.sum(episodes.total)
+        place = (total - 1 - ages) % WINDOW
+        empty = zeros(episodes)
+        return Episodes(
+            total=total,
+            returns=empty.returns.at[place].set(returns[chosen]),
+            lengths=empty.lengths.at[place].set(lengths[chosen]),
+        )
+
+    sums = axis.sum({name: x for name, x in gathered.items() if isinstance(x, Mean)})
+    largest = jax.lax.pmax({name: x for name, x in gathered.items() if not isinstance(x, Mean)}, axis.name)
+    return (jax.vmap(join) if episodes.total.ndim else join)(episodes), sums | largest
 
 
-def _joined(episodes: Episodes, axis: Axis) -> Episodes:
-    ages = jnp.arange(WINDOW)
-    newest = (episodes.total - 1 - ages) % WINDOW
-    held = ages < episodes.total
-    ordered = (held, episodes.returns[newest], episodes.lengths[newest])
-    # The newest of each device, then the second newest of each.
-    held, returns, lengths = (x.T.ravel() for x in jax.lax.all_gather(ordered, axis.name))
-    chosen = jnp.argsort(~held, stable=True)[:WINDOW]
-    total = axis.sum(episodes.total)
-    place = (total - 1 - ages) % WINDOW
-    return Episodes(
-        total=total,
-        returns=jnp.zeros(WINDOW, jnp.float32).at[place].set(returns[chosen]),
-        lengths=jnp.zeros(WINDOW, jnp.int32).at[place].set(lengths[chosen]),
-    )
+def scores(episodes: Episodes, *, num_envs: int = 1) -> dict[str, float]:
+    """Returns metrics of the latest episodes; none before an episode of each learner has ended.
+
+    Args:
+      episodes: Scores of one learner, or of S learners.
+      num_envs: Number of environments of one learner.
+
+    Returns:
+      `training_mean`, `training_std`, `training_best` and `episode_length`. For S learners these are means over the
+      learners, and the best of all; they also have `recent_mean` (see `latest_mean`) and, if S > 1, the means of each.
+    """
+    episodes = jax.device_get(episodes)
+    if not episodes.total.ndim:
+        return _scores(episodes)
+    learners = [jax.tree.map(lambda x, i=i: x[i], episodes) for i in range(len(episodes.total))]
+    rows = [_scores(one) for one in learners]
+    if not all(rows):
+        return {}
+    recent = np.asarray([latest_mean(one, num_envs=num_envs) for one in learners], np.float32)
+    row = {name: float(np.mean([one[name] for one in rows])) for name in rows[0]}
+    row |= {"training_best": max(one["training_best"] for one in rows), "recent_mean": float(recent.mean())}
+    if len(rows) > 1:
+        row |= {f"training_mean_{i}": one["training_mean"] for i, one in enumerate(rows)}
+        row |= {f"recent_mean_{i}": float(value) for i, value in enumerate(recent)}
+    return row
 
 
-def scores(episodes: Episodes) -> dict[str, float]:
-    """Returns metrics of the latest episodes, given on the host; none before the first episode has ended."""
+def _scores(episodes: Episodes) -> dict[str, float]:
     count = min(int(episodes.total), WINDOW)
     if not count:
         return {}

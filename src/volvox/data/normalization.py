@@ -8,10 +8,8 @@
     rewards = normalization.update_rewards(rewards, g, timestep, discount)
     reward = timestep.reward * normalization.reward_scale(rewards)
 
-The settings of learners name what is normalised: `normalize_observations` and `normalize_rewards`. A policy made by
-`normalizing` has the moments among its variables, so that what is saved normalises observations by itself.
-
-An observation is an array, or a dict or a tuple of arrays, each of which has its own moments.
+A policy made by `normalizing` has the moments among its variables, so that a saved policy normalises observations by
+itself. An observation is an array, or a dict or a tuple of arrays, each of which has its own moments.
 """
 
 from typing import Any, NamedTuple
@@ -25,14 +23,14 @@ from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeSte
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
 _LATEST = 2.0**23
-"""Largest count of observations. Beyond it older ones are forgotten, since a float32 could not count further."""
+"""Largest count of observations. Beyond it, older ones are forgotten, because a float32 cannot count further."""
 
 
 class Moments(NamedTuple):
     """Running moments of numbers `[n...]`, such as observations.
 
     Attributes:
-      num: float32: Observations counted, at most 2^23; 0 where they are left as they are.
+      num: float32: Number of observations, at most 2^23; 0 if they are not normalised.
       mean: float32, leaves `[n...]`.
       squares: float32, leaves `[n...]`: Sum of squared differences from the mean.
     """
@@ -91,14 +89,14 @@ def _inverse_deviation(moments: Moments) -> ArrayTree:
 
 
 class Rewards(NamedTuple):
-    """What rewards are scaled by: the standard deviation of the discounted sums of rewards so far.
+    """Scale of rewards: the standard deviation of discounted sums of the rewards so far.
 
-    This is the rule of Gym's `NormalizeReward` with one deviation for all environments. As there, a sum goes on after a
-    time limit. It begins anew after a termination, whose own reward it still includes; Gym drops what was before it.
+    This is the rule of Gym's `NormalizeReward` with one deviation for all environments. As in Gym, a sum continues
+    after a time limit. A sum ends with the reward of a termination; in Gym, the next sum begins with this reward.
 
     Attributes:
       moments: Moments of the sums.
-      returns: One a group, float32 `[B]`: Sums of each environment's rewards so far, discounted by their age.
+      returns: float32 `[B]` for each group: Sums of each environment's rewards so far, discounted by their age.
     """
 
     moments: Moments
@@ -131,7 +129,7 @@ def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float
 
 
 def reward_scale(rewards: Rewards) -> Array:
-    """Returns what rewards are multiplied by; 1 while all sums of rewards are equal, but for rounding."""
+    """Returns the factor for rewards; 1 while all sums of rewards are equal up to rounding."""
     num, mean, squares = rewards.moments
     return jnp.where(squares > 1e-8 * num * mean**2, _inverse_deviation(rewards.moments), 1.0)
 
@@ -140,7 +138,7 @@ class Normalized(NamedTuple):
     """The variables of a policy that normalises observations.
 
     Attributes:
-      params: Variables of the policy that sees them normalised.
+      params: Variables of the policy that takes normalised observations.
       moments: Moments of the observations.
     """
 

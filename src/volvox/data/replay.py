@@ -1,7 +1,7 @@
 """Replay: the latest timesteps of some environments, to learn from again and again.
 
-A ring of `C` rows, each a timestep of `B` environments and the actions at it. The reward of an action and the
-observation that followed stand in the next row, so that no observation is held twice.
+A ring of `C` rows. A row is a timestep of `B` environments, and the actions that were chosen at it. The reward of an
+action and the next observation are in the next row, so that no observation is stored twice.
 
     rows = replay.init(num_rows=10_000, num_envs=16, spec=env.spec)
     rows = replay.add(rows, timestep, action)  # at every beat
@@ -23,10 +23,10 @@ class Replay(NamedTuple):
     """Rows of `B` environments, in a ring.
 
     Attributes:
-      timestep: Leaves `[C, B, ...]`: what was received, without extras.
-      action: `[C, B, ...]`: The action at that timestep; it was discarded where the next row is `first`.
-      rows: int32: Rows added; row i stands at place `i % C`. Once the ring is full, it counts from C to 2 C - 1 again
-        and again, so that it cannot overflow.
+      timestep: Timesteps without extras, leaves `[C, B, ...]`.
+      action: `[C, B, ...]`: Actions; an action was discarded if the next row is `first`.
+      rows: int32: Rows added; row i is at index `i % C`. In a full ring, it counts from C to 2 C - 1 again and again,
+        and cannot overflow.
     """
 
     timestep: TimeStep
@@ -40,10 +40,10 @@ class Batch(NamedTuple):
     Attributes:
       observation: `[N, ...]`.
       action: `[N, ...]`.
-      reward: float32 `[N]`: Discounted sum until the end of the episode, of at most n rewards.
-      discount: float32 `[N]`: Discount of the next observation's value; 0 where the episode terminated.
+      reward: float32 `[N]`: Discounted sum of at most n rewards, until the end of the episode.
+      discount: float32 `[N]`: Discount of the next observation's value; 0 if the episode terminated.
       next_observation: `[N, ...]`: The observation after those timesteps.
-      valid: bool `[N]`: False where the action was discarded; such a transition never happened.
+      valid: bool `[N]`: False if the action was discarded; such a transition never happened.
     """
 
     observation: ArrayTree
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     valid: Array
 
     def map_observations(self, function: Callable[[ArrayTree], ArrayTree]) -> "Batch":
-        """Returns the batch with what a function makes of its observations."""
+        """Returns the batch with a function applied to its observations."""
         return self._replace(observation=function(self.observation), next_observation=function(self.next_observation))
 
 
@@ -65,8 +65,8 @@ def init(num_rows: int, num_envs: int, spec: EnvSpec) -> Replay:
     return Replay(TimeStep(observation, reward, *flags, extras={}), action, jnp.int32(0))
 
 
-def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -> int:
-    """Returns how many whole rows of `num_envs` environments are in a replay of `replay_size` timesteps.
+def num_rows(replay_size: int, num_envs: int, batch_size: int, n_step: int) -> int:
+    """Returns the number of whole rows of `num_envs` environments in a replay of `replay_size` timesteps.
 
     Raises:
       ValueError: These are too few for a batch.
@@ -74,8 +74,8 @@ def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -
     least = max(-(-batch_size // num_envs), n_step + 1) * num_envs
     if replay_size < least:
         raise ValueError(
-            f"replay_size={replay_size} is too small: in whole rows of a learner's {num_envs} environments a batch of "
-            f"{batch_size} and targets of {n_step} timesteps need {least}."
+            f"replay_size={replay_size} is too small for batch_size={batch_size}, n_step={n_step} and {num_envs} "
+            f"environments; give at least {least}."
         )
     return replay_size // num_envs
 
@@ -83,12 +83,11 @@ def num_rows(replay_size: int, num_envs: int, *, batch_size: int, n_step: int) -
 def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
     """Adds a row of timesteps and actions `[B, ...]`, in place of the oldest one if the replay is full."""
     capacity = replay.action.shape[0]
-    place = replay.rows % capacity
 
     def put(rows: Array, row: Array) -> Array:
         # One update slice stays in place inside a compiled loop.
         chex.assert_shape(row, rows.shape[1:])
-        return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), place, 0)
+        return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), replay.rows % capacity, 0)
 
     given = (timestep._replace(extras={}), action)
     timesteps, actions = jax.tree.map(put, (replay.timestep, replay.action), given)
@@ -96,10 +95,26 @@ def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
     return Replay(timesteps, actions, jnp.where(rows == 2 * capacity, capacity, rows))
 
 
+def latest(replay: Replay) -> TimeStep:
+    """Returns the latest row, leaves `[B, ...]`."""
+    place = (replay.rows - 1) % replay.action.shape[0]
+    take = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
+    return jax.tree.map(take, replay.timestep)
+
+
 def num_starts(replay: Replay, n_step: int) -> Array:
     """Returns the number of rows in which a transition of `n_step` timesteps may begin, int32."""
-    held = jnp.minimum(replay.rows, replay.action.shape[0])
-    return jnp.maximum(held - n_step, 0)
+    return jnp.maximum(jnp.minimum(replay.rows, replay.action.shape[0]) - n_step, 0)
+
+
+def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
+    """Returns whether replays hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
+    capacity = sum(replay.timestep.reward.size for replay in replays)
+    held = sum(jnp.minimum(x.rows, x.action.shape[0]) * x.action.shape[1] for x in replays)
+    enough = jnp.asarray(held >= min(timesteps, capacity))
+    for replay in replays:
+        enough &= num_starts(replay, n_step) > 0
+    return enough
 
 
 def sample(
@@ -115,11 +130,11 @@ def sample(
 
     Args:
       key: Random key.
-      replay: One of which `num_starts` is positive.
+      replay: Replay with a positive number of `num_starts`.
       size: N.
       discount: Discount γ of a timestep.
       n_step: Timesteps n of a transition.
-      envs: (begin, end) of the environments that are drawn from; None: all.
+      envs: (begin, end) of the environments from which to draw; None: all.
 
     Returns:
       `Batch`.
@@ -140,7 +155,7 @@ def sample(
     reward, going_on = jnp.zeros(size), jnp.ones(size, bool)
     weight, bootstraps, steps = jnp.ones(size), jnp.ones(size, bool), jnp.zeros(size, jnp.int32)
     for step in range(1, n_step + 1):
-        if step > 1:  # where a run was resumed, an episode begins although none has ended before
+        if step > 1:  # in a resumed run, an episode may begin although none has ended
             going_on &= ~at(seen.first, step)
         reward += jnp.where(going_on, weight * at(seen.reward, step), 0.0)
         weight = jnp.where(going_on, weight * discount, weight)
@@ -165,7 +180,7 @@ def sample_batches(
 
     Args:
       keys: `[S]`: A random key for each learner.
-      replays: One a group; environments of a learner stand side by side.
+      replays: Replay of each group; environments of a learner stand side by side.
       batch_size: N, a multiple of the number of groups.
       num_batches: U.
       discount: Discount γ of a timestep.
@@ -173,17 +188,7 @@ def sample_batches(
 
     Returns:
       `Batch`, leaves `[U, S, N, ...]`.
-
-    Raises:
-      ValueError: The number of groups does not divide N, or that of learners the environments of a group.
     """
-    chex.assert_rank(keys, 1)
-    num_envs = replays[0].timestep.reward.shape[1]
-    if batch_size % len(replays) or num_envs % len(keys):
-        raise ValueError(
-            f"{len(replays)} groups must divide batch_size={batch_size}, and {len(keys)} learners the {num_envs} "
-            "environments of a group"
-        )
     draw = partial(sample, size=num_batches * (batch_size // len(replays)), discount=discount, n_step=n_step)
 
     def of_learner(key: Array, learner: Array) -> Batch:
@@ -196,20 +201,3 @@ def sample_batches(
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
 
     return jax.vmap(of_learner, out_axes=1)(keys, jnp.arange(len(keys)))
-
-
-def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
-    """Returns whether replays hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
-    capacity = sum(replay.timestep.reward.size for replay in replays)
-    held = sum(jnp.minimum(x.rows, x.action.shape[0]) * x.action.shape[1] for x in replays)
-    enough = jnp.asarray(held >= min(timesteps, capacity))
-    for replay in replays:
-        enough &= num_starts(replay, n_step) > 0
-    return enough
-
-
-def latest(replay: Replay) -> TimeStep:
-    """Returns the latest row, leaves `[B, ...]`."""
-    place = (replay.rows - 1) % replay.action.shape[0]
-    take = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
-    return jax.tree.map(take, replay.timestep)

@@ -2,19 +2,33 @@
 
 `atari`, `mujoco`, `envpool`, `gymnasium`, `gymnax`, `brax`, `cartpole` and `hard_maze` make recipes
 (`volvox.types.Env`) by name; `gymnasium` also takes a class or function that makes an environment, and
-`from_functions` makes a recipe from three pure functions. `probe` holds small environments with known answers, for
-tests; `linear_mdps` has small models whose values can be computed. `human_normalized` compares a score on Atari with
-random play and with a human. The module `groups` has what the author of another kind of environment group needs.
+`from_functions` makes a recipe from three pure functions. `human_normalized` compares a score on Atari with random play
+and with a human. The module `groups` has building blocks for other kinds of environments.
 """
 
-from volvox.envs import groups, linear_mdps, maze, probe
+from volvox.envs import groups, maze, preprocessing
 from volvox.envs.classic_control import cartpole
 from volvox.envs.envpool_group import envpool
-from volvox.envs.envpool_tasks import atari, atari_games, human_normalized, mujoco
+from volvox.envs.envpool_tasks import atari, atari_game, atari_games, human_normalized, mujoco
 from volvox.envs.functional import from_functions
 from volvox.envs.gymnasium_group import gymnasium
 from volvox.envs.jax_suites import brax, gymnax
 from volvox.envs.maze import hard_maze
 
-__all__ = ["atari", "atari_games", "brax", "cartpole", "envpool", "from_functions", "groups", "gymnasium", "gymnax"]
-__all__ += ["hard_maze", "human_normalized", "linear_mdps", "maze", "mujoco", "probe"]
+__all__ = [
+    "atari",
+    "atari_game",
+    "atari_games",
+    "brax",
+    "cartpole",
+    "envpool",
+    "from_functions",
+    "groups",
+    "gymnasium",
+    "gymnax",
+    "hard_maze",
+    "human_normalized",
+    "maze",
+    "mujoco",
+    "preprocessing",
+]

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._settings import recorded
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
@@ -23,7 +22,6 @@ _MASS = CART_MASS + POLE_MASS
 _POLE_MOMENT = POLE_MASS * HALF_LENGTH
 
 
-@recorded
 def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500, **options: Any) -> Env:
     """Makes a recipe for CartPole-v1: a pole on a cart is kept upright by pushes to the left and to the right.
 
@@ -47,6 +45,8 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
     Raises:
       ValueError: a number out of range.
     """
+    config = {"type": "volvox.envs.cartpole", **locals()}
+    config |= config.pop("options")
     return from_functions(
         lambda key: jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05),
         lambda state, action, key: cartpole_step(state, action),
@@ -56,6 +56,7 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
         groups=groups,
         num_actions=2,
         max_episode_steps=max_episode_steps,
+        config=config,
         **options,
     )
 

@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 
 from numpy.random import RandomState
 
-from volvox._checks import integer, nearest
-from volvox._settings import recorded
+from volvox._checks import integer
 from volvox.envs.envpool_group import envpool, load_envpool
+from volvox.envs.groups import unknown_name
 from volvox.envs.preprocessing import bilinear_frames, opening
-from volvox.types import Env
+from volvox.types import Config, Env
 
 Preprocessing = Literal["envpool", "uber"]
 Protocol = Literal["sticky", "exact", "fresh"]
@@ -43,7 +43,6 @@ def atari_games() -> tuple[str, ...]:
     return tuple("".join(word.capitalize() for word in game.split("_")) for game in names)
 
 
-@recorded
 def atari(
     game: str,
     *,
@@ -104,50 +103,47 @@ def atari(
       ValueError: an unknown game, a number out of range, or options that contradict each other; the message says what
         is allowed.
     """
+    config = {"type": "volvox.envs.atari", **locals()}
     names = {name.lower(): name for name in atari_games()}
-    key = _folded(game)
-    if key not in names:
-        raise ValueError(
-            f"game {game!r} is not one of envpool's Atari games, which volvox.envs.atari_games() lists"
-            f"{nearest(game, names.values())}"
-        )
+    folded = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", str(game))
+    folded = re.sub(r"[_ ]", "", folded).lower()
+    if folded not in names:
+        raise unknown_name("Atari game", game, names.values())
     if not 0.0 <= sticky_actions < 1.0:
         raise ValueError(f"sticky_actions must be a probability of at least 0 and below 1, got {sticky_actions!r}")
     if preprocessing not in get_args(Preprocessing):
         raise ValueError(f"preprocessing must be one of {', '.join(get_args(Preprocessing))}, got {preprocessing!r}")
-    uber = preprocessing == "uber"
-    if uber and episodic_life:
+    if preprocessing == "uber" and episodic_life:
         raise ValueError('preprocessing="uber" plays whole games: its opening would be played for every life')
-    stack, image_size = integer("stack", stack, low=1), integer("image_size", image_size, low=max(2, stack + 1))
-    env = envpool(
-        f"{names[key]}-v5",
-        name=names[key],
-        num_envs=num_envs,
-        groups=groups,
-        threads=threads,
-        max_episode_steps=max_episode_steps,
-        frame_skip=frame_skip,
-        stack_num=1 if uber else stack,
-        noop_max=integer("noop_max", noop_max, low=1),
-        full_action_space=bool(full_action_space),
-        repeat_action_probability=float(sticky_actions),
-        episodic_life=bool(episodic_life),
-        use_fire_reset=bool(fire_reset) and not uber,
-        img_height=_SCREEN[0] if uber else image_size,
-        img_width=_SCREEN[1] if uber else image_size,
-    )
-    if not uber:
-        return env
-    if fire_reset and (full_action_space or names[key] not in _FIRE_IS_NOT_SECOND):
-        env = opening(env, (1, 2))
-    env = bilinear_frames(env, image_size=image_size, stack=stack)
-    return env._replace(config={**env.config, "preprocessing": preprocessing})
+    integer("noop_max", noop_max, low=1)
+    integer("image_size", image_size, low=max(2, integer("stack", stack, low=1) + 1))
+    config["game"] = names[folded]
+    env = opening(envpool(**_emulator(config)), _opening(config))
+    if preprocessing == "uber":
+        env = bilinear_frames(env, image_size=image_size, stack=stack)
+    return env._replace(config=config)
 
 
-def _folded(game: object) -> str:
-    """Returns the name of a game in small letters, without what ids of other libraries have around it."""
-    name = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", str(game))
-    return re.sub(r"[_ ]", "", name).lower()
+def _emulator(config: Config) -> dict[str, Any]:
+    """Returns the arguments of `envpool` for those of `atari`."""
+    uber = config["preprocessing"] == "uber"
+    return {
+        **{name: config[name] for name in ("num_envs", "groups", "threads", "max_episode_steps", "frame_skip")},
+        **{name: config[name] for name in ("noop_max", "full_action_space", "episodic_life")},
+        "task": f"{config['game']}-v5",
+        "name": config["game"],
+        "stack_num": 1 if uber else config["stack"],
+        "repeat_action_probability": config["sticky_actions"],
+        "use_fire_reset": config["fire_reset"] and not uber,
+        "img_height": _SCREEN[0] if uber else config["image_size"],
+        "img_width": _SCREEN[1] if uber else config["image_size"],
+    }
+
+
+def _opening(config: Config) -> tuple[int, ...]:
+    """Returns the actions that begin an episode, for the arguments of `atari`."""
+    fires = config["fire_reset"] and (config["full_action_space"] or config["game"] not in _FIRE_IS_NOT_SECOND)
+    return (1, 2) if fires and config["preprocessing"] == "uber" else ()
 
 
 def color_screen(env: Env) -> Env | None:
@@ -161,12 +157,23 @@ def color_screen(env: Env) -> Env | None:
     Returns:
       A recipe of one environment whose observations are uint8 `[B, 210, 160, 3]`; None if `env` is no Atari game.
     """
-    settings = dict(env.config.get("settings", {}))
-    if env.config.get("environment") != "envpool" or "gray_scale" not in settings:
+    if atari_game(env.config) is None:
         return None
-    settings |= {"gray_scale": False, "img_height": _SCREEN[0], "img_width": _SCREEN[1], "stack_num": 1}
-    settings.pop("task", None)  # envpool's own name of the game, which goes with the task
-    return opening(envpool(env.config["task"], num_envs=1, **settings), env.config.get("opening", ()))
+    config, actions = _unwrapped(env.config)
+    if config["type"] == "volvox.envs.atari":
+        config, actions = _emulator(config), (*_opening(config), *actions)
+    screen = {"gray_scale": False, "img_height": _SCREEN[0], "img_width": _SCREEN[1], "stack_num": 1}
+    settings = {**config, **screen, "num_envs": 1, "groups": 1}
+    settings.pop("type", None)
+    return opening(envpool(**settings), actions)
+
+
+def _unwrapped(config: Config) -> tuple[Config, tuple[int, ...]]:
+    """Returns the config of the environment inside all wrappers, and the actions of their openings."""
+    actions: tuple[int, ...] = ()
+    while "env" in config:
+        config, actions = config["env"], (*config.get("actions", ()), *actions)
+    return config, actions
 
 
 def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, dict[str, Any]]:
@@ -182,24 +189,23 @@ def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, d
     Raises:
       ValueError: There is no such protocol, or none but "fresh" suits the environment.
     """
-    settings = env.config.get("settings", {})
-    atari = "repeat_action_probability" in settings
-    protocol = protocol or ("sticky" if atari else "fresh")
+    is_atari = atari_game(env.config) is not None
+    protocol = protocol or ("sticky" if is_atari else "fresh")
     if protocol not in get_args(Protocol):
         raise ValueError(f"protocol must be one of {', '.join(get_args(Protocol))}, got {protocol!r}")
     if protocol == "fresh":
         return protocol, {}
-    if not atari:
+    if not is_atari:
         raise ValueError(f"protocol={protocol!r} is for Atari games; {env.spec.name} takes 'fresh', its default")
     if protocol == "sticky":
-        return protocol, {"repeat_action_probability": STICKINESS, **whole_games(env)}
-    seeds = _seeds_of_starts(settings["noop_max"])
-    return protocol, {"repeat_action_probability": 0.0, **whole_games(env), "seeds": seeds}
+        return protocol, {"repeat_action_probability": STICKINESS, "episodic_life": False}
+    seeds = _seeds_of_starts(_unwrapped(env.config)[0].get("noop_max", 30))
+    return protocol, {"repeat_action_probability": 0.0, "episodic_life": False, "seeds": seeds}
 
 
 def whole_games(env: Env) -> dict[str, Any]:
-    """Returns what `env.make` takes so that an episode is a whole game, also where a lost life would end it."""
-    return {"episodic_life": False} if "episodic_life" in env.config.get("settings", {}) else {}
+    """Returns options of `env.make` that make an episode a whole game, also if a lost life would end it."""
+    return {} if atari_game(env.config) is None else {"episodic_life": False}
 
 
 def _seeds_of_starts(noop_max: int) -> list[int]:
@@ -214,11 +220,11 @@ def _seeds_of_starts(noop_max: int) -> list[int]:
     return [seeds[start] for start in range(noop_max)]
 
 
-def human_normalized(game: str, score: float) -> float | None:
-    """Puts a score between those of random play (0) and of a human tester (1): (score - random) / (human - random).
+def human_normalized(game: str | None, score: float) -> float | None:
+    """Scales a score to 0 for random play and 1 for a human tester: (score - random) / (human - random).
 
-    The scores are those all publications share, in `atari_scores.csv` beside this file: of 57 games, from the
-    no-op-start evaluations of DQN and its successors, as collected in google-deepmind/dqn_zoo (`atari_data.py`).
+    The scores of random play and humans are in `atari_scores.csv` beside this file: of 57 games, from the no-op-start
+    evaluations of DQN and its successors, as collected in google-deepmind/dqn_zoo (`atari_data.py`).
 
     Example:
       >>> volvox.envs.human_normalized("Frostbite", 2200)
@@ -227,7 +233,7 @@ def human_normalized(game: str, score: float) -> float | None:
       57
 
     Args:
-      game: Name of the game as `atari_games` has it.
+      game: Name of the game as in `atari_games`.
       score: Mean return, not clipped.
 
     Returns:
@@ -237,28 +243,27 @@ def human_normalized(game: str, score: float) -> float | None:
     return (score - known["random"]) / (known["human"] - known["random"]) if known else None
 
 
-def game_of(env: Any) -> str:
-    """Returns the name of an Atari game by its `Env.config`; of other tasks of envpool a name that no game has.
-
-    "" for all other environments: MinAtar's games, for example, have names of Atari's, and other scores.
-    """
-    made_by_envpool = isinstance(env, Mapping) and env.get("environment") == "envpool"
-    return str(env.get("task")).partition("-")[0] if made_by_envpool else ""
+def atari_game(config: Config) -> str | None:
+    """Returns the name of the Atari game of an environment's `Env.config`; None for all other environments."""
+    config, _ = _unwrapped(config)
+    if config.get("type") == "volvox.envs.atari":
+        return config["game"]
+    game = str(config.get("task")).partition("-")[0]
+    return game if config.get("type") == "volvox.envs.envpool" and game in atari_games() else None
 
 
 @functools.cache
-def known_scores(game: str) -> Mapping[str, float]:
-    """Returns what is known of a game's scores: of `random` play, of a `human`, and the `least` there can be.
+def known_scores(game: str | None) -> Mapping[str, float]:
+    """Returns the known scores of a game: of `random` play, of a `human`, and the `least` possible score.
 
-    The first two are those of `human_normalized`. The least is left out where rewards may be negative and no bound of
-    their sum is known; all are, of anything but the 57 games.
+    The first two are those of `human_normalized`. The least is left out if rewards may be negative and no bound of
+    their sum is known. For anything but the 57 games the result is empty.
     """
     with Path(__file__).with_name("atari_scores.csv").open() as file:
         row = next((row for row in csv.DictReader(file) if row["game"] == game), {})
     return {name: float(value) for name, value in row.items() if name != "game" and value}
 
 
-@recorded
 def mujoco(
     task: str,
     *,
@@ -266,14 +271,14 @@ def mujoco(
     groups: int = 1,
     max_episode_steps: int = 1_000,
     threads: int | None = None,
-    **config: Any,
+    **options: Any,
 ) -> Env:
     """Makes a recipe for groups of one Gymnasium MuJoCo task.
 
     Observations are float32 `[B, features]`, actions float32 `[B, joints]`; the simulation itself runs in float64.
     Actions out of bounds are refused with a ValueError where Python drives the environments; inside `jit`, which
-    cannot raise, they are clipped. Extras: `elapsed_steps` (int32 `[B]`). `EnvSpec.name` and the `task` of the
-    recipe's `config` say the version: results of different versions cannot be compared.
+    cannot raise, they are clipped. Extras: `elapsed_steps` (int32 `[B]`). `EnvSpec.name` includes the version, because
+    results of different versions cannot be compared.
 
     Example:
       >>> env = volvox.envs.mujoco("HalfCheetah", num_envs=32, groups=2)  # the newest: env.spec.name is HalfCheetah-v5
@@ -285,7 +290,7 @@ def mujoco(
       groups: Number of groups; a divisor of `num_envs`.
       max_episode_steps: Timesteps after which an episode is truncated.
       threads: C++ threads that step a group; None takes every CPU this process may use.
-      **config: Further settings by envpool's names, such as `frame_skip` or `reset_noise_scale`.
+      **options: Further settings by envpool's names, such as `frame_skip` or `reset_noise_scale`.
 
     Returns:
       The recipe.
@@ -293,19 +298,13 @@ def mujoco(
     Raises:
       ValueError: an unknown task or setting, or a number out of range.
     """
-    tasks = _tasks()
-    newest = {name.partition("-")[0]: name for name in tasks}  # sorted, so the last version stays
-    names = tasks if "-" in str(task) else list(newest)
-    found = {name.lower(): name for name in names}.get(str(task).lower())
+    config = {"type": "volvox.envs.mujoco", **locals()}
+    families = load_envpool().mujoco.gym.registration.gym_mujoco_envs
+    names = {f"{name}-{version}": f"{name}-{version}" for name, versions, _ in families for version in versions}
+    names |= {name: f"{name}-{versions[-1]}" for name, versions, _ in families}
+    found = {name.lower(): full for name, full in names.items()}.get(str(task).lower())
     if found is None:
-        raise ValueError(f"task {task!r} is not a MuJoCo task envpool knows{nearest(task, names)}")
-    config["max_episode_steps"] = max_episode_steps
-    return envpool(newest.get(found, found), num_envs=num_envs, groups=groups, threads=threads, **config)
-
-
-def _tasks() -> list[str]:
-    """Returns the names of envpool's Gymnasium MuJoCo tasks, such as "Ant-v5", sorted by version."""
-    specs = load_envpool().registration.registry.specs
-    tasks = [name for name, (path, _, _) in specs.items() if path == "envpool.mujoco.gym"]
-    tasks = [name for name in tasks if re.fullmatch(r"\w+-v\d+", name)]
-    return sorted(tasks, key=lambda name: int(name.rpartition("v")[2]))
+        raise unknown_name("MuJoCo task", task, names)
+    config |= {"task": found, **config.pop("options")}
+    options["max_episode_steps"] = max_episode_steps
+    return envpool(found, num_envs=num_envs, groups=groups, threads=threads, **options)._replace(config=config)

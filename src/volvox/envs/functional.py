@@ -1,18 +1,16 @@
 """Environments made from three pure functions of one environment, behind the same interface as envpool's."""
 
 import dataclasses
-import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer, takes
-from volvox._settings import recorded
+from volvox._checks import integer
 from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
 from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
 
@@ -35,7 +33,6 @@ class FunctionalState(NamedTuple):
     action: Array
 
 
-@recorded
 def from_functions(
     reset: Callable[[Array], ArrayTree],
     step: Callable[[ArrayTree, Array, Array], tuple[ArrayTree, Any, Any]],
@@ -51,14 +48,15 @@ def from_functions(
     action_low: float | np.ndarray = -1.0,
     action_high: float | np.ndarray = 1.0,
     extras: Callable[[ArrayTree], dict[str, Array]] | None = None,
-    settings: Config | None = None,
+    reset_batch: int | None = None,
+    config: Config | None = None,
 ) -> Env:
     """Makes a recipe for environments given by functions of a single environment (they are vmapped here).
 
     Autoreset is envpool's: the timestep after an end discards its action, gives reward 0 and reports `first`. An
     episode that has not terminated is truncated after `max_episode_steps` timesteps. `send` only stores the actions,
-    `recv` computes the timestep. Extras: `elapsed_steps` (int32 `[B]`), and what `extras` gives. With a fixed seed
-    everything is exactly repeatable, restarts included, and the state of a group is all there is. A population's
+    `recv` computes the timestep. Extras: `elapsed_steps` (int32 `[B]`), and those of `extras`. With a fixed seed
+    everything is exactly repeatable, restarts included, and the state of a group is complete. A population's
     episodes have keys of their own (`EnvGroup.rekey`), so that its results do not depend on `num_envs` and `groups`.
 
     Example: a point on a line, pushed towards 0.
@@ -77,8 +75,9 @@ def from_functions(
       reset: key -> state of a new episode.
       step: (state, action, key) -> (state, reward, terminated); action is an int32 scalar, int32 `[len(num_choices)]`
         or float32 `[*action_shape]`, reward and terminated are scalars.
-      observe: state -> observation, channels last if it is an image; an array, or a dict or a tuple of arrays.
-      name: What `EnvSpec.name` says.
+      observe: state -> observation; an array, or a dict or a tuple of arrays. An image with its channels first is
+        transposed (`volvox.envs.groups.convert_observation`).
+      name: `EnvSpec.name`.
       num_envs: Environments in all groups together.
       max_episode_steps: Timesteps after which an episode is truncated.
       groups: Number of groups; a divisor of `num_envs`.
@@ -88,148 +87,132 @@ def from_functions(
       action_low: Smallest allowed values of a continuous action (not enforced): a number, or an array
         `[*action_shape]`.
       action_high: Largest allowed values, likewise.
-      extras: state -> what else `TimeStep.extras` holds, by name; None if there is nothing else.
-      settings: What else makes this environment what it is, for the recipe's `config`: JSON values.
+      extras: state -> further entries of `TimeStep.extras` by name.
+      reset_batch: Number of environments of a group that are reset together. With None every timestep computes a reset
+        of each environment, which is fastest for cheap resets. With a number it computes resets only for episodes that
+        begin, in batches of this size: use a small number, such as 1 to 8, if a reset costs many timesteps. The results
+        are the same.
+      config: `Env.config`, for a function that calls this one; None makes it of these arguments.
 
     Returns:
       The recipe.
 
     Raises:
-      ValueError: a number out of range, not one kind of action given, or functions whose results do not fit.
+      ValueError: a number out of range, or functions whose results do not fit.
+      AssertionError: `step` changes the structure, shapes or dtypes of the state.
     """
+    if config is None:
+        config = {"type": "volvox.envs.from_functions", **locals()}
+        del config["config"]
     integer("max_episode_steps", max_episode_steps, low=1)
-    takes("reset", reset, "key")
-    takes("step", step, "state", "action", "key")
-    takes("observe", observe, "state")
+    if reset_batch is not None:
+        integer("reset_batch", reset_batch, low=1)
     kinds = {"num_actions": num_actions, "num_choices": num_choices, "action_shape": action_shape}
     if sum(kind is not None for kind in kinds.values()) != 1:
-        given = ", ".join(f"{kind}={value!r}" for kind, value in kinds.items())
-        raise ValueError(f"give exactly one of num_actions, num_choices and action_shape, got {given}")
+        raise ValueError(f"give exactly one of num_actions, num_choices and action_shape, got {kinds}")
     low = high = None
-    if action_shape is not None:
-        low, high = action_bounds(action_low, action_high, tuple(action_shape))
     if num_actions is not None:
         integer("num_actions", num_actions, low=1)
-    if num_choices is not None:
+    elif num_choices is not None:
         num_choices = tuple(integer("each of num_choices", number, low=1) for number in num_choices)
         action_shape = (len(num_choices),)
+    elif action_shape is not None:
+        action_shape = tuple(action_shape)
+        low, high = action_bounds(action_low, action_high, action_shape)
     spec = EnvSpec(
         name=name,
         observation_shape=(),
         observation_dtype=np.dtype(np.float32),
         num_actions=num_actions,
-        action_shape=None if action_shape is None else tuple(action_shape),
+        action_shape=action_shape,
         action_low=low,
         action_high=high,
         max_episode_steps=int(max_episode_steps),
         frame_skip=1,
-        num_choices=num_choices,
+        num_choices=None if num_choices is None else tuple(num_choices),
     )
-    functions = _Functions(reset, step, observe, extras or (lambda state: {}), spec.action)
-    observation, named = functions.check()
+    functions = _Functions(reset, step, observe, extras or (lambda state: {}), spec.action, reset_batch)
+    observation, further = functions.check()
     spec = spec._replace(
         observation_shape=jax.tree.map(lambda x: tuple(x.shape), observation),
         observation_dtype=jax.tree.map(lambda x: np.dtype(x.dtype), observation),
-        extras=("elapsed_steps", *named),
+        extras=("elapsed_steps", *further),
     )
-    # All groups share what is compiled, so that another group, seed or cutoff compiles nothing twice.
+    # All groups share these compiled functions, so that another group, seed or cutoff compiles nothing twice.
     init = jax.jit(functions.init, static_argnames="num_envs")
-    recv = jax.jit(jax.vmap(functions.recv, in_axes=(0, None)), inline=True)
-    settings = {"max_episode_steps": max_episode_steps, **(settings or {}), "code": functions.code()}
-    make_group = partial(_group, init, recv)
-    return recipe(spec, make_group, num_envs=num_envs, groups=groups, environment=name, settings=settings)
+    recv = jax.jit(functions.recv, inline=True)
+    return recipe(spec, partial(_group, init, recv), num_envs=num_envs, groups=groups, config=config)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Functions:
-    """The functions of one environment; `action` says what an action looks like."""
+    """The functions of one environment; `action` is the shape and dtype of an action."""
 
     reset: Callable[[Array], ArrayTree]
     step: Callable[[ArrayTree, Array, Array], tuple[ArrayTree, Any, Any]]
     observe: Callable[[ArrayTree], ArrayTree]
     extras: Callable[[ArrayTree], dict[str, Array]]
     action: jax.ShapeDtypeStruct
+    reset_batch: int | None
 
     def check(self) -> tuple[ArrayTree, dict[str, Any]]:
-        """Returns what observation and extras look like; raises ValueError where the functions do not fit."""
+        """Returns shapes and dtypes of observation and extras; checks that the functions fit."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         state = jax.eval_shape(self.reset, key)
-        result = jax.eval_shape(self.step, state, self.action, key)
-        if not isinstance(result, tuple) or len(result) != 3:
-            given = f"{len(result)} items" if isinstance(result, tuple) else type(result).__name__
-            raise ValueError(
-                f"step must return (state, reward, terminated), three items; it returned {given}. Observations are "
-                "made by observe(state), and a limit of time is max_episode_steps"
-            )
-        after, reward, terminated = result
-        old, new = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in (state, after))
-        if old != new or jax.tree.structure(state) != jax.tree.structure(after):
-            raise ValueError(f"step must keep the structure, shapes and dtypes of the state: got {new} from {old}")
-        for what, result in (("reward", reward), ("terminated", terminated)):
-            if result.shape != ():
-                raise ValueError(f"step must give a scalar {what} for one environment, got shape {result.shape}")
-        named = jax.eval_shape(self.extras, state)
-        if not isinstance(named, dict) or "elapsed_steps" in named:
-            raise ValueError(
-                f"extras must give a dict without 'elapsed_steps', which is there anyway; it gives {named}"
-            )
-        return jax.eval_shape(self.observe, state), named
-
-    def code(self) -> str:
-        """Returns a hash of what the functions compute, by which a change is noticed when a run is resumed."""
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        state = jax.eval_shape(self.reset, key)
-        traced = [jax.make_jaxpr(self.reset)(key), jax.make_jaxpr(self.step)(state, self.action, key)]
-        traced += [jax.make_jaxpr(function)(state) for function in (self.observe, self.extras)]
-        # In a terminal or a notebook `str` would give a jaxpr colours.
-        printed = "".join(closed.pretty_print(use_color=False) for closed in traced)
-        found = hashlib.sha256(re.sub(r"0x\w+", "", printed).encode())
-        for closed in traced:  # printed, an array is a name
-            for array in _arrays(closed.jaxpr, closed.consts):
-                found.update(array.tobytes())
-        return found.hexdigest()[:16]
+        after, reward, terminated = jax.eval_shape(self.step, state, self.action, key)
+        chex.assert_trees_all_equal_structs(state, after)
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
+        if reward.shape != () or terminated.shape != ():
+            raise ValueError(f"reward and terminated must be scalars, got shapes {reward.shape}, {terminated.shape}")
+        further = jax.eval_shape(self.extras, state)
+        if "elapsed_steps" in further:
+            raise ValueError("extras must not contain 'elapsed_steps', which is always there")
+        return jax.eval_shape(self.observe, state), further
 
     def init(self, key: Array, index: int | Array, *, num_envs: int) -> FunctionalState:
         """Returns the state in which all environments of group `index` are about to begin an episode."""
-        keys = _keys(key, index, num_envs)
-        return FunctionalState(
-            key=keys,
-            # Replaced at the first `recv`, which resets everywhere; here for its shapes.
-            inner=jax.vmap(self.reset)(keys),
-            elapsed=jnp.zeros(num_envs, jnp.int32),
-            done=jnp.ones(num_envs, jnp.bool_),
-            action=zeros(self.action, num_envs),
-        )
+        keys, elapsed = _keys(key, index, num_envs), jnp.zeros(num_envs, jnp.int32)
+        # The first `recv` resets all environments; here they are reset for their shapes.
+        inner = jax.vmap(self.reset)(keys)
+        return FunctionalState(keys, inner, elapsed, jnp.ones(num_envs, jnp.bool_), zeros(self.action, num_envs))
 
     def recv(self, state: FunctionalState, limit: Array) -> tuple[FunctionalState, TimeStep]:
-        """Steps one environment; `limit` is the number of timesteps that truncates an episode."""
+        """Steps all environments; `limit` is the number of timesteps that truncates an episode."""
+        begun = None if self.reset_batch is None else self._begun(state, self.reset_batch)
+        return jax.vmap(self._recv_one, in_axes=(0, None, 0))(state, limit, begun)
+
+    def _recv_one(
+        self, state: FunctionalState, limit: Array, begun: ArrayTree | None
+    ) -> tuple[FunctionalState, TimeStep]:
+        """Steps one environment; `begun` is the state of a new episode, None if it is still to be computed."""
         key, reset_key, step_key = jax.random.split(state.key, 3)
         first = state.done
         stepped, reward, terminated = self.step(state.inner, state.action, step_key)
-        inner = jax.tree.map(partial(jnp.where, first), self.reset(reset_key), stepped)
+        begun = self.reset(reset_key) if begun is None else begun
+        inner = jax.tree.map(partial(jnp.where, first), begun, stepped)
         elapsed = jnp.where(first, 0, state.elapsed + 1)
         extras = {**self.extras(inner), "elapsed_steps": elapsed}
         timestep = consistent(TimeStep(self.observe(inner), reward, first, terminated, elapsed >= limit, extras))
         done = timestep.terminated | timestep.truncated
         return FunctionalState(key, inner, elapsed, done, state.action), timestep
 
+    def _begun(self, state: FunctionalState, size: int) -> ArrayTree:
+        """Resets the environments that begin an episode, `size` at once; returns states for these environments."""
+        keys = jax.vmap(lambda key: jax.random.split(key, 3)[1])(state.key)
+
+        def reset_some(carry: tuple[Array, ArrayTree]) -> tuple[Array, ArrayTree]:
+            waiting, states = carry
+            rows = jnp.nonzero(waiting, size=size, fill_value=len(waiting))[0]
+            begun = jax.vmap(self.reset)(keys[jnp.minimum(rows, len(waiting) - 1)])
+            states = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), states, begun)
+            return waiting.at[rows].set(False, mode="drop"), states
+
+        return jax.lax.while_loop(lambda carry: carry[0].any(), reset_some, (state.done, state.inner))[1]
+
 
 def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
     """Returns the keys `[B]` of the environments of group `index`, each by its number among those of all groups."""
-    numbers = index * num_envs + jnp.arange(num_envs)
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-
-
-def _arrays(jaxpr: Any, constants: Iterable[Any] = ()) -> Iterator[np.ndarray]:
-    """The constant arrays of a jaxpr and of those that it calls."""
-    values = [*constants, *(atom.val for equation in jaxpr.eqns for atom in equation.invars if hasattr(atom, "val"))]
-    for value in values:
-        is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        yield np.asarray(jax.random.key_data(value) if is_key else value)
-    for equation in jaxpr.eqns:
-        for called in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            if hasattr(called, "eqns"):
-                yield from _arrays(getattr(called, "jaxpr", called), getattr(called, "consts", ()))
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, index * num_envs + jnp.arange(num_envs))
 
 
 def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
@@ -247,13 +230,11 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
         return state._replace(action=action.astype(state.action.dtype))
 
     def restart(state: FunctionalState, seed: int | None = None) -> FunctionalState:
-        if seed is not None:
-            state = state._replace(key=_keys(key_of(seed), index, num_envs))
-        return state._replace(done=jnp.ones(num_envs, jnp.bool_))
+        key = state.key if seed is None else _keys(key_of(seed), index, num_envs)
+        return state._replace(key=key, done=jnp.ones(num_envs, jnp.bool_))
 
     def rekey(state: FunctionalState, where: Array, keys: Array) -> FunctionalState:
         return state._replace(key=jnp.where(where, keys, state.key))
 
-    start = partial(init, key_of(seed), index, num_envs=num_envs)
-    functions = (start, receive, send, restart, lambda: None)
+    functions = (partial(init, key_of(seed), index, num_envs=num_envs), receive, send, restart, lambda: None)
     return EnvGroup(spec, num_envs, not host, *functions, resumable=not host, rekey=rekey)

@@ -1,10 +1,9 @@
-"""What every environment group needs, for anyone who writes one.
+"""Building blocks for authors of environments.
 
 A group is a `volvox.types.EnvGroup`: `num_envs` environments that step together. Its author writes `init`, `recv`,
-`send` and `restart`. `recipe` makes the `Env` from such a group, `consistent` makes its time steps keep the promises of
-`TimeStep`, `checked_action` and `bounded_action` check what is sent to it. `wrapped` changes what groups of another
-recipe show and do. Environments that are pure functions need none of this: `volvox.envs.from_functions` makes groups of
-them.
+`send` and `restart`. `recipe` makes an `Env` of such groups, `consistent` corrects time steps, and `checked_action` and
+`bounded_action` check actions. `wrapped` changes the time steps and actions of another recipe. Environments that are
+pure functions need none of this: use `volvox.envs.from_functions`.
 
 Example: environments that count their timesteps, and end when action 1 is sent.
 
@@ -45,7 +44,7 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 ...     frame_skip=1,
 ...     extras=("elapsed_steps",),
 ... )
->>> env = groups.recipe(spec, counter, num_envs=4, groups=2, environment="counter")
+>>> env = groups.recipe(spec, counter, num_envs=4, groups=2, config={"type": "my_module.counter"})
 >>> one, other = env.make(seed=0)
 >>> state, timestep = one.recv(one.init())
 >>> timestep.first.tolist(), timestep.reward.tolist()
@@ -55,13 +54,8 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 ([False, True], [1.0, 1.0])
 """
 
-import contextlib
-import dataclasses
-import functools
-import queue
-import threading
-import weakref
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chex
@@ -69,217 +63,122 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import group_size, integer
-from volvox._settings import describe
-from volvox.types import ArrayTree, Env, EnvGroup, EnvSpec, TimeStep
+from volvox._checks import integer
+from volvox.types import ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep
 
-PATIENCE = 600.0
-"""Seconds for environments to answer, or for a chunk of the loop; compilation is not counted."""
-_PIECES = 600
+_NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 
 
-def recipe(spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int, groups: int, **config: Any) -> Env:
-    """Makes the recipe of an environment from the function that makes one group of it.
+def recipe(
+    spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int, groups: int, config: Config | None = None
+) -> Env:
+    """Makes the recipe of an environment from a function that makes one group of it.
+
+    Observations are converted by `convert_observation`: images get their channels last, and numbers of 64 bits become
+    numbers of 32 bits.
 
     Args:
-      spec: What the environment offers.
-      make_group: (spec, num_envs, *, index, seed, host, **options) -> group. `spec` says after how many timesteps an
-        episode is truncated, `index` numbers the groups from 0, `seed` is an int of at least 0 that all groups share,
-        a group with `host` is driven from Python, and `options` are what else `make` was called with.
+      spec: The environment; images may have their channels first.
+      make_group: `(spec, num_envs, *, index, seed, host, **options) -> group`. `spec.max_episode_steps` is the cutoff
+        of this group, `index` numbers the groups from 0, `seed` is an int of at least 0 that all groups share, a group
+        with `host` is driven from Python, and `options` are the other options of `Env.make`.
       num_envs: Environments in all groups together.
       groups: Number of groups; a divisor of `num_envs`.
-      **config: What identifies the environment and its settings, for the recipe's `config`; `num_envs` and `groups`
-        are added to it.
+      config: `Env.config`: {"type": the public path of the function that makes this recipe, its arguments}.
 
     Returns:
-      The recipe. Its `make` raises ValueError for a number out of range and for groups that would not be equal. What
-      a group raises later names the environment, if need be in a note, and so does the RuntimeError for time steps of
-      other shapes than those of `spec`.
+      The recipe. Its `make` raises ValueError if a number is out of range or groups would not be equal.
 
     Raises:
       ValueError: `num_envs` or `groups` is no positive integer, or groups would not be equal.
     """
     group_size(num_envs, groups)
-    config = describe({**config, "num_envs": num_envs, "groups": groups})
+    spec = spec._replace(observation_shape=jax.tree.map(lambda x: _channels_last(x.shape), spec.observation))
 
     def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0, **options):
-        seed, count = integer("seed", seed, low=0, high=None), env.num_groups if num_groups is None else num_groups
+        seed = integer("seed", seed, low=0, high=None)
+        count = env.num_groups if num_groups is None else num_groups
         size = group_size(env.num_envs if num_envs is None else num_envs, count)
         cut = _with_cutoff(spec, max_episode_steps)
         indices = range(first_group, first_group + count)
         made = (make_group(cut, size, index=index, seed=seed, host=host, **options) for index in indices)
-        return tuple(_guarded(group) for group in made)
+        return tuple(_converted(group) for group in made)
 
-    env = Env(spec, int(num_envs), int(groups), make, config)
+    env = Env(spec, int(num_envs), int(groups), make, {} if config is None else config)
     return env
 
 
-def _guarded(group: EnvGroup) -> EnvGroup:
-    """A group whose errors name the environment, and whose time steps have the shapes that its spec says."""
-
-    def call(function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return function(*args)
-        except Exception as error:  # raised again, with the name of the environment
-            if group.spec.name not in str(error):
-                error.add_note(f"This was raised in the environment {group.spec.name}.")
-            raise
-
+def _converted(group: EnvGroup) -> EnvGroup:
     def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
-        state, timestep = call(group.recv, state)
-        flags = {name: np.shape(getattr(timestep, name)) for name in ("reward", "first", "terminated", "truncated")}
-        shapes = {"observation": jax.tree.map(np.shape, timestep.observation), **flags}
-        wanted = {"observation": jax.tree.map(lambda x: (group.num_envs, *x.shape), group.spec.observation)}
-        wanted |= dict.fromkeys(flags, (group.num_envs,))
-        if wrong := [name for name in shapes if shapes[name] != wanted[name]]:
-            told = ", ".join(f"{name} {shapes[name]} instead of {wanted[name]}" for name in wrong)
-            raise RuntimeError(f"the environment {group.spec.name} gave other shapes than its spec says: {told}")
-        return state, timestep
+        state, timestep = group.recv(state)
+        observation = convert_observation(timestep.observation, group.spec.observation, group.spec.name)
+        return state, timestep._replace(observation=observation)
 
-    return group._replace(init=functools.partial(call, group.init), recv=recv, send=functools.partial(call, group.send))
+    return group._replace(recv=recv)
 
 
-def wrapped(env: Env, wrapper: Any, *, spec: EnvSpec | None = None, hidden_steps: int = 0, **config: Any) -> Env:
+def wrapped(
+    env: Env, wrapper: Any, *, spec: EnvSpec | None = None, hidden_steps: int = 0, config: Config | None = None
+) -> Env:
     """Makes a recipe whose groups are those of another recipe with other time steps or actions.
 
     A wrapper is an object with three functions. They are called with NumPy arrays if Python drives the group, and
-    inside `jit` otherwise; `array_module` tells which.
+    inside `jit` otherwise; `array_module` finds the right module.
 
     - `init(num_envs) -> state`, a pytree of NumPy arrays: the wrapper's state before the first episode and after a
       restart;
-    - `observe(state, timestep) -> (state, timestep)`: the time step that is shown in place of the group's;
-    - `act(state, action) -> action`: the actions `[B, ...]` that are sent in place of those given.
+    - `observe(state, timestep) -> (state, timestep)`: the time step that replaces the group's;
+    - `act(state, action) -> action`: the actions `[B, ...]` that are sent to the group.
 
     Example: `volvox.envs.preprocessing` has two wrappers.
 
     Args:
       env: The recipe to wrap.
-      wrapper: What changes time steps and actions.
-      spec: What the wrapped environment offers; None if that is what `env` offers.
+      wrapper: Changes time steps and actions.
+      spec: The spec of the wrapped environment; None if it is that of `env`.
       hidden_steps: Timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
-      **config: What is added to the recipe's `config`.
+      config: `Env.config` of the new recipe.
 
     Returns:
       The recipe.
     """
-    spec = env.spec if spec is None else spec
+    outer = env.spec if spec is None else spec
 
     def make(seed: int, *, max_episode_steps: int | None = None, **options: Any) -> tuple[EnvGroup, ...]:
-        cut = _with_cutoff(spec, max_episode_steps)
+        cut = _with_cutoff(outer, max_episode_steps)
         inner = env.make(seed, max_episode_steps=cut.max_episode_steps + hidden_steps, **options)
-        return tuple(_Wrapped(group, wrapper).group(cut) for group in inner)
+        return tuple(_wrapped_group(group, wrapper, cut) for group in inner)
 
-    kept = {name: value for name, value in env.config.items() if name != "made_by"}  # that makes it without the wrapper
-    return env._replace(spec=spec, make=make, config={**kept, **describe(config)})
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Wrapped:
-    """A group and its wrapper; the state is a pair of theirs."""
-
-    inner: EnvGroup
-    wrapper: Any
-
-    def group(self, spec: EnvSpec) -> EnvGroup:
-        functions = {"init": self.init, "recv": self.recv, "send": self.send, "restart": self.restart}
-        return self.inner._replace(spec=spec, **functions, rekey=None if self.inner.rekey is None else self.rekey)
-
-    def init(self) -> tuple[ArrayTree, ArrayTree]:
-        return self._begin(self.inner.init())
-
-    def recv(self, state: tuple[ArrayTree, ArrayTree]) -> tuple[tuple[ArrayTree, ArrayTree], TimeStep]:
-        inner, timestep = self.inner.recv(state[0])
-        own, timestep = self.wrapper.observe(state[1], timestep)
-        return (inner, own), timestep
-
-    def send(self, state: tuple[ArrayTree, ArrayTree], action: Any) -> tuple[ArrayTree, ArrayTree]:
-        inner, own = state
-        action = (jnp if self.inner.traceable else np).asarray(action)
-        action = self.wrapper.act(own, checked_action(self.inner.spec, self.inner.num_envs, action))
-        return self.inner.send(inner, action), own
-
-    def rekey(self, state: tuple[ArrayTree, ArrayTree], where: Any, keys: Any) -> tuple[ArrayTree, ArrayTree]:
-        assert self.inner.rekey is not None
-        return self.inner.rekey(state[0], where, keys), state[1]
-
-    def restart(self, state: tuple[ArrayTree, ArrayTree], seed: int | None = None) -> tuple[ArrayTree, ArrayTree]:
-        return self._begin(self.inner.restart(state[0], seed))
-
-    def _begin(self, inner: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-        own = self.wrapper.init(self.inner.num_envs)
-        return inner, jax.tree.map(jnp.asarray, own) if self.inner.traceable else own
+    return env._replace(spec=outer, make=make, config={} if config is None else config)
 
 
-class Answers:
-    """Runs blocking calls in a thread, so that waiting has a time limit and can be interrupted by Ctrl-C.
+def _wrapped_group(inner: EnvGroup, wrapper: Any, spec: EnvSpec) -> EnvGroup:
+    """Wraps one group; its state is (state of the group, state of the wrapper)."""
 
-    Attributes:
-      missing: Whether the last call has not returned yet, so that what it uses must not be freed.
-    """
+    def begin(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        wrapper_state = wrapper.init(inner.num_envs)
+        return state, jax.tree.map(jnp.asarray, wrapper_state) if inner.traceable else wrapper_state
 
-    def __init__(self):
-        self.missing, self._number = False, 0
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_answer, args=(self._asked, self._given), daemon=True).start()
-        self._end = weakref.finalize(self, self._asked.put, None)
+    def recv(state: tuple[ArrayTree, ArrayTree]) -> tuple[tuple[ArrayTree, ArrayTree], TimeStep]:
+        inner_state, timestep = inner.recv(state[0])
+        wrapper_state, timestep = wrapper.observe(state[1], timestep)
+        return (inner_state, wrapper_state), timestep
 
-    def of(self, call: Callable[[], Any], name: str) -> Any:
-        """Returns what a call returns, or raises what it raises.
+    def send(state: tuple[ArrayTree, ArrayTree], action: Any) -> tuple[ArrayTree, ArrayTree]:
+        action = checked_action(inner.spec, inner.num_envs, (jnp if inner.traceable else np).asarray(action))
+        return inner.send(state[0], wrapper.act(state[1], action)), state[1]
 
-        Args:
-          call: What may block.
-          name: The environment, for the message.
+    def rekey(state: tuple[ArrayTree, ArrayTree], where: Any, keys: Any) -> tuple[ArrayTree, ArrayTree]:
+        assert inner.rekey is not None
+        return inner.rekey(state[0], where, keys), state[1]
 
-        Raises:
-          TimeoutError: It has not returned within `PATIENCE` seconds.
-        """
-        self.missing, self._number = True, self._number + 1
-        self._asked.put((self._number, call))
-        # Waited for in pieces: a clock goes on while the process, and its emulators with it, are stopped (Ctrl-Z).
-        for _ in range(_PIECES):
-            try:
-                number, result, error = self._given.get(timeout=PATIENCE / _PIECES)
-            except queue.Empty:
-                continue
-            if number != self._number:  # of a call whose waiting was interrupted
-                continue
-            self.missing = False
-            if error is None:
-                return result
-            try:
-                raise error
-            finally:
-                del error  # whose traceback has this frame
-        raise TimeoutError(unanswered(name))
-
-    def close(self) -> bool:
-        """Ends the thread; returns whether it is done with all calls, if need be after a second."""
-        self._end()
-        if self.missing:  # after an interrupt an answer may be on its way
-            with contextlib.suppress(queue.Empty):
-                while self.missing:
-                    self.missing = self._given.get(timeout=1.0)[0] != self._number
-        return not self.missing
-
-
-def _answer(asked: queue.SimpleQueue[Any], given: queue.SimpleQueue[Any]) -> None:
-    """Runs a thread's calls until None comes; keeps nothing of them, so that pools can be freed."""
-    while (asking := asked.get()) is not None:
-        number, call = asking
-        try:
-            answer = number, call(), None
-        except BaseException as error:  # raised in the thread that asked
-            answer = number, None, error
-        del asking, call
-        given.put(answer)
-        del answer
-
-
-def unanswered(name: str) -> str:
-    """Returns the message of a TimeoutError for environments that did not answer."""
-    return (
-        f"{name} did not answer within {PATIENCE:g} seconds: an environment blocks, or a thread of the emulators died"
+    return inner._replace(
+        spec=spec,
+        init=lambda: begin(inner.init()),
+        recv=recv,
+        send=send,
+        restart=lambda state, seed=None: begin(inner.restart(state[0], seed)),
+        rekey=None if inner.rekey is None else rekey,
     )
 
 
@@ -289,7 +188,7 @@ def array_module(array: Any) -> Any:
 
 
 def consistent(timestep: TimeStep) -> TimeStep:
-    """Returns a time step that keeps the promises of `TimeStep`, from one that may not.
+    """Corrects a time step so that it satisfies the rules of `TimeStep`.
 
     Rewards become float32 and ends bool. Where `first` holds, the reward becomes 0 and nothing has ended; an episode
     that terminates is not also truncated. Arrays are `[B, ...]`, or those of one environment.
@@ -306,6 +205,69 @@ def consistent(timestep: TimeStep) -> TimeStep:
         terminated=terminated & ~first,
         truncated=truncated & ~terminated & ~first,
     )
+
+
+def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> ArrayTree:
+    """Converts observations to the shapes and dtypes of a spec; the same rule in training, evaluation and acting.
+
+    - An image with its channels first is transposed: `[..., C, H, W]` becomes `[..., H, W, C]`.
+    - Numbers of 64 bits become numbers of 32 bits. Floating-point numbers are rounded. Integers keep their value.
+
+    Args:
+      observation: An array, or a pytree of arrays, with any leading dimensions.
+      like: Shape and dtype of one observation: `EnvSpec.observation`.
+      name: The environment, for messages.
+
+    Returns:
+      The observations.
+
+    Raises:
+      ValueError: An observation has another structure, shape or kind of numbers, or a number does not fit into the
+        dtype. The numbers in a `jax.Array` are not checked, because compiled code cannot raise.
+    """
+    likes, treedef = jax.tree_util.tree_flatten_with_path(like)
+    leaves = treedef.flatten_up_to(observation)
+    pairs = zip(likes, leaves, strict=True)
+    return treedef.unflatten(
+        _converted_array(x, one, f"observation{jax.tree_util.keystr(path)} of {name}") for (path, one), x in pairs
+    )
+
+
+def _converted_array(x: Any, like: Any, what: str) -> Any:
+    x, dtype, rank = x if isinstance(x, jax.Array) else np.asarray(x), np.dtype(like.dtype), len(like.shape)
+    shape = x.shape[x.ndim - rank :] if x.ndim >= rank else x.shape
+    if shape != like.shape and rank == 3 and _channels_last(shape) == like.shape:
+        x = array_module(x).moveaxis(x, -3, -1)
+    elif shape != like.shape:
+        raise ValueError(f"the {what} must have shape {like.shape} (after batch dimensions), got {x.shape}")
+    if x.dtype == dtype:
+        return x
+    if isinstance(x, jax.Array):
+        return x.astype(dtype)
+    if x.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
+        raise ValueError(f"the {what} must be {dtype} numbers, got {x.dtype}; do not scale integers")
+    with np.errstate(over="ignore"):
+        cast = x.astype(dtype)
+    if not np.can_cast(x.dtype, dtype):
+        wrong = cast != x if dtype.kind in "iub" else np.isinf(cast) & np.isfinite(x)
+        if wrong.any():
+            raise ValueError(f"the {what} is {x[wrong][0]}, which does not fit into {dtype}; change it with a wrapper")
+    return cast
+
+
+def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Moves the channels of an image to the end; other shapes stay as they are.
+
+    An array with three dimensions is an image with its channels first if it has fewer channels than rows and columns,
+    and more than three rows and columns.
+    """
+    channels_first = len(shape) == 3 and max(shape[0], 3) < min(shape[1:])
+    return (*shape[1:], shape[0]) if channels_first else tuple(shape)
+
+
+def narrow(dtype: Any) -> np.dtype:
+    """Returns the dtype of 32 bits that replaces a dtype of 64 bits; other dtypes as they are."""
+    return np.dtype(_NARROW.get(np.dtype(dtype), dtype))
 
 
 def checked_action(spec: EnvSpec, num_envs: int, action: Any) -> Any:
@@ -331,17 +293,34 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
         return xp.clip(action, 0, np.array(spec.num_choices or spec.num_actions, np.int32) - 1)
-    slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
-    if xp is np and (wrong := np.argwhere(~((action >= low - slack) & (action <= high + slack)))).size:
-        at = tuple(wrong[0].tolist())
-        if np.isnan(action[at]):
+    if xp is np:
+        if np.isnan(action).any():
             raise FloatingPointError(
-                f"an action for {spec.name} is NaN: the parameters of the policy, or what it observes, are no longer "
+                f"an action for {spec.name} is NaN: the parameters of the policy or its observations are no longer "
                 "finite; a lower learning rate often helps"
             )
-        bounds = f"{low[at[1:]]:.6g} to {high[at[1:]]:.6g} for component {list(at[1:])}"
-        raise ValueError(f"an action of {action[at]} is outside of {spec.name}'s bounds, {bounds}; clip it")
+        slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
+        if ((action < low - slack) | (action > high + slack)).any():
+            raise ValueError(f"actions for {spec.name} are out of bounds ({low} to {high}): {action}; clip them")
     return xp.clip(action, low, high)
+
+
+def environment_action(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
+    """Converts actions of a policy to actions of the environment's own space.
+
+    Args:
+      spec: The environment.
+      action: `[..., *action_shape]`, within bounds.
+
+    Returns:
+      The actions with the shape and dtype of `spec.action_range`; unchanged if that is None.
+    """
+    if spec.action_range is None:
+        return action
+    low, high = spec.action_range
+    action = action.reshape(action.shape[: action.ndim - len(spec.action_shape or ())] + low.shape).astype(low.dtype)
+    # float64 bounds may lie between two float32 numbers, so that a clipped action can still be out of bounds.
+    return np.clip(action, low, high) if spec.continuous else low + action
 
 
 def action_bounds(low: Any, high: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -358,7 +337,42 @@ def action_bounds(low: Any, high: Any, shape: tuple[int, ...]) -> tuple[np.ndarr
     return np.broadcast_to(bounds[0], shape), np.broadcast_to(bounds[1], shape)
 
 
+def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
+    """Returns the seeds of the environments of one group, `num_envs` integers below 2**31.
+
+    They differ between groups, and a larger group begins with the seeds of a smaller one.
+
+    Raises:
+      ValueError: `seed` is not an integer of at least 0.
+    """
+    sequence = np.random.SeedSequence([integer("seed", seed, low=0, high=None), group])
+    return [int(word >> 1) for word in sequence.generate_state(num_envs)]
+
+
+def group_size(num_envs: object, num_groups: object) -> int:
+    """Returns the number of environments in each of `num_groups` equal groups.
+
+    Raises:
+      ValueError: A number is not a positive integer, or the groups would not be equal.
+    """
+    total = integer("num_envs", num_envs, low=1)
+    groups = integer("groups", num_groups, low=1)
+    if total % groups:
+        below = max(total // groups, 1) * groups
+        raise ValueError(
+            f"num_envs must be a multiple of groups: got num_envs={total} and groups={groups}; use num_envs={below} "
+            f"or num_envs={below + groups}, or another number of groups"
+        )
+    return total // groups
+
+
+def unknown_name(kind: str, name: object, names: Iterable[str]) -> ValueError:
+    """Makes the error for an unknown name, with similar names if there are any."""
+    close = difflib.get_close_matches(str(name), list(names), n=3)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return ValueError(f"unknown {kind} {name!r}{hint}")
+
+
 def _with_cutoff(spec: EnvSpec, max_episode_steps: int | None) -> EnvSpec:
-    """Returns the spec with another cutoff; None keeps the spec's."""
     steps = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     return spec._replace(max_episode_steps=integer("max_episode_steps", steps, low=1))

@@ -1,7 +1,7 @@
 """Environments of other packages that are pure JAX, by `from_functions`: gymnax and Brax.
 
 An episode's time limit becomes `max_episode_steps`, so that it truncates and everything else terminates: gymnax's
-`step_env` knows only the ends by the rules, and the wrapper of Brax that limits episodes is left out.
+`step_env` reports only the ends by the rules, and the wrapper of Brax that limits episodes is left out.
 """
 
 from typing import Any
@@ -10,16 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer, nearest
-from volvox._settings import recorded
 from volvox.envs.functional import from_functions
+from volvox.envs.groups import unknown_name
 from volvox.types import Array, Env
 
-_NEVER = 2**30
+_NO_LIMIT = 2**30
 """Timesteps of the time limit of a task that has none."""
 
 
-@recorded
 def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int | None = None, **params: Any) -> Env:
     """Makes a recipe for an environment of gymnax, which is compiled with the loop; `pip install "volvox[gymnax]"`.
 
@@ -37,36 +35,32 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
       The recipe.
 
     Raises:
-      ImportError: gymnax is not installed, or older than 1.0.
+      ImportError: gymnax is not installed.
       ValueError: An unknown task or parameter, a number out of range, or actions of another space than Discrete or Box.
     """
+    config = {"type": "volvox.envs.gymnax", **locals()}
+    config |= config.pop("params")
     try:
         import gymnax as package  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise ImportError(f'gymnax cannot be imported ({error}): pip install "volvox[gymnax]"') from error
     if task not in package.registered_envs:
-        raise ValueError(f"task {task!r} is not one of gymnax's{nearest(task, package.registered_envs)}")
+        raise unknown_name("task of gymnax", task, package.registered_envs)
     env, defaults = package.make(task)
-    if not hasattr(env, "is_truncated"):
-        raise ImportError('this gymnax counts its time limit as a termination: pip install --upgrade "gymnax>=1.0"')
-    known = vars(defaults)
-    if "max_steps_in_episode" in params:
-        raise ValueError(f"max_steps_in_episode of {task}: give max_episode_steps, which cuts the episode there.")
-    if unknown := sorted(set(params) - set(known)):
-        raise ValueError(f"{unknown[0]!r} is not a parameter of {task}{nearest(unknown[0], known)}")
-    if max_episode_steps is not None:
-        integer("max_episode_steps", max_episode_steps, low=1)
-    limit = int(max_episode_steps or known.get("max_steps_in_episode", _NEVER))
-    # Some environments show the share of the limit that has passed.
-    own = {"max_steps_in_episode": limit} if "max_steps_in_episode" in known else {}
-    values = defaults.replace(**params, **own)
+    known = vars(defaults).keys() - {"max_steps_in_episode"} | {"max_episode_steps"}
+    if unknown := params.keys() - known:
+        raise unknown_name(f"parameter of {task}", unknown.pop(), known)
+    limit = getattr(defaults, "max_steps_in_episode", _NO_LIMIT) if max_episode_steps is None else max_episode_steps
+    if hasattr(defaults, "max_steps_in_episode"):  # some observations include the share of it that has passed
+        params["max_steps_in_episode"] = limit
+    values = defaults.replace(**params)
 
     def reset(key: Array) -> Any:
         return env.reset_env(key, values)
 
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
-        seen, inner, reward, done, _ = env.step_env(key, state[1], action, values)
-        return _like(state, (seen, inner)), jnp.float32(reward), done
+        observation, inner, reward, done, _ = env.step_env(key, state[1], action, values)
+        return _like(state, (observation, inner)), jnp.float32(reward), done
 
     return from_functions(
         reset,
@@ -77,11 +71,10 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
         groups=groups,
         max_episode_steps=limit,
         **_actions(task, env.action_space(values)),
-        settings={"package": "gymnax", "params": params},
+        config=config,
     )
 
 
-@recorded
 def brax(
     task: str,
     *,
@@ -89,6 +82,7 @@ def brax(
     groups: int = 1,
     max_episode_steps: int = 1_000,
     backend: str | None = None,
+    reset_batch: int | None = None,
     **options: Any,
 ) -> Env:
     """Makes a recipe for an environment of Brax, which is compiled with the loop; `pip install "volvox[brax]"`.
@@ -102,6 +96,7 @@ def brax(
       groups: Number of groups, which take turns; a divisor of `num_envs`.
       max_episode_steps: Timesteps after which an episode is truncated.
       backend: Physics of Brax, such as "generalized", "positional", "spring" or "mjx"; None takes the task's own.
+      reset_batch: See `from_functions`.
       **options: Further arguments of the environment.
 
     Returns:
@@ -111,6 +106,8 @@ def brax(
       ImportError: Brax is not installed.
       ValueError: An unknown task, or a number out of range.
     """
+    config = {"type": "volvox.envs.brax", **locals()}
+    config |= config.pop("options")
     try:
         from brax import envs as package  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
@@ -118,7 +115,7 @@ def brax(
     try:
         env = package.get_environment(task, **({"backend": backend} if backend else {}), **options)
     except KeyError as error:
-        raise ValueError(f"task {task!r} is not one of Brax's{nearest(task, package._envs)}") from error
+        raise unknown_name("task of Brax", task, ()) from error
 
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
         after = _like(state, env.step(state, action))
@@ -133,7 +130,8 @@ def brax(
         groups=groups,
         max_episode_steps=max_episode_steps,
         action_shape=(env.action_size,),
-        settings={"package": "brax", "backend": backend, "options": options},
+        reset_batch=reset_batch,
+        config=config,
     )
 
 

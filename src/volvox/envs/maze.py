@@ -11,7 +11,6 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._settings import recorded
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
@@ -63,7 +62,6 @@ class MazeState(NamedTuple):
     steps: Array
 
 
-@recorded
 def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
     """Makes a recipe for the hard maze: following the reward leads into a dead end; looking for new places leads out.
 
@@ -88,6 +86,7 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
     Raises:
       ValueError: a number out of range.
     """
+    config = {"type": "volvox.envs.hard_maze", **locals()}
     return from_functions(
         lambda key: start(),
         lambda state, action, key: step(state, action),
@@ -100,6 +99,7 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
         action_high=0.5,
         max_episode_steps=STEPS,
         extras=lambda state: {"position": state.position},
+        config=config,
     )
 
 

@@ -10,15 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import INT32, integer
-from volvox._settings import recorded
-from volvox.envs.envpool_group import has_own_limit
+from volvox._checks import integer
 from volvox.envs.groups import array_module, consistent, wrapped
 from volvox.ops.order import rounded
 from volvox.types import Array, Env, TimeStep
 
 
-@recorded
 def opening(env: Env, actions: Sequence[int]) -> Env:
     """Begins every episode with given actions, one a timestep, in place of those that are sent.
 
@@ -36,21 +33,19 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
       The recipe.
 
     Raises:
-      ValueError: an action that the environment does not have, or one of envpool's tasks whose time limit cannot be
-        made longer by the opening.
+      ValueError: an action that the environment does not have. `make` raises ValueError for tasks of envpool that end
+        by their own rules, because the timesteps of the opening would count towards their limit.
     """
     if env.spec.num_actions is None:
-        raise ValueError(f"{env.spec.name} has no single discrete action, of which an opening is made")
-    if has_own_limit(env) or env.spec.max_episode_steps + len(actions) > INT32:
-        raise ValueError(
-            f"{env.spec.name} takes no opening: envpool ends its episodes by the task's own rules, and would count the "
-            "timesteps of an opening"
-        )
+        raise ValueError(f"{env.spec.name} has no discrete actions; an opening needs them")
     for action in actions:
         if integer("an action of the opening", action, low=0) >= env.spec.num_actions:
-            raise ValueError(f"action {action} of the opening is none of {env.spec.name}'s {env.spec.num_actions}")
+            raise ValueError(f"opening action {action} is not below {env.spec.num_actions}, as {env.spec.name} needs")
     played = tuple(int(action) for action in actions)
-    return wrapped(env, _Opening(played), hidden_steps=len(played), opening=played)
+    if not played:
+        return env
+    config = {"type": "volvox.envs.preprocessing.opening", "env": env.config, "actions": played}
+    return wrapped(env, _Opening(played), hidden_steps=len(played), config=config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +71,6 @@ class _Opening:
         return xp.where(left > 0, played[len(self.actions) - left], action)
 
 
-@recorded
 def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
     """Makes small grey images in [0, 1] of whole screens, and stacks them.
 
@@ -106,8 +100,9 @@ def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
         )
     size, stack = integer("image_size", image_size, low=2), integer("stack", stack, low=1)
     spec = env.spec._replace(observation_shape=(size, size, stack), observation_dtype=np.dtype(np.float32))
-    config = {"resize": "bilinear", "image_size": size, "stack": stack}
-    return wrapped(env, _Frames(size, stack), spec=spec, frames=config)
+    config = {"type": "volvox.envs.preprocessing.bilinear_frames", "env": env.config}
+    config |= {"image_size": size, "stack": stack}
+    return wrapped(env, _Frames(size, stack), spec=spec, config=config)
 
 
 @dataclasses.dataclass(frozen=True)

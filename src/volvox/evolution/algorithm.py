@@ -1,9 +1,11 @@
 """`evolve`: any strategy, network and environment as an `Algorithm`. One step is one generation."""
 
+import dataclasses
 import functools
 import time
 import warnings
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import chex
@@ -115,17 +117,17 @@ def evolve(
 
     Returns:
       `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the members; `validation_*`,
-      `elite_*` and `candidates_mean` (`volvox.evolution.choose`); `test_*` if asked for; cumulative `Counts`;
-      `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and those
-      of the strategy. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
+      `elite_*` and `candidates_mean` (`validation.choose`); `test_*` if asked for; cumulative `Counts`;
+      `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and the
+      strategy's own. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
       `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
       `base_seed`, `base_scale` and `base_initial`: how each base descends from those before, the elite last.
 
     Raises:
       TypeError: an argument of another type.
-      ValueError: slots or members do not fit into memory, a cutoff that is out of range or that the environment does
-        not keep, a network that does not fit the environment's actions, noise that does not fit the network or the
-        strategy, or a behaviour that the environment does not provide or that does not cover an episode.
+      ValueError: slots or members do not fit into memory, a cutoff that is out of range, a network that does not fit
+        the environment's actions, noise that does not fit the network or the strategy, or a behaviour that the
+        environment does not provide or that does not cover an episode.
     """
     check_has("strategy", strategy, ("population_size", "init", "ask", "tell"), "a strategy, such as vx.GA()")
     check_type("network", network, (nn.Module, Genotype), "a flax module, such as vx.networks.DeepGA(...)")
@@ -144,19 +146,15 @@ def evolve(
     recorded = compared if behavior is None else behavior
     behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
-    plan = _Plan.of(strategy, validation, outline(genotype, noise), recorded.size)
-    formed = plan.num_parents is not None and plan.encoding.rank is not None  # for the first ancestors
-    check_memory(genotype, plan.encoding.replace(formed=formed), env.num_envs, plan.state, plan.bases)
+    run = _Evolution(strategy, validation, genotype, env, cutoff, test_cutoff, outline(genotype, noise), recorded.size)
     make_local = functools.partial(
-        PopulationEvaluator, genotype, noise, env, recorded, plan.capacity, chunk_seconds=chunk_seconds
+        PopulationEvaluator, genotype, noise, env, recorded, run.capacity, chunk_seconds=chunk_seconds
     )
     if workers is None:
-        evaluator = make_local()
+        run.evaluator = make_local()
     else:
         check_has("workers", workers, ("evaluator",), "vx.distributed.ray(...), or None for this process")
-        evaluator = workers.evaluator(make_local, env.num_envs, chunk_seconds)
-    run = _Evolution(strategy, validation, genotype, env, cutoff, test_cutoff, evaluator, plan)
-    has_lineage = plan.num_parents is not None
+        run.evaluator = workers.evaluator(make_local, env.num_envs, chunk_seconds)
     return Algorithm(
         init=run.init,
         step=run.step,
@@ -174,9 +172,9 @@ def evolve(
             "max_episode_steps": cutoff.text,
             "test_max_episode_steps": test_cutoff,
         },
-        close=evaluator.close,
-        genome=run.genome if has_lineage else None,
-        from_genome=run.from_genome if has_lineage else None,
+        close=run.evaluator.close,
+        genome=run.genome if run.has_lineage else None,
+        from_genome=run.from_genome if run.has_lineage else None,
         save=run.save,
         restore=run.restore,
         log=run.log,
@@ -184,69 +182,31 @@ def evolve(
     )
 
 
-class _Plan(NamedTuple):
-    """Shapes of a run, which are known before anything is computed.
-
-    Attributes:
-      encoding: The encoding, as shapes.
-      state: The strategy's state, as shapes.
-      bases: The bases of a population with the elite behind them, as shapes.
-      num_rows: Rows of these, the same in training and validation, so that the loop is compiled once.
-      num_episodes: E, training episodes of each member.
-      num_parents: T; None without lineages.
-      names_challengers: Whether the strategy names the challengers.
-      capacity: The largest number of episodes of an evaluation.
-    """
-
-    encoding: Encoding
-    state: Any
-    bases: ArrayTree
-    num_rows: int
-    num_episodes: int
-    num_parents: int | None
-    names_challengers: bool
-    capacity: int
-
-    @classmethod
-    def of(cls, strategy: Any, validation: Validation, encoding: Encoding, behavior_size: int) -> "_Plan":
-        """Makes the plan; raises ValueError if noise or validation do not fit the strategy."""
-        n = integer("population_size", strategy.population_size, low=1)
-        e = integer("num_episodes", getattr(strategy, "num_episodes", 1), low=1)
-        first, traceable = getattr(strategy, "validates_first", False), getattr(strategy, "traceable", True)
-        state, challengers, num_candidates = (
-            jax.eval_shape(strategy.init, jax.random.key(0), encoding),
-            None,
-            validation.num_elite_candidates,
-        )
-        num_parents = None if getattr(state, "survivors", None) is None else state.survivors.seed.shape[0]
-        num_rows, names_challengers = n, hasattr(strategy, "candidates")
-        if traceable:
-            asked, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
-            num_rows = 0 if asked.bases is None else _num_rows(asked.bases)
-            if names_challengers:
-                shapes = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (np.float32, np.int32, bool)]
-                played = Evaluation(*shapes, jax.ShapeDtypeStruct((n, e, behavior_size), np.float32))  # pyright: ignore
-                given = (None, None) if first else (asked, played)
-                challengers = jax.eval_shape(strategy.candidates, state, *given, encoding)
-                names_challengers = challengers is not None
-        if challengers is not None:
-            num_rows = max(num_rows, 0 if challengers.bases is None else _num_rows(challengers.bases))
-            num_candidates = challengers.seed.shape[0] + 1
-        elif num_candidates > n or first:
-            raise ValueError(
-                f"num_elite_candidates={num_candidates} exceeds population_size={n}; candidates are the best members "
-                "of a generation."
-                if num_candidates > n
-                else "a strategy with validates_first must name its challengers (candidates)."
-            )
-        num_rows = (num_rows if num_parents is None else num_parents) + 1
-        bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape), x.dtype), encoding.like)
-        episodes = max(n * e, num_candidates * validation.num_validation_episodes, validation.num_test_episodes)
-        return cls(encoding, state, bases, num_rows, e, num_parents, names_challengers, episodes)
+_OPTIONAL: dict[str, Any] = {
+    "num_episodes": 1,
+    "behavior": Nothing(),
+    "candidates": lambda state, population, evaluation, encoding: None,
+    "adopt": lambda state, candidates, evaluation, winner, encoding: (state, {}),
+    "forget_scores": lambda state: state,
+    "validates_first": False,
+    "traceable": True,
+}
+"""Default values of the optional members of a strategy."""
 
 
 class _Evolution:
-    """The functions of an `Algorithm`."""
+    """The functions of an `Algorithm`.
+
+    Attributes:
+      num_rows: Rows of the bases of each population, the elite included: the same in training and validation, so that
+        the loop is compiled once. With lineages it is P.
+      num_candidates: C.
+      names_challengers: Whether the strategy names the challengers.
+      capacity: The largest number of episodes of an evaluation.
+      evaluator: Set by `evolve`.
+    """
+
+    evaluator: Any
 
     def __init__(
         self,
@@ -256,61 +216,87 @@ class _Evolution:
         env: Env,
         cutoff: Cutoff,
         test_cutoff: int,
-        evaluator: Any,
-        plan: _Plan,
+        encoding: Encoding,
+        behavior_size: int,
     ):
-        self.strategy, self.validation, self.genotype, self.env, self.plan = strategy, validation, genotype, env, plan
-        self.cutoff, self.test_cutoff, self.evaluator = cutoff, test_cutoff, evaluator
-        self.validates_first = getattr(strategy, "validates_first", False)
-        after_training: tuple[Role, ...] = ("validation", "test") if validation.num_test_episodes else ("validation",)
-        # The position of a role is a part of its random keys.
-        self.roles: tuple[Role, ...] = (
-            (*after_training, "training") if self.validates_first else ("training", *after_training)
-        )
-        self.name = type(strategy).__name__
-        wrap: Any = jax.jit if getattr(strategy, "traceable", True) else lambda function: function
+        """Computes shapes alone; raises ValueError if noise, validation or memory do not fit."""
+        self.validation, self.genotype, self.env, self.name = validation, genotype, env, type(strategy).__name__
+        self.cutoff, self.test_cutoff = cutoff, test_cutoff
+        population_size = strategy.population_size
+        optional = {name: getattr(strategy, name, default) for name, default in _OPTIONAL.items()}
+        self.strategy = strategy = SimpleNamespace(init=strategy.init, ask=strategy.ask, tell=strategy.tell, **optional)
+        self.num_members = n = integer("population_size", population_size, low=1)
+        e = integer("num_episodes", strategy.num_episodes, low=1)
+        wrap: Any = jax.jit if strategy.traceable else lambda function: function
         self._ask, self._tell = wrap(self._checked_ask), wrap(self._checked_tell)
-        self._candidates, self._adopt = (
-            wrap(getattr(strategy, name)) if hasattr(strategy, name) else None for name in ("candidates", "adopt")
-        )
+        self._candidates, self._adopt = wrap(strategy.candidates), wrap(strategy.adopt)
+
+        state, challengers = jax.eval_shape(strategy.init, jax.random.key(0), encoding), None
+        self.has_lineage = getattr(state, "survivors", None) is not None
+        self.names_challengers, self.num_rows = strategy.candidates is not _OPTIONAL["candidates"], n
+        if strategy.traceable:
+            asked, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
+            shapes = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (np.float32, np.int32, bool)]
+            played = Evaluation(*shapes, jax.ShapeDtypeStruct((n, e, behavior_size), np.float32))  # pyright: ignore
+            given = (None, None) if strategy.validates_first else (asked, played)
+            challengers = jax.eval_shape(strategy.candidates, state, *given, encoding)
+            self.names_challengers = challengers is not None
+            named = (asked,) if challengers is None else (asked, challengers)
+            self.num_rows = max(0 if some.bases is None else _num_rows(some.bases) for some in named)
+        self.num_rows = (state.survivors.seed.shape[0] if self.has_lineage else self.num_rows) + 1
+        self.num_candidates = validation.num_elite_candidates
+        if challengers is not None:
+            self.num_candidates = challengers.seed.shape[0] + 1
+        elif self.num_candidates > n:
+            raise ValueError(
+                f"num_elite_candidates={self.num_candidates} exceeds population_size={n}; candidates are the best "
+                "members of a generation."
+            )
+        if strategy.validates_first and not self.names_challengers:
+            raise ValueError(f"{self.name} has validates_first, so it must name its challengers (candidates).")
+        validated = self.num_candidates * validation.num_validation_episodes
+        self.capacity = max(n * e, validated, validation.num_test_episodes)
+        bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_rows, *x.shape), x.dtype), encoding.like)
+        formed = self.has_lineage and encoding.rank is not None  # slots of first ancestors
+        check_memory(genotype, dataclasses.replace(encoding, formed=formed), env.num_envs, state, bases)
+
+        # The position of a role is a part of its random keys.
+        after: tuple[Role, ...] = ("validation", "test") if validation.num_test_episodes else ("validation",)
+        self.roles: tuple[Role, ...] = (*after, "training") if strategy.validates_first else ("training", *after)
 
     def _checked_ask(self, key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
-        answer: Any = self.strategy.ask(key, state, encoding)
-        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Population):
-            raise TypeError(f"ask of {self.name} must return (Population, state); it returned {type(answer).__name__}.")
-        population, state = answer
-        n = self.strategy.population_size
-        population = population._replace(episodes=jnp.full(n, self.plan.num_episodes, jnp.int32))
-        chex.assert_shape(jax.tree.leaves(population._replace(bases=())), (n,))
+        population, state = self.strategy.ask(key, state, encoding)
+        episodes = jnp.full(self.num_members, self.strategy.num_episodes, jnp.int32)
+        population = population._replace(episodes=episodes)
+        chex.assert_shape(jax.tree.leaves(population._replace(bases=())), episodes.shape)
         return population, _strong(state)
 
     def _checked_tell(
         self, key: Array, state: Any, population: Population, evaluation: Evaluation, encoding: Encoding
     ) -> tuple[Any, dict[str, Array]]:
-        answer: Any = self.strategy.tell(key, state, population, evaluation, encoding)
-        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
-            raise TypeError(f"tell of {self.name} must return (state, metrics); it returned {type(answer).__name__}.")
-        chex.assert_shape(list(answer[1].values()), ())
-        return _strong(answer[0]), dict(answer[1])
+        state, metrics = self.strategy.tell(key, state, population, evaluation, encoding)
+        chex.assert_shape(list(metrics.values()), ())
+        return _strong(state), dict(metrics)
 
     def init(self, key: int | Array) -> EvolveState:
         key = typed_key(key)
-        lineage = None if self.plan.num_parents is None else lineages.zeros(0, self.plan.num_rows)
-        bases = self.evaluator.encoding.zeros(1 if lineage is None else self.plan.num_rows)
+        lineage = lineages.zeros(0, self.num_rows) if self.has_lineage else None
+        bases = self.evaluator.encoding.zeros(self.num_rows if self.has_lineage else 1)
         inner = _strong(self.strategy.init(key, self.evaluator.encoding))
         return EvolveState(key, 0, inner, bases, EliteScore(), lineage, self.cutoff.start)
 
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
         began, frames = time.perf_counter(), state.counts.total_frames
         row: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
-        if self.validates_first:
+        if self.strategy.validates_first:
             state, elite = self._validate(state, None, None, row, monitor)
             state, _, _ = self._train(state, row, monitor)
         else:
             state, population, evaluation = self._train(state, row, monitor)
             state, elite = self._validate(state, population, evaluation, row, monitor)
         if state.lineage is None:  # moved by gradients; with lineages, bases are sums of few numbers
-            check_finite(state.bases, getattr(state.strategy, "bases", ()), f"{self.name}, generation {row['generation']}")
+            bases = state.bases, getattr(state.strategy, "bases", ())
+            check_finite(bases, f"{self.name}, generation {row['generation']}")
         else:
             survivors = jax.tree.map(jnp.append, state.strategy.survivors, elite)
             state = state._replace(
@@ -322,9 +308,8 @@ class _Evolution:
         state = state._replace(generation=state.generation + 1)
         longer = self.cutoff.grown(state.max_episode_steps, row["fraction_cut"])
         if longer > state.max_episode_steps:
-            forget = getattr(self.strategy, "forget_scores", lambda inner: inner)
-            score = EliteScore(length=state.score.length)
-            state = state._replace(max_episode_steps=longer, score=score, strategy=forget(state.strategy))
+            inner, score = self.strategy.forget_scores(state.strategy), EliteScore(length=state.score.length)
+            state = state._replace(max_episode_steps=longer, score=score, strategy=inner)
         frames_per_second = (state.counts.total_frames - frames) / elapsed
         row |= state.counts._asdict() | {"frames_per_second": frames_per_second, "generation_seconds": elapsed}
         return state, row | self.evaluator.figures()
@@ -336,7 +321,7 @@ class _Evolution:
         ask_key, tell_key = self._keys(state)
         population, inner = self._ask(ask_key, state.strategy, self.evaluator.encoding)
         evaluation, state = self._play(
-            state, "training", self._on_bases(population, state), self.plan.num_episodes, row, monitor
+            state, "training", self._on_bases(population, state), self.strategy.num_episodes, row, monitor
         )
         inner, metrics = self._tell(tell_key, inner, population, evaluation, self.evaluator.encoding)
         row["fraction_cut"] = float((evaluation.lengths >= state.max_episode_steps).sum()) / evaluation.lengths.size
@@ -355,20 +340,16 @@ class _Evolution:
         """Plays validation and test; returns the state, and how the elite descends from the bases."""
         code, v, first = self.evaluator.encoding, self.validation.num_validation_episodes, state.generation == 0
         length, has_elite = jnp.float32(state.score.length), jnp.bool_(not first)
-        if self.plan.names_challengers:
-            assert self._candidates is not None
+        asked: Any = population
+        if self.names_challengers:
             asked = self._candidates(state.strategy, population, evaluation, code)
-            row_of_elite = self.plan.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
-            candidates = _elite_last(asked._replace(bases=()), row_of_elite, length, has_elite, v)
-            elite = None if first else candidates.seed.shape[0] - 1
+        elite_row = self.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
+        given = (asked._replace(bases=()), elite_row, length, has_elite, v)
+        if self.names_challengers:
+            candidates = _elite_last(*given)
         else:
-            assert population is not None
-            asked, count = population, self.validation.num_elite_candidates
-            row_of_elite = self.plan.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
-            candidates = _elite_first(
-                asked._replace(bases=()), evaluation, row_of_elite, length, has_elite, (count, v)
-            )
-            elite = None if first else 0
+            candidates = _elite_first(*given, evaluation, self.num_candidates)
+        elite = None if first else candidates.seed.shape[0] - 1 if self.names_challengers else 0
         candidates = self._on_bases(candidates._replace(bases=asked.bases), state)
         result, state = self._play(state, "validation", candidates, v, row, monitor)
         returns, valid = np.asarray(result.returns), np.asarray(result.valid)
@@ -382,13 +363,11 @@ class _Evolution:
             lengths=np.asarray(candidates.priority),
             errors=_standard_errors(result),
         )
-        row |= choice.metrics
-        if self._adopt is not None:
-            inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(choice.winner), code)
-            state = state._replace(strategy=inner)
-            row |= _numbers(metrics)
+        inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(choice.winner), code)
+        state = state._replace(strategy=inner)
+        row |= choice.metrics | _numbers(metrics)
         if self.validation.num_test_episodes:
-            tested = choice.challenger if self.validates_first else choice.winner
+            tested = choice.challenger if self.strategy.validates_first else choice.winner
             state = self._test(state, candidates, tested, row, monitor)
         member = jax.tree.map(lambda x: x[choice.winner], members_of(candidates))
         if state.lineage is None and choice.winner != elite:
@@ -404,7 +383,10 @@ class _Evolution:
         one = jax.tree.map(lambda x: x[tested : tested + 1], candidates._replace(bases=()))
         one = one._replace(bases=candidates.bases, episodes=jnp.full(1, t, jnp.int32))
         evaluation, state = self._play(state, "test", one, t, row, monitor)
-        row["test_score"], row["test_best"] = float(_fitness(evaluation)[0]), float(np.asarray(evaluation.returns).max())
+        row["test_score"], row["test_best"] = (
+            float(_fitness(evaluation)[0]),
+            float(np.asarray(evaluation.returns).max()),
+        )
         row["test_standard_error"] = float(_standard_errors(evaluation)[0])
         return state
 
@@ -431,7 +413,7 @@ class _Evolution:
             monitor=None if monitor is None else self._monitor(state, role, monitor),
         )
         where = f"{self.env.spec.name}, {role} in generation {state.generation + 1}"
-        check_evaluation(evaluation, where, compares_behaviors=not test and bool(self._compared_size))
+        check_evaluation(evaluation, where, compares_behaviors=not test and bool(self.strategy.behavior.size))
         if role == "training":
             row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound
             row["training_timesteps_per_second"] = statistics.timesteps_per_second
@@ -450,8 +432,8 @@ class _Evolution:
         """Adds to the figures of an evaluation its place in the generation."""
         v, slots = self.validation, self.env.num_envs
         episodes = {
-            "training": self.strategy.population_size * self.plan.num_episodes,
-            "validation": v.num_elite_candidates * v.num_validation_episodes,
+            "training": self.num_members * self.strategy.num_episodes,
+            "validation": self.num_candidates * v.num_validation_episodes,
             "test": v.num_test_episodes,
         }
         # Timesteps if every episode lasts until the cutoff, including idle slots.
@@ -479,24 +461,20 @@ class _Evolution:
         """Gives a population its bases: those of the run, or its own with the elite behind them."""
         if state.lineage is not None:
             return population._replace(bases=state.bases)
-        return population._replace(bases=_with_elite(population.bases, state.bases, self.plan.num_rows))
+        return population._replace(bases=_with_elite(population.bases, state.bases, self.num_rows))
 
     def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, Times]:
         """Times the parts of the loop on the population of the next generation."""
         population, _ = self._ask(self._keys(state)[0], state.strategy, self.evaluator.encoding)
         seed = seed_of(state.key, state.generation)
         options = {"max_episode_steps": state.max_episode_steps, "seed": seed, "pool_seed": seed, "seconds": seconds}
-        times = self.evaluator.profile(self._on_bases(population, state), self.plan.num_episodes, **options)
+        times = self.evaluator.profile(self._on_bases(population, state), self.strategy.num_episodes, **options)
         return state, times
-
-    @property
-    def _compared_size(self) -> int:
-        return getattr(self.strategy, "behavior", Nothing()).size
 
     def genome(self, state: EvolveState) -> Any:
         _check_completed(state)
         assert state.lineage is not None
-        return lineages.to_json(lineages.genome(state.lineage, self.plan.num_rows - 1))
+        return lineages.to_json(lineages.genome(state.lineage, self.num_rows - 1))
 
     def from_genome(self, genome: Any) -> ArrayTree:
         return jax.jit(self.genotype.prepare)(lineages.rebuild(self.evaluator.encoding, lineages.from_json(genome)))
@@ -516,16 +494,14 @@ class _Evolution:
         key, generation = fields["key"], int(fields["generation"])
         if generation == 0:
             return self.init(key)
-        code, lineage = self.evaluator.encoding, None
-        if self.plan.num_parents is not None:
-            lineage = lineages.zeros(generation, self.plan.num_rows)
+        code, lineage = self.evaluator.encoding, lineages.zeros(generation, self.num_rows) if self.has_lineage else None
         inner = jax.eval_shape(lambda: _strong(self.strategy.init(key, code)))
         like = EvolveState(key, generation, inner, code.zeros(1), EliteScore(), lineage, self.cutoff.start)
         state = restored(saved, self.save(like), what="run of evolution")
         if state.lineage is None:
             return state
         log = jax.tree.map(np.asarray, state.lineage)
-        bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(self.plan.num_rows)]
+        bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(self.num_rows)]
         return state._replace(bases=jax.tree.map(lambda *x: jnp.stack(x), *bases), lineage=log)
 
     def log(self, state: EvolveState) -> dict[str, np.ndarray]:
@@ -546,32 +522,32 @@ def _standard_errors(evaluation: Evaluation) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(1, 4))
 def _elite_last(challengers: Population, row: int, length: Array, has_elite: Array, num_episodes: int) -> Population:
-    """Adds the elite, which is base `row`, to the challengers that a strategy names."""
-    episodes = jnp.append(jnp.where(challengers.episodes > 0, num_episodes, 0), jnp.where(has_elite, num_episodes, 0))
+    """The challengers that a strategy names, and the elite, which is base `row`."""
+    plays = jnp.append(challengers.episodes > 0, has_elite)
     members = jax.tree.map(jnp.append, members_of(challengers), _elite_member(row))
-    priority = jnp.append(challengers.priority, length)
-    return Population((), *members, episodes=episodes.astype(jnp.int32), priority=priority)
+    episodes = jnp.where(plays, num_episodes, 0).astype(jnp.int32)
+    return Population((), *members, episodes=episodes, priority=jnp.append(challengers.priority, length))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 5))
+@functools.partial(jax.jit, static_argnums=(1, 4, 6))
 def _elite_first(
     population: Population,
-    evaluation: Evaluation,
     row: int,
     length: Array,
     has_elite: Array,
-    sizes: tuple[int, int],
+    num_episodes: int,
+    evaluation: Evaluation,
+    count: int,
 ) -> Population:
-    """The elite, which is base `row`, and the best members; without an elite one member more."""
-    count, num_episodes = sizes
+    """The elite, which is base `row`, and the best members; one member more if there is no elite yet."""
     best = jnp.argsort(-fitness(evaluation), stable=True)[:count]
 
     def behind(first: Array, others: Array) -> Array:
         return jnp.where(has_elite, jnp.concatenate([first[None], others[:-1]]), others)
 
     members = jax.tree.map(behind, _elite_member(row), jax.tree.map(lambda x: x[best], members_of(population)))
-    episodes = jnp.full(count, num_episodes, jnp.int32)
-    return Population((), *members, episodes=episodes, priority=behind(length, mean_length(evaluation)[best]))
+    priority = behind(length, mean_length(evaluation)[best])
+    return Population((), *members, episodes=jnp.full(count, num_episodes, jnp.int32), priority=priority)
 
 
 def _elite_member(row: int) -> Member:
@@ -600,8 +576,8 @@ def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]
 
 
 @jax.jit
-def _are_finite(*trees: ArrayTree) -> Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(trees)]).all()
+def _are_finite(tree: ArrayTree) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def _num_rows(bases: ArrayTree) -> int:
@@ -641,9 +617,9 @@ def check_evaluation(evaluation: Evaluation, where: str, *, compares_behaviors: 
             raise FloatingPointError(f"{where}: of {len(vectors)} behaviours {wrong} are not finite.")
 
 
-def check_finite(elite: ArrayTree, bases: ArrayTree, where: str) -> None:
+def check_finite(bases: ArrayTree, where: str) -> None:
     """Raises FloatingPointError if parameters are not finite."""
-    if not _are_finite(elite, bases):
+    if not _are_finite(bases):
         raise FloatingPointError(
             f"{where}: parameters are no longer finite; the generation is dropped. Lower learning_rate or noise_std."
         )

@@ -1,8 +1,8 @@
 """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
-A generation first plays the current parameters against the elite so far (validation). Then it plays pairs of members on
-either side of the parameters, and moves these along the noise, weighted by shaped fitness. With a novelty objective this
-is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
+A generation first plays the current parameters against the elite so far (validation). Then it plays pairs of members
+on either side of the parameters, and moves these along the noise, weighted by shaped fitness. With a novelty objective
+this is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ class ES:
 
     @classmethod
     def paper(cls) -> "ES":
-        """Salimans et al. 2017 as Such et al. 2017 ran it: 5 000 members; their episodes are those of `Validation.paper()`."""
+        """Salimans et al. 2017 as Such et al. 2017 ran it; `Validation.paper()` has their test episodes."""
         return cls(population_size=5_000)
 
     @property
@@ -137,9 +137,7 @@ class ES:
         """Drops the scores that novelty compares with, because the cutoff has grown."""
         return state if self.objective is None else state._replace(novelty=self.objective.forget_scores(state.novelty))
 
-    def candidates(
-        self, state: ESState, population: None, evaluation: None, encoding: Encoding
-    ) -> Population:
+    def candidates(self, state: ESState, population: None, evaluation: None, encoding: Encoding) -> Population:
         """Returns the current parameters: all vectors in the first generation, then the one that was updated."""
         return explicit(state.bases, episodes=self._validated(state), priority=state.expected_length)
 

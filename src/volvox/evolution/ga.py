@@ -1,7 +1,7 @@
 """The deep genetic algorithm, and random search (Such et al. 2017, arXiv 1712.06567, algorithm 1).
 
-All members of a generation are new offspring: each copies a parent drawn uniformly and adds noise. The best members play
-validation episodes against the elite so far (`volvox.Validation`). The parents of the next generation are the best
+All members of a generation are new offspring: each copies a parent drawn uniformly and adds noise. The best members
+play validation episodes against the elite so far (`volvox.Validation`). The parents of the next generation are the best
 members by their returns, and the elite is one of them; with a novelty objective they are the most novel members. Random
 search has no parents.
 

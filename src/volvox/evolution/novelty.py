@@ -3,8 +3,8 @@
     GA(objective=Novelty(behavior=Last("position", 2)))                           # novelty search
     ES(objective=Novelty.nsr_es(behavior=Last("position", 2)), num_bases=3)       # NSR-ES
 
-With evolution strategies it is the family of Conti et al. 2018 (arXiv 1712.06560), in which a few parameter vectors take
-turns: NS-ES follows novelty alone, NSR-ES novelty and returns evenly, and NSRA-ES weighs them by how returns develop.
+With evolution strategies it is the family of Conti et al. 2018 (arXiv 1712.06560), in which a few parameter vectors
+take turns: NS-ES follows novelty alone, NSR-ES novelty and returns evenly, and NSRA-ES adapts their weights.
 """
 
 import dataclasses
@@ -117,8 +117,8 @@ class Novelty:
 
     With a genetic algorithm, novelty is the distance of a member's first episode to the archive and to the generation
     itself. The elite is chosen by returns all the same, but it is not made a parent. With evolution strategies, novelty
-    is the distance of each episode to the archive, averaged, and each generation updates one vector, drawn in proportion
-    to its novelty.
+    is the distance of each episode to the archive, averaged, and each generation updates one vector, drawn in
+    proportion to its novelty.
 
     Example:
       >>> maze = Novelty(behavior=vx.rollout.Last("position", 2), num_archived=8)
@@ -128,8 +128,8 @@ class Novelty:
       behavior: The behaviour of an episode.
       num_neighbors: k; novelty is the mean distance to the k nearest behaviours (published: 10).
       archive_size: Behaviours that the archive holds; then new ones replace the oldest.
-      num_archived: Members of each generation, drawn at random, whose behaviour a genetic algorithm archives (published:
-        about a hundredth of the population). Evolution strategies archive each vector that is validated.
+      num_archived: Members of each generation, drawn at random, whose behaviour a genetic algorithm archives
+        (published: about a hundredth of the population). Evolution strategies archive each vector that is validated.
       reward_weight: Share of returns, from 0 (novelty alone) to 1; both are shaped before.
       reward_weight_step: Change of the share: up when the best score improves, down when it stagnates. None: the share
         is fixed (published: 0.05).
@@ -154,7 +154,7 @@ class Novelty:
         gigabytes = self.archive_size * self.behavior.size * 4 / 1e9
         if not 0 < gigabytes <= _MAX_GIGABYTES:
             raise ValueError(
-                f"archive_size={self.archive_size} of behaviours of size {self.behavior.size} takes {gigabytes:.1f} GB, "
+                f"archive_size={self.archive_size} of behaviours of size {self.behavior.size} takes {gigabytes:.1f} GB "
                 f"in memory and in each checkpoint; above 0 and up to {_MAX_GIGABYTES} GB are allowed."
             )
         if self.archive_size < self.num_neighbors:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import optax
 
 from volvox._checks import INT32, integer
-from volvox.envs.envpool_group import check_limit
 from volvox.types import Env
 
 Scheduled = float | str | optax.Schedule
@@ -105,13 +104,10 @@ def cutoffs_in(env: Env, max_episode_steps: int | str | Cutoff | None, test: int
       (cutoff of training and validation, cutoff of test episodes in timesteps).
 
     Raises:
-      ValueError: A cutoff is out of range, or the environment does not keep it.
+      ValueError: A cutoff is out of range.
     """
     cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
     test = integer("test_max_episode_steps", env.spec.max_episode_steps if test is None else test, low=1)
-    for limit in (cutoff.start, cutoff.max or cutoff.start):
-        check_limit(env, "max_episode_steps", limit)
-    check_limit(env, "test_max_episode_steps", test)
     return cutoff, test
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-import jax
 import jax.numpy as jnp
 
 from volvox.population.decoding import Encoding
@@ -24,11 +23,11 @@ class Strategy(Protocol):
 
     - `num_episodes`: Training episodes of each member; 1 by default.
     - `behavior`: The record of each episode (`volvox.rollout.Behavior`), which `tell` finds in `evaluation.behaviors`.
-    - `candidates(state, population, evaluation, encoding) -> Population`: The challengers that play validation beside
+    - `candidates(state, population, evaluation, encoding) -> Population`: The challengers that play validation with
       the elite so far. `episodes` of 0 leaves a challenger out; other values are ignored. By default (or if it returns
       None) the challengers are the best members of the generation.
-    - `adopt(state, candidates, evaluation, winner, encoding) -> (state, metrics)`: Called after validation. `candidates`
-      are all members that played it, and `winner` is the index of the new elite among them.
+    - `adopt(state, candidates, evaluation, winner, encoding) -> (state, metrics)`: Called after validation, which all
+      `candidates` played; `winner` is the index of the elite among them.
     - `forget_scores(state) -> state`: Drops everything that returns were compared with, because the cutoff has grown.
     - `validates_first = True`: Validation precedes training: the challengers are the current parameters instead of the
       members, `candidates` gets None for population and evaluation, and test episodes are played by the best challenger

@@ -134,10 +134,8 @@ def choose(
     challenger = int(challengers.argmax())
     is_new = elite is None or bool(compared[challenger] > compared[elite])
     winner = challenger if is_new or elite is None else elite
-    if is_new:
-        score = EliteScore(selecting=float(fitness[winner]))
-    else:
-        score = score.extended(returns[winner][valid[winner]])
+    won = returns[winner][valid[winner]]
+    score = EliteScore(selecting=float(fitness[winner])) if is_new else score.extended(won)
     score = score._replace(length=float(lengths[winner]))
     ranked = fitness[np.isfinite(fitness)]
     return Choice(

@@ -1,21 +1,16 @@
-"""Learners on pipelined environments: one file an algorithm, and what they share (`volvox.learners.learner`).
+"""Learners: one file for each algorithm, a base for on-policy ones, and the loop that trains them (`learn`).
 
-    algorithm = learn(A3C(), network, env)
-    algorithm = learn(TD3(), ActorAndCritic(actor, critic), env)
-
-`explore_then_commit` stands beside them: it learns in small models of finite horizon, without networks or the loop.
+algorithm = learn(A3C(), network, env)
+algorithm = learn(TD3(), ActorAndCritic(actor, critic), env)
 """
 
 from volvox.learners.a3c import A3C
-from volvox.learners.evaluation import Evaluated
-from volvox.learners.functional import from_functions
-from volvox.learners.lasso_fqi import LassoFQI, explore_then_commit
-from volvox.learners.learner import LearnState, learn
+from volvox.learners.compression import table_of
+from volvox.learners.learner import Learner, LearnerSettings, Schedule, Turn, learn
+from volvox.learners.on_policy import OnPolicy
 from volvox.learners.ppo import PPO
-from volvox.learners.primal_dual import PrimalDual
-from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
-from volvox.learners.side_by_side import table_of
+from volvox.learners.state import Evaluated, LearnState
 from volvox.learners.td3 import TD3, variables_of
 
-__all__ = ["A3C", "PPO", "TD3", "Evaluated", "LassoFQI", "LearnState", "Learner", "LearnerSettings", "Made"]
-__all__ += ["PrimalDual", "Progress", "explore_then_commit", "from_functions", "learn", "table_of", "variables_of"]
+__all__ = ["A3C", "PPO", "TD3", "Evaluated", "LearnState", "Learner", "LearnerSettings", "OnPolicy", "Schedule"]
+__all__ += ["Turn", "learn", "table_of", "variables_of"]

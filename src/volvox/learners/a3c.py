@@ -21,17 +21,17 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import Optimizer, gradient_transformation, group_size, integers, numbers
+from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Maximum, Metrics
 from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
-from volvox.learners.collecting import Acting, Collecting
-from volvox.learners.protocol import Made, Progress
-from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
-from volvox.sparsity import clipped, init_optimizers
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.learners.learner import Schedule, Turn, with_metrics
+from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
+from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer
+from volvox.sparsity import clipped
+from volvox.types import Array, ArrayTree, Env
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,27 +95,18 @@ class A3C:
     updates_per_iteration: int = 250
 
     def __post_init__(self):
-        integers(self, "segment_length", "rounds_per_update", "updates_per_iteration", "micro_batch", low=1)
+        check_settings(self)
+        integers(self, "rounds_per_update", "updates_per_iteration", low=1)
         integers(self, "anneal_frames", low=1, high=None)
-        integers(self, "lag", low=0)
-        numbers(self, "rho_clip", "c_clip")
-        numbers(self, "learning_rate", "max_gradient_norm", "reward_bound", above=0)
-        numbers(self, "discount", "trace_decay", low=0, high=1)
-        numbers(self, "entropy_coefficient", "value_coefficient", "log_epsilon", low=0)
-        gradient_transformation(self.optimizer, self.learning_rate)
+        numbers(self, "log_epsilon", low=0)
         if self.loss_reduction not in ("sum", "mean"):
-            raise ValueError(f"loss_reduction={self.loss_reduction!r}: take 'sum' or 'mean'.")
-        clips = f"rho_clip={self.rho_clip}, c_clip={self.c_clip}"
+            raise ValueError(f"loss_reduction={self.loss_reduction!r}: give 'sum' or 'mean'.")
         if self.vtrace and self.lag == 0:
-            raise ValueError("vtrace=True corrects for a lag, and lag=0 leaves none; take lag=1 or vtrace=False.")
-        if not self.vtrace and (self.rho_clip, self.c_clip) != (1.0, 1.0):
-            raise ValueError(f"{clips}: these are V-trace's; leave them out, or take vtrace=True.")
+            raise ValueError("vtrace=True corrects for a lag, and there is none; give lag=1 or vtrace=False.")
         if self.vtrace and not 0 < self.c_clip <= self.rho_clip < float("inf"):
-            raise ValueError(f"{clips}: V-trace needs finite rho_clip >= c_clip > 0.")
-        if self.vtrace and self.log_epsilon:
-            raise ValueError(f"vtrace=True and log_epsilon={self.log_epsilon} cure the same thing; take one of them.")
+            raise ValueError(f"V-trace needs finite rho_clip >= c_clip > 0, got {self.rho_clip} and {self.c_clip}.")
         if self.anneal_frames is not None and (self.learning_rate is None or callable(self.learning_rate)):
-            raise ValueError(f"anneal_frames={self.anneal_frames} needs a learning_rate that is a number; give one.")
+            raise ValueError(f"anneal_frames={self.anneal_frames} needs a learning_rate that is a number.")
 
     @classmethod
     def ga3c(cls) -> "A3C":
@@ -140,45 +131,42 @@ class A3C:
         """Returns settings for continuous control: unclipped rewards, no entropy bonus and shorter traces."""
         return cls(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
 
-    @property
-    def beats_per_round(self) -> int:
-        """Beats of a round: one for each timestep of a segment, and one more without lag."""
-        return self.segment_length + (self.lag == 0)
+    def schedule(self, env: Env) -> Schedule:
+        """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
+        rounds, rate = self.updates_per_iteration * self.rounds_per_update, self.rate(env)
+        return Schedule(
+            beats_per_round=self.segment_length + (self.lag == 0),
+            rounds_per_iteration=rounds,
+            delay=self.lag,
+            learning_rate=(lambda learning: rate(learning.update)) if callable(rate) else None,
+        )
+
+    def rate(self, env: Env) -> Any:
+        """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
+        rate: Any = self.learning_rate
+        if self.anneal_frames is None:
+            return rate
+        return optax.linear_schedule(rate, 0.0, max(self.anneal_frames // self.frames_per_update(env), 1))
 
     def frames_per_update(self, env: Env) -> int:
-        """Emulator frames of the rounds that share an update, those that begin an episode included."""
-        return self.rounds_per_update * self.beats_per_round * env.all_envs * env.spec.frame_skip
+        """Returns the emulator frames of the rounds that share an update, those that begin an episode included."""
+        beats = self.segment_length + (self.lag == 0)
+        return self.rounds_per_update * beats * env.all_envs * env.spec.frame_skip
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
-        group = group_size(env.num_envs, env.num_groups)
-        if self.segment_length > env.spec.max_episode_steps:
-            longest = f"{env.spec.max_episode_steps}, the longest episode of {env.spec.name}"
-            raise ValueError(f"segment_length={self.segment_length}: give at most {longest}.")
-        functions, length = actor_critic(network, env.spec), self.beats_per_round
-        collecting = Collecting(self, env, functions, num_segments=self.lag + 1, length=length)
-        micro_batch = segments.micro_batch_size(self.micro_batch, group, self.segment_length)
-        return _A3C(
-            settings=self,
-            env=env,
-            network=functions,
-            collecting=collecting,
-            micro_batch=micro_batch,
-            num_batches=group // micro_batch,
-            beats_per_round=self.beats_per_round,
-            timed_rounds=1 + self.rounds_per_update,
-        )
+        return _A3C(self, network, env)
 
 
 class Learning(NamedTuple):
-    """What learning changes.
+    """State of learning.
 
     Attributes:
       params: Parameters of the network.
-      optimizer: State of the optimizer.
+      optimizer: State of the optimiser.
       gradient: Sum over the micro-batches since the last update, as `params`.
       transitions: float32: Number of transitions in `gradient`.
-      update: int32: Updates made.
+      update: int32: Number of updates.
       metrics: Metrics of this iteration.
       moments: Moments of the observations; () unless they are normalised.
     """
@@ -192,24 +180,27 @@ class Learning(NamedTuple):
     moments: Moments | tuple[()] = ()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _A3C:
-    """The learner in an environment, see `protocol.Learner`: pure functions, in the order of the algorithm."""
-
+class _A3C(OnPolicy):
     settings: A3C
-    env: Env
-    network: ActorCriticNetwork
-    collecting: Collecting
-    micro_batch: int  # environments in a micro-batch
-    num_batches: int  # micro-batches of a group's segment
-    beats_per_round: int
-    timed_rounds: int  # the first, and as many as make an update
-    unsaved: tuple[str, ...] = ()
-    parallel: bool = True
 
-    @property
-    def policy(self) -> Policy:
-        return self.collecting.policy
+    def __init__(self, settings: A3C, network: nn.Module, env: Env):
+        super().__init__(settings, network, env)
+        if settings.segment_length > (longest := env.spec.max_episode_steps):
+            raise ValueError(
+                f"segment_length={settings.segment_length}: give at most {longest}, the longest episode of "
+                f"{env.spec.name}."
+            )
+        self.micro_batch = micro_batch_size(settings.micro_batch, self.num_envs, settings.segment_length)
+        self.num_batches = self.num_envs // self.micro_batch
+        self.optimizer = clipped(make_optimizer(settings.optimizer, settings.rate(env)), settings.max_gradient_norm)
+
+    def init(self, key: Array) -> tuple[Collected, Learning]:
+        collected, (params, optimizer, moments) = self.collect(), self.init_learning(key, self.optimizer)
+        gradient = jax.tree.map(jnp.zeros_like, params)
+        learning = Learning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {}, moments)
+        segment = segments.take(collected.collectors[0].ring, jnp.int32(0), jnp.int32(0), self.micro_batch, 1)
+        update = lambda learning: self.update(self.accumulate(learning, segment), jnp.float32(0))  # noqa: E731
+        return collected, with_metrics(learning, update)
 
     def loss(self, params: ArrayTree, segment: Segment, update: Array) -> tuple[Array, Metrics]:
         """Returns the summed loss of `[T, B]` transitions (arXiv 1602.01783, section 4), and metrics.
@@ -260,96 +251,50 @@ class _A3C:
         gradient, transitions = self.env.axis.sum((learning.gradient, learning.transitions))
         if self.settings.loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(transitions, 1.0), gradient)
-        further = {"step": learning.update + 1, "mean_return": mean_return}
-        changes, optimizer = self.optimizer.update(gradient, learning.optimizer, learning.params, **further)
+        step = learning.update + 1
+        further = {"step": step, "mean_return": mean_return}
+        params, optimizer = apply_gradient(self.optimizer, gradient, learning.optimizer, learning.params, **further)
         return learning._replace(
-            params=optax.apply_updates(learning.params, changes),
+            params=params,
             optimizer=optimizer,
             gradient=jax.tree.map(jnp.zeros_like, gradient),
             transitions=jnp.float32(0),
-            update=learning.update + 1,
+            update=step,
             metrics=metrics.add(learning.metrics, metrics.means({"gradient_norm": optax.tree.norm(gradient)})),
         )
 
-    @functools.cached_property
-    def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        return clipped(gradient_transformation(self.settings.optimizer, self.rate), self.settings.max_gradient_norm)
-
-    @property
-    def rate(self) -> Any:
-        rate: Any = (s := self.settings).learning_rate
-        if s.anneal_frames is None:
-            return rate
-        return optax.linear_schedule(rate, 0.0, max(s.anneal_frames // s.frames_per_update(self.env), 1))
-
-    def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
-        """Group `g` samples actions from the policy, and adds the timestep to its segment."""
-        return self.collecting.act(acting, learning, key, g, timestep)
-
-    def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
-        """Learns from this beat's share of the micro-batches of group `g`."""
-        learning = learning._replace(moments=self.collecting.observe(acting, learning.moments, g))
+    def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
+        """Learns from this beat's share of the micro-batches of the group."""
+        learning = self.observe(collected, learning, turn)
         if self.settings.lag > 0:
-            low, high = (self.num_batches * (acting.beat + i) // self.settings.segment_length for i in (0, 1))
-            learning = self.learn(acting, learning, g, low, high)
-        if g == self.env.num_groups - 1:
-            acting = acting._replace(beat=acting.beat + 1)
-        return acting, learning
+            low, high = (self.num_batches * (turn.beat + i) // self.settings.segment_length for i in (0, 1))
+            learning = self.learn(collected, learning, turn, turn.group, low, high)
+        return collected, learning
 
-    def finish(self, acting: Acting, learning: Learning, key: Array) -> tuple[Acting, Learning]:
-        """Ends a round, with an update if one is due."""
+    def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
+        """Updates the parameters if that is due."""
         s = self.settings
         if s.lag == 0:
             for g in range(self.env.num_groups):
-                learning = self.learn(acting, learning, g, jnp.int32(0), jnp.int32(self.num_batches))
-        learned = acting.round - s.lag + 1  # rounds learned since the pools were made
+                learning = self.learn(collected, learning, turn, g, jnp.int32(0), jnp.int32(self.num_batches))
+        learned = turn.round - s.lag + 1  # rounds learned since the environments were made
         due = (learned > 0) & (learned % s.rounds_per_update == 0)
-        mean_return = self.collecting.mean_return(acting)
         # A trip count, not a condition, so that parameters stay in place.
-        learning = jax.lax.fori_loop(0, due.astype(jnp.int32), lambda _, x: self.update(x, mean_return), learning)
-        return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning
+        update = lambda _, learning: self.update(learning, turn.mean_return)  # noqa: E731
+        return collected, jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
 
-    def learn(self, acting: Acting, learning: Learning, g: int, low: Array, high: Array) -> Learning:
+    def learn(self, collected: Collected, learning: Learning, turn: Turn, g: int, low: Array, high: Array) -> Learning:
         """Accumulates the gradients of micro-batches `low` to `high` of group `g`."""
-        s, ring = self.settings, acting.collectors[g].ring
-        slot = (acting.round - s.lag) % (s.lag + 1)
-        # Up to a lag of 1 the parameters that learn have predicted the bootstrap value themselves.
+        s, ring = self.settings, collected.collectors[g].ring
+        slot = (turn.round - s.lag) % (s.lag + 1)
+        # Up to a lag of 1, the parameters that learn have predicted the bootstrap value themselves.
         part = {"num_envs": self.micro_batch, "length": s.segment_length, "with_next": s.vtrace and s.lag > 1}
 
         def one(i: Array, learning: Learning) -> Learning:
-            # Where there is only one micro-batch, nothing else would depend on `i`: XLA would compute the gradient
-            # before the loop, in every beat.
+            # With one micro-batch, nothing else would depend on `i`, and XLA would compute the gradient before the
+            # loop, in every beat.
             place = slot + jnp.minimum(i, 0)
             return self.accumulate(learning, segments.take(ring, place, i * self.micro_batch, **part))
 
         # A trip count, not a condition, so that gradients stay in place.
-        return jax.lax.fori_loop(low, jnp.where(acting.round >= s.lag, high, low), one, learning)
-
-    def init(self, key: Array) -> tuple[Acting, Learning]:
-        (params,), (optimizer,) = init_optimizers(
-            self.optimizer, [self.network.policy.init(key)], jax.random.fold_in(key, 1)
-        )
-        zero, gradient = jnp.int32(0), jax.tree.map(jnp.zeros_like, params)
-        learning = Learning(params, optimizer, gradient, jnp.float32(0), zero, {}, self.collecting.moments())
-        segment = segments.take(self.collecting.collector(self.micro_batch).ring, zero, zero, self.micro_batch, 1)
-        updated = jax.eval_shape(lambda x: self.update(self.accumulate(x, segment), jnp.float32(0)), learning)
-        return self.collecting.init(), learning._replace(metrics=metrics.zeros(updated.metrics))
-
-    def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
-        return self.collecting.begin(acting, groups)
-
-    def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:
-        s = self.settings
-        before = max(int(start.round) - s.lag, 0) // s.rounds_per_update  # the first rounds have nothing to learn
-        last_round = s.lag + (before + s.updates_per_iteration) * s.rounds_per_update
-        return Progress(made.updates, s.updates_per_iteration, "updates", rounds_left=last_round - int(acting.round))
-
-    def watched(self, learning: Learning) -> dict[str, ArrayTree]:
-        return self.collecting.watched(learning)
-
-    def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
-        rate = self.rate(learning.update) if callable(self.rate) else self.rate
-        return self.collecting.row(acting, learning, rate)
-
-    def candidates(self, learning: Learning) -> list[ArrayTree]:
-        return [self.collecting.variables(learning)]
+        return jax.lax.fori_loop(low, jnp.where(turn.round >= s.lag, high, low), one, learning)

@@ -1,13 +1,17 @@
 """Evaluation of policies while their learners learn, and the best policy so far.
 
-evaluator = PolicyEvaluator(policy, env, num_learners=1, num_episodes=10)
-returns, timesteps = evaluator.play([variables], seed=0, monitor=lambda progress: False)  # float32 [1, 10], and an int
+An evaluation plays whole episodes with the likeliest actions, in environments of its own; on Atari whole games, even if
+a lost life ends an episode of training. Rows then have `evaluation_mean`; its `evaluation_standard_error` over
+episodes; `evaluation_best`, the largest mean so far; `evaluation_timesteps`, those of each learner so far;
+`evaluation_frames`, the emulator frames of all evaluations, which `frames` does not count; and `evaluation_seconds`,
+which no rate counts. With several learners there is an `evaluation_mean_0` and so on for each, and the mean is over all
+of them. As a maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
 """
 
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,36 +19,15 @@ import numpy as np
 
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import whole_games
-from volvox.rollout.driver import Monitor
+from volvox.learners.reporting import require_finite
+from volvox.learners.state import Evaluated, LearnState
+from volvox.rollout.driver import Monitor, seed_of
 from volvox.rollout.scoring import act, first_episodes
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 
-_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_CHECKS = 1.0
 _MOST_AT_ONCE = 10_000
 """Episodes of a policy, each in an environment of its own; an Atari emulator takes some 0.2 MB."""
-
-
-class Evaluated(NamedTuple):
-    """What the evaluations of a run have found.
-
-    Attributes:
-      variables: Variables of the best policy.
-      best: float32: Its mean return, the largest of all evaluations and learners; -inf before the first evaluation.
-      best_timesteps: Timesteps of each learner at which it was evaluated.
-      latest: float32 `[S]`: Mean returns of the latest evaluation, one for each learner; -inf before the first.
-      frames: Emulator frames of all evaluations.
-    """
-
-    variables: ArrayTree
-    best: Array
-    best_timesteps: int
-    latest: Array
-    frames: int
-
-
-def init(candidates: Sequence[ArrayTree]) -> Evaluated:
-    """Returns what is known before the first evaluation of these policies."""
-    return Evaluated(candidates[0], jnp.float32(-jnp.inf), 0, jnp.full(len(candidates), -jnp.inf), 0)
 
 
 def update(
@@ -53,7 +36,7 @@ def update(
     """Adds one evaluation.
 
     Args:
-      evaluated: What was known before.
+      evaluated: Results so far.
       candidates: Variables of the policies of S learners.
       returns: float32 `[S, E]`: Returns of their episodes.
       timesteps: Timesteps of each learner so far.
@@ -75,40 +58,44 @@ def update(
     return evaluated, row | {"evaluation_timesteps": timesteps, "evaluation_frames": frames}
 
 
-class _Acting(NamedTuple):
-    """Recurrent states of each policy, which episodes have ended, and when the monitor was last called."""
-
-    states: tuple
-    ended: np.ndarray
-    looked: float
-
-
 class PolicyEvaluator:
     """Plays episodes with the likeliest actions of several policies, in environments of its own.
 
-    On Atari an episode is a whole game, also where the environment ends it with a life.
-
-    The pool is made by the first evaluation and stays open until `close`. Pure-JAX environments are seeded anew for
-    each evaluation; envpool goes on with its own random numbers.
+    The environments are made by the first evaluation and stay open until `close`. Pure-JAX environments are seeded anew
+    for each evaluation; envpool continues with its own random numbers.
     """
 
-    def __init__(self, policy: Policy, env: Env, *, num_learners: int, num_episodes: int):
+    def __init__(self, policy: Policy, env: Env, num_learners: int, num_episodes: int, every: int):
         """Prepares the evaluation.
 
         Args:
-          policy: What acts.
+          policy: The policy.
           env: The environment.
           num_learners: Number S of policies that are evaluated side by side.
-          num_episodes: Episodes E of each policy.
-
-        Raises:
-          ValueError: There are no episodes, or more than 10 000.
+          num_episodes: Episodes E of each policy, at most 10,000.
+          every: Timesteps of each learner between two evaluations.
         """
         self._policy, self._env, self._num_learners = policy, env, num_learners
         self._num_episodes = integer("num_evaluation_episodes", num_episodes, low=1, high=_MOST_AT_ONCE)
+        self._every = integer("evaluate_every", every, low=1, high=None)
         self._act = jax.jit(self._act_all)
         self._group: EnvGroup | None = None
         self._state: Any = None
+
+    def evaluate(
+        self, state: LearnState, candidates: Sequence[ArrayTree], before: int, monitor: Monitor
+    ) -> tuple[LearnState, dict[str, Any]]:
+        """Evaluates the policies of a state if that is due; `before` are the timesteps before its iteration."""
+        timesteps, earlier = (count // self._num_learners for count in (state.timesteps, before))
+        if timesteps // self._every == earlier // self._every:
+            return state, {}
+        began = time.perf_counter()
+        # Another seed than that of the environments of training.
+        returns, played = self.play(candidates, seed=seed_of(state.key, state.timesteps, 1), monitor=monitor)
+        require_finite({"the returns of the evaluation": returns}, self._env.spec.name)
+        counts = {"timesteps": timesteps, "frames": played * self._env.spec.frame_skip}
+        evaluated, row = update(state.evaluated, candidates, returns, **counts)
+        return state._replace(evaluated=evaluated), row | {"evaluation_seconds": time.perf_counter() - began}
 
     def play(self, candidates: Sequence[ArrayTree], *, seed: int, monitor: Monitor) -> tuple[np.ndarray, int]:
         """Plays the episodes of all policies, one environment for each episode.
@@ -124,40 +111,38 @@ class PolicyEvaluator:
         Raises:
           Interrupted: The monitor returned True.
         """
-        num_envs = self._num_learners * self._num_episodes
+        num_envs, candidates = self._num_learners * self._num_episodes, tuple(candidates)
         if self._group is None:
             options = {"num_envs": num_envs, "num_groups": 1, "host": True, **whole_games(self._env)}
             (self._group,) = self._env.make(seed, **options)
             self._state, _ = self._group.recv(self._group.init())
         states = tuple(self._policy.initial_state(self._num_episodes) for _ in candidates)
-        acting = _Acting(states, np.zeros(num_envs, bool), -np.inf)
-        choose = partial(self._choose, tuple(candidates), monitor)
+
+        def choose(number: int, timestep: TimeStep, acting: tuple[Any, np.ndarray, float]) -> Any:
+            del number
+            states, ended, checked = acting
+            ended, now = ended | np.asarray(timestep.terminated | timestep.truncated), time.monotonic()
+            if now - checked > _SECONDS_BETWEEN_CHECKS:
+                checked = now
+                if monitor({"phase": "evaluation", "done": int(ended.sum()), "total": len(ended)}):
+                    raise Interrupted("the evaluation was not finished, and its iteration is dropped")
+            action, states = self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
+            return action, (states, ended, checked)
+
         self._state = self._group.restart(self._state, seed)
+        acting = (states, np.zeros(num_envs, bool), -np.inf)
         self._state, returns, lengths = first_episodes(self._group, self._state, choose, acting)
         return returns.reshape(self._num_learners, -1), int(lengths.sum())
 
     def close(self) -> None:
-        """Frees the pool; the next evaluation makes another."""
+        """Frees the environments; the next evaluation makes others."""
         if self._group is not None:
             self._group.close()
         self._group = self._state = None
 
-    def _choose(self, candidates: tuple, monitor: Monitor, number: int, timestep: TimeStep, acting: _Acting) -> Any:
-        del number
-        states, ended, looked = acting
-        ended, now = ended | np.asarray(timestep.terminated | timestep.truncated), time.monotonic()
-        if now - looked > _SECONDS_BETWEEN_LOOKS:
-            looked = now
-            if monitor({"phase": "evaluation", "done": int(ended.sum()), "total": len(ended)}):
-                raise Interrupted("the evaluation was not finished, and its iteration is dropped")
-        action, states = self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
-        return action, _Acting(states, ended, looked)
-
     def _act_all(self, candidates: tuple, timestep: TimeStep, states: tuple) -> tuple[Array, tuple]:
-        key, width, actions, after = jax.random.key(0), self._num_episodes, [], []
-        for i, (variables, state) in enumerate(zip(candidates, states, strict=True)):
-            part = jax.tree.map(lambda x, i=i: x[i * width : (i + 1) * width], timestep)
-            action, state = act(self._policy, False, key, variables, part, state)
-            actions.append(action)
-            after.append(state)
-        return jnp.concatenate(actions), tuple(after)
+        split = jax.tree.map(lambda x: x.reshape(len(candidates), -1, *x.shape[1:]), timestep)
+        parts = [jax.tree.map(lambda x, i=i: x[i], split) for i in range(len(candidates))]
+        play = partial(act, self._policy, False, jax.random.key(0))
+        actions, states = zip(*map(play, candidates, parts, states), strict=True)
+        return jnp.concatenate(actions), states

@@ -1,76 +1,165 @@
-"""What all learners share: the loop, the row of metrics, and what happens between two iterations.
+"""The learner interface, and the loop that trains a learner.
 
     algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
     run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
 
-An algorithm is one file beside this one: its settings, a frozen dataclass with a method `bind`, and the `Learner`
-(`learners/protocol.py`) that this method returns.
+An algorithm is one file beside this one: its settings, a frozen dataclass, and the `Learner` that they make.
 """
 
 import dataclasses
 import functools
-import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import linen as nn
 
-from volvox._arguments import check_env, check_network, said
-from volvox._checks import integer, one_thread, typed_key
-from volvox._resources import check_memory, size_of
-from volvox._settings import describe
-from volvox.checkpoint import restored
+from volvox._checks import check_has, check_memory, check_type, size_of
 from volvox.data import metrics
-from volvox.data.metrics import Metrics
-from volvox.learners import evaluation, side_by_side
 from volvox.learners.evaluation import PolicyEvaluator
-from volvox.learners.protocol import Learner, LearnerSettings, Made, Progress
-from volvox.ops.flat import by_path
+from volvox.learners.iterations import Iterations
+from volvox.learners.state import Acting, States
 from volvox.rollout.devices import devices_of
-from volvox.rollout.driver import Loop, Monitor, copied, seed_of
+from volvox.rollout.driver import Loop
 from volvox.rollout.pipeline import Stages
-from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted
-
-_EVALUATION_EPISODES = 10
-_OF_DEVICES = {"collectors", "replays"}
-"""Fields of `acting` that are not saved if there are several devices, each of which has its own."""
+from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 
-class LearnState(NamedTuple):
-    """A run between two iterations.
+class Turn(NamedTuple):
+    """The turn of a group in the loop.
 
     Attributes:
-      key: Key of all random numbers; the loop's constant.
-      acting: What acting changes and what outlives pools of environments.
-      learning: What learning changes: parameters, the optimiser's state and whatever else the learner keeps.
-      timesteps: Timesteps of all environments, without those that begin an episode.
-      evaluated: What evaluations have found, `Evaluated`; () without them.
-      place: Where resumable environments (`EnvGroup.resumable`) are, `Place`; () before the first iteration, and with
-        other environments, which begin new episodes when a state is restored.
+      group: Index of the group, a Python int; in `finish` that of the last one.
+      round: int32: Rounds completed since the environments were made.
+      beat: int32: Beats completed in this round.
+      mean_return: float32: Mean return of the latest episodes, NaN before the first; `[S]` for S learners.
     """
 
-    key: Array
-    acting: Any
-    learning: Any
-    timesteps: int
-    evaluated: Any = ()
-    place: Any = ()
+    group: int
+    round: Array
+    beat: Array
+    mean_return: Array
 
 
-class Place(NamedTuple):
-    """States of the environments between two iterations, from which a run continues with the same bits.
+class Learner:
+    """A learning algorithm in an environment: a policy, and pure functions of one learner's state.
+
+    The state has two parts. `learning` is learned: a NamedTuple with the fields `update` (int32, the number of updates)
+    and `metrics` (`volvox.data.metrics.Metrics`); rows have the compression of its fields `params` and `optimizer`.
+    `collected` is changed by acting: segments, a replay, recurrent states. Its field `collectors`, if it has one,
+    belongs to the environments and begins anew with them. Its field `replays` is not saved if the settings have
+    `save_replay=False` or if there are several devices, on which a learner sums its gradients over `env.axis`.
 
     Attributes:
-      envs: States of the groups of environments, to which actions have been sent.
-      iterations: Iterations made since they began.
+      policy: Policy that acts with `variables`.
     """
 
-    envs: tuple[ArrayTree, ...]
-    iterations: int
+    policy: Policy
+
+    def init(self, key: Array) -> tuple[Any, Any]:
+        """Returns (collected, learning) at the beginning of a run."""
+        raise NotImplementedError
+
+    def act(self, collected: Any, learning: Any, keys: Array, turn: Turn, timestep: TimeStep) -> tuple[Any, Array]:
+        """Returns (collected, actions `[B, ...]`) of a group, given a key for each of its environments."""
+        raise NotImplementedError
+
+    def work(self, collected: Any, learning: Any, key: Array, turn: Turn) -> tuple[Any, Any]:
+        """Learns while a group steps; returns (collected, learning). `key` is the same in all calls of a run."""
+        return collected, learning
+
+    def finish(self, collected: Any, learning: Any, key: Array, turn: Turn) -> tuple[Any, Any]:
+        """Learns at the end of a round; returns (collected, learning)."""
+        return collected, learning
+
+    def variables(self, learning: Any) -> Sequence[ArrayTree]:
+        """Returns the variables for `policy.apply`, of each learner if there are several."""
+        raise NotImplementedError
+
+
+class Schedule(NamedTuple):
+    """When a learner learns, and how long an iteration is. One of the two lengths is given.
+
+    Attributes:
+      beats_per_round: Beats of a round; in each beat, every group takes one timestep.
+      rounds_per_iteration: Rounds in an iteration.
+      timesteps_per_iteration: Timesteps of each learner in an iteration, which ends in the round that reaches a
+        multiple of this number.
+      delay: Rounds after which the data of a round have been learned from.
+      num_learners: Number S of learners that share the environments evenly. The arrays of a learner then have a leading
+        axis S. None: one learner, without this axis.
+      learning_rate: State of learning -> learning rate of the next update, for rows. None: it is constant.
+    """
+
+    beats_per_round: int = 1
+    rounds_per_iteration: int | None = None
+    timesteps_per_iteration: int | None = None
+    delay: int = 0
+    num_learners: int | None = None
+    learning_rate: Callable[[Any], Any] | None = None
+
+
+class LearnerSettings(Protocol):
+    """Settings of a learner, such as `A3C` or `TD3`: a frozen dataclass with two methods."""
+
+    def bind(self, network: Any, env: Env) -> Learner:
+        """Returns the learner of a network in an environment; raises ValueError if they do not fit the settings."""
+        ...
+
+    def schedule(self, env: Env) -> Schedule:
+        """Returns when the learner learns, and how long an iteration is."""
+        ...
+
+
+def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:
+    """Returns the state of learning with the metrics that an update adds, all zero."""
+    return learning._replace(metrics=zeros(jax.eval_shape(update, learning).metrics))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LearnerStages:
+    """The stages of the loop. `acting` is its carry, `learning` its memory, and `key` its constant."""
+
+    learner: Learner
+    schedule: Schedule
+    env: Env
+
+    def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
+        """Counts episodes and timesteps, and lets the learner act."""
+        scored, update = timestep._replace(observation=(), extras={}), metrics.update_episodes
+        if (num_learners := self.schedule.num_learners) is not None:
+            scored = jax.tree.map(lambda x: x.reshape(num_learners, -1), scored)
+            update = jax.vmap(update)
+        episodes, running = update(acting.episodes, acting.running[g], scored)
+        keys = self.env.keys(key, acting.draws, g)
+        collected, action = self.learner.act(acting.collected, learning, keys, self.turn(acting, g), timestep)
+        acting = acting._replace(
+            draws=acting.draws + (g == self.env.num_groups - 1),
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
+            episodes=episodes,
+            running=replaced(acting.running, g, running),
+            collected=collected,
+        )
+        return acting, action
+
+    def work(self, acting: Acting, learning: Any, key: Array, g: int) -> tuple[Acting, Any]:
+        """Lets the learner learn while group `g` steps."""
+        collected, learning = self.learner.work(acting.collected, learning, key, self.turn(acting, g))
+        beat = acting.beat + (g == self.env.num_groups - 1)
+        return acting._replace(beat=beat, collected=collected), learning
+
+    def finish(self, acting: Acting, learning: Any, key: Array) -> tuple[Acting, Any]:
+        """Lets the learner end a round."""
+        turn = self.turn(acting, self.env.num_groups - 1)
+        collected, learning = self.learner.finish(acting.collected, learning, key, turn)
+        return acting._replace(round=acting.round + 1, beat=jnp.int32(0), collected=collected), learning
+
+    def turn(self, acting: Acting, g: int) -> Turn:
+        """Returns the turn of group `g`."""
+        num_envs = self.env.all_envs // (self.schedule.num_learners or 1)
+        mean = functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis)
+        mean = mean if self.schedule.num_learners is None else jax.vmap(mean)
+        return Turn(g, acting.round, acting.beat, mean(acting.episodes))
 
 
 def learn(
@@ -79,322 +168,86 @@ def learn(
     env: Env,
     *,
     evaluate_every: int | None = None,
-    num_evaluation_episodes: int = _EVALUATION_EPISODES,
+    num_evaluation_episodes: int = 10,
     chunk_seconds: float = 1.0,
     host: bool = False,
     devices: Sequence[Any] | None = None,
 ) -> Algorithm:
-    """Joins a learner's settings, networks and an environment into an algorithm; one step is an iteration.
+    """Makes an algorithm of a learner's settings, a network and an environment. One step is an iteration.
 
         algorithm = learn(TD3(), ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork()), env)
-        state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
 
     Args:
-      settings: Settings of the learner, which also say how long an iteration is.
-      network: The network that these settings train, e.g. a flax module.
+      settings: Settings of the learner.
+      network: Network that these settings train, e.g. a flax module.
       env: The environments, in groups that take turns.
-      evaluate_every: Timesteps of each learner between two evaluations, which are made at the end of the iteration in
-        which they are due. None: there are none.
+      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.evaluation`), each made at the
+        end of the iteration in which it is due. None: no evaluation.
       num_evaluation_episodes: Episodes of an evaluation, of each learner.
-      chunk_seconds: Seconds, about, between two looks at progress and interrupts.
-      host: Whether the loop is driven from Python, for platforms where it cannot be compiled whole.
-      devices: Devices that learn together as one program, each with environments of its own, as many as `env` says:
-        N devices learn what one with N times the environments would, and settings that count environments, timesteps,
-        frames or transitions count those of all. None: all devices of all processes, where
-        `volvox.distributed.initialize` was called in several; otherwise one device.
+      chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
+      host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
+      devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
+        learn as one device with N times the environments does, and settings that count environments, timesteps, frames
+        or transitions count those of all devices. None: all devices of all processes, if
+        `volvox.distributed.initialize` was called in several processes; otherwise one device.
 
     Returns:
-      `Algorithm`. Its rows hold the learner's own metrics; `update`, the updates so far; `frames`, the emulator frames
-      so far, without those that begin an episode; `predictions_per_second`, which counts the timesteps that begin an
-      episode too; `updates_per_second` and `frames_per_second`. In the second iteration after a start, and in every
-      tenth from there, a few rounds are played with a stopwatch, which the rates leave out; the row then also has
-      `share_emulators`, `share_inference`, `share_learning` and `speed_over_turns` (`Times`). `step` raises
-      FloatingPointError when a number is no longer finite. In pure-JAX environments, on one device and with all of its
-      state saved (`TD3.save_replay`), a restored run goes on bit by bit. In others it begins new episodes, and the
-      seed of the environments depends on the timesteps before.
-
-      An evaluation plays whole episodes with the likeliest actions, in environments of its own. Rows then have
-      `evaluation_mean`; its `evaluation_standard_error` over episodes; `evaluation_best`, the largest mean so far;
-      `evaluation_timesteps`, those of each learner so far; `evaluation_frames`, the emulator frames of all evaluations,
-      which `frames` does not count; and `evaluation_seconds`, which no rate counts. With several learners there is an
-      `evaluation_mean_0` and so on for each, and the mean is over all of them. `Algorithm.variables` gives the policy
-      of the best evaluation, and `Algorithm.last_variables` that of the learner which was best in the latest. As a
-      maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
+      `Algorithm`. Its rows hold the learner's metrics; `update`, the number of updates; `frames`, the emulator frames,
+      and `timesteps`, those of each learner, both without those that begin an episode; `episodes` and the scores of the
+      latest 100 episodes (`volvox.data.metrics.scores`); `compression` of sparse networks; and
+      `predictions_per_second`, which counts timesteps that begin an episode too, `updates_per_second` and
+      `frames_per_second`. `step` raises FloatingPointError if a number is not finite. In pure-JAX environments, on one
+      device, a restored run continues bit by bit. In other environments, it begins new episodes. `variables` gives the
+      policy of the best evaluation, and `last_variables` that of the learner which was best in the latest.
 
     Raises:
-      ValueError: The network or the environment does not fit the settings, a number is not positive, the learner cannot
-        learn on several devices, or the state does not fit into the memory that is free.
+      TypeError: An argument is of another type.
+      ValueError: Network or environment do not fit the settings, or the state does not fit into the free memory.
     """
-    if not hasattr(settings, "bind") or isinstance(settings, type | nn.Module):
-        wanted = "a learner's settings, such as vx.A3C() or vx.TD3(), a network, an env"
-        raise TypeError(f"learn takes {wanted}; got {said(settings)}")
-    if not (dataclasses.is_dataclass(settings) and getattr(settings, "__dataclass_params__").frozen):  # noqa: B009
-        raise TypeError(
-            f"{type(settings).__name__} is no frozen dataclass, whose fields are what a resumed run is compared with: "
-            "write @dataclasses.dataclass(frozen=True) above it."
-        )
-    check_network("learn(settings, network, env)", network)
-    check_env("learn(settings, network, env)", env)
-    integer("num_evaluation_episodes", num_evaluation_episodes, low=1)
-    if evaluate_every is None and num_evaluation_episodes != _EVALUATION_EPISODES:
-        raise ValueError(f"num_evaluation_episodes={num_evaluation_episodes} needs evaluate_every; give both, or none.")
+    check_has("settings", settings, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
+    check_type("env", env, Env, "e.g. vx.envs.atari(...)")
     together = devices_of(devices)
+    # Each process makes the initial state alone, without a device axis.
+    initial = jax.jit(settings.bind(network, env).init)
     env = env._replace(axis=together.axis)
-    learner = settings.bind(network, env)
-    if not hasattr(learner, "act"):
-        raise TypeError(f"{type(settings).__name__}.bind must return a learner; it returned {said(learner)}")
-    # What is made before the first step is made by each process alone.
-    alone = settings.bind(network, env._replace(axis=dataclasses.replace(env.axis, name=None)))
-    if together.mesh is not None and not getattr(learner, "parallel", False):
-        instead = "start one process" if devices is None else f"leave out devices={devices}"
-        raise ValueError(f"{type(settings).__name__} learns on one device: {instead}, or take A3C, PPO or TD3.")
-    stages = Stages(learner.act, learner.work, None, None, learner.finish)
-    make_groups, how = functools.partial(_make_groups, env, host), {"beats_per_round": learner.beats_per_round}
-    loop = Loop(stages, make_groups, **how, chunk_seconds=chunk_seconds, devices=together)
-    config = {
-        "algorithm": "learn",
-        "settings": describe(settings),
-        "network": dict(learner.policy.config),
-        "env": dict(env.config),
-    }
+    learner, schedule = settings.bind(network, env), settings.schedule(env)
     evaluator = None
     if evaluate_every is not None:
-        config["evaluate_every"] = integer("evaluate_every", evaluate_every, low=1, high=None)
-        config["num_evaluation_episodes"] = num_evaluation_episodes
-        policies = jax.eval_shape(lambda key: learner.candidates(alone.init(key)[1]), jax.random.key(0))
-        sizes = {"num_learners": len(policies), "num_episodes": num_evaluation_episodes}
-        evaluator = PolicyEvaluator(learner.policy, env, **sizes)
-    run = _Run(learner, loop, env, evaluator, evaluate_every or 0, alone.init)
-    state = jax.eval_shape(run.init, jax.random.key(0))  # raises where something does not fit
-    # Twice: an iteration works on a copy, and what it began with is kept until it ends.
-    sizes = {"replay and what else acting keeps": 2 * size_of(state.acting)}
-    sizes["parameters and optimizer"] = 2 * size_of(state.learning)
-    check_memory(sizes, "take a smaller replay (TD3: replay_size), fewer environments or smaller networks")
+        sizes = (schedule.num_learners or 1, num_evaluation_episodes, evaluate_every)
+        evaluator = PolicyEvaluator(learner.policy, env, *sizes)
+    saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
+    states = States(learner, schedule, env, initial, evaluator is not None, saves_replay)
+    state = jax.eval_shape(states.init, jax.random.key(0))  # raises if something does not fit
+    # Twice, because an iteration works on a copy of the state.
+    sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
+    check_memory(sizes, "use a smaller replay (TD3: replay_size), fewer environments or smaller networks")
+
+    def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
+        return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
+
+    stages = LearnerStages(learner, schedule, env)
+    loop = Loop(
+        Stages(stages.act, stages.work, None, None, stages.finish),
+        make_groups,
+        beats_per_round=schedule.beats_per_round,
+        chunk_seconds=chunk_seconds,
+        devices=together,
+    )
+    run = Iterations(states, loop, evaluator)
+    config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
+    config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
     return Algorithm(
-        init=run.init,
+        init=states.init,
         step=run.step,
-        variables=run.variables,
+        variables=states.variables,
         policy=learner.policy,
         env=env,
         config=config,
         close=run.close,
-        save=run.save,
-        restore=run.restore,
-        last_variables=run.last_variables,
+        save=states.save,
+        restore=functools.partial(states.restore, loop=loop),
+        last_variables=states.last_variables,
+        profile=run.profile,
         step_name="iteration",
-        lock=run.lock,
-        largest=None if jax.process_count() == 1 else together.largest,
+        max_over_processes=None if jax.process_count() == 1 else together.largest,
     )
-
-
-def _make_groups(env: Env, host: bool, seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
-    """Makes the groups of the device of a number."""
-    first = {"first_group": device * env.num_groups} if device else {}
-    return env.make(seed, host=host, **first)
-
-
-class _Standing(NamedTuple):
-    """Where the loop stands between two iterations.
-
-    Attributes:
-      of: `LearnState.learning` of the state that continues from here.
-      learning: The same, placed on all devices.
-      acting: `LearnState.acting` of that state, with the collectors of the pools, on all devices.
-      iterations: Iterations made with these pools.
-    """
-
-    of: Any
-    learning: Any
-    acting: Any
-    iterations: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Run:
-    learner: Learner
-    loop: Loop
-    env: Env
-    evaluator: PolicyEvaluator | None
-    evaluate_every: int
-    first: Callable[[Array], tuple[Any, Any]]
-    lock: Any = dataclasses.field(default_factory=threading.RLock)
-
-    def init(self, key: int | Array) -> LearnState:
-        init_key, run_key = jax.random.split(typed_key(key))
-        acting, learning = jax.jit(self.first)(init_key)
-        evaluated = () if self.evaluator is None else evaluation.init(self.learner.candidates(learning))
-        return LearnState(run_key, acting, learning, 0, evaluated)
-
-    def close(self) -> None:
-        with one_thread(self.lock):
-            self.loop.close()
-            if self.evaluator is not None:
-                self.evaluator.close()
-
-    def variables(self, state: LearnState) -> ArrayTree:
-        evaluated = state.evaluated
-        return evaluated.variables if evaluated and evaluated.best > -np.inf else self.last_variables(state)
-
-    def last_variables(self, state: LearnState) -> ArrayTree:
-        candidates, evaluated = self.learner.candidates(state.learning), state.evaluated
-        if len(candidates) == 1:
-            return candidates[0]
-        if evaluated and evaluated.best > -np.inf:
-            return candidates[int(np.argmax(evaluated.latest))]
-        scores = [one.get("training_mean", -np.inf) for one in side_by_side.scores(state.acting.episodes)]
-        return candidates[int(np.argmax(scores))]
-
-    def save(self, state: LearnState) -> LearnState:
-        if not self.learner.unsaved:
-            return state
-        parts = dict.fromkeys(("collectors", *self.learner.unsaved), ())
-        return state._replace(acting=state.acting._replace(**parts), place=())
-
-    def restore(self, saved: ArrayTree) -> LearnState:
-        if self.loop.devices.mesh is not None:  # what belongs to one device is not for several
-            own = dict.fromkeys(("collectors", *self.learner.unsaved), ())
-            saved = {**saved, "acting": {**saved["acting"], **own}, "place": ()}
-        held = {path[1] for path in by_path(saved) if path[0] == "acting"}
-
-        def like(key: Array) -> LearnState:
-            state = self.save(self.init(key))
-            # Several devices save less.
-            acting = state.acting._replace(**dict.fromkeys(_OF_DEVICES & {*state.acting._fields} - held, ()))
-            state = state._replace(acting=acting)
-            if not any(path[0] == "place" for path in by_path(saved)):
-                return state
-            groups = self.loop.make_groups(0)
-            envs = tuple(group.init() for group in groups)
-            return state._replace(acting=self.learner.begin(state.acting, groups), place=Place(envs, 0))
-
-        return restored(saved, jax.eval_shape(like, jax.random.key(0)), what="state")
-
-    def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
-        with one_thread(self.lock):
-            try:
-                monitor = monitor or (lambda progress: False)
-                with self.loop.devices.together():
-                    new, row = self.iteration(state, monitor)
-                if self.evaluator is not None:
-                    new, evaluated = self.evaluate(new, state.timesteps, self.evaluator, monitor)
-                    row |= evaluated
-                return new, row
-            except BaseException:
-                self.close()  # donated buffers and pools in flight cannot be trusted any more
-                raise
-
-    def evaluate(
-        self, state: LearnState, before: int, evaluator: PolicyEvaluator, monitor: Monitor
-    ) -> tuple[LearnState, dict[str, Any]]:
-        """Evaluates the policies if that is due, `before` being the timesteps before the iteration."""
-        candidates = self.learner.candidates(state.learning)
-        timesteps, earlier = (count // len(candidates) for count in (state.timesteps, before))
-        if timesteps // self.evaluate_every == earlier // self.evaluate_every:
-            return state, {}
-        began = time.perf_counter()
-        # Another seed than that of the training's pools.
-        returns, played = evaluator.play(candidates, seed=seed_of(state.key, state.timesteps, 1), monitor=monitor)
-        self.check_finite({"the returns of the evaluation": returns}, int(state.learning.update))  # NaN has no rank
-        how = {"timesteps": timesteps, "frames": played * self.env.spec.frame_skip}
-        evaluated, row = evaluation.update(state.evaluated, candidates, returns, **how)
-        return state._replace(evaluated=evaluated), row | {"evaluation_seconds": time.perf_counter() - began}
-
-    def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
-        learner, loop, frame_skip = self.learner, self.loop, self.env.spec.frame_skip
-        standing, devices = self.stand(state, monitor), self.loop.devices
-        uncompiled = standing is not loop.standing  # the loop was opened just now
-        begun, first, key = standing.acting, int(state.learning.update), devices.placed(state.key)
-        # The loop donates what it is given; the state passed in, and what the last iteration returned, must outlive it.
-        acting, learning = copied((begun, standing.learning))
-        learning = learning._replace(metrics=devices.placed(metrics.zeros(learning.metrics)))
-        times, rounds_left = None, lambda acting: self.progress(state, begun, acting).rounds_left
-        if False:
-            note = "measuring what bounds the run; its program is compiled first"
-            if (uncompiled or standing.iterations == 1) and self.stops(monitor, {"phase": "compiling", "note": note}):
-                raise Interrupted("before the stopwatch was compiled")
-            acting, learning, times = loop.time_parts(acting, learning, key, rounds=learner.timed_rounds)
-        began, updates, rounds, counted = time.perf_counter(), int(learning.update), 0, 0
-        timesteps = before = self.made(begun, acting)
-        for chunk in loop.run(acting, learning, key, rounds_left=rounds_left):
-            acting, learning = chunk.carry, chunk.memory
-            rounds, timesteps = rounds + chunk.rounds, self.made(begun, acting)
-            self.check_finite(learning.metrics | learner.watched(learning), int(learning.update))
-            progress = self.progress(state, begun, acting, _difference(learning.update, first))
-            shown = {"phase": "training", "done": progress.done, "total": progress.total, "stepped": timesteps}
-            rate = (timesteps - before) * frame_skip / (time.perf_counter() - began)
-            if uncompiled and rounds == chunk.rounds and progress.rounds_left:  # rates leave compiling out
-                began, before, updates, counted = time.perf_counter(), timesteps, int(learning.update), rounds
-            if self.stops(monitor, shown | {"frames_per_second": rate}) and progress.rounds_left:
-                raise Interrupted(f"{progress.done} of {progress.total} {progress.unit} were made and are dropped")
-        seconds = time.perf_counter() - began
-
-        iterations, place = standing.iterations + 1, ()
-        here, learned = devices.local((acting, learning))
-        here, gathered = self.joined(acting, learning.metrics, here)
-        loop.standing, kept = _Standing(learned, learning, acting, iterations), here._replace(collectors=())
-        if devices.mesh is None and all(group.resumable for group in loop.groups):
-            place, kept = Place(copied(loop.envs), iterations), here
-        total = state.timesteps + timesteps
-        row = {"update": int(learned.update), "frames": total * frame_skip}
-        row |= learner.row(here, learned, total) | metrics.compute(gathered)
-        returns = {name: value for name, value in row.items() if name.startswith("training_")}
-        self.check_finite({"the returns of episodes": returns}, int(learned.update))
-        row["predictions_per_second"] = (rounds - counted) * learner.beats_per_round * self.env.all_envs / seconds
-        row["updates_per_second"] = _difference(learned.update, updates) / seconds
-        row["frames_per_second"] = (timesteps - before) * frame_skip / seconds
-        if times is not None:
-            row |= times.shares(row["predictions_per_second"] / self.env.axis.size, working="learning")
-        return LearnState(state.key, kept, learned, total, state.evaluated, place), row
-
-    def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
-        """Whether the monitor of any process asks to stop."""
-        return self.loop.devices.largest(bool(monitor(figures))) > 0
-
-    def made(self, begun: Any, acting: Any) -> int:
-        """Timesteps that all devices have made since `begun`."""
-        return _difference(*self.loop.devices.sum((acting.timesteps, begun.timesteps)))
-
-    def joined(self, acting: Any, gathered: Metrics, here: Any) -> tuple[Any, Metrics]:
-        """Returns `here`, what acting is on this device, with the episodes of all devices, and the metrics of all."""
-        devices = self.loop.devices
-        if devices.mesh is None:
-            return here, gathered
-        join = jax.jit(devices.mapped(functools.partial(metrics.joined, axis=self.env.axis)))
-        episodes, gathered = devices.local(devices.waited(join(acting.episodes, gathered)))
-        return here._replace(episodes=episodes), gathered
-
-    def progress(self, state: LearnState, start: Any, acting: Any, updates: int = 0) -> Progress:
-        """Returns the progress of the iteration after `state`."""
-        return self.learner.progress(start, acting, Made(state.timesteps, self.made(start, acting), updates))
-
-    def stand(self, state: LearnState, monitor: Monitor) -> _Standing:
-        """Returns where the loop stands if the state is its latest; otherwise the state with new pools."""
-        standing, devices = self.loop.standing, self.loop.devices
-        if standing is not None and standing.of is state.learning:
-            return standing
-        if self.stops(monitor, {"phase": "compiling"}):
-            raise Interrupted("before the loop was compiled")
-        if state.place and devices.mesh is None:
-            self.loop.open(0, state.place.envs)
-            return _Standing(state.learning, state.learning, state.acting, state.place.iterations)
-        self.loop.open(seed_of(state.key, state.timesteps))
-        acting = self.learner.begin(state.acting, self.loop.groups)
-        if devices.mesh is not None:
-            # The episodes so far are counted once.
-            later = acting._replace(episodes=jax.tree.map(jnp.zeros_like, acting.episodes))
-            acting = devices.placed(*(later if number else acting for number in devices.numbers))
-        return _Standing(state.learning, devices.placed(state.learning), acting, 0)
-
-    def check_finite(self, watched: dict[str, ArrayTree], update: int) -> None:
-        wrong = [name for name, tree in watched.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
-        if wrong:
-            raise FloatingPointError(
-                f"no longer finite by update {update}: {', '.join(wrong)}; nothing of this iteration is kept. First "
-                f"make sure that all rewards and observations of {self.env.spec.name} are finite. If they are, lower "
-                "the learning rate, or clip the gradient; in a loss of your own, look for a mean over nothing."
-            )
-
-
-def _difference(now: Any, before: Any) -> int:
-    """Returns the difference of two int32 counts, whatever overflow there was between them."""
-    return (int(now) - int(before)) % 2**32

@@ -14,23 +14,26 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import Optimizer, gradient_transformation, integers, numbers
-from volvox.data import metrics, minibatches, segments
+from volvox._checks import integer, integers, numbers
+from volvox.data import metrics, segments
 from volvox.data.metrics import Maximum, Metrics
 from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns
-from volvox.learners.collecting import Acting, Collecting
-from volvox.learners.protocol import Made, Progress
-from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
-from volvox.sparsity import clipped, init_optimizers
-from volvox.types import Array, ArrayTree, Env, EnvGroup, Policy, TimeStep
+from volvox.data.segments import Segment
+from volvox.learners.learner import Schedule, Turn, with_metrics
+from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
+from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer
+from volvox.sparsity import clipped
+from volvox.types import Array, ArrayTree, Env, zeros
 
-_SHUFFLES = 2**31  # folded into the key for shuffles; for actions their count is folded in, an int32
+_SHUFFLES = 2**31
+"""Folded into the key for shuffles. For actions, an int32 count is folded in."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,15 +95,13 @@ class PPO:
     rounds_per_iteration: int = 10
 
     def __post_init__(self):
-        integers(self, "segment_length", "num_epochs", "num_minibatches", "micro_batch", "rounds_per_iteration", low=1)
+        check_settings(self)
+        integers(self, "num_epochs", "num_minibatches", "rounds_per_iteration", low=1)
         integers(self, "anneal_timesteps", low=1, high=None)
         integers(self, "lag", low=0, high=1)
-        numbers(self, "learning_rate", "max_gradient_norm", "clip", "value_clip", "kl_stop", "reward_bound", above=0)
-        numbers(self, "discount", "trace_decay", low=0, high=1)
-        numbers(self, "entropy_coefficient", "value_coefficient", low=0)
-        gradient_transformation(self.optimizer, self.learning_rate)
+        numbers(self, "clip", "value_clip", "kl_stop", above=0)
         if self.anneal_timesteps is not None and (self.learning_rate is None or callable(self.learning_rate)):
-            raise ValueError(f"anneal_timesteps={self.anneal_timesteps} needs a number as learning_rate; give one.")
+            raise ValueError(f"anneal_timesteps={self.anneal_timesteps} needs a learning_rate that is a number.")
 
     @classmethod
     def atari(cls) -> "PPO":
@@ -125,35 +126,61 @@ class PPO:
         scales = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0, "value_clip": 0.2}
         return cls(**sizes, **rates, **scales)
 
-    def timesteps_per_round(self, env: Env) -> int:
-        """Timesteps of all environments in a round, those that begin an episode included."""
-        return env.all_envs * (self.segment_length + (self.lag == 0))
+    def schedule(self, env: Env) -> Schedule:
+        """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
+        beats, changes = self.segment_length + (self.lag == 0), self.anneal_timesteps or callable(self.learning_rate)
+        rate = functools.partial(self.rate, env) if changes else None
+        return Schedule(beats, rounds_per_iteration=self.rounds_per_iteration, delay=self.lag, learning_rate=rate)
+
+    def rate(self, env: Env, learning: "Learning") -> Any:
+        """Returns the learning rate of the next update; None for a ready-made optimizer."""
+        rate: Any = self.learning_rate
+        if self.anneal_timesteps is None:
+            return rate(learning.update) if callable(rate) else rate
+        timesteps_per_round = env.all_envs * (self.segment_length + (self.lag == 0))
+        return rate * jnp.maximum(1 - (learning.round - 1) / (self.anneal_timesteps / timesteps_per_round), 0.0)
 
     def bind(self, network: nn.Module, env: Env) -> "_PPO":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
-        functions, beats = actor_critic(network, env.spec), self.segment_length + (self.lag == 0)
-        collecting = Collecting(self, env, functions, num_segments=self.lag + 1, length=beats, with_values=True)
-        layout = minibatches.layout(self, env, whole=collecting.recurrent)
-        return _PPO(self, functions, collecting, layout, beats, collecting.policy)
+        return _PPO(self, network, env)
+
+
+class Batch(NamedTuple):
+    """The segments of a round in the order in which they are learned from: J minibatches, those of all epochs.
+
+    A minibatch has n rows of each of G groups. A row is a timestep (L is 1), or a whole segment of an environment if
+    the policy is recurrent (L is T). Every epoch has each row once.
+
+    Attributes:
+      rows: int32 `[J, G, n]`.
+      advantage: float32 `[J, G, L, n]`.
+      target: float32 `[J, G, L, n]`: Value target.
+      num_valid: float32 `[J]`: Valid timesteps on all devices.
+    """
+
+    rows: Array
+    advantage: Array
+    target: Array
+    num_valid: Array
 
 
 class Learning(NamedTuple):
-    """What learning changes.
+    """State of learning.
 
     Attributes:
       params: Parameters of the network.
-      optimizer: State of the optimizer.
+      optimizer: State of the optimiser.
       batch: The round that is learned from.
-      stopped: bool: There are no further epochs of that round.
+      stopped: bool: `kl_stop` has ended the epochs of that round.
       round: int32: Rounds learned from, this one included.
-      update: int32: Updates made.
+      update: int32: Number of updates.
       metrics: Metrics of this iteration.
       moments: Moments of the observations; () unless they are normalised.
     """
 
     params: ArrayTree
     optimizer: ArrayTree
-    batch: minibatches.Batch
+    batch: Batch
     stopped: Array
     round: Array
     update: Array
@@ -161,43 +188,103 @@ class Learning(NamedTuple):
     moments: Moments | tuple[()]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _PPO:
-    """The learner in an environment, see `protocol.Learner`: pure functions, in the order of the algorithm."""
-
+class _PPO(OnPolicy):
     settings: PPO
-    network: ActorCriticNetwork
-    collecting: Collecting
-    layout: minibatches.Layout
-    beats_per_round: int
-    policy: Policy
-    timed_rounds: int = 2
-    unsaved: tuple[str, ...] = ()
-    parallel: bool = True
 
-    def prepare(self, acting: Acting, learning: Learning, key: Array, slot: Array) -> Learning:
+    def __init__(self, settings: PPO, network: nn.Module, env: Env):
+        super().__init__(settings, network, env, with_values=True)
+        length = settings.segment_length
+        self.recurrent = bool(jax.tree.leaves(jax.eval_shape(lambda: self.network.policy.initial_state(1))))
+        self.num_rows = self.num_envs if self.recurrent else self.num_envs * length
+        if self.num_rows % settings.num_minibatches:
+            kind = "environments (the policy is recurrent)" if self.recurrent else "timesteps"
+            raise ValueError(
+                f"num_minibatches={settings.num_minibatches} does not divide the {self.num_rows} {kind} of a group; "
+                "give a divisor, or change num_envs, groups or segment_length."
+            )
+        rows, micro_batch = self.num_rows // settings.num_minibatches, settings.micro_batch
+        if micro_batch is None and all(len(x.shape) < 3 for x in jax.tree.leaves(env.spec.observation)):
+            micro_batch = rows  # only images are too large for a CPU's cache
+        self.micro_batch = micro_batch_size(micro_batch, rows, (length if self.recurrent else 1) * env.num_groups)
+        self.num_micro_batches = rows // self.micro_batch
+        self.num_updates = settings.num_epochs * settings.num_minibatches  # of a round
+        # Counted in int32 as the updates are spread over the beats.
+        integer("updates of a round times its timesteps", self.num_updates * length * env.num_groups, low=1)
+
+    def init(self, key: Array) -> tuple[Collected, Learning]:
+        s, zero, collected = self.settings, jnp.int32(0), self.collect()
+        rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
+        params, optimizer, moments = self.init_learning(key, self.optimizer(rate))
+        shape = (self.env.num_groups, s.segment_length, self.num_envs)
+        round_ = (jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, bool))
+        batch = zeros(jax.eval_shape(self.shuffle, key, *round_))
+        learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {}, moments)
+        turn = Turn(0, zero, zero, jnp.float32(0))
+        update = lambda x: self.update(collected, self.prepare(collected, x, key, zero), turn, zero, zero)  # noqa: E731
+        return collected, with_metrics(learning, update)
+
+    def prepare(self, collected: Collected, learning: Learning, key: Array, slot: Array) -> Learning:
         """Computes returns and advantages (equation 11) of the segments at `slot`, and shuffles them for all epochs."""
-        s, whole = self.settings, (jnp.int32(0), self.layout.num_envs, self.layout.segment_length)
-        parts = [segments.take(me.ring, slot, *whole) for me in acting.collectors]
-        part: segments.Segment = jax.tree.map(lambda *x: jnp.stack(x), *parts)  # [G, T, B, ...]
+        s, axis = self.settings, self.env.axis
+        whole = (jnp.int32(0), self.num_envs, s.segment_length)
+        parts = [segments.take(data.ring, slot, *whole) for data in collected.collectors]
+        part: Segment = jax.tree.map(lambda *x: jnp.stack(x), *parts)  # [G, T, B, ...]
         v_t = jnp.concatenate([part.value[:, 1:], part.bootstrap[:, None]], axis=1)
         discount_t, lambda_t = s.discount * (1.0 - part.terminated), s.trace_decay * (1.0 - part.truncated)
         target = jax.vmap(jax.vmap(lambda_returns, 1, 1))(part.reward, discount_t, v_t, lambda_t)
         advantage = target - part.value
         key = jax.random.fold_in(jax.random.fold_in(key, _SHUFFLES), learning.round)
-        batch = self.layout.shuffle(key, target, advantage, part.valid, normalize=s.normalize_advantages)
-        spread, left = (metrics.variance(x, part.valid, self.layout.axis) for x in (target, advantage))
+        batch = self.shuffle(key, target, advantage, part.valid)
+        spread, left = (metrics.variance(x, part.valid, axis) for x in (target, advantage))
         new = metrics.means({"explained_variance": jnp.where(spread > 0, 1 - left / spread, 0.0)})
         learning = learning._replace(batch=batch, stopped=jnp.array(False), round=learning.round + 1)
         return learning._replace(metrics=metrics.add(learning.metrics, new))
 
-    def loss(self, params: ArrayTree, part: minibatches.Part, update: Array) -> tuple[Array, Metrics]:
-        """Returns what a part of a minibatch adds to its loss, and metrics.
+    def shuffle(self, key: Array, target: Array, advantage: Array, valid: Array) -> Batch:
+        """Shuffles the rows of `[G, T, B]` anew for every epoch, and normalises the advantages of each minibatch."""
+        s, axis, groups = self.settings, self.env.axis, self.env.num_groups
+        numbers = axis.number() * groups + jnp.arange(groups)
+        keys = jax.vmap(lambda g: jax.random.split(jax.random.fold_in(key, g), s.num_epochs))(numbers)
+        permutation = jax.vmap(jax.vmap(lambda key: jax.random.permutation(key, self.num_rows)))(keys)
+        rows = permutation.reshape(groups, -1, self.num_rows // s.num_minibatches).astype(jnp.int32)  # [G, J, n]
+
+        def ordered(x: Array) -> Array:
+            chex.assert_shape(x, (groups, s.segment_length, self.num_envs))
+            x = x if self.recurrent else x.reshape(groups, 1, -1)
+            return jax.vmap(lambda x, rows: x[:, rows])(x, rows).transpose(2, 0, 1, 3)
+
+        target, advantage, held = map(ordered, (target, advantage, valid))
+        each = {"axis": (1, 2, 3), "keepdims": True, "where": held}
+        count = axis.sum(jnp.ones_like(advantage).sum(**each))
+        if s.normalize_advantages:  # with the standard deviation of a sample, as PyTorch computes it
+            centered = advantage - axis.sum(advantage.sum(**each)) / jnp.maximum(count, 1)
+            deviation = jnp.sqrt(axis.sum((centered**2).sum(**each)) / jnp.maximum(count - 1, 1))
+            advantage = centered / (deviation + 1e-8)
+        return Batch(rows.swapaxes(0, 1), advantage, target, count.ravel())
+
+    def take(self, collected: Collected, slot: Array, batch: Batch, j: Array, k: Array) -> tuple[Segment, Array, Array]:
+        """Returns (segment, advantages, targets) `[L, N, ...]` of micro-batch `k` of minibatch `j`, int32 scalars."""
+        begin, size, length = k * self.micro_batch, self.micro_batch, self.settings.segment_length
+        rows, advantage, target = (jax.lax.dynamic_slice_in_dim(x[j], begin, size, axis=-1) for x in batch[:3])
+        parts = []
+        for data, row in zip(collected.collectors, rows, strict=True):
+            t, b = (jnp.arange(length)[:, None], row) if self.recurrent else jnp.divmod(row, self.num_envs)
+            parts.append(segments.gather(data.ring, slot, t, b[None])._replace(bootstrap=()))
+        recurrent = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.recurrent for part in parts))
+        parts = [part._replace(recurrent=()) for part in parts]
+        segment: Segment = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+        advantage, target = (x.swapaxes(0, 1).reshape(x.shape[1], -1) for x in (advantage, target))
+        return segment._replace(recurrent=recurrent), advantage, target
+
+    def loss(
+        self, params: ArrayTree, segment: Segment, advantage: Array, target: Array, num_valid: Array, update: Array
+    ) -> tuple[Array, Metrics]:
+        """Returns the share of a micro-batch in the loss of a minibatch with `num_valid` timesteps, and metrics.
 
         The loss is the mean of `-min(ρ A, clip(ρ, 1 ± ε) A) + value_coefficient / 2 * (G - V)^2 - entropy_coefficient *
         H` (equations 7 and 9), where ρ is an action's probability over that with which it was drawn.
         """
-        (segment, advantage, target, num_valid), s, actions = part, self.settings, self.network.distribution
+        s, actions = self.settings, self.network.distribution
         output, value = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
         log_ratio = jnp.where(segment.valid, actions.log_prob(output, segment.action) - segment.log_prob, 0.0)
         ratio, error = jnp.exp(log_ratio), (value - target) ** 2
@@ -218,85 +305,79 @@ class _PPO:
         new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
         return loss / jnp.maximum(num_valid, 1.0), new
 
-    def update(self, acting: Acting, learning: Learning, slot: Array, j: Array) -> Learning:
-        """Makes one update by minibatch `j` of the round."""
-        loss, rings = functools.partial(self.loss, update=learning.update), [me.ring for me in acting.collectors]
-        gradient, new = self.layout.gradient(loss, learning.params, rings, slot, learning.batch, j)
-        new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
-        further = {"step": learning.update + 1, "mean_return": self.collecting.mean_return(acting)}  # if it is sparse
-        s, optimizer = self.settings, self.optimizer(self.rate(learning))
-        changes, state = optimizer.update(gradient, learning.optimizer, learning.params, **further)
-        kl: Any = self.layout.axis.sum(new["approx_kl"])
-        stopped = ((j + 1) % s.num_minibatches == 0) & (kl.total > (s.kl_stop or jnp.inf) * kl.num)
-        changed = {"params": optax.apply_updates(learning.params, changes), "optimizer": state, "stopped": stopped}
-        return learning._replace(**changed, update=learning.update + 1, metrics=metrics.add(learning.metrics, new))
+    def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:
+        """Returns the gradient of minibatch `j`, the sum over its micro-batches, and metrics of this device."""
+        batch, loss = learning.batch, jax.value_and_grad(self.loss, has_aux=True)
 
-    def rate(self, learning: Learning) -> Any:
-        rate: Any = (s := self.settings).learning_rate
-        if (total := s.anneal_timesteps) is None:
-            return rate(learning.update) if callable(rate) else rate
-        return rate * jnp.maximum(1 - (learning.round - 1) / (total / s.timesteps_per_round(self.collecting.env)), 0.0)
+        def part(k: Array) -> tuple[ArrayTree, Metrics]:
+            taken = self.take(collected, slot, batch, j, k)
+            (_, new), gradient = loss(learning.params, *taken, batch.num_valid[j], learning.update)
+            return gradient, new
+
+        def add(k: Array, old: tuple[ArrayTree, Metrics]) -> tuple[ArrayTree, Metrics]:
+            gradient, new = part(k)
+            return jax.tree.map(jnp.add, old[0], gradient), metrics.add(old[1], new)
+
+        if self.num_micro_batches == 1:
+            gradient, new = part(jnp.int32(0))
+        else:
+            nothing = zeros(jax.eval_shape(part, jnp.int32(0)))
+            gradient, new = jax.lax.fori_loop(0, self.num_micro_batches, add, nothing)
+        return self.env.axis.sum(gradient), new
+
+    def update(self, collected: Collected, learning: Learning, turn: Turn, slot: Array, j: Array) -> Learning:
+        """Makes one update by minibatch `j` of the round."""
+        s, rate, step = self.settings, self.settings.rate(self.env, learning), learning.update + 1
+        gradient, new = self.gradient(collected, learning, slot, j)
+        further = {"learning_rate": rate, "step": step, "mean_return": turn.mean_return}
+        params, state = apply_gradient(self.optimizer(rate), gradient, learning.optimizer, learning.params, **further)
+        kl: Any = self.env.axis.sum(new["approx_kl"])
+        stopped = ((j + 1) % s.num_minibatches == 0) & (kl.total > (s.kl_stop or jnp.inf) * kl.num)
+        learning = learning._replace(params=params, optimizer=state, stopped=stopped, update=step)
+        new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
+        return learning._replace(metrics=metrics.add(learning.metrics, new))
 
     def optimizer(self, rate: Any) -> optax.GradientTransformationExtraArgs:
-        return clipped(gradient_transformation(self.settings.optimizer, rate), self.settings.max_gradient_norm)
+        return clipped(make_optimizer(self.settings.optimizer, rate), self.settings.max_gradient_norm)
 
-    def act(self, acting: Acting, learning: Learning, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
-        return self.collecting.act(acting, learning, key, g, timestep)
-
-    def work(self, acting: Acting, learning: Learning, key: Array, g: int) -> tuple[Acting, Learning]:
-        """Makes the updates of this turn, as soon as all groups have completed the segments of the round before."""
-        learning = learning._replace(moments=self.collecting.observe(acting, learning.moments, g))
+    def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
+        """Makes the updates of this turn, once all groups have completed the segments of the previous round."""
+        learning = self.observe(collected, learning, turn)
         if self.settings.lag == 1:
-            learning = self.learn(acting, learning, key, *self.layout.turn(acting.beat, g))
-        return acting._replace(beat=acting.beat + (g == self.layout.num_groups - 1)), learning
+            learning = self.learn(collected, learning, key, turn, *self.due(turn))
+        return collected, learning
 
-    def finish(self, acting: Acting, learning: Learning, key: Array) -> tuple[Acting, Learning]:
+    def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
+        """Makes all updates of the round if there is no lag."""
         if self.settings.lag == 0:
-            learning = self.learn(acting, learning, key, jnp.int32(0), jnp.int32(self.layout.num_updates))
-        return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning
+            learning = self.learn(collected, learning, key, turn, jnp.int32(0), jnp.int32(self.num_updates))
+        return collected, learning
 
-    def learn(self, acting: Acting, learning: Learning, key: Array, low: Array, high: Array) -> Learning:
+    def due(self, turn: Turn) -> tuple[Array, Array]:
+        """Returns (first, end) of the updates that are due in a turn, if they are spread evenly over the round.
+
+        The first are due in beat 0 when the last group has acted, because only then all segments of the round before
+        are complete.
+        """
+        groups = self.env.num_groups
+        number, count = turn.beat * groups + turn.group - (groups - 1), (self.settings.segment_length - 1) * groups + 1
+        first, end = (-(-self.num_updates * jnp.maximum(number + i, 0) // count) for i in (0, 1))
+        return first, end
+
+    def learn(
+        self, collected: Collected, learning: Learning, key: Array, turn: Turn, low: Array, high: Array
+    ) -> Learning:
         """Makes updates `low` to `high` of the segments of `lag` rounds ago, unless their round is stopped."""
-        slot, there_is = (acting.round - (lag := self.settings.lag)) % (lag + 1), acting.round >= lag
+        slot, there_is = (turn.round - (lag := self.settings.lag)) % (lag + 1), turn.round >= lag
 
         def prepare(i: Array, learning: Learning) -> Learning:
             # If nothing depended on `i`, XLA would compute this before the loop, in every beat.
-            return self.prepare(acting, learning, key, slot + jnp.minimum(i, 0))
+            return self.prepare(collected, learning, key, slot + jnp.minimum(i, 0))
 
         def due(x: tuple[Array, Learning]) -> Array:
             return (x[0] < high) & there_is & ~x[1].stopped
 
-        # Loops, not conditions, so that what is learned stays in place.
+        # Loops, not conditions, so that the state of learning stays in place.
         begins = (there_is & (low == 0) & (high > 0)).astype(jnp.int32)
         given = (low, jax.lax.fori_loop(0, begins, prepare, learning))
-        return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(acting, x[1], slot, x[0])), given)[1]
-
-    def init(self, key: Array) -> tuple[Acting, Learning]:
-        networks, rate = [self.network.policy.init(key)], None if self.settings.learning_rate is None else 1.0
-        (params,), (optimizer,) = init_optimizers(self.optimizer(rate), networks, jax.random.fold_in(key, 1))
-        zero, acting, false, moments = jnp.int32(0), self.collecting.init(), jnp.array(False), self.collecting.moments()
-        learning = Learning(params, optimizer, self.layout.empty(), false, zero, zero, {}, moments)
-
-        def learned(learning: Learning) -> Learning:
-            one = self.collecting.collector(self.layout.num_envs)
-            full = acting._replace(collectors=(one,) * self.layout.num_groups)
-            return self.update(full, self.prepare(full, learning, key, zero), zero, zero)
-
-        return acting, learning._replace(metrics=metrics.zeros(jax.eval_shape(learned, learning).metrics))
-
-    def begin(self, acting: Acting, groups: tuple[EnvGroup, ...]) -> Acting:
-        return self.collecting.begin(acting, groups)
-
-    def progress(self, start: Acting, acting: Acting, made: Made) -> Progress:
-        lag, total = self.settings.lag, self.settings.rounds_per_iteration
-        before, now = (max(int(x.round) - lag, 0) for x in (start, acting))  # the first round has nothing to learn
-        return Progress(now - before, total, "rounds", rounds_left=lag + before + total - int(acting.round))
-
-    def watched(self, learning: Learning) -> dict[str, ArrayTree]:
-        return self.collecting.watched(learning)
-
-    def row(self, acting: Acting, learning: Learning, timesteps: int) -> dict[str, Any]:
-        return {"timesteps": timesteps} | self.collecting.row(acting, learning, self.rate(learning))
-
-    def candidates(self, learning: Learning) -> list[ArrayTree]:
-        return [self.collecting.variables(learning)]
+        return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), given)[1]

@@ -1,6 +1,6 @@
-"""Networks with two outputs, a policy's and a value, and their pure functions.
+"""Networks with two outputs, the policy's and a value, and their pure functions.
 
-The modules here are examples: `actor_critic` takes any flax module of the form that it describes.
+The modules are examples: `actor_critic` takes any flax module with these outputs.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from volvox._settings import describe
-from volvox.networks.distributions import Distribution, clipped, distribution
-from volvox.networks.genotypes import BATCH, Sized, apply_module, batch_of, check_module, init_params, observations
+from volvox.networks.distributions import Distribution, clip_action, distribution
+from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations
 from volvox.networks.neuroevolution import torso
-from volvox.networks.perceptrons import dense_layers, flat, hidden_layers
+from volvox.networks.perceptrons import Activation, flat, hidden_layers
 from volvox.ops.batching import where_rows
-from volvox.ops.flat import num_parameters
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 _FAN_IN_UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within 1 / sqrt(fan_in)
@@ -24,14 +22,14 @@ _HIDDEN = nn.initializers.orthogonal(2**0.5)
 _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
 
 
-class GA3C(Sized, nn.Module):
+class GA3C(nn.Module):
     """The networks of GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
         algorithm = vx.learn(vx.A3C(), vx.networks.GA3C(6), vx.envs.atari("Pong", num_envs=64))
         large = vx.networks.GA3C(env.spec.num_outputs, size="large", first_stride=2)
 
-    Convolutions with SAME padding, one hidden dense layer of 256, ReLU, two linear outputs; all parameters begin
-    uniform within the inverse root of the fan-in.
+    Convolutions with SAME padding, a hidden dense layer, ReLU, and two linear outputs. All parameters are initialised
+    uniformly within the inverse root of the fan-in.
 
     Input: uint8 `[B, 84, 84, 4]`, scaled to [-1, 1).
 
@@ -39,28 +37,34 @@ class GA3C(Sized, nn.Module):
       num_outputs: Size of the policy's output: the number of actions.
       size: "small": 16@8x8/s, 32@4x4/2. "large": 32@8x8/s, 32@4x4/2, 64@4x4/2.
       first_stride: The stride s; the published large networks go from 4 down to 1.
+      hidden: Widths of the dense layers.
+      activation: Applied after all layers but the outputs.
     """
 
-    distribution = "categorical"  # not a field: what the output describes
+    distribution = "categorical"  # kind of the policy's output; not a field
 
     num_outputs: int
     size: Literal["small", "large"] = "small"
     first_stride: int = 4
+    hidden: tuple[int, ...] = (256,)
+    activation: Activation = nn.relu
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """(logits `[B, num_outputs]`, value `[B]`) of observations `[B, 84, 84, 4]`."""
         if self.size not in _SIZES:
-            raise ValueError(f"GA3C has sizes {', '.join(_SIZES)}; got {self.size!r}.")
+            raise ValueError(f"GA3C has sizes {', '.join(_SIZES)}; got {self.size!r}")
         if x.ndim != 4 or not jnp.issubdtype(x.dtype, jnp.integer):
-            raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes.")
+            raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes")
         x = x.astype(jnp.float32) / 128 - 1
         for (features, window), stride in zip(_SIZES[self.size], (self.first_stride, 2, 2), strict=False):
             fan_in = window**2 * x.shape[-1]
-            x = nn.relu(_ga3c_layer(nn.Conv, features, (window, window), (stride, stride), fan_in=fan_in)(x))
+            x = self.activation(_ga3c_layer(nn.Conv, features, (window, window), (stride, stride), fan_in=fan_in)(x))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(_ga3c_layer(nn.Dense, 256, fan_in=x.shape[-1])(x))
-        return _ga3c_layer(nn.Dense, self.num_outputs, fan_in=256)(x), _ga3c_layer(nn.Dense, 1, fan_in=256)(x)[:, 0]
+        for width in self.hidden:
+            x = self.activation(_ga3c_layer(nn.Dense, width, fan_in=x.shape[-1])(x))
+        policy, value = (_ga3c_layer(nn.Dense, n, fan_in=x.shape[-1])(x) for n in (self.num_outputs, 1))
+        return policy, value[:, 0]
 
 
 def _ga3c_layer(layer: Callable[..., Any], *args: Any, fan_in: int) -> Any:
@@ -74,28 +78,42 @@ class NatureTorso(nn.Module):
     """The convolutional network of DQN (Mnih et al. 2015): 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512; VALID padding.
 
     Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 512]`. Orthogonal initialisation.
+
+    Attributes:
+      hidden: Widths of the dense layers.
+      activation: Applied after all layers.
     """
+
+    hidden: tuple[int, ...] = (512,)
+    activation: Activation = nn.relu
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
-        return torso(x, "large", kernel_init=_HIDDEN, padding="VALID")
+        return torso(x, "large", self.hidden, self.activation, kernel_init=_HIDDEN, padding="VALID")
 
 
 class SmallTorso(nn.Module):
     """16@8x8/4, 32@4x4/2, dense 256, SAME padding, orthogonal initialisation: GA3C's small size for any learner.
 
     Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 256]`.
+
+    Attributes:
+      hidden: Widths of the dense layers.
+      activation: Applied after all layers.
     """
+
+    hidden: tuple[int, ...] = (256,)
+    activation: Activation = nn.relu
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        return torso(x, "small", kernel_init=_HIDDEN)
+        return torso(x, "small", self.hidden, self.activation, kernel_init=_HIDDEN)
 
 
-class ActorCritic(Sized, nn.Module):
-    """Two linear outputs on one torso; orthogonal initialisation, the policy's small.
+class ActorCritic(nn.Module):
+    """Two linear outputs on one torso, with orthogonal initialisation, small for the policy.
 
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.
@@ -111,7 +129,7 @@ class ActorCritic(Sized, nn.Module):
         return _outputs(self.torso(x), self.num_outputs)
 
 
-class RecurrentActorCritic(Sized, nn.Module):
+class RecurrentActorCritic(nn.Module):
     """An LSTM between torso and outputs.
 
         network = vx.networks.RecurrentActorCritic(env.spec.num_outputs, vx.networks.SmallTorso(), width=128)
@@ -139,55 +157,64 @@ class RecurrentActorCritic(Sized, nn.Module):
         return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
 
 
-class GaussianMLP(Sized, nn.Module):
+class GaussianMLP(nn.Module):
     """Two perceptrons, one for means and one for the value, and a standard deviation that is a parameter.
 
     Input: `[B, n]`. For continuous actions.
 
     Attributes:
       num_components: Length of an action.
-      hidden: Widths of the hidden layers of each.
-      initial_log_std: Logarithm of the standard deviation at first.
+      hidden: Widths of the hidden layers of each perceptron.
+      initial_log_std: Initial logarithm of the standard deviation.
+      activation: Applied after each hidden layer.
+      layer_norm: Whether hidden layers are normalised before the activation.
     """
 
-    distribution = "gaussian"  # not a field: what the output describes
+    distribution = "gaussian"  # kind of the policy's output; not a field
 
     num_components: int
     hidden: tuple[int, ...] = (64, 64)
     initial_log_std: float = 0.0
+    activation: Activation = nn.tanh
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """(means and logarithms of standard deviations `[B, 2 * num_components]`, value `[B]`)."""
-        mean = _perceptron(x, self.hidden, self.num_components, 0.01)
-        value = _perceptron(x, self.hidden, 1, 1.0)
+        mean, value = (_perceptron(self, x, *output) for output in ((self.num_components, 0.01), (1, 1.0)))
         log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (self.num_components,))
         return jnp.concatenate([mean, jnp.broadcast_to(log_std, mean.shape)], axis=-1), value[:, 0]
 
 
-class CategoricalMLP(Sized, nn.Module):
+class CategoricalMLP(nn.Module):
     """Two perceptrons, one for logits and one for the value. For discrete actions.
 
     Input: `[B, n]`.
 
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.
-      hidden: Widths of the hidden layers of each.
+      hidden: Widths of the hidden layers of each perceptron.
+      activation: Applied after each hidden layer.
+      layer_norm: Whether hidden layers are normalised before the activation.
     """
 
-    distribution = "categorical"  # not a field: what the output describes
+    distribution = "categorical"  # kind of the policy's output; not a field
 
     num_outputs: int
     hidden: tuple[int, ...] = (64, 64)
+    activation: Activation = nn.tanh
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """(logits `[B, num_outputs]`, value `[B]`)."""
-        return _perceptron(x, self.hidden, self.num_outputs, 0.01), _perceptron(x, self.hidden, 1, 1.0)[:, 0]
+        logits, value = (_perceptron(self, x, *output) for output in ((self.num_outputs, 0.01), (1, 1.0)))
+        return logits, value[:, 0]
 
 
-def _perceptron(x: Array, hidden: tuple[int, ...], size: int, scale: float) -> Array:
-    x = hidden_layers(flat(x), dense_layers(hidden, kernel_init=_HIDDEN), nn.tanh, densely_connected=False)
+def _perceptron(module: GaussianMLP | CategoricalMLP, x: Array, size: int, scale: float) -> Array:
+    layers = [nn.Dense(width, kernel_init=_HIDDEN) for width in module.hidden]
+    x = hidden_layers(flat(x), layers, module.activation, False, module.layer_norm)
     return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))(x)
 
 
@@ -200,9 +227,9 @@ class ActorCriticNetwork(NamedTuple):
     """A network with a policy's output and a value, as pure functions.
 
     Attributes:
-      policy: What acts; its variables are the network's parameters. Samples and modes are within the action bounds.
+      policy: The policy; its variables are the network's parameters. Samples and modes are within the action bounds.
       apply: (params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state).
-      distribution: What the output says about actions.
+      distribution: Distribution over actions that the output parametrises.
     """
 
     policy: Policy
@@ -210,7 +237,7 @@ class ActorCriticNetwork(NamedTuple):
     distribution: Distribution
 
     def reset(self, first: Array, state: ArrayTree) -> ArrayTree:
-        """Recurrent states `[B, ...]`, begun anew where `first` `[B]` holds."""
+        """Recurrent states `[B, ...]`, replaced by initial states where `first` `[B]` is True."""
         return where_rows(first, self.policy.initial_state(first.shape[0]), state)
 
     def unroll(self, params: ArrayTree, observation: ArrayTree, first: Array, state: ArrayTree) -> tuple[Array, Array]:
@@ -246,27 +273,21 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         output, value, state = network.apply(params, observation, network.policy.initial_state(batch_size))
 
     Args:
-      module: A flax module with parameters only, from observations `[B, ...]` to (output `[B, size]`, value `[B]`),
-        `size` being the number of actions, or twice the length of a continuous one (means, then logarithms of standard
-        deviations). A recurrent one takes its state as a second argument and returns ((output, value), state); its
-        method `initial_state(batch_size)` gives the state in which episodes begin, leaves `[batch_size, ...]`.
-      spec: The environment in which it is to act.
-
-    Returns:
-      `ActorCriticNetwork`.
+      module: A flax module with parameters only, from observations `[B, ...]` to (output `[B, size]`, value `[B]`).
+        `size` is the number of actions, or twice the length of a continuous action (means, then logarithms of standard
+        deviations). A recurrent module takes its state as a second argument and returns ((output, value), state); its
+        method `initial_state(batch_size)` gives the state at the start of an episode, leaves `[batch_size, ...]`.
+      spec: The environment.
 
     Raises:
-      TypeError: `module` is not a flax module.
-      ValueError: it cannot take the observations, or its outputs do not suit the actions.
+      TypeError: `module` is no flax module.
+      ValueError: The module cannot take the observations, or its outputs do not suit the actions.
     """
     actions = distribution(spec)
-    if (has := getattr(module, "distribution", None) or actions.kind) != actions.kind:
-        kind, instead = (
-            ("continuous", "GaussianMLP") if spec.continuous else ("discrete", "ActorCritic or CategoricalMLP")
-        )
+    if (kind := getattr(module, "distribution", None) or actions.kind) != actions.kind:
         raise ValueError(
-            f"{type(module).__name__} has a {has} head, and the actions of {spec.name} are {kind}; take a network with "
-            f"a {actions.kind} one, e.g. {instead}."
+            f"{type(module).__name__} has {kind} outputs; {spec.name} needs {actions.kind} outputs, for example of "
+            f"{'GaussianMLP' if spec.continuous else 'ActorCritic or CategoricalMLP'}"
         )
     begin: Any = getattr(module, "initial_state", None)
     recurrent = isinstance(module, nn.Module) and callable(begin)
@@ -274,10 +295,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     states = (jax.eval_shape(lambda: initial_state(BATCH)),) if recurrent else ()
     outputs: Any = (batch_of(actions.size), batch_of())
     required = (outputs, *states) if recurrent else outputs
-    instead = "GaussianMLP" if spec.continuous else "ActorCritic or CategoricalMLP"
-    meaning = f"(output [B, {actions.size}], value [B]) for its actions, as vx.networks.{instead} gives"
-    inputs = (observations(spec), *states)
-    variables = check_module(module, spec, inputs, required, role="actor-critic", meaning=meaning)
+    check_module(module, spec, (observations(spec), *states), required, role="actor-critic")
 
     def apply(params: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
         if not recurrent:
@@ -296,8 +314,8 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         init=init,
         initial_state=initial_state,
         apply=act,
-        sample=lambda key, output: clipped(actions.sample(key, output), spec),
-        mode=lambda output: clipped(actions.mode(output), spec),
-        config={**describe(module), "num_parameters": num_parameters(variables.get("params", {}))},
+        sample=lambda key, output: clip_action(actions.sample(key, output), spec),
+        mode=lambda output: clip_action(actions.mode(output), spec),
+        config=module,
     )
     return ActorCriticNetwork(policy, apply, actions)

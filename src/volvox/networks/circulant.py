@@ -1,4 +1,4 @@
-"""Layers whose weights are block-circulant: b times fewer numbers to store, to read and to mutate."""
+"""Layers with block-circulant weights: b times fewer numbers to store, to read and to mutate."""
 
 import functools
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class BlockCirculantDense(nn.Module):
         x = vx.networks.BlockCirculantDense(256, block=8)(x)  # in a compact method of a module
         params = vx.networks.BlockCirculantDense(256).init(jax.random.key(0), x)["params"]  # on its own
 
-    The parameter `circulant` is what is stored, `[K / block, block, features / block]`: `[i, :, j]` are the numbers of
-    the block in row i and column j. The dense matrix is no parameter; `ops.circulant` says when it is formed.
+    The layer stores the parameter `circulant`, `[K / block, block, features / block]`: `[i, :, j]` are the numbers of
+    the block in row i and column j. The dense matrix is not stored.
 
     Input: `[..., K]`. Output: `[..., features]`.
 
@@ -45,17 +45,17 @@ class BlockCirculantDense(nn.Module):
 
 
 class Grouped(nn.Module):
-    """A network whose large dense layers are block-circulant, whatever flax module it is.
+    """Any flax module, with its large dense layers made block-circulant.
 
         critic = vx.networks.Grouped(vx.networks.QNetwork((256, 256)), block=4)
         actor = vx.networks.Grouped(vx.networks.MLP(6, (256, 256)), block=8, min_side=64)
 
-    Plain `nn.Dense` layers with at least `min_side` inputs and outputs store what `BlockCirculantDense` stores. Where
+    Plain `nn.Dense` layers with at least `min_side` inputs and outputs have the parameters of `BlockCirculantDense`. If
     the block does not divide the number of inputs, the inputs are padded with zeros.
 
     Attributes:
       inner: The network.
-      block: The side b of a block, a divisor of the outputs of those layers; 1 leaves the network as it is.
+      block: The side b of a block, a divisor of the outputs of those layers; 1 leaves the network unchanged.
       min_side: Layers with fewer inputs or outputs stay dense.
     """
 
@@ -65,10 +65,10 @@ class Grouped(nn.Module):
 
     @nn.compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the network returns.
+        """Returns the network's output.
 
         Raises:
-          ValueError: the block does not divide the outputs of a layer, or no layer is large enough.
+          ValueError: The block does not divide the outputs of a layer, or no layer is large enough.
         """
         integer("block", self.block, low=1)
         grouped = []
@@ -76,27 +76,27 @@ class Grouped(nn.Module):
             out = self.inner(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         if not grouped and self.block > 1:
             raise ValueError(
-                f"min_side={self.min_side}: no layer has as many inputs and outputs, and none would be "
-                "block-circulant; lower it, or leave this network as it is."
+                f"no dense layer has min_side={self.min_side} inputs and outputs, so none is block-circulant; lower "
+                "min_side, or take the network without Grouped"
             )
         return out
 
     @property
     @nn.nowrap
     def initial_state(self) -> Any:
-        """The inner network's, if it is recurrent; else None."""
+        """The method of the inner network, if it is recurrent; else None."""
         return getattr(self.inner, "initial_state", None)
 
     @property
     @nn.nowrap
     def distribution(self) -> Any:
-        """The inner network's, if it has one; else None."""
+        """The kind of the inner network's output, if it has one; else None."""
         return getattr(self.inner, "distribution", None)
 
     @property
     @nn.nowrap
     def initial_std(self) -> Any:
-        """The inner network's, if it has one; else None."""
+        """The method of the inner network, if it has one; else None."""
         own: Any = getattr(self.inner, "initial_std", None)
         return (lambda path: own(path[1:])) if callable(own) else None  # without "inner"
 
@@ -111,7 +111,7 @@ class Grouped(nn.Module):
         if module.features % self.block:
             raise ValueError(
                 f"block={self.block} does not divide the {module.features} outputs of {'/'.join(module.path)}; choose "
-                "another block, or another width."
+                "another block, or another width"
             )
         grouped.append(module.path)
         padding = -x.shape[-1] % self.block

@@ -1,4 +1,4 @@
-"""What a policy's output says about actions.
+"""Distributions over actions that a policy's output parametrises.
 
 actions = distribution(env.spec)
 action = actions.sample(key, output)
@@ -20,22 +20,22 @@ from volvox.types import Array, EnvSpec
 class Categorical:
     """Discrete actions; the output is logits `[..., num_actions]`, actions are int32 `[...]`.
 
-    With `epsilon`, `log(p + epsilon)` takes the place of `log(p)`: its gradient stays bounded where the learned policy
-    finds an action all but impossible that another policy took (GA3C, arXiv 1611.06256, section 5.1).
+    With `epsilon`, `log(p + epsilon)` replaces `log(p)`: its gradient stays bounded if the learned policy finds an
+    action almost impossible that another policy took (GA3C, arXiv 1611.06256, section 5.1).
 
     Attributes:
-      size: Numbers that describe one distribution: the number of actions.
+      size: Length of the output: the number of actions.
     """
 
     kind: ClassVar[str] = "categorical"
     size: int
 
     def sample(self, key: Array, output: Array) -> Array:
-        """Actions `[...]`, drawn."""
+        """Draws actions `[...]`."""
         return jax.random.categorical(key, output).astype(jnp.int32)
 
     def mode(self, output: Array) -> Array:
-        """Actions `[...]`, the likeliest."""
+        """Most likely actions `[...]`."""
         return output.argmax(axis=-1).astype(jnp.int32)
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
@@ -43,17 +43,16 @@ class Categorical:
         return jnp.take_along_axis(_log_softmax(output, epsilon), action[..., None], axis=-1)[..., 0]
 
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
-        """Entropies `[...]` in nats; choices with a logit of -inf, which cannot be made, add nothing."""
+        """Entropies `[...]` in nats; actions with a logit of -inf add nothing."""
         p, log_p = jax.nn.softmax(output), _log_softmax(output, epsilon)
         return -jnp.sum(p * jnp.where(p > 0, log_p, 0.0), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiCategorical:
-    """Actions of several discrete components, independent of one another; each is a `Categorical`.
+    """Actions of several independent discrete components; each is a `Categorical`.
 
-    The output is the logits of all components side by side, `[..., sum(num_choices)]`, actions are int32
-    `[..., len(num_choices)]`.
+    The output is the logits of all components, `[..., sum(num_choices)]`; actions are int32 `[..., len(num_choices)]`.
 
     Attributes:
       num_choices: Number of choices of each component.
@@ -64,7 +63,7 @@ class MultiCategorical:
 
     @property
     def size(self) -> int:
-        """Numbers that describe one distribution."""
+        """Length of the output."""
         return sum(self.num_choices)
 
     def _components(self, output: Array) -> list[tuple[Categorical, Array]]:
@@ -73,31 +72,32 @@ class MultiCategorical:
         return [(Categorical(number), part) for number, part in zip(self.num_choices, parts, strict=True)]
 
     def sample(self, key: Array, output: Array) -> Array:
-        """Actions `[..., len(num_choices)]`, drawn."""
+        """Draws actions `[..., len(num_choices)]`."""
         keys = jax.random.split(key, len(self.num_choices))
-        drawn = [one.sample(k, part) for k, (one, part) in zip(keys, self._components(output), strict=True)]
-        return jnp.stack(drawn, axis=-1)
+        draws = [actions.sample(k, part) for k, (actions, part) in zip(keys, self._components(output), strict=True)]
+        return jnp.stack(draws, axis=-1)
 
     def mode(self, output: Array) -> Array:
-        """Actions `[..., len(num_choices)]`, the likeliest."""
-        return jnp.stack([one.mode(part) for one, part in self._components(output)], axis=-1)
+        """Most likely actions `[..., len(num_choices)]`."""
+        return jnp.stack([actions.mode(part) for actions, part in self._components(output)], axis=-1)
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
         """Logarithms `[...]` of the actions' probabilities: sums over the components."""
         components = enumerate(self._components(output))
-        return sum((one.log_prob(part, action[..., i], epsilon) for i, (one, part) in components), jnp.float32(0))
+        log_probs = (actions.log_prob(part, action[..., i], epsilon) for i, (actions, part) in components)
+        return sum(log_probs, jnp.float32(0))
 
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
         """Entropies `[...]` in nats: sums over the components."""
-        return sum((one.entropy(part, epsilon) for one, part in self._components(output)), jnp.float32(0))
+        return sum((actions.entropy(part, epsilon) for actions, part in self._components(output)), jnp.float32(0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
     """Continuous actions of independent components; the output is means, then logarithms of standard deviations.
 
-    Actions are float32 `[..., *shape]` without bounds: environments are given them clipped, and probabilities are those
-    of the unclipped ones. `epsilon` has no effect on densities.
+    Actions are float32 `[..., *shape]` without bounds. Environments receive clipped actions, and probabilities are of
+    the unclipped actions. `epsilon` has no effect on densities.
 
     Attributes:
       shape: Shape of one action.
@@ -108,20 +108,20 @@ class Gaussian:
 
     @property
     def size(self) -> int:
-        """Numbers that describe one distribution."""
+        """Length of the output."""
         return 2 * math.prod(self.shape)
 
     def _parts(self, output: Array) -> tuple[Array, Array]:
         return output[..., : self.size // 2], output[..., self.size // 2 :]
 
     def sample(self, key: Array, output: Array) -> Array:
-        """Actions `[..., *shape]`, drawn."""
+        """Draws actions `[..., *shape]`."""
         mean, log_std = self._parts(output)
         action = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, mean.dtype)
         return action.reshape(*output.shape[:-1], *self.shape)
 
     def mode(self, output: Array) -> Array:
-        """Actions `[..., *shape]`, the likeliest: the means."""
+        """Most likely actions `[..., *shape]`: the means."""
         return self._parts(output)[0].reshape(*output.shape[:-1], *self.shape)
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
@@ -141,20 +141,13 @@ class Deterministic:
 
     Attributes:
       shape: Shape of one action.
-      network: Name of the network, for the message about sampling.
     """
 
     shape: tuple[int, ...]
-    network: str
-
-    @property
-    def size(self) -> int:
-        """Length of the output."""
-        return math.prod(self.shape)
 
     def sample(self, key: Array, output: Array) -> Array:
-        """Raises ValueError: there is nothing to draw from."""
-        raise ValueError(f"{self.network} gives one action and no distribution: it cannot be sampled from.")
+        """Raises ValueError, because there is no distribution."""
+        raise ValueError("the network gives one continuous action and no distribution to sample from")
 
     def mode(self, output: Array) -> Array:
         """Actions `[..., *shape]`."""
@@ -165,10 +158,7 @@ Distribution = Categorical | MultiCategorical | Gaussian
 
 
 def distribution(spec: EnvSpec) -> Distribution:
-    """The family that suits an environment: categorical for discrete actions, Gaussian for continuous ones.
-
-    Several discrete components are a product of categorical ones.
-    """
+    """Returns the distribution for an environment's actions: categorical if discrete, Gaussian if continuous."""
     if spec.num_actions is not None:
         return Categorical(spec.num_actions)
     return Gaussian(spec.action_shape or ()) if spec.continuous else MultiCategorical(spec.num_choices or ())
@@ -178,6 +168,6 @@ def _log_softmax(output: Array, epsilon: float) -> Array:
     return jax.nn.log_softmax(output) if epsilon == 0 else jnp.log(jax.nn.softmax(output) + epsilon)
 
 
-def clipped(action: Array, spec: EnvSpec) -> Array:
-    """Continuous actions within the environment's bounds; discrete ones as they are."""
+def clip_action(action: Array, spec: EnvSpec) -> Array:
+    """Clips continuous actions to the environment's bounds; returns discrete actions unchanged."""
     return jnp.clip(action, spec.action_low, spec.action_high) if spec.continuous else action

@@ -1,4 +1,11 @@
-"""The one place where unmodified flax modules reach the kernels of `volvox.ops`."""
+"""Unmodified flax modules compute with the kernels of `volvox.ops`.
+
+A population is one flax module and `vmap` over its parameters. Its layers must reach the kernels, which are fast under
+such a `vmap`, but users write `nn.Dense` and `nn.Conv`, and networks of other libraries should work as they are. Own
+layer classes would have to be written into each network, and flax offers `dot_general` and `conv_general_dilated` only
+as arguments of each layer. `nn.intercept_methods` is flax's public hook for this: within a context, it passes the calls
+of all modules to one function, which computes plain layers with `volvox.ops` and leaves all others to flax.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,9 +30,8 @@ def use_kernels() -> Any:
         with vx.networks.use_kernels():
             logits = jax.vmap(lambda params: module.apply({"params": params}, x))(params_of_many)
 
-    Values, dtypes and gradients are flax's; under `vmap` over parameters the work becomes a heterogeneous matmul
-    instead of a grouped convolution. A kernel may be a `volvox.ops.low_rank.LowRankKernel` in place of an array; for
-    these `nn.OptimizedLSTMCell` computes as `nn.LSTMCell`, whose layers are dense.
+    Values, dtypes and gradients are flax's. Under `vmap` over parameters, layers become heterogeneous matmuls, not
+    grouped convolutions. A kernel may be a `volvox.ops.low_rank.LowRankKernel` instead of an array.
 
     Subclasses, modules with other options than features, kernel size, strides, padding, bias and dtypes, and modules
     that are being initialised run as flax wrote them.
@@ -37,7 +43,7 @@ def use_kernels() -> Any:
 
 
 def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> frozenset[tuple[str, ...]]:
-    """Paths of the kernels that may be a `LowRankKernel` in a module's call: of the layers that `use_kernels` computes.
+    """Returns the paths of the kernels that may be a `LowRankKernel`: those of the layers that `use_kernels` computes.
 
     Args:
       apply: Calls `module.apply` with `params` and `args`; it is only traced.
@@ -50,19 +56,15 @@ def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> froz
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     missed = set()
 
-    def look(next_fun, args, kwargs, context):
-        module = context.module
-        computed = _computed(context, args, kwargs)
-        if computed is _lstm:
-            layers = module.variables["params"].items()
-            found.update({(*module.path, layer, "kernel"): np.shape(of["kernel"]) for layer, of in layers})
-        elif computed is not None:
-            found[(*module.path, "kernel")] = np.shape(_parameter(module, "kernel"))
-        elif type(module) in (nn.Dense, nn.Conv):  # one call that `volvox.ops` does not compute is enough
-            missed.add((*module.path, "kernel"))
+    def record(next_fun, args, kwargs, context):
+        path = (*context.module.path, "kernel")
+        if _replacement(context, args, kwargs) is not None:
+            found[path] = np.shape(_parameter(context.module, "kernel"))
+        elif type(context.module) in (nn.Dense, nn.Conv):
+            missed.add(path)  # flax computes at least one call of this layer
         return next_fun(*args, **kwargs)
 
-    with nn.intercept_methods(look):
+    with nn.intercept_methods(record):
         jax.eval_shape(apply, params, *args)
     # A layer inside a lifted module (`nn.vmap`, `nn.scan`) sees a part of the kernel.
     paths = jax.tree_util.tree_flatten_with_path(params)[0]
@@ -71,43 +73,33 @@ def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> froz
 
 
 def is_plain_dense(module: nn.Module) -> bool:
-    """Whether a module is an `nn.Dense` without options that change how it multiplies."""
+    """Whether a module is an `nn.Dense` without options that change its product."""
     return type(module) is nn.Dense and module.precision is module.dot_general is module.dot_general_cls is None
 
 
 def _intercept(next_fun, args, kwargs, context) -> Any:
-    computed = _computed(context, args, kwargs)
-    if computed is _lstm:  # only kernels of low rank need it
-        leaves = jax.tree.leaves(context.module.variables, is_leaf=lambda x: isinstance(x, LowRankKernel))
-        computed = _lstm if any(isinstance(leaf, LowRankKernel) for leaf in leaves) else None
-    return next_fun(*args, **kwargs) if computed is None else computed(context.module, *args)
+    replacement = _replacement(context, args, kwargs)
+    return next_fun(*args, **kwargs) if replacement is None else replacement(context.module, *args)
 
 
-def _computed(context, args, kwargs) -> Callable[..., Any] | None:
-    """Returns the function that computes this call, if it is of a layer that `volvox.ops` can compute."""
+def _replacement(context, args, kwargs) -> Callable[..., Any] | None:
+    """Returns the function that computes this call with `volvox.ops`, or None."""
     module = context.module
-    if context.method_name != "__call__" or kwargs or module.is_initializing():
+    if context.method_name != "__call__" or kwargs or len(args) != 1 or module.is_initializing():
         return None
-    if type(module) is nn.OptimizedLSTMCell and len(args) == 2:
-        return _lstm
-    if len(args) == 1 and is_plain_dense(module) and _fits_dense(module, *args):
+    shape = jnp.shape(args[0])
+    if is_plain_dense(module) and len(shape) >= 1 and _has_kernel(module, shape[-1]):
         return _dense
-    return _conv if len(args) == 1 and type(module) is nn.Conv and _fits_conv(module, *args) else None
-
-
-def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
-    # The same parameters and values; it joins kernels, which cannot be done without forming them.
-    functions = {"gate_fn": module.gate_fn, "activation_fn": module.activation_fn}
-    dtypes = {"dtype": module.dtype, "param_dtype": module.param_dtype}
-    same = nn.LSTMCell(module.features, **functions, **dtypes, parent=None)
-    return same.apply({"params": module.variables["params"]}, carry, inputs)
+    if _is_plain_conv(module) and len(shape) >= 3 and _has_kernel(module, *module.kernel_size, shape[-1]):
+        return _conv
+    return None
 
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
     inputs, kernel, bias = _promoted(module, inputs)
     narrow = _parameter(module, "kernel")
     if not isinstance(kernel, LowRankKernel) and jnp.promote_types(narrow.dtype, kernel.dtype) == kernel.dtype:
-        kernel = narrow  # half-precision weights are read as they are: widening them is exact, wherever it is done
+        kernel = narrow  # half-precision weights are read as they are, because widening them is exact
     multiply: Callable[..., Array] = low_rank_dense if isinstance(kernel, LowRankKernel) else dense
     out = multiply(inputs, kernel)
     return out if bias is None else out + bias
@@ -136,43 +128,33 @@ def _parameter(module: nn.Module, name: str) -> Any:
     return nn.meta.unbox(module.get_variable("params", name))
 
 
-def _has_parameters(module: Any, kernel_shape: tuple[int, ...]) -> bool:
-    """Whether the parameters are as flax would demand them; if not, flax itself explains it best."""
-    expected = {"kernel": kernel_shape} | ({"bias": (module.features,)} if module.use_bias else {})
-    return all(
-        module.has_variable("params", name) and np.shape(_parameter(module, name)) == shape
-        for name, shape in expected.items()
-    )
+def _has_kernel(module: Any, *inputs: int) -> bool:
+    """Whether the kernel has the right shape; if not, flax raises the best error."""
+    has = module.has_variable("params", "kernel")
+    return has and np.shape(_parameter(module, "kernel")) == (*inputs, module.features)
 
 
-def _fits_dense(module: Any, inputs: Any) -> bool:
-    return jnp.ndim(inputs) >= 1 and _has_parameters(module, (jnp.shape(inputs)[-1], module.features))
-
-
-def _fits_conv(module: Any, inputs: Any) -> bool:
-    size = module.kernel_size
+def _is_plain_conv(module: nn.Module) -> bool:
+    """Whether a module is an `nn.Conv` with no options that `ops.conv` lacks."""
+    if type(module) is not nn.Conv:
+        return False
     options = (module.mask, module.precision, module.conv_general_dilated, module.conv_general_dilated_cls)
     return (
-        not isinstance(size, int)
-        and len(size) == 2
-        and jnp.ndim(inputs) >= 3
+        np.shape(module.kernel_size) == (2,)
         and _padding(module.padding) is not None
         and _pair(module.input_dilation) == _pair(module.kernel_dilation) == (1, 1)
         and module.feature_group_count == 1
         and all(option is None for option in options)
-        and _has_parameters(module, (*size, jnp.shape(inputs)[-1], module.features))
     )
 
 
 def _pair(value: Any) -> tuple[int, ...]:
     """Flax's one number, None (for 1) or sequence, as a tuple of two."""
-    if value is None or isinstance(value, int):
-        return (value or 1,) * 2
-    return tuple(value)
+    return (value or 1,) * 2 if value is None or isinstance(value, int) else tuple(value)
 
 
 def _padding(padding: Any) -> Any:
-    """Flax's padding as `ops.conv` takes it, or None if it is of a kind that `ops.conv` does not know."""
+    """Flax's padding in the form of `ops.conv`, or None if `ops.conv` does not have it."""
     padding = canonicalize_padding(padding, 2)
     if isinstance(padding, str):
         return padding if padding in ("SAME", "VALID", "SAME_LOWER") else None

@@ -1,7 +1,7 @@
-"""Multi-layer perceptrons, for vectors and small probes."""
+"""Multi-layer perceptrons, and the actor and critics of a deterministic policy gradient."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from volvox._arguments import said
-from volvox._settings import describe
+from volvox._checks import check_type
 from volvox.networks.distributions import Deterministic
-from volvox.networks.genotypes import Sized, apply_module, batch_of, check_module
+from volvox.networks.genotypes import apply_module, batch_of, check_module
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
+Activation = Callable[[Array], Array]
 
-class MLP(Sized, nn.Module):
+
+class MLP(nn.Module):
     """Dense layers with an activation between them.
 
     Input: `[B, ...]`, flattened to `[B, n]` and cast to float32 if integer.
@@ -28,35 +29,30 @@ class MLP(Sized, nn.Module):
       activation: Applied after each hidden layer, not after the output.
       densely_connected: Each layer takes the outputs of all layers before it, and the input (Ota et al. 2021, arXiv
         2102.07920, section 3.2).
+      layer_norm: Whether hidden layers are normalised before the activation.
     """
 
     num_outputs: int
     hidden: tuple[int, ...] = (64, 64)
-    activation: Callable[[Array], Array] = nn.tanh
+    activation: Activation = nn.tanh
     densely_connected: bool = False
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Outputs `[B, num_outputs]` of observations `[B, ...]`."""
-        x = hidden_layers(flat(x), dense_layers(self.hidden), self.activation, self.densely_connected)
+        layers = [nn.Dense(width) for width in self.hidden]
+        x = hidden_layers(flat(x), layers, self.activation, self.densely_connected, self.layer_norm)
         return nn.Dense(self.num_outputs)(x)
 
 
-def dense_layers(hidden: Sequence[int], **options: Any) -> list[nn.Module]:
-    """Dense layers of these widths; raises TypeError for one width alone."""
-    if isinstance(hidden, int | np.integer):
-        raise TypeError(f"hidden={hidden!r}: give the widths of the hidden layers, such as (64, 64)")
-    return [nn.Dense(width, **options) for width in hidden]
-
-
 def hidden_layers(
-    x: Array, layers: Iterable[nn.Module], activation: Callable[[Array], Array], densely_connected: bool
+    x: Array, layers: Iterable[nn.Module], activation: Activation, densely_connected: bool, layer_norm: bool
 ) -> Array:
-    """Applies hidden layers to `[B, n]`, each with the activation; densely connected: see `MLP`."""
-    if not callable(activation):
-        raise TypeError(f"activation={activation!r}: give a function, such as flax.linen.relu")
+    """Applies hidden layers to `[B, n]` inside a compact method; `MLP` documents the options."""
     for layer in layers:
-        out = activation(layer(x))  # pyright: ignore[reportCallIssue]
+        out: Any = layer(x)  # pyright: ignore[reportCallIssue]
+        out = activation(nn.LayerNorm()(out) if layer_norm else out)
         x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
     return x
 
@@ -64,7 +60,7 @@ def hidden_layers(
 def flat(observation: ArrayTree) -> Array:
     """Observations `[B, ...]`, or all arrays of a dict or a tuple of them, as `[B, n]`; integers as float32.
 
-    The arrays of a dict stand in the order of their sorted names.
+    The arrays of a dict are in the order of their sorted names.
     """
     leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(observation)]
     leaves = [x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32) for x in leaves]
@@ -72,32 +68,36 @@ def flat(observation: ArrayTree) -> Array:
 
 
 class QNetwork(nn.Module):
-    """A perceptron over an observation and an action side by side.
+    """A perceptron over an observation and an action.
 
     Input: `[B, n]` and `[B, A]`. Output: `[B]`.
 
     Attributes:
       hidden: Widths of the hidden layers.
       densely_connected: As in `MLP`.
+      activation: As in `MLP`.
+      layer_norm: As in `MLP`.
     """
 
     hidden: tuple[int, ...] = (256, 256)
     densely_connected: bool = False
+    activation: Activation = nn.relu
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
-        """Values `[B]` of actions `[B, A]` at observations `[B, n]`."""
-        x = jnp.concatenate([flat(observation), action], axis=-1)
-        x = hidden_layers(x, dense_layers(self.hidden), nn.relu, self.densely_connected)
+        """Values `[B]` of actions `[B, A]` for observations `[B, n]`."""
+        x, layers = jnp.concatenate([flat(observation), action], axis=-1), [nn.Dense(width) for width in self.hidden]
+        x = hidden_layers(x, layers, self.activation, self.densely_connected, self.layer_norm)
         return nn.Dense(1)(x)[:, 0]
 
 
 class NextObservationNetwork(nn.Module):
-    """Features of observations, and of observations with actions, that learn to predict what is observed next.
+    """Features of observations, and of observations with actions, that learn to predict the next observation.
 
-    The online feature extractor of Ota et al. (2020, arXiv 2003.01629): two stacks of densely connected layers with
-    swish, and a linear prediction; without the batch normalisation of the paper. The features are wider than what they
-    are made of, and are learned apart from actor and critics (`ActorAndCritic.representation`).
+    The online feature extractor of Ota et al. (2020, arXiv 2003.01629): two stacks of densely connected layers and a
+    linear prediction, without the batch normalisation of the paper. The features are wider than their inputs, and are
+    learned separately from actor and critics (`ActorAndCritic.representation`).
 
         features = vx.networks.NextObservationNetwork((32,) * 4, (32,) * 4)
         networks = vx.networks.ActorAndCritic(vx.networks.MLP(6), vx.networks.QNetwork(), features)
@@ -107,10 +107,12 @@ class NextObservationNetwork(nn.Module):
     Attributes:
       observation_widths: Widths of the layers on observations; there are `n + sum(observation_widths)` features.
       action_widths: Widths of the layers on those features and actions.
+      activation: Applied after each hidden layer.
     """
 
     observation_widths: tuple[int, ...] = (30,) * 8
     action_widths: tuple[int, ...] = (30,) * 8
+    activation: Activation = nn.swish
 
     def setup(self):
         """Makes the layers."""
@@ -119,12 +121,11 @@ class NextObservationNetwork(nn.Module):
 
     def encode_observation(self, observation: Array) -> Array:
         """Features `[B, n + sum(observation_widths)]` of observations `[B, n]`."""
-        return hidden_layers(flat(observation), self.of_observation, nn.swish, densely_connected=True)
+        return hidden_layers(flat(observation), self.of_observation, self.activation, True, False)
 
     def encode_action(self, features: Array, action: Array) -> Array:
-        """Features of features `[B, F]` and actions `[B, A]`: `[B, F + A + sum(action_widths)]`."""
-        x = jnp.concatenate([features, action], axis=-1)
-        return hidden_layers(x, self.of_action, nn.swish, densely_connected=True)
+        """Features `[B, F + A + sum(action_widths)]` of features `[B, F]` and actions `[B, A]`."""
+        return hidden_layers(jnp.concatenate([features, action], axis=-1), self.of_action, self.activation, True, False)
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
@@ -140,21 +141,16 @@ class ActorAndCritic:
         networks = ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork((256, 256)))
 
     Attributes:
-      actor: observations `[B, ...]` -> `[B, A]`, A being the length of an action; its hyperbolic tangent is the action.
-      critic: (observations `[B, ...]`, actions `[B, A]` in [-1, 1]) -> values `[B]`; two of it are made.
-      representation: A module with the methods of `NextObservationNetwork`. The actor takes what `encode_observation`
-        makes of observations, and critics take what `encode_action` makes of that and of actions. None: actor and
-        critics take the observations themselves.
+      actor: Observations `[B, ...]` -> `[B, A]`, with A the length of an action. The action is its hyperbolic tangent.
+      critic: (observations `[B, ...]`, actions `[B, A]` in [-1, 1]) -> values `[B]`; there are two critics.
+      representation: A module with the methods of `NextObservationNetwork`. The actor takes the features of
+        `encode_observation`, and critics take the features of `encode_action`. None: actor and critics take
+        observations.
     """
 
     actor: nn.Module
     critic: nn.Module
     representation: nn.Module | None = None
-
-
-def _params(variables: Any) -> Any:
-    """The parameters of a module, which may have none."""
-    return variables.get("params", {})
 
 
 class Params(NamedTuple):
@@ -173,9 +169,9 @@ class Params(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorAndCritics:
-    """A deterministic actor and twin critics in an environment, as pure functions. Actions are scaled to [-1, 1].
+    """A deterministic actor and twin critics in an environment, as pure functions. Actions are in [-1, 1].
 
-    Observations are float32 here. Made by `actor_and_critics`.
+    Observations are float32. Made by `actor_and_critics`.
 
     Attributes:
       networks: The modules.
@@ -188,32 +184,32 @@ class ActorAndCritics:
     def init(self, key: Array) -> Params:
         """Draws all parameters."""
         modules, (k_actor, *k_critics) = self.networks, jax.random.split(key, 3)
-        seen = (self.spec.observation, self.spec.action)
-        observation, action = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), seen)
+        observation, action = jax.tree.map(
+            lambda x: jnp.zeros((1, *x.shape)), (self.spec.observation, self.spec.action)
+        )
         representation: ArrayTree = ()
         if modules.representation is not None:
-            k_representation = jax.random.fold_in(key, 3)
-            representation = _params(modules.representation.init(k_representation, observation, action))
+            representation = _init(modules.representation, jax.random.fold_in(key, 3), observation, action)
         features = self.encode_observation(representation, observation)
         encoded = self.encode_action(representation, features, action)
-        first, second = (_params(modules.critic.init(k, encoded, action)) for k in k_critics)
-        return Params(_params(modules.actor.init(k_actor, features)), (first, second), representation)
+        first, second = (_init(modules.critic, k, encoded, action) for k in k_critics)
+        return Params(_init(modules.actor, k_actor, features), (first, second), representation)
 
     def act(self, params: ArrayTree, features: Array) -> Array:
-        """Actions `[B, A]` of an actor's parameters at features of observations `[B, ...]`."""
+        """Actions `[B, A]` for features of observations `[B, ...]`, with parameters of the actor."""
         return jnp.tanh(apply_module(self.networks.actor, params, features))
 
     def value(self, params: ArrayTree, encoded: Array, action: Array) -> Array:
-        """Values `[B]` of one critic's parameters, of actions `[B, A]` encoded with their observations `[B, ...]`."""
+        """Values `[B]` of actions `[B, A]`, which `encoded` contains too, with parameters of one critic."""
         return apply_module(self.networks.critic, params, encoded, action)
 
     def encode_observation(self, params: ArrayTree, observation: Array) -> Array:
-        """Features of observations `[B, ...]`; without a representation the observations themselves."""
+        """Features of observations; without a representation, the observations."""
         module = self.networks.representation
         return observation if module is None else apply_module(module, params, observation, method="encode_observation")
 
     def encode_action(self, params: ArrayTree, features: Array, action: Array) -> Array:
-        """Features of features and actions `[B, A]`; without a representation the features of observations alone."""
+        """Features of features and actions `[B, A]`; without a representation, the given features."""
         module = self.networks.representation
         return features if module is None else apply_module(module, params, features, action, method="encode_action")
 
@@ -223,7 +219,7 @@ class ActorAndCritics:
         return apply_module(self.networks.representation, params, observation, action)
 
     def scale(self, action: Array) -> Array:
-        """Actions in [-1, 1] -> the environment's."""
+        """Scales actions in [-1, 1] to the environment's bounds."""
         low, high = jnp.asarray(self.spec.action_low), jnp.asarray(self.spec.action_high)
         return jnp.clip(low + (action + 1.0) * ((high - low) / 2), low, high)  # rounding may exceed a bound
 
@@ -238,10 +234,14 @@ class ActorAndCritics:
             init=init,
             initial_state=lambda batch_size: (),
             apply=lambda variables, observation, state: (act(variables, observation), state),
-            sample=Deterministic((), type(self.networks.actor).__name__).sample,
+            sample=Deterministic(()).sample,
             mode=self.scale,
-            config=describe(self.networks),
+            config=self.networks,
         )
+
+
+def _init(module: nn.Module, key: Array, *args: ArrayTree) -> ArrayTree:
+    return module.init(key, *args).get("params", {})
 
 
 def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritics:
@@ -255,30 +255,27 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
       networks: The modules.
       spec: The environment; its actions are continuous.
 
-    Returns:
-      `ActorAndCritics`.
-
     Raises:
-      TypeError: one of the networks is no flax module.
-      ValueError: the actions are discrete or without finite bounds, or the modules do not fit the environment or one
+      TypeError: `networks` is no `ActorAndCritic`, or one of its networks is no flax module.
+      ValueError: The actions are discrete or without finite bounds, or the modules do not fit the environment or one
         another.
     """
-    if not isinstance(networks, ActorAndCritic):
-        raise TypeError(f"the networks must be given as ActorAndCritic(actor, critic); got {said(networks)}.")
+    check_type("network", networks, ActorAndCritic, "volvox.networks.ActorAndCritic(actor, critic)")
     if not spec.continuous or len(spec.action_shape or ()) != 1:
-        raise ValueError(f"{spec.name} has no continuous actions [B, A], which TD3 needs: take A3C or PPO.")
+        raise ValueError(f"{spec.name} has no continuous actions [B, A], which TD3 needs; use A3C or PPO")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
-        raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 scales its own to finite bounds.")
+        raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 needs finite bounds")
     made = ActorAndCritics(networks, spec)
     observation, action = jax.tree.map(lambda x: batch_of(*x.shape), (spec.observation, spec.action))
     features = encoded = observation
     if (module := networks.representation) is not None:
         if not isinstance(observation, jax.ShapeDtypeStruct):
-            raise ValueError(f"{spec.name} has observations of several arrays; a representation predicts one array.")
+            raise ValueError(f"{spec.name} has observations of several arrays; a representation predicts one array")
         variables = check_module(module, spec, (observation, action), observation, role="representation")
-        features = jax.eval_shape(made.encode_observation, _params(variables), observation)
-        encoded = jax.eval_shape(made.encode_action, _params(variables), features, action)
-    check_module(networks.actor, spec, (features,), action, role="actor", meaning="an action before its tanh")
-    check_module(networks.critic, spec, (encoded, action), batch_of(), role="critic", meaning="a value")
+        params = variables.get("params", {})
+        features = jax.eval_shape(made.encode_observation, params, observation)
+        encoded = jax.eval_shape(made.encode_action, params, features, action)
+    check_module(networks.actor, spec, (features,), action, role="actor")
+    check_module(networks.critic, spec, (encoded, action), batch_of(), role="critic")
     return made

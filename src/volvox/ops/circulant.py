@@ -1,8 +1,8 @@
-"""Products with block-circulant matrices: of each b x b circulant block only b numbers are stored and read.
+"""Products with block-circulant matrices: only b numbers of each b x b circulant block are stored and read.
 
 The entries of a block are `W[p, q] = c[(p - q) mod b]`. With the input rolled b times, the product is an ordinary one
-with the stored numbers: as many multiplications as with the dense matrix, but b times fewer weights to read. In the
-gradients of many rows, where little of the time is spent reading weights, the matrix is formed.
+with the stored numbers: as many multiplications as with the dense matrix, but b times fewer weights to read. The
+gradients of many rows form the matrix, because they spend little time on reading weights.
 """
 
 from functools import partial
@@ -14,18 +14,18 @@ import jax.numpy as jnp
 from volvox.ops.matmul import dense, product_gradients
 from volvox.types import Array
 
-# With at least so many rows, gradients are those of the formed matrix. Measured on two cores of an EPYC, with layers of
-# 256 x 256 and 1 024 x 1 024, b of 4 and 8, product and gradients in a loop: with 256 rows they take 1.1 to 1.3 times
-# as long as those of a dense layer, and 1.2 to 2.3 times by rolled inputs; with 64 rows there is no difference, and
-# with fewer the rolled inputs are faster.
+# Gradients form the matrix from this number of rows on. Measured on two cores of an EPYC, with layers of 256 x 256 and
+# 1 024 x 1 024, b of 4 and 8, product and gradients in a loop: with 256 rows they take 1.1 to 1.3 times as long as a
+# dense layer, and 1.2 to 2.3 times as long by rolled inputs. With 64 rows both are equal, and with fewer rows the
+# rolled inputs are faster.
 _MANY_ROWS = 128
 
 
 def block_circulant(x: Array, kernel: Array, block: int) -> Array:
     """Computes `x @ W` with the block-circulant matrix `W` `[K, N]` that `kernel` stores.
 
-    It is differentiable, and a heterogeneous matmul under `vmap` over kernels. The dense matrix is formed only in the
-    gradients of 128 rows or more.
+    It is differentiable, and a heterogeneous matmul under `vmap` over kernels. Only the gradients of 128 rows or more
+    form the dense matrix.
 
     Args:
       x: `[..., K]`.
@@ -39,12 +39,10 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
       ValueError: The shapes do not fit, or the block does not divide K.
     """
     if kernel.ndim != 2 or x.ndim < 1 or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(
-            f"block_circulant needs x [..., K] and a kernel [K, N / block]; got {x.shape}, {kernel.shape}."
-        )
+        raise ValueError(f"block_circulant needs x [..., K] and a kernel [K, N / block]; got {x.shape}, {kernel.shape}")
     check_block(block, kernel.shape[0])
     rows = x.reshape(-1, x.shape[-1])
-    # An exported program, whose number of rows is a symbol, has no gradients, in which alone the two differ.
+    # The two differ only in their gradients. Exported programs with a symbolic number of rows have no gradients.
     many = not jax.export.is_symbolic_dim(rows.shape[0]) and rows.shape[0] >= _MANY_ROWS
     out: Any = _many_rows(rows, kernel, block) if many else _rolled(rows, kernel, block)
     return out.reshape(*x.shape[:-1], out.shape[-1])
@@ -59,15 +57,11 @@ def formed(kernel: Array, block: int) -> Array:
 
 
 def check_block(block: int, *lengths: int) -> None:
-    """Checks that a block is positive and divides the sides of a layer.
-
-    Raises:
-      ValueError: It is not, or does not; the message names the block and the sides.
-    """
+    """Raises ValueError unless a block is positive and divides the sides of a layer."""
     if block < 1 or any(length % block for length in lengths):
         raise ValueError(
-            f"block={block} does not divide a layer of {' x '.join(map(str, lengths))}: a block-circulant layer has "
-            "whole blocks; choose another block, or leave that layer dense."
+            f"block={block} does not divide a layer of {' x '.join(map(str, lengths))}; choose another block, or keep "
+            "the layer dense"
         )
 
 
@@ -94,7 +88,7 @@ def _many_rows_backward(block, residuals, g):
     rows, columns = kernel.shape
     dx, dw = product_gradients(x, formed(kernel, block), g)
     dw = dw.reshape(rows // block, block, columns, block)
-    # Each number stands on one diagonal of its block.
+    # Each number fills one diagonal of its block.
     dkernel = sum(jnp.roll(dw[..., q], -q, axis=1) for q in range(block))
     return dx.astype(x.dtype), jnp.reshape(dkernel, kernel.shape).astype(kernel.dtype)
 

@@ -1,19 +1,18 @@
 """2-D convolution, channels last, for one network or many.
 
-With one kernel it is `lax.conv_general_dilated`. Under `vmap` over kernels XLA would make a grouped convolution of
-it, which is slow on CPU; `conv_many` says what is done instead. Gradients are those of `conv_gradients` on CPU alone;
-elsewhere they are XLA's, which are grouped under such a `vmap`.
+With one kernel, `conv` is `lax.conv_general_dilated`. Under `vmap` over kernels, XLA would turn it into a grouped
+convolution, which is slow on CPU; `conv_many` replaces it. On CPU, `conv_gradients` computes gradients; elsewhere they
+are XLA's, which are grouped under such a `vmap`.
 """
 
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from volvox.ops.batching import over_weights, per_index
@@ -25,10 +24,10 @@ _PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 
 
 class Window(NamedTuple):
-    """Static geometry of a convolution; each field has two entries, rows before columns.
+    """Static geometry of a convolution; each field has an entry for rows and one for columns.
 
     Attributes:
-      size: Pixels that the kernel covers.
+      size: Height and width of the kernel.
       strides: Pixels from one output to the next.
       padding: Numbers of zeros (before, after).
     """
@@ -38,7 +37,7 @@ class Window(NamedTuple):
     padding: tuple[tuple[int, int], tuple[int, int]]
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the height and width of the output."""
+        """Height and width of the output for images of this height and width."""
         rows, columns = (
             (n + sum(pad) - size) // stride + 1
             for n, pad, size, stride in zip((height, width), self.padding, self.size, self.strides, strict=True)
@@ -47,7 +46,7 @@ class Window(NamedTuple):
 
     @property
     def taps(self) -> tuple[int, int]:
-        """Returns the number of strides in the window, rounded up."""
+        """Number of strides in the window, rounded up."""
         rows, columns = (-(-size // stride) for size, stride in zip(self.size, self.strides, strict=True))
         return rows, columns
 
@@ -81,20 +80,16 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
 def window_of(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
     """Returns the geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
     if len(x) != 4 or len(kernel) != 4 or x[3] != kernel[2]:
-        raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}.")
-    if len(strides) != 2 or any(int(stride) != stride or stride < 1 for stride in strides):
-        raise ValueError(f"conv needs two strides that are positive integers; got {tuple(strides)}.")
-    image, size = x[1:3], kernel[:2]
+        raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}")
+    if len(strides) != 2 or min(strides) < 1:
+        raise ValueError(f"conv needs two positive strides; got {tuple(strides)}")
     if isinstance(padding, str) and padding not in _PADDINGS:
-        raise ValueError(f"conv has the paddings {', '.join(_PADDINGS)}, and numbers of zeros; got {padding!r}.")
-    pads = lax.padtype_to_pads(image, size, strides, padding) if isinstance(padding, str) else padding
-    if np.shape(pads) != (2, 2) or np.min(pads) < 0:
-        raise ValueError(f"conv needs a non-negative (before, after) padding of rows and columns; got {padding}.")
-    (top, bottom), (left, right) = pads
-    pads = (int(top), int(bottom)), (int(left), int(right))
-    window = Window((size[0], size[1]), (int(strides[0]), int(strides[1])), pads)
-    if min(window.output_size(*image)) < 1:
-        raise ValueError(f"The window {tuple(size)} does not fit into images of {tuple(image)} with {padding=}.")
+        raise ValueError(f"conv has the paddings {', '.join(_PADDINGS)}, and numbers of zeros; got {padding!r}")
+    pads: Any = lax.padtype_to_pads(x[1:3], kernel[:2], strides, padding) if isinstance(padding, str) else padding
+    (top, bottom), (left, right) = ((int(before), int(after)) for before, after in pads)
+    window = Window((kernel[0], kernel[1]), (int(strides[0]), int(strides[1])), ((top, bottom), (left, right)))
+    if min(top, bottom, left, right) < 0 or min(window.output_size(*x[1:3])) < 1:
+        raise ValueError(f"The window {window.size} does not fit into images of {tuple(x[1:3])} with {padding=}")
     return window
 
 
@@ -132,8 +127,8 @@ def conv_low_rank(
 ) -> Array:
     """Convolves each block of images with one of a few kernels plus a matrix of low rank, without forming the sum.
 
-    The kernel of block i is `kernels[index[i]] + a[i] @ b[i].T`, its first three axes read as one. It remains one call
-    under any nesting of `vmap`. It has no gradients.
+    The kernel of block i is `kernels[index[i]] + a[i] @ b[i].T`, its first three axes read as one. The convolution
+    remains one call under any nesting of `vmap`. It has no gradients.
 
     Args:
       x: Images `[B, M, H, W, C]`.
@@ -155,20 +150,13 @@ def conv_low_rank(
     if a.shape[1:-1] != (k,) or b.shape[1:] != (kernels.shape[4], a.shape[-1]):
         raise ValueError(
             f"conv_low_rank needs a [B, {k}, r] and b [B, {kernels.shape[4]}, r] beside kernels {kernels.shape}; got "
-            f"{a.shape} and {b.shape}."
+            f"{a.shape} and {b.shape}"
         )
     dtype = jnp.result_type(x, kernels, a, b)
 
-    def many(x, kernels, index, a, b):
-        return lax.platform_dependent(
-            x,
-            kernels,
-            index,
-            a,
-            b,
-            cpu=partial(_low_rank_mapped, window=window),
-            default=partial(_low_rank_patches, window=window),
-        )
+    def many(*operands):
+        on_cpu, elsewhere = partial(_low_rank_mapped, window=window), partial(_low_rank_patches, window=window)
+        return lax.platform_dependent(*operands, cpu=on_cpu, default=elsewhere)
 
     return per_index(many)(x.astype(dtype), kernels.astype(dtype), index, a.astype(dtype), b.astype(dtype))
 
@@ -178,14 +166,14 @@ def _low_rank_mapped(x: Array, kernels: Array, index: Array, a: Array, b: Array,
 
     def one(block):
         x, index, a = block
-        # The few columns are put beside the kernel's own, which takes 1.2 times as long as the kernel alone in a large
-        # DeepGA network; a convolution of their own would take 1.36 times.
+        # One convolution with the few columns of `a` beside the kernel takes 1.2 times as long as the kernel alone in a
+        # large DeepGA network; a separate convolution takes 1.36 times as long.
         both = jnp.concatenate([kernels[index], a.reshape(*kernels.shape[1:-1], -1)], axis=-1)
         out = conv_shared(x, both, window)
         return out[..., :features], out[..., features:]
 
     shared, own = lax.map(one, (x, index, a))
-    # This is outside the loop, so that all cores do it, together with what follows.
+    # This sum is outside the loop, so that XLA fuses it with the following operations and uses all cores.
     return shared + sum(own[..., j, None] * b[:, None, None, None, :, j] for j in range(b.shape[-1]))
 
 
@@ -210,8 +198,8 @@ def conv_many(x: Array, kernel: Array, window: Window) -> Array:
 
     On CPU this is XLA's convolution with one kernel after the other: each uses all cores and stays in cache. With 64
     kernels the three convolutions of a large DeepGA network take 1.2 times as long as those of 64 rows through one
-    network; patches and batched matmuls take 1.5 to 2.3 times, a vmapped `lax.conv_general_dilated` 7 times as long.
-    Elsewhere, where one launch should do all the work, it is one batched matmul of patches.
+    network; patches and batched matmuls take 1.5 to 2.3 times as long, and a vmapped `lax.conv_general_dilated` 7 times
+    as long. Elsewhere it is one batched matmul of patches, so that one launch does all the work.
     """
     return lax.platform_dependent(
         x, kernel, cpu=partial(_conv_mapped, window=window), default=partial(_conv_patches, window=window)
@@ -230,7 +218,7 @@ def _conv_patches(x: Array, kernel: Array, window: Window) -> Array:
 
 
 def _patches(x: Array, window: Window) -> Array:
-    """Returns what the window sees of images `[B, H, W, C]`: `[B, H', W', kh * kw * C]`."""
+    """Returns the pixels under the window: images `[B, H, W, C]` -> `[B, H', W', kh * kw * C]`."""
     (kh, kw), (sh, sw) = window.size, window.strides
     oh, ow = window.output_size(*x.shape[1:3])
     padded = jnp.pad(x, ((0, 0), *window.padding, (0, 0)))
@@ -245,7 +233,7 @@ def _patches(x: Array, window: Window) -> Array:
 
 
 def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[Array, Array]:
-    """Computes the gradients of images and kernel, by operations that `vmap` batches well.
+    """Computes the gradients of images and kernel by matmuls, which `vmap` batches well.
 
     Args:
       x: Images `[B, H, W, C]`.
@@ -257,11 +245,13 @@ def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[A
       (as x, as kernel).
     """
     chex.assert_shape(g, (x.shape[0], *window.output_size(*x.shape[1:3]), kernel.shape[3]))
-    blocks = _to_blocks(x, g, window)
+    blocks = _to_blocks(x, g, window, parts=_divisor(x.shape[0], 4))
     taps = _to_taps(kernel, window)
     of_blocks = _gradient_of_blocks(taps, g)
     of_taps = _gradient_of_taps(blocks, g, window.taps)
-    return _from_blocks(of_blocks.astype(x.dtype), x, window), _from_taps(of_taps.astype(kernel.dtype), kernel, window)
+    (dx,) = jax.linear_transpose(lambda x: _to_blocks(x, g, window, parts=1), x)(of_blocks.astype(x.dtype))
+    (dkernel,) = jax.linear_transpose(lambda w: _to_taps(w, window), kernel)(of_taps.astype(kernel.dtype))
+    return dx, dkernel
 
 
 def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
@@ -272,8 +262,8 @@ def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
         rows = g.reshape(-1, f)
         of_taps = [blocks[:, i : i + oh, j : j + ow].reshape(-1, k).T @ rows for i in range(qh) for j in range(qw)]
         return jnp.stack(of_taps).reshape(qh, qw, k, f)
-    # Few taps have few features together, so there is one matmul for all, with shifted gradients side by side. It sums
-    # over very many rows, which is faster in pieces.
+    # Few taps have few features in all, so one matmul computes them, with shifted gradients side by side. It sums over
+    # very many rows, which is faster in pieces.
     shifted = [_shift(g, i, j, taps) for i in range(qh) for j in range(qw)]
     pieces = _divisor(b, 10)
     rows = jnp.concatenate(shifted, axis=-1).reshape(pieces, -1, qh * qw * f)
@@ -285,7 +275,7 @@ def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
 
 def _gradient_of_blocks(taps: Array, g: Array) -> Array:
     qh, qw, k, f = taps.shape
-    single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision is summed
+    single = jnp.promote_types(g.dtype, jnp.float32)  # half precision is summed in float32
     products = jnp.matmul(g.reshape(-1, f), taps.transpose(3, 0, 1, 2).reshape(f, -1), preferred_element_type=single)
     products = products.reshape(*g.shape[:3], qh, qw, k)
     shifted = [_shift(products[:, :, :, i, j], i, j, (qh, qw)) for i in range(qh) for j in range(qw)]
@@ -293,7 +283,7 @@ def _gradient_of_blocks(taps: Array, g: Array) -> Array:
 
 
 def _shift(x: Array, i: int, j: int, taps: tuple[int, int]) -> Array:
-    """Puts outputs `[B, H', W', n]` at the blocks that tap (i, j) reads for them, with zeros elsewhere."""
+    """Pads outputs `[B, H', W', n]` to the positions of the blocks that tap (i, j) reads."""
     qh, qw = taps
     return jnp.pad(x, ((0, 0), (i, qh - 1 - i), (j, qw - 1 - j), (0, 0)))
 
@@ -307,19 +297,12 @@ def _to_taps(kernel: Array, window: Window) -> Array:
     return split.reshape(qh, qw, sh * sw * channels, features)
 
 
-def _from_taps(taps: Array, like: Array, window: Window) -> Array:
-    kh, kw, channels, features = like.shape
-    (sh, sw), (qh, qw) = window.strides, window.taps
-    split = taps.reshape(qh, qw, sh, sw, channels, features).transpose(0, 2, 1, 3, 4, 5)
-    return split.reshape(qh * sh, qw * sw, channels, features)[:kh, :kw]
-
-
-def _to_blocks(x: Array, g: Array, window: Window) -> Array:
-    """Reshapes images `[B, H, W, C]` to blocks `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`."""
+def _to_blocks(x: Array, g: Array, window: Window, parts: int) -> Array:
+    """Reshapes images `[B, H, W, C]` to blocks `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`, in so many parts."""
     b, h, w, c = x.shape
     (sh, sw), (qh, qw), ((top, _), (left, _)) = window.strides, window.taps, window.padding
     mh, mw = g.shape[1] + qh - 1, g.shape[2] + qw - 1
-    # Rows and columns that no window reaches are cut off: the padding after them may be negative.
+    # The padding may be negative, which cuts off rows and columns that no window reaches.
     edges = ((0, 0, 0), (top, mh * sh - h - top, 0), (left, mw * sw - w - left, 0), (0, 0, 0))
     split = (mh, sh, mw, sw * c)
 
@@ -327,22 +310,11 @@ def _to_blocks(x: Array, g: Array, window: Window) -> Array:
         padded = lax.pad(images, jnp.zeros((), images.dtype), edges)
         return padded.reshape(-1, *split).transpose(0, 1, 3, 2, 4)
 
-    # A loop of its own, as XLA would otherwise convert again for each tap; a loop over one part would be unrolled.
-    parts = _divisor(b, 4)
+    # In a loop, because XLA would otherwise convert again for each tap; a loop over one part would be unrolled.
     blocks = convert(x) if parts == 1 or sh == 1 else lax.map(convert, x.reshape(parts, b // parts, h, w, c))
     return blocks.reshape(b, mh, mw, sh * sw * c)
 
 
-def _from_blocks(blocks: Array, like: Array, window: Window) -> Array:
-    b, mh, mw, _ = blocks.shape
-    sh, sw = window.strides
-    h, w, c = like.shape[1:]
-    images = blocks.reshape(b, mh, mw, sh, sw, c).transpose(0, 1, 3, 2, 4, 5).reshape(b, mh * sh, mw * sw, c)
-    (top, _), (left, _) = window.padding
-    back = ((0, 0, 0), (-top, h + top - mh * sh, 0), (-left, w + left - mw * sw, 0), (0, 0, 0))
-    return lax.pad(images, jnp.zeros((), images.dtype), back)
-
-
 def _divisor(number: int, at_least: int) -> int:
-    """Returns the smallest divisor of a number between a limit and four times that limit; 1 if there is none."""
+    """Smallest divisor of a number between a limit and four times that limit; 1 if there is none."""
     return next((n for n in range(at_least, 4 * at_least + 1) if number % n == 0), 1)

@@ -2,7 +2,7 @@
 
 Layers are in the natural order of their paths, with numbers compared as numbers (`Conv_2` before `Conv_10`, and by name
 before `Dense_0`). Within a layer, `kernel` comes first, then `bias`, then the other leaves by name. Each leaf is in C
-order. This is the order of the published DeepGA networks, whatever the order of leaves in the pytree.
+order. This is the order of the published DeepGA networks, independent of the order of leaves in the pytree.
 """
 
 import math
@@ -42,7 +42,7 @@ def restored(saved: ArrayTree, like: ArrayTree, *, what: str) -> Any:
     Args:
       saved: Nested dictionaries of arrays and numbers.
       like: A tree of the wanted structure; its leaves are arrays, numbers or shapes (`jax.ShapeDtypeStruct`).
-      what: What the tree belongs to, for the message.
+      what: Name of the owner of the tree, for the message.
 
     Returns:
       The tree, of device arrays; Python numbers stay Python numbers.
@@ -68,7 +68,7 @@ def _kind_of(leaf: Any) -> str:
 
 
 def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Says whether the leaf at a key path is a kernel, `[inputs..., outputs]`, by its axes and its name."""
+    """Whether the leaf at a key path is a kernel, `[inputs..., outputs]`, by its axes and its name."""
     return len(leaf.shape) >= 2 and leaf_path(path)[-1:] not in (("bias",), ("scale",))
 
 
@@ -80,7 +80,7 @@ def flat_order(params: ArrayTree) -> tuple[int, ...]:
 
 
 def leaf_offsets(params: ArrayTree) -> ArrayTree:
-    """Returns where each leaf begins in the flat vector: a pytree of ints shaped as `params`."""
+    """Returns the position of each leaf in the flat vector: a pytree of ints shaped as `params`."""
     leaves, treedef = jax.tree.flatten(params)
     offsets, position = [0] * len(leaves), 0
     for i in flat_order(params):
@@ -90,7 +90,7 @@ def leaf_offsets(params: ArrayTree) -> ArrayTree:
 
 
 def flatten(params: ArrayTree) -> Array:
-    """Concatenates all leaves to one vector `[n]`, `n = num_parameters(params)`, of their promoted dtype."""
+    """Concatenates all leaves to one vector `[n]` of their promoted dtype, `n = num_parameters(params)`."""
     leaves = jax.tree.leaves(params)
     if not leaves:
         return jnp.zeros((0,))
@@ -101,10 +101,10 @@ def unflatten(vector: Array, like: ArrayTree) -> ArrayTree:
     """Cuts a vector `[n]` into leaves with the shapes and dtypes of `like` (arrays or their shapes).
 
     Raises:
-      ValueError: The vector does not hold exactly the elements of `like`.
+      ValueError: The vector has another length than `like`.
     """
     if vector.shape != (num_parameters(like),):
-        raise ValueError(f"These parameters need a vector of shape {(num_parameters(like),)}; got {vector.shape}.")
+        raise ValueError(f"the parameters need a vector of shape {(num_parameters(like),)}; got {vector.shape}")
     return jax.tree.map(
         lambda leaf, offset: vector[offset : offset + math.prod(leaf.shape)].reshape(leaf.shape).astype(leaf.dtype),
         like,

@@ -1,8 +1,8 @@
 """Layers whose kernel is one of a few bases plus a matrix of low rank, without forming the sum.
 
 `x @ (bases[index] + a @ b.T) == x @ bases[index] + (x @ a) @ b.T`: under `vmap` over `index`, `a` and `b`, rows with
-the same base share its product, and only a few columns belong to each network (Sarkar et al. 2025, arXiv 2511.16652).
-In a convolution the kernel is read as a matrix `[kh * kw * C, F]`: `x @ a` is then a convolution with few features.
+the same base share its product, and each network adds only a few columns (Sarkar et al. 2025, arXiv 2511.16652). In a
+convolution the kernel is read as a matrix `[kh * kw * C, F]`: `x @ a` is then a convolution with few features.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from volvox.types import Array
 
 @flax.struct.dataclass
 class LowRankKernel:
-    """The kernel `bases[index] + a @ b.T`, with the product reshaped to the kernel; it takes the place of an array.
+    """The kernel `bases[index] + a @ b.T`, with the product reshaped to the kernel, in place of an array.
 
     Attributes:
-      bases: `[P, K, N]` or `[P, kh, kw, C, F]`; None where they are kept elsewhere (`without_bases`).
-      index: `int32 []`: the base.
+      bases: `[P, K, N]` or `[P, kh, kw, C, F]`; None if `without_bases` removed them.
+      index: `int32 []`: index of the base.
       a: `[K, r]`; of a convolution `[kh * kw * C, r]`.
       b: `[N, r]`.
       leaf: Position of this kernel among the leaves of the parameters, in the order of `jax.tree.leaves`.
@@ -37,8 +37,8 @@ class LowRankKernel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Returns the shape of the kernel."""
-        assert self.bases is not None, "the bases are kept elsewhere: put them back by with_bases"
+        """Shape of the kernel."""
+        assert self.bases is not None, "with_bases must put the bases back first"
         return self.bases.shape[1:]
 
 
@@ -82,12 +82,12 @@ def low_rank_conv(
 
 
 def without_bases(tree: Any) -> Any:
-    """Takes the bases out of every `LowRankKernel` in `tree`, so that it can be stored for many networks."""
+    """Removes the bases from every `LowRankKernel` in `tree`, so that it can be stored for many networks."""
     return _each(tree, lambda kernel: replace(kernel, bases=None))
 
 
 def with_bases(tree: Any, bases: Any) -> Any:
-    """Puts the bases back: for each `LowRankKernel` in `tree` the leaf of `bases` `[P, ...]` that it names."""
+    """Puts the leaf of `bases` `[P, ...]` that it names into every `LowRankKernel` in `tree`."""
     leaves = jax.tree.leaves(bases)
     return _each(tree, lambda kernel: replace(kernel, bases=leaves[kernel.leaf]))
 

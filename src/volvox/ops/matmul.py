@@ -1,8 +1,7 @@
 """Heterogeneous matmul: each block of rows is multiplied with its own kernel.
 
 `matmul` names the kernels by index. `dense` is the ordinary product of rows and one kernel, and becomes a heterogeneous
-matmul under `vmap` over kernels. Reverse mode and any nesting of `vmap` work for both; forward mode (`jax.jvp`) does
-not.
+matmul under `vmap` over kernels. Both support reverse mode and any nesting of `vmap`, but not forward mode (`jax.jvp`).
 
 Example:
   >>> x, kernels = jnp.ones((8, 1, 7744)), jnp.ones((8, 7744, 512))
@@ -23,9 +22,9 @@ from volvox.types import Array
 
 
 def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str, ...]:
-    """Returns the names of the implementations that can serve these operands here, the preferred one first.
+    """Returns the names of the implementations for these operands on this machine, the preferred one first.
 
-    "mosaic" are the kernels of `matmul_mosaic`, for GPUs; "xla" serves everything everywhere.
+    "mosaic" are the kernels of `matmul_mosaic`, for GPUs; "xla" runs everywhere.
     """
     return ("mosaic", "xla") if plan(x, w, index, on=capability()) else ("xla",)
 
@@ -40,29 +39,31 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
       w: `[P, K, N]`.
       index: `int32 [B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, for which
         `P == B` must hold, and nothing is gathered.
-      implementation: One of `implementations(x, w, index)` to use; None takes the preferred one.
+      implementation: One of `implementations(x, w, index)`; None is the preferred one.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
 
     Raises:
-      ValueError: The shapes do not fit, or the implementation is unknown or cannot serve them.
+      ValueError: The shapes do not fit, or the implementation is not available for them.
       TypeError: `index` does not hold integers.
     """
     if x.ndim != 3 or w.ndim != 3 or x.shape[2] != w.shape[1]:
-        raise ValueError(f"matmul needs x [B, M, K] and w [P, K, N]; got {x.shape} and {w.shape}.")
+        raise ValueError(f"matmul needs x [B, M, K] and w [P, K, N]; got {x.shape} and {w.shape}")
     if index is None:
         if x.shape[0] != w.shape[0]:
-            raise ValueError(f"Without an index there must be one kernel a row block; got {x.shape} and {w.shape}.")
+            raise ValueError(
+                f"Without an index there must be one kernel for each block of rows; got {x.shape} and {w.shape}"
+            )
     elif index.shape != x.shape[:1]:
-        raise ValueError(f"index must have shape {x.shape[:1]}, one entry a row block; got {index.shape}.")
+        raise ValueError(f"index must have shape {x.shape[:1]}, one entry for each block of rows; got {index.shape}")
     elif not jnp.issubdtype(index.dtype, jnp.integer):
-        raise TypeError(f"index must hold integers; got {index.dtype}.")
+        raise TypeError(f"index must hold integers; got {index.dtype}")
     return _matmul(x, w, index, implementation)
 
 
 def dense(x: Array, kernel: Array) -> Array:
-    """Computes `x @ kernel`; a heterogeneous matmul where `vmap` gives every element its own kernel.
+    """Computes `x @ kernel`; a heterogeneous matmul under `vmap` over kernels.
 
     Args:
       x: `[..., K]`.
@@ -75,7 +76,7 @@ def dense(x: Array, kernel: Array) -> Array:
       ValueError: The shapes do not fit.
     """
     if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}.")
+        raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}")
     out = _dense(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), kernel)
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 
@@ -84,13 +85,13 @@ def served(x: Array, w: Array, index: Array | None = None, *, implementation: st
     """Computes `matmul` without gradients or batching rules; arguments are those of `matmul`.
 
     Raises:
-      ValueError: The implementation is unknown or cannot serve these operands, which `vmap` may have made larger.
+      ValueError: The implementation is not available for these operands, which `vmap` may have made larger.
     """
     available = implementations(x, w, index)
     if implementation not in (None, *available):
         raise ValueError(
-            f"{implementation=} cannot multiply {x.shape} by {w.shape} here (capability of the GPU: {capability()}); "
-            f"available: {', '.join(available)}. Leave the choice to implementation=None."
+            f"{implementation=} cannot multiply {x.shape} by {w.shape} here (compute capability: {capability()}); "
+            f"available: {', '.join(available)}"
         )
     how = plan(x, w, index, on=capability())
     if how is None or implementation == "xla":
@@ -103,15 +104,15 @@ def product_gradients(x: Array, w: Array, g: Array) -> tuple[Array, Array]:
     """Computes the gradients of `x @ w`, x `[..., M, K]` and w `[..., K, N]`, for g `[..., M, N]`.
 
     Returns:
-      (as x, as w), not yet rounded to half precision: they are float32 at least, in which half precision is summed.
+      (as x, as w), at least float32: sums of half-precision products are not yet rounded.
     """
     single = jnp.promote_types(g.dtype, jnp.float32)
     dx = jnp.einsum("...mn,...kn->...mk", g, w, preferred_element_type=single)
     return dx, jnp.einsum("...mk,...mn->...kn", x, g, preferred_element_type=single)
 
 
-# Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost. The gradients are plain products: `vmap`
-# and further differentiation see ordinary operations there.
+# Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost. Gradients are plain products, which `vmap`
+# and further differentiation treat as ordinary operations.
 
 
 @jax.custom_vjp
@@ -147,8 +148,8 @@ def _matmul_backward(implementation, residuals, g):
     if index is None:
         dx, dw = product_gradients(x, w, g)
     else:
-        single = jnp.promote_types(g.dtype, jnp.float32)  # in which half precision is summed
-        # Neither forms a kernel for each block: there may be many more blocks than kernels.
+        single = jnp.promote_types(g.dtype, jnp.float32)  # half precision is summed in float32
+        # Neither gradient forms a kernel for each block, because there may be many more blocks than kernels.
         same = "xla" if implementation == "xla" else None
         dx = matmul(g, jnp.swapaxes(w, 1, 2), index, implementation=same)
 

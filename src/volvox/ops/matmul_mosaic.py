@@ -1,15 +1,15 @@
 """Heterogeneous matmul as Pallas kernels for NVIDIA's data centre GPUs: Hopper, and in part Blackwell.
 
-Both kernels read weights where they are, without gathering them. With few rows for each kernel the product is bound by
-reading weights: `_streamed` moves tiles of them through shared memory and multiplies them on ordinary cores, up to 8
+Both kernels read weights in place, without gathering them. With few rows for each kernel the product is bound by
+reading weights: `_streamed` moves tiles of weights through shared memory and multiplies them on ordinary cores, up to 8
 rows at a time, in float32. With many rows, such as patches of a convolution, `_tiled` multiplies half-precision
 operands on the tensor cores. Both keep sums in float32.
 
-Bias and activation are not part of the kernels: they are `N` numbers a row, against the `K * N` weights that are read
-for it, and XLA fuses them into what follows.
+Bias and activation are not part of the kernels, because XLA fuses them into the following operations, and because they
+are only `N` numbers for each row, against `K * N` weights.
 """
 
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ Shaped = Array | jax.ShapeDtypeStruct
 
 _MAX_STREAMED_ROWS = 16
 _ROWS_AT_ONCE = 8
-# How often a kernel is read at most for the rows that share it; beyond, XLA uses tensor cores. Not measured.
+# Largest number of times that a kernel is read for the rows that share it; beyond, XLA uses tensor cores. Not measured.
 _MAX_READINGS = 4
 # Columns of a streamed tile: one for each thread of a warpgroup.
 _COLUMNS = 128
@@ -32,10 +32,10 @@ _SHARED_BYTES = 100 * 1024
 
 
 class Streamed(NamedTuple):
-    """How `_streamed` cuts weights.
+    """Tile sizes of `_streamed`.
 
     Attributes:
-      rows: Rows that share what is read of a kernel.
+      rows: Rows that share one reading of a kernel.
       tile_k: Rows of a tile of weights.
       stages: Tiles in flight.
     """
@@ -46,7 +46,7 @@ class Streamed(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """How `_tiled` cuts its operands.
+    """Tile sizes of `_tiled`.
 
     Attributes:
       tile_m: Rows of a tile of `x` and of the result.
@@ -73,7 +73,7 @@ def capability() -> tuple[int, int] | None:
 
 
 def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, int] | None) -> Streamed | Tiled | None:
-    """Says which kernel serves these operands, and how.
+    """Chooses the kernel for these operands, and its tile sizes.
 
     Args:
       x: `[B, M, K]`.
@@ -82,9 +82,9 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, in
       on: Compute capability of the GPU; None if there is none.
 
     Returns:
-      How the kernel cuts the operands; None if no kernel can serve them.
+      The tile sizes; None if there is no kernel for these operands.
     """
-    # GPUs later than the data centres' Blackwell (10) have less shared memory.
+    # Later GPUs than the Blackwell of data centres (10) have less shared memory.
     if on is None or on[0] not in (9, 10) or 0 in (*x.shape, *w.shape):
         return None
     (b, m, k), (p, _, n) = x.shape, w.shape
@@ -102,7 +102,7 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, in
         rows = min(_ROWS_AT_ONCE, 1 << (each - 1).bit_length())
         tile = tile_k * (_COLUMNS * w.dtype.itemsize + rows * 4)
         return Streamed(rows, tile_k, min(_SHARED_BYTES // tile, 8, k // tile_k))
-    # Blackwell has other instructions for the tensor cores.
+    # Blackwell has other tensor core instructions.
     if on[0] == 9 and x.dtype == w.dtype and x.dtype != jnp.float32:
         tile_n = next((size for size in (128, 64, 32, 16) if n % size == 0), None)
         if k % 64 or tile_n is None:
@@ -119,7 +119,7 @@ def matmul_mosaic(x: Array, w: Array, index: Array | None = None, *, how: Stream
       x: `[B, M, K]`.
       w: `[P, K, N]`.
       index: `int [B]`, or None for the identity (`B == P`).
-      how: What `plan` says for these operands.
+      how: The result of `plan` for these operands.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
@@ -147,7 +147,7 @@ def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
     groups = sorted_by_kernel(jnp.repeat(index, m, total_repeat_length=num_rows), p)
     num_items = min(p, num_rows) + num_rows // how.rows if how.rows > 1 else num_rows
     items = -(-groups.size // how.rows)
-    place = jnp.arange(num_rows) - groups.start[groups.kernel]  # within its group
+    place = jnp.arange(num_rows) - groups.start[groups.kernel]  # position within its group
     item = (jnp.cumsum(items) - items)[groups.kernel] + place // how.rows
     slot = place % how.rows
     rows = jnp.zeros((num_items, how.rows, k), x.dtype).at[item, slot].set(x.reshape(num_rows, k)[groups.order])
@@ -158,67 +158,52 @@ def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
 
 def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
     """Computes `out[t] = x[t] @ w[kernel[t]]` in float32, x `[T, rows, K]`; a negative kernel `[T]` skips an item."""
-    from jax.experimental.pallas import mosaic_gpu as plgpu  # takes a while to import
+    from jax.experimental.pallas import mosaic_gpu as plgpu  # slow to import
 
-    (t, rows, _), n = x.shape, w.shape[2]
+    (t, rows, k), n = x.shape, w.shape[2]
 
-    def body(*references):  # its name is the kernel's
-        _stream(*references, how=how)
+    def streamed_matmul(x_gmem, w_gmem, kernel_gmem, out_gmem, out_smem):
+        item, column = jax.lax.axis_index("item"), jax.lax.axis_index("column")
+        which = kernel_gmem[item]
+
+        def zeros():
+            # Zeros are read back, so that they are laid out in registers as weights are.
+            return tuple(out_smem[row] for row in range(rows))
+
+        def add_tile(_, x_smem, w_smem, sums):
+            def add_eight(i, parts):
+                for place in (i * 8 + j for j in range(8)):
+                    weights = w_smem[place].astype(jnp.float32)
+                    parts = tuple(part + weights * x_smem[row, place] for row, part in enumerate(parts))
+                return parts
+
+            # Each tile has its own sum: one sum over thousands of products would have five times the rounding error.
+            parts = jax.lax.fori_loop(0, how.tile_k // 8, add_eight, zeros())
+            return tuple(total + part for total, part in zip(sums, parts, strict=True))
+
+        @pl.when(which >= 0)
+        def _():
+            out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
+            specs = [
+                plgpu.BlockSpec((rows, how.tile_k), lambda step: (0, step)),
+                plgpu.BlockSpec((how.tile_k, _COLUMNS), lambda step: (step, column)),
+            ]
+            options: Any = {"max_concurrent_steps": how.stages, "init_carry": zeros()}
+            pipeline = plgpu.emit_pipeline(add_tile, grid=(k // how.tile_k,), in_specs=specs, **options)
+            for row, total in enumerate(pipeline(x_gmem.at[item], w_gmem.at[which])):
+                out_smem[row] = total
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[item, :, pl.ds(column * _COLUMNS, _COLUMNS)])
+            plgpu.wait_smem_to_gmem(0)
 
     call = plgpu.kernel(
-        body,
+        streamed_matmul,
         out_type=jax.ShapeDtypeStruct((t, rows, n), jnp.float32),
         grid=(n // _COLUMNS, t),
         grid_names=("column", "item"),
         scratch_types=[plgpu.SMEM((rows, _COLUMNS), jnp.float32)],
     )
     return call(x.astype(jnp.float32), w, kernel.astype(jnp.int32))
-
-
-def _stream(x_gmem, w_gmem, kernel_gmem, out_gmem, out_smem, *, how: Streamed) -> None:
-    item, column = jax.lax.axis_index("item"), jax.lax.axis_index("column")
-    which = kernel_gmem[item]
-    references = x_gmem, w_gmem, out_gmem, out_smem
-    pl.when(which >= 0)(partial(_stream_item, *references, item=item, column=column, which=which, how=how))
-
-
-def _stream_item(x_gmem, w_gmem, out_gmem, out_smem, *, item, column, which, how: Streamed) -> None:
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    _, rows, k = x_gmem.shape
-
-    def tile(_, x_smem, w_smem, sums):
-        def eight(i, parts):
-            for j in range(8):
-                place = i * 8 + j
-                weights = w_smem[place].astype(jnp.float32)
-                parts = tuple(part + weights * x_smem[row, place] for row, part in enumerate(parts))
-            return parts
-
-        # Each tile is summed by itself: one sum over thousands would have five times the rounding error.
-        parts = jax.lax.fori_loop(0, how.tile_k // 8, eight, zeros())
-        return tuple(total + part for total, part in zip(sums, parts, strict=True))
-
-    def zeros():
-        # Zeros are read back, so that they are laid out in registers as weights are.
-        return tuple(out_smem[row] for row in range(rows))
-
-    out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
-    sums = plgpu.emit_pipeline(
-        tile,
-        grid=(k // how.tile_k,),
-        in_specs=[
-            plgpu.BlockSpec((rows, how.tile_k), lambda step: (0, step)),
-            plgpu.BlockSpec((how.tile_k, _COLUMNS), lambda step: (step, column)),
-        ],
-        max_concurrent_steps=how.stages,
-        init_carry=zeros(),
-    )(x_gmem.at[item], w_gmem.at[which])
-    for row, total in enumerate(sums):
-        out_smem[row] = total
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[item, :, pl.ds(column * _COLUMNS, _COLUMNS)])
-    plgpu.wait_smem_to_gmem(0)
 
 
 def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
@@ -230,52 +215,41 @@ def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
 
     m = x.shape[1]
     x = jnp.pad(x, ((0, 0), (0, -m % how.tile_m), (0, 0)))
-    (b, padded, _), n = x.shape, w.shape[2]
-    # Both operands of the instruction must have the same pattern in shared memory.
+    (b, padded, k), n = x.shape, w.shape[2]
+    # Both operands of the instruction must have the same layout in shared memory.
     swizzle = plgpu.find_swizzle(min(how.tile_n, how.tile_k) * x.dtype.itemsize * 8)
     transforms = (plgpu.TilingTransform((8, swizzle // x.dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
 
-    def body(*references):
-        _tile(*references, how=how, transforms=transforms)
+    def tiled_matmul(x_gmem, w_gmem, index_gmem, out_gmem, out_smem):
+        row, column, block = (jax.lax.axis_index(name) for name in ("row", "column", "block"))
+        which = index_gmem[block]
+
+        def product(sums):
+            def multiply(_, x_smem, w_smem):
+                plgpu.wgmma(sums, x_smem, w_smem)
+                plgpu.wgmma_wait(0)
+
+            specs = [
+                plgpu.BlockSpec((how.tile_m, how.tile_k), lambda step: (row, step), transforms=transforms),
+                plgpu.BlockSpec((how.tile_k, how.tile_n), lambda step: (step, column), transforms=transforms),
+            ]
+            grid, stages = (k // how.tile_k,), how.stages
+            pipeline = plgpu.emit_pipeline(multiply, grid=grid, in_specs=specs, max_concurrent_steps=stages)
+            pipeline(x_gmem.at[block], w_gmem.at[which])
+            return sums[...]
+
+        sums = pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((how.tile_m, how.tile_n), jnp.float32))
+        out_smem[...] = sums.astype(out_smem.dtype)
+        plgpu.commit_smem()
+        rows, columns = pl.ds(row * how.tile_m, how.tile_m), pl.ds(column * how.tile_n, how.tile_n)
+        plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[block, rows, columns])
+        plgpu.wait_smem_to_gmem(0)
 
     call = plgpu.kernel(
-        body,
+        tiled_matmul,
         out_type=jax.ShapeDtypeStruct((b, padded, n), x.dtype),
         grid=(padded // how.tile_m, n // how.tile_n, b),
         grid_names=("row", "column", "block"),
         scratch_types=[plgpu.SMEM((how.tile_m, how.tile_n), x.dtype, transforms=transforms)],
     )
     return call(x, w, index.astype(jnp.int32))[:, :m]
-
-
-def _tile(x_gmem, w_gmem, index_gmem, out_gmem, out_smem, *, how: Tiled, transforms) -> None:
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    row, column, block = (jax.lax.axis_index(name) for name in ("row", "column", "block"))
-    which = index_gmem[block]
-    cut = {
-        "grid": (x_gmem.shape[2] // how.tile_k,),
-        "in_specs": [
-            plgpu.BlockSpec((how.tile_m, how.tile_k), lambda step: (row, step), transforms=transforms),
-            plgpu.BlockSpec((how.tile_k, how.tile_n), lambda step: (step, column), transforms=transforms),
-        ],
-        "max_concurrent_steps": how.stages,
-    }
-    product = partial(_product, x_gmem, w_gmem, block, which, cut)
-    sums = pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((how.tile_m, how.tile_n), jnp.float32))
-    out_smem[...] = sums.astype(out_smem.dtype)
-    plgpu.commit_smem()
-    rows, columns = pl.ds(row * how.tile_m, how.tile_m), pl.ds(column * how.tile_n, how.tile_n)
-    plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[block, rows, columns])
-    plgpu.wait_smem_to_gmem(0)
-
-
-def _product(x_gmem, w_gmem, block, which, cut, sums):
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    def multiply(_, x_smem, w_smem):
-        plgpu.wgmma(sums, x_smem, w_smem)
-        plgpu.wgmma_wait(0)
-
-    plgpu.emit_pipeline(multiply, **cut)(x_gmem.at[block], w_gmem.at[which])
-    return sums[...]

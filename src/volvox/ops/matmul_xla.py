@@ -1,4 +1,4 @@
-"""Heterogeneous matmul in plain XLA: the reference, which runs everywhere."""
+"""Heterogeneous matmul in plain XLA, which runs everywhere."""
 
 import math
 from functools import partial
@@ -10,25 +10,25 @@ from jax import lax
 
 from volvox.types import Array
 
-# A matrix-vector product over a [K, N] kernel is bound by memory. XLA on CPU reads the kernel of one long product at
-# 17 GB/s, of the same product cut into chunks of 88 to 968 rows at 30 GB/s, of chunks of 64 rows or fewer at 15 GB/s
-# (7744 x 512, 64 kernels, float32, 2 cores). So on CPU K is cut, unless nothing in that range divides it.
+# A matrix-vector product with a [K, N] kernel is bound by memory. XLA on CPU reads the kernel at 17 GB/s in one long
+# product, at 30 GB/s in chunks of 88 to 968 rows, and at 15 GB/s in chunks of 64 rows or fewer (7744 x 512, 64 kernels,
+# float32, 2 cores). So K is cut on CPU, unless it has no divisor in that range.
 _MIN_CHUNK, _BEST_CHUNK, _MAX_CHUNK = 88, 352, 968
-# With 1, 2, 4, 8, 16 rows a kernel the cut product takes 0.5, 0.7, 0.8, 0.7, 0.7 of the time; more were not measured.
-# With 4 to 8 rows pieces half as long take 0.93 of the time of the best of one row (a processor with 1 MB of L2).
+# With 1, 2, 4, 8, 16 rows for each kernel the cut product takes 0.5, 0.7, 0.8, 0.7, 0.7 of the time; more rows were not
+# measured. With 4 to 8 rows, chunks half as long take 0.93 of the time (a processor with 1 MB of L2).
 _MAX_CHUNKED_ROWS = 16
 
 
 def chunk_length(rows: int, k: int) -> int | None:
-    """Returns the length of the pieces that the contraction is cut into, or None to leave it whole.
+    """Returns the length of the chunks of a contraction, or None to leave it whole.
 
     Args:
-      rows: Rows that each kernel is multiplied with.
+      rows: Rows for each kernel.
       k: Length of the contraction.
 
     Returns:
-      The divisor of `k` whose ratio to the best measured length is nearest to 1; None if there are so many rows that
-      the product is not bound by memory, or no divisor lies in the measured range.
+      The divisor of `k` whose ratio to the best measured length is nearest to 1; None if the product is not bound by
+      memory because of its many rows, or if no divisor lies in the measured range.
     """
     if rows > _MAX_CHUNKED_ROWS:
         return None
@@ -37,15 +37,15 @@ def chunk_length(rows: int, k: int) -> int | None:
     return min(candidates, key=lambda c: abs(math.log(c / best)), default=None)
 
 
-# Kernels of so few elements are gathered for each row block: sorting would cost as much.
+# Kernels up to this size are gathered for each block of rows, because sorting would cost as much.
 _SMALL = 2**14
 
 
 def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
     """Computes `out[b] = x[b] @ w[index[b]]` as batched products.
 
-    With `index`, blocks are sorted by kernel, so that no kernel is gathered, or read once for each of its blocks. Small
-    kernels, and the kernel of a single block, are gathered nevertheless.
+    With `index`, blocks are sorted by kernel, so that kernels are not gathered. Small kernels, and the kernel of a
+    single block, are gathered.
 
     Args:
       x: `[B, M, K]`.
@@ -80,7 +80,7 @@ def _chunked(x: Array, w: Array, chunk: int) -> Array:
     b, m, k = x.shape
     n = w.shape[-1]
     dtype = jnp.result_type(x, w)
-    # Partial sums in float32 at least: half precision would round each of them. Integers stay exact.
+    # Partial sums are at least float32, because half precision would round each of them. Integers stay exact.
     sums = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.promote_types(dtype, jnp.float32)
     parts = jnp.einsum(
         "bmck,bckn->bcmn",
@@ -95,10 +95,10 @@ class Sorted(NamedTuple):
     """Row blocks sorted by kernel.
 
     Attributes:
-      order: `int32 [B]`: the block at each place.
-      kernel: `int32 [B]`: the kernel of the block at each place.
+      order: `int32 [B]`: the block at each position.
+      kernel: `int32 [B]`: the kernel of the block at each position.
       size: `int32 [P]`: number of blocks of each kernel.
-      start: `int32 [P]`: place of the first block of each kernel.
+      start: `int32 [P]`: position of the first block of each kernel.
     """
 
     order: Array
@@ -108,7 +108,7 @@ class Sorted(NamedTuple):
 
 
 def sorted_by_kernel(index: Array, num_kernels: int) -> Sorted:
-    """Sorts row blocks with kernels `index` `[B]`, so that those of one kernel are side by side."""
+    """Sorts row blocks by their kernels `index` `[B]`."""
     chex.assert_rank(index, 1)
     order = jnp.argsort(index, stable=True)
     size = jnp.zeros(num_kernels, jnp.int32).at[index].add(1)
@@ -122,11 +122,11 @@ def _ragged(x: Array, w: Array, index: Array) -> Array:
     return jnp.zeros_like(out).at[groups.order].set(out)
 
 
-# On CPU a kernel that a loop takes out of `w` is copied first, at three times the cost of reading it, whereas one
-# product over all kernels reads each once, needed or not. Therefore, if most kernels are in use, there is one product
-# over all kernels with a few blocks of each (7744 x 512, 64 blocks, 20 kernels: 10.8 ms against 15 in a loop), and then
-# a loop over the blocks that are left (one kernel for all: 2.5 ms, against 1.8 without an index). The few blocks are
-# the mean number of a kernel, or twice that if some kernel has more.
+# On CPU a loop copies each kernel that it takes out of `w`, at three times the cost of reading it, while one product
+# over all kernels reads each kernel once, needed or not. So if most kernels are in use, one product over all kernels
+# takes a few blocks of each (7744 x 512, 64 blocks, 20 kernels: 10.8 ms against 15 ms in a loop), and a loop takes the
+# other blocks (one kernel for all: 2.5 ms, against 1.8 ms without an index). A few blocks are the mean number of blocks
+# of a kernel, or twice that if some kernel has more.
 _MOST = 0.75
 
 
@@ -146,7 +146,7 @@ def _grouped(x: Array, w: Array, index: Array) -> Array:
 
 
 def _over_all(x: Array, w: Array, groups: Sorted, place: Array, capacity: int) -> Array:
-    """Multiplies the first blocks of each kernel, `capacity` at most; what it gives for the others is of no use."""
+    """Multiplies at most `capacity` first blocks of each kernel; rows of other blocks are arbitrary."""
     (b, m, k), (p, _, n) = x.shape, w.shape
     dtype = jnp.result_type(x, w)
     if capacity == 0:
@@ -157,7 +157,7 @@ def _over_all(x: Array, w: Array, groups: Sorted, place: Array, capacity: int) -
 
 
 def _rest_of(x: Array, w: Array, groups: Sorted, done: Array, g: Array, out: Array) -> Array:
-    """Multiplies the blocks of kernel g after the first `done` of them, as a power of two of blocks, or all."""
+    """Multiplies the blocks of kernel g after the first `done`, padded to a power of two of blocks."""
     b = x.shape[0]
     begin, end = groups.start[g] + done, groups.start[g] + groups.size[g]
     sizes = [1 << i for i in range((b - 1).bit_length())] + [b]
@@ -167,7 +167,7 @@ def _rest_of(x: Array, w: Array, groups: Sorted, done: Array, g: Array, out: Arr
 
 
 def _over_some(x: Array, w: Array, g: Array, begin: Array, end: Array, size: int, out: Array) -> Array:
-    """Multiplies `size` blocks with kernel g, and puts the products of those from `begin` to `end` into `out`."""
+    """Multiplies `size` blocks with kernel g, and writes the products of blocks `begin` to `end` to `out`."""
     (b, m, k), n = x.shape, w.shape[2]
     first = jnp.minimum(begin, b - size)
     blocks = lax.dynamic_slice_in_dim(x, first, size)

@@ -40,8 +40,8 @@ def extend(lineage: Member, bases: Member) -> Member:
     """Adds a generation to a lineage.
 
     Args:
-      lineage: Fields `[G, P]`: how the bases of each generation descend from those of the generation before. A base with
-        a scale of 0 is unchanged; the parent of a first ancestor has no meaning.
+      lineage: Fields `[G, P]`: how the bases of each generation descend from those of the generation before. A base
+        with a scale of 0 is unchanged; the parent of a first ancestor has no meaning.
       bases: Fields `[P]`: the same for the new generation.
 
     Returns:

@@ -1,7 +1,7 @@
 """Sources of noise: a shared table of normal numbers, or a generator; in full, or of low rank.
 
-A seed determines a noise vector of any network: it is the start of a slice of the table, or the seed of a generator. The
-sources are settings with pure methods; their data (the table) is an argument of each method.
+A seed determines a noise vector of any network: it is the start of a slice of the table, or the seed of a generator.
+The sources are settings with pure methods; their data (the table) is an argument of each method.
 
     encoding(genotype, Table())                         # a table of 8 numbers for each parameter
     encoding(genotype, LowRank(rank=2, source=Generator()))

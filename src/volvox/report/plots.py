@@ -4,41 +4,31 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from volvox.checkpoint import write_file
-from volvox.envs.envpool_tasks import game_of, known_scores
-from volvox.report.rows import numbers
+from volvox.report.metrics import columns
 
-if TYPE_CHECKING:  # matplotlib is imported where something is drawn
+if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
-"""Told apart by colour-blind readers, too (Okabe and Ito)."""
-RANDOM: Any = {"color": "0.4", "linestyle": "--", "linewidth": 1, "label": "random play (published)"}
-STYLES = ("-", "--", ":")
-_PANELS = 4
-"""In a row."""
-_SCORE = re.compile(
-    r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|max|mean|median|min)(_\d+)?$"
-)
-_SPREADS = {"standard_error": "± std. error", "std": "± std. deviation"}
-_COUNTS = ("frames", "seconds", "step_seconds", "evaluation_frames", "evaluation_seconds", "evaluation_timesteps")
+RANDOM_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1, "label": "random play (published)"}
+_COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
+"""Colours that colour-blind readers can distinguish (Okabe and Ito)."""
+_MAX_PANELS = 9
+_SCORE = re.compile(r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)(_\d+)?$")
+_SPREADS = {"_standard_error": "± std. error", "_std": "± std. deviation"}
+_COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes)|generation|iteration|update|updates|step")
 
 
-def score_lines(env: Any) -> dict[str, float]:
-    """What is known of an Atari game's scores that a learning curve shows; nothing of other environments.
-
-    Args:
-      env: The environment's `Env.config`, or what `config.json` has in its place.
-    """
-    return {name: value for name, value in known_scores(game_of(env)).items() if name in ("random", "least")}
+def styles() -> Iterator[dict[str, Any]]:
+    """Yields line styles that can be told apart."""
+    for linestyle, color in itertools.cycle(itertools.product(("-", "--", ":"), _COLORS)):
+        yield {"color": color, "linestyle": linestyle}
 
 
 def learning_curve(
@@ -47,158 +37,115 @@ def learning_curve(
     *,
     title: str = "",
     random: float | None = None,
-    least: float | None = None,
 ) -> "Figure":
-    """Draws scores against emulator frames and against wall-clock time, and each other metric in a small panel.
+    """Draws scores against emulator frames and against wall-clock time, and other metrics that vary.
 
         vx.report.learning_curve(vx.report.read_metrics("runs/pong/metrics.jsonl"), "curve.png", title="Pong")
         vx.report.learning_curve(run.metrics, random=-20.7).savefig("curve.svg")
 
-    Scores are metrics whose names hold "return", "score" or "reward", and the best and mean of "training",
+    Scores are metrics whose names contain "return", "score" or "reward", and the best and mean of "training",
     "evaluation", "test" and "validation". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
-    `x_mean` or `x`. Values that are not numbers, and counters of steps, are left out. The values of a metric that is
-    missing in every other row or more, such as those of evaluations, are connected.
+    `x_mean` or `x`. The figure has at most nine panels; counters and constants have none.
 
     Args:
-      rows: Metrics, one mapping a step, in order. `frames` and `seconds` are counted from the run's beginning; where
-        `frames` is missing, steps take its place. None and missing values leave gaps.
-      path: Where to write a PNG, if anywhere.
-      title: The figure's title.
-      random: The score of random play, drawn as a line; None draws none.
-      least: The least score there can be, below which no band is drawn; None sets no limit.
-
-    Returns:
-      The figure; a notebook shows it, `figure.savefig` writes it in other formats.
+      rows: Metrics, one mapping a step, in order. Without `frames`, scores are drawn against steps. Lines
+        connect the values that are there.
+      path: PNG file to write; None writes none.
+      title: Title of the figure.
+      random: Score of random play, drawn as a line.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter
 
-    columns = _columns(rows)
-    steps = np.arange(1, len(rows) + 1, dtype=float)
-    spreads = _spreads(columns)
-    unknown = [*_COUNTS, *spreads.values()]
-    names = [name for name in columns if name not in unknown]
+    data = columns(rows)
+    spreads = _spreads(data)
+    names = [name for name in data if name not in spreads.values() and not _COUNTERS.fullmatch(name)]
     scores = [name for name in names if _SCORE.match(name)]
-    others = [name for name in names if name not in scores and not np.array_equal(columns[name], steps)]
-
-    # Places are fixed, in inches from the top: matplotlib's own layout takes seconds where there are many panels.
-    num_labels = len(scores) + (random is not None)
-    panel_rows, legend_rows = -(-len(others) // _PANELS), max(1, -(-num_labels // _PANELS))
-    top, height = 4.1 + 0.25 * legend_rows, 4.4 + 0.25 * legend_rows + 1.5 * panel_rows
-    figure = Figure(figsize=(10, height))
-    grid = figure.add_gridspec(1, 2, left=0.08, right=0.98, top=1 - 0.4 / height, bottom=1 - 3.6 / height, wspace=0.06)
-    by_frames = figure.add_subplot(grid[0])
-    by_time = figure.add_subplot(grid[1], sharey=by_frames)
-    frames = columns.get("frames", steps)
-    seconds = columns.get("seconds", np.full(len(rows), np.nan))
+    others = [name for name in names if name not in scores and np.nanmin(data[name]) < np.nanmax(data[name])]
+    others = others[: _MAX_PANELS - 2]
+    num_rows = 2 + -(-len(others) // 4)
+    figure = new_figure(figsize=(10, 2.1 * num_rows + 0.6))
+    # A fixed grid: matplotlib's constrained layout takes seconds, and training draws this figure every minute.
+    grid = figure.add_gridspec(num_rows, 4, left=0.07, right=0.98, bottom=0.06, top=0.94, hspace=0.75, wspace=0.35)
+    steps, seconds = np.arange(1.0, len(rows) + 1), data.get("seconds", np.full(len(rows), np.nan))
     longest = np.nanmax(seconds, initial=0.0)
-    units = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-    unit, unit_name = next(((size, name) for size, name in units if longest >= 2 * size), units[-1])
-    for axes, x in ((by_frames, frames), (by_time, seconds / unit)):
-        for i, name in enumerate(scores):
-            style = {"color": COLORS[i % len(COLORS)], "linestyle": STYLES[i // len(COLORS) % len(STYLES)]}
-            _draw(axes, x, columns, name, spreads.get(name), least, **style)
+    size, unit = next(((n, u) for n, u in ((3600, "hours"), (60, "minutes")) if longest >= 2 * n), (1, "seconds"))
+    by_frames = figure.add_subplot(grid[:2, :2])
+    by_time = figure.add_subplot(grid[:2, 2:], sharey=by_frames)
+    for axes, x in ((by_frames, data.get("frames", steps)), (by_time, seconds / size)):
+        for name, style in zip(scores, styles(), strict=False):
+            _draw(axes, x, data, name, spreads.get(name), style)
         if scores and random is not None:
-            axes.axhline(random, **RANDOM)
+            axes.axhline(random, **RANDOM_LINE)
+    by_frames.set(xlabel="emulator frames" if "frames" in data else "steps", ylabel="score")
+    by_frames.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
+    by_time.set_xlabel(f"wall-clock time ({unit})")
+    if scores:
+        by_frames.legend(frameon=False, fontsize="x-small")
     for i, name in enumerate(others):
-        down, right = divmod(i, _PANELS)
-        bottom = 1 - (top + 1.5 * (down + 1) - 0.2) / height
-        axes = figure.add_axes((0.08 + 0.232 * right, bottom, 0.18, 1.05 / height))
-        _draw(axes, frames, columns, name, spreads.get(name), None, color="0.3")
+        axes = figure.add_subplot(grid[2 + i // 4, i % 4])
+        _draw(axes, data.get("frames", steps), data, name, spreads.get(name), {"color": "0.3"})
         axes.set_title(name.replace("_", " "), fontsize="small")
         axes.locator_params(nbins=4)
-        if np.nanmax(np.abs(columns[name])) >= 1000:
-            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.tick_params(labelsize="x-small", labelbottom=False)
-
-    by_time.tick_params(labelleft=False)
-    by_time.set_xlabel(f"wall-clock time ({unit_name})")
-    by_frames.set(xlabel="emulator frames" if "frames" in columns else "steps", ylabel="score")
-    if "frames" in columns:
-        by_frames.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
-    else:
-        by_frames.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if scores:
-        shown = by_frames.get_legend_handles_labels()
-        place = (0.5, 1 - 4.05 / height)
-        figure.legend(*shown, loc="upper center", bbox_to_anchor=place, ncols=_PANELS, frameon=False, fontsize="small")
-    else:
-        for axes in (by_frames, by_time):
-            axes.set(xticks=[], yticks=[])
-            axes.text(0.5, 0.5, "no scores yet", transform=axes.transAxes, ha="center", va="center", color="0.4")
-    figure.suptitle(title, y=1 - 0.08 / height)
-    return finished(figure, path)
+    figure.suptitle(title)
+    return finish(figure, path)
 
 
-def check_png(path: str | os.PathLike[str] | None) -> None:
-    """Raises ValueError for the name of a picture of another format."""
-    if path is not None and Path(path).suffix != ".png":
-        raise ValueError(f"{os.fspath(path)}: pictures are PNG files, whose names must end in .png")
+def new_figure(**options: Any) -> "Figure":
+    """Makes a figure that notebooks show, although pyplot does not know it."""
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=120)
+            return file.getvalue()
+
+    return NotebookFigure(**options)
 
 
-def finished(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
-    """Returns the figure, so that notebooks show it, and writes it to a PNG if there is a path."""
-    check_png(path)
-    # Without pyplot, nobody has told notebooks how to show a figure.
-    figure._repr_png_ = lambda: _png(figure)  # pyright: ignore[reportAttributeAccessIssue]
+def finish(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
+    """Styles all axes, and writes the figure to a PNG if there is a path."""
+    for axes in figure.axes:
+        axes.grid(color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     if path is not None:
+        check_png(path)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, _png(figure))
+        figure.savefig(path, dpi=120)
     return figure
 
 
-def _png(figure: "Figure") -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    return file.getvalue()
+def check_png(path: str | os.PathLike[str] | None) -> None:
+    """Raises ValueError if a path does not end in `.png`."""
+    if path is not None and Path(path).suffix != ".png":
+        raise ValueError(f"{os.fspath(path)}: the name of a picture must end in .png")
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Every metric that is ever a number, float64 `[rows]`; NaN where it is missing."""
-    figures = [numbers(row) for row in rows]
-    names = [name for name in dict.fromkeys(itertools.chain(*rows)) if any(name in row for row in figures)]
-    return {name: np.array([row.get(name, np.nan) for row in figures], np.float64) for name in names}
-
-
-def _spreads(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Metric -> the metric that is its spread."""
+def _spreads(data: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Returns the metric that is the spread of another one, by the name of the latter."""
     found = {}
-    for name in columns:
-        for suffix in _SPREADS:
-            if not name.endswith(f"_{suffix}"):
-                continue
-            of = name.removesuffix(f"_{suffix}")
-            owners = [owner for owner in (f"{of}_score", f"{of}_mean", of) if owner in columns and owner != name]
-            if owners:
-                found[owners[0]] = name
+    for name, suffix in itertools.product(data, _SPREADS):
+        of = name.removesuffix(suffix)
+        owners = [owner for owner in (f"{of}_score", f"{of}_mean", of) if owner in data and owner != name]
+        if of != name and owners:
+            found[owners[0]] = name
     return found
 
 
 def _draw(
     axes: "Axes",
     x: np.ndarray,
-    columns: Mapping[str, np.ndarray],
+    data: Mapping[str, np.ndarray],
     name: str,
     spread: str | None,
-    least: float | None,
-    **style: Any,
+    style: Mapping[str, Any],
 ) -> None:
-    y = columns[name]
-    band = np.zeros_like(y) if spread is None else columns[spread]
-    shown = np.isfinite(y)
-    if not (shown[1:] & shown[:-1]).any():
-        x, y, band = x[shown], y[shown], band[shown]
-    label = name.replace("_", " ")
+    label, shown = name.replace("_", " "), np.isfinite(data[name])
+    x, y = x[shown], data[name][shown]
     if spread is not None:
         label += f" ({next(text for suffix, text in _SPREADS.items() if spread.endswith(suffix))})"
-        band = np.nan_to_num(band)
-        low = y - band if least is None else np.maximum(y - band, least)
-        axes.fill_between(x, low, y + band, color=style["color"], alpha=0.15, linewidth=0)
-    # Where there is no line to a neighbour, a marker shows the value.
-    shown = np.pad(np.isfinite(y), 1)
-    alone = (shown[1:-1] & ~shown[:-2] & ~shown[2:]) | (len(x) <= 30)
-    marker = "o" if alone.any() else ""
-    axes.plot(x, y, label=label, marker=marker, markevery=alone, markersize=3, linewidth=1.5, **style)
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+        band = np.nan_to_num(data[spread][shown])
+        axes.fill_between(x, y - band, y + band, color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(x, y, label=label, marker="o" if len(x) <= 30 else "", markersize=3, linewidth=1.5, **style)

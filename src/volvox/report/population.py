@@ -1,4 +1,4 @@
-"""Pictures of a population over the generations, from what a run logged of it (`volvox.train(..., log=True)`).
+"""Pictures of a population over the generations, from the log of a run (`volvox.runs.log_arrays`).
 
 report.cloud("runs/maze", "cloud.png", background=report.maze_walls)
 report.descent("runs/maze", "descent.png")
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volvox.envs import maze
-from volvox.report.plots import finished
-from volvox.report.rows import read_log
+from volvox.report import plots
+from volvox.report.files import LOG, read_log
 
-if TYPE_CHECKING:  # matplotlib is imported where something is drawn
+if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -31,142 +31,124 @@ def cloud(
     background: "Callable[[Axes], None] | None" = None,
     title: str = "",
 ) -> "Figure":
-    """Draws where in behaviour space the members of some generations ended, and how well.
+    """Draws the behaviours of the members of some generations, coloured by fitness.
 
-    Each panel is a generation, evenly spaced from the first to the last. Colour is fitness, on one scale; circles are
-    members that became parents, a star is the elite if it is of that generation. Behaviours of more than two numbers
-    are projected on the two directions in which all of them vary most.
+    The panels show generations that are evenly spaced from the first to the last. Circles mark members that became
+    parents, and a star marks the elite if it is of that generation. Behaviours of more than two numbers are projected
+    on their two principal directions.
 
     Args:
       run_dir: Directory of a run with a log.
-      path: Where to write a PNG, if anywhere.
-      panels: Generations to show, at most.
+      path: PNG file to write; None writes none.
+      panels: Largest number of generations to show.
       background: Draws on each panel before the members, for example `volvox.report.maze_walls`.
-      title: The figure's title.
-
-    Returns:
-      The figure.
+      title: Title of the figure.
 
     Raises:
-      FileNotFoundError: Nothing was logged.
-      ValueError: No behaviours were recorded, or `panels` is not positive.
+      FileNotFoundError: The run has no log.
+      ValueError: No behaviours were recorded.
     """
-    from matplotlib.figure import Figure
-
-    if panels < 1:
-        raise ValueError(f"panels={panels}: show at least one generation.")
-    logged = read_log(Path(run_dir) / "log")
+    logged = read_log(Path(run_dir) / LOG)
     behaviors = np.concatenate([arrays["behavior"] for arrays in logged.values()])
     size = behaviors.shape[1]
     if size == 0:
-        raise ValueError(f"{os.fspath(run_dir)}: no behaviours were recorded; give evolve a behavior.")
-    shown = np.array(list(logged))[np.unique(np.linspace(0, len(logged) - 1, panels).round().astype(int))].tolist()
-    project = _projection(behaviors)
+        raise ValueError(f"{os.fspath(run_dir)}: no behaviours were recorded; give volvox.evolve a behavior")
+    center, directions = np.zeros(size), np.eye(size, 2)
+    if size > 2:
+        clean = behaviors[np.isfinite(behaviors).all(axis=1)]
+        center = clean.mean(axis=0)
+        # A few thousand members determine the directions well enough.
+        few = clean[:: max(1, len(clean) // 2_000)] - center
+        directions = np.linalg.svd(few, full_matrices=False)[2][:2].T
+    numbers = np.array(list(logged))
+    shown = numbers[np.unique(np.linspace(0, len(numbers) - 1, panels).round().astype(int))].tolist()
     fitness = np.ma.masked_invalid(np.concatenate([logged[number]["fitness"] for number in shown]))
     low, high = (fitness.min(), fitness.max()) if fitness.count() else (0.0, 1.0)
-    columns, rows = min(len(shown), 3), -(-len(shown) // 3)
-    figure = Figure(figsize=(3.4 * columns + 0.8, 3.3 * rows + 0.3), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    num_columns, num_rows = min(len(shown), 3), -(-len(shown) // 3)
+    figure = plots.new_figure(figsize=(3.4 * num_columns + 0.8, 3.3 * num_rows + 0.3), layout="constrained")
+    grid = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True)
     points: Any = None
     for axes, number in zip(grid.flat, shown, strict=False):
         arrays = logged[number]
-        place = project(arrays["behavior"])
+        places = (arrays["behavior"] - center) @ directions
         if background is not None:
             background(axes)
-        shade = {"c": arrays["fitness"], "vmin": low, "vmax": high, "cmap": "viridis"}
-        points = axes.scatter(*place.T, s=9, linewidths=0, label="member", **shade)
-        selected, elite = _selected(arrays)
-        ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.8, "label": "became a parent"}
-        axes.scatter(*place[selected].T, s=40, **ring)
-        star = {"color": _VERMILLION, "edgecolors": "black", "linewidths": 0.6, "label": "elite"}
-        axes.scatter(*place[elite].T, s=130, marker="*", **star)
+        color = {"c": arrays["fitness"], "vmin": low, "vmax": high, "cmap": "viridis"}
+        points = axes.scatter(*places.T, s=9, linewidths=0, label="member", **color)
+        if "base_seed" in arrays:
+            born = (arrays["base_scale"] != 0) | arrays["base_initial"]
+            *parents, elite = np.where(born, arrays["base_seed"], -1)
+            selected = places[np.isin(arrays["seed"], parents)]
+            axes.scatter(*selected.T, s=40, facecolors="none", edgecolors="black", label="became a parent")
+            axes.scatter(*places[arrays["seed"] == elite].T, s=130, marker="*", color=_VERMILLION, label="elite")
         axes.set_title(f"generation {number}", fontsize=10)
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
-    label = "behaviour, {} number" if size <= 2 else "behaviour, {} principal direction"
-    figure.supxlabel(label.format("first"))
-    figure.supylabel(label.format("second"))
+    kind = "number" if size <= 2 else "principal direction"
+    figure.supxlabel(f"behaviour, first {kind}")
+    figure.supylabel(f"behaviour, second {kind}")
     figure.colorbar(points, ax=grid, label="training fitness")
-    if any("base_seed" in logged[number] for number in shown):
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        figure.legend(handles[-3:], labels[-3:], loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles[-3:], labels[-3:], loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     figure.suptitle(title)
-    return finished(figure, path)
+    return plots.finish(figure, path)
 
 
 def descent(
     run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, title: str = ""
 ) -> "Figure":
-    """Draws the tree of descent: fitness of all members by generation, lines from each parent to its parent.
+    """Draws the fitness of all members by generation, with lines from each base of the last generation to its parents.
 
-    The ancestors of the final elite are highlighted.
+    The elite and its ancestors are highlighted.
 
         vx.report.descent("runs/frostbite", "descent.png")
-        figure = vx.report.descent(run.run_dir, title="Frostbite")
 
     Args:
       run_dir: Directory of a run with a log and a strategy that keeps lineages.
-      path: Where to write a PNG, if anywhere.
-      title: The figure's title.
-
-    Returns:
-      The figure.
+      path: PNG file to write; None writes none.
+      title: Title of the figure.
 
     Raises:
-      FileNotFoundError: Nothing was logged.
-      ValueError: The strategy keeps no lineages, or the elite is older than the log.
+      FileNotFoundError: The run has no log.
+      ValueError: The strategy keeps no lineages.
     """
     from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    logged = read_log(Path(run_dir) / "log")
-    if "base_seed" not in next(iter(logged.values())):
-        raise ValueError(f"{os.fspath(run_dir)}: this strategy keeps no lineages, so there is no descent to draw.")
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    logged = read_log(Path(run_dir) / LOG)
+    last = logged[max(logged)]
+    if "base_seed" not in last:
+        raise ValueError(f"{os.fspath(run_dir)}: the strategy keeps no lineages, so there is no descent to draw")
+    figure = plots.new_figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for number, arrays in logged.items():
         axes.plot(np.full(arrays["fitness"].shape, number), arrays["fitness"], ".", color=_GREY, ms=2, alpha=0.4)
-    last = max(logged)
-    elite = logged[last]["base_seed"].shape[0] - 1
-    segments = [segment for base in range(elite) for segment in itertools.pairwise(ancestors(logged, base))]
-    axes.add_collection(LineCollection(list(dict.fromkeys(segments)), colors=_GREY, linewidths=0.8))
-    line = ancestors(logged, elite)
-    if not line:
-        raise ValueError(
-            f"{os.fspath(run_dir)}: the elite was born before generation {min(logged)}, where the log begins."
-        )
-    axes.plot(*zip(*line, strict=True), "o-", color=_VERMILLION, ms=4, lw=1.6, label="the elite and its ancestors")
-    axes.set_xlabel("generation")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("training fitness")
+    *others, elite = [ancestors(logged, base) for base in range(len(last["base_seed"]))]
+    segments = dict.fromkeys(segment for line in others for segment in itertools.pairwise(line))
+    axes.add_collection(LineCollection(list(segments), colors=_GREY, linewidths=0.8))
+    axes.plot(*np.array(elite).reshape(-1, 2).T, "o-", color=_VERMILLION, ms=4, label="the elite and its ancestors")
+    axes.set(xlabel="generation", ylabel="training fitness", title=title)
+    axes.locator_params(axis="x", integer=True)
     axes.legend(loc="best", frameon=False)
-    axes.set_title(title)
-    return finished(figure, path)
+    return plots.finish(figure, path)
 
 
 def ancestors(logged: dict[int, dict[str, np.ndarray]], base: int) -> list[tuple[int, float]]:
-    """A base of the last logged generation and those it descends from, newest first, as far back as the log goes.
+    """Returns generation of birth and training fitness of a base of the last generation and of its ancestors.
 
     Args:
-      logged: Arrays by generation, as `read_log` reads them.
-      base: Its index.
+      logged: Arrays by generation, see `read_log`.
+      base: Index of the base.
 
     Returns:
-      (generation in which it was born, training fitness) of each.
+      The base first, then its parent, and so on, as far back as the log goes without a gap.
     """
     found: list[tuple[int, float]] = []
-    # Bases are numbered anew in every generation: a gap in the log ends what is known.
-    for number in range(max(logged), 0, -1):
-        if number not in logged:
-            break
+    for number in itertools.takewhile(logged.__contains__, range(max(logged), 0, -1)):
         arrays = logged[number]
-        seed, parent = arrays["base_seed"][base], arrays["base_parent"][base]
-        initial = bool(arrays["base_initial"][base])
+        seed, parent, initial = (arrays[f"base_{name}"][base] for name in ("seed", "parent", "initial"))
         if initial or arrays["base_scale"][base] != 0:  # born in this generation, not carried over
-            rows = np.flatnonzero((arrays["seed"] == seed) & ((arrays["parent"] == parent) | arrays["initial"]))
-            if rows.size:
-                found.append((number, float(arrays["fitness"][rows[0]])))
+            members = np.flatnonzero((arrays["seed"] == seed) & ((arrays["parent"] == parent) | arrays["initial"]))
+            found += [(number, float(arrays["fitness"][row])) for row in members[:1]]
         if initial:
             break
         base = int(parent)
@@ -174,35 +156,10 @@ def ancestors(logged: dict[int, dict[str, np.ndarray]], base: int) -> list[tuple
 
 
 def maze_walls(axes: "Axes") -> None:
-    """Draws the walls, the start and the goal of the hard maze; a `background` for `cloud`."""
+    """Draws walls, start and goal of the hard maze; a `background` for `cloud`."""
     from matplotlib.collections import LineCollection
 
-    walls = maze.WALLS.reshape(-1, 2, 2)
-    axes.add_collection(LineCollection(list(walls), colors="black", linewidths=1.2))
+    axes.add_collection(LineCollection(list(maze.WALLS.reshape(-1, 2, 2)), colors="black", linewidths=1.2))
     axes.plot(*maze.START, "o", color="black", ms=4)
     axes.plot(*maze.GOAL, "x", color=_VERMILLION, ms=8, mew=2)
-    axes.set_xlim(-5, 210)
-    axes.set_ylim(210, -5)
-    axes.set_aspect("equal")
-
-
-def _selected(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows of the members that became bases, and those of the elite."""
-    if "base_seed" not in arrays:
-        return np.zeros(0, int), np.zeros(0, int)
-    born = (arrays["base_scale"] != 0) | arrays["base_initial"]
-    seeds = np.where(born, arrays["base_seed"], -1)
-    return np.flatnonzero(np.isin(arrays["seed"], seeds[:-1])), np.flatnonzero(arrays["seed"] == seeds[-1])
-
-
-def _projection(behaviors: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what takes behaviours `[N, D]` to places `[N, 2]`."""
-    size = behaviors.shape[1]
-    if size <= 2:
-        return lambda x: np.pad(x, ((0, 0), (0, 2 - size)))
-    clean = behaviors[np.isfinite(behaviors).all(axis=1)]
-    center = clean.mean(axis=0)
-    # Of few thousands, drawn evenly: the directions hardly change, and the decomposition takes a moment.
-    some = clean[:: max(1, len(clean) // 2_000)] - center
-    directions = np.linalg.svd(some, full_matrices=False)[2][:2]
-    return lambda x: (x - center) @ directions.T
+    axes.set(xlim=(-5, 210), ylim=(210, -5), aspect="equal")

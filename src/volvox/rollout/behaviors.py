@@ -19,7 +19,7 @@ from volvox.types import Array, ArrayTree, EnvSpec, TimeStep
 
 
 class Behavior(Protocol):
-    """A record of one episode of one environment, of fixed size: settings with pure methods, best a frozen dataclass."""
+    """A record of one episode of one environment, of fixed size: a frozen dataclass with pure methods."""
 
     @property
     def size(self) -> int:

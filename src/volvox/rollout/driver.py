@@ -115,9 +115,7 @@ class Loop:
                 groups = [self.make_groups(seed, number) for number in self.devices.numbers]
                 self.groups = joined(self.devices, groups)
             form = pipeline.traced if all(group.traceable for group in self.groups) else pipeline.driven
-            self.run_chunk = form(
-                self.stages, self.groups, beats_per_round=self.beats_per_round, devices=self.devices
-            )
+            self.run_chunk = form(self.stages, self.groups, beats_per_round=self.beats_per_round, devices=self.devices)
             self.envs = copied(envs) or tuple(group.init() for group in self.groups)
 
     def restart(self, seed: int | None = None) -> None:

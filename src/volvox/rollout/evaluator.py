@@ -58,10 +58,10 @@ class PopulationEvaluator:
     algorithm's state. The parameters of the slots are allocated once, donated to each rollout and updated in place.
     Training and validation share a loop; test episodes are driven from Python.
 
-    The way of a member from its seed to its score: `evolution/ga.py` asks for it (`GA.ask`), `evolution/algorithm.py`
-    has the population evaluated here, `slots.py` puts its episodes into a queue (`make_queue`), a slot takes and decodes
-    it (`Rollout.work`, `population/decoding.py`) and plays it (`Rollout.act`) in the loop (`driver.py`, `pipeline.py`);
-    `slots.evaluation` sorts the returns by member, and `GA.tell` gets them.
+    A member takes this way from its seed to its score. `GA.ask` (`evolution/ga.py`) draws the seed, and
+    `evolution/algorithm.py` passes the population to `evaluate` here. `slots.py` puts its episodes into a queue
+    (`make_queue`). In the loop (`driver.py`, `pipeline.py`), a slot decodes the member (`Rollout.work`,
+    `population/decoding.py`) and plays it (`Rollout.act`). `evaluation` sorts the returns by member for `GA.tell`.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ class PopulationEvaluator:
           Seconds per timestep of emulators, inference and decoding.
         """
         where = (population, num_episodes, False, max_episode_steps, seed, pool_seed, None, None)
+        rounds, times = 20, Times(0.0, 0.0, 0.0)
         try:
-            rounds = 20
             for _ in range(2):  # a few beats show how many take `seconds`
                 loop, carry, memory, constants = self._start(*where)
                 _, memory, times = time_parts(loop, carry, memory, constants, rounds=rounds)

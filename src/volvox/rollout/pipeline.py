@@ -7,9 +7,9 @@
         carry = work(carry, g)             # device work that runs while emulators step
 
 One pass over the groups is a *beat*, and a fixed number of beats is a *round*; `finish` ends each round, while the
-emulators of all groups step. The loop exists in two forms with bit-equal results: `traced` compiles a chunk of rounds as
-one program; `driven` runs it from Python around jitted `act`, `work` and `finish`. The second is the reference, and it
-serves groups that cannot be traced.
+emulators of all groups step. The loop exists in two forms with bit-equal results: `traced` compiles a chunk of rounds
+as one program; `driven` runs it from Python around jitted `act`, `work` and `finish`. The second is the reference, and
+it serves groups that cannot be traced.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Stages(NamedTuple):
     """The functions that an algorithm contributes to the loop. `g` is the index of the group, a Python int.
 
     The state is split by the function that may change it: `act` changes `carry` (small) and only reads `memory`
-    (large); `work` changes both. All read `constants`, and none changes them. This split keeps the large state in place.
+    (large); `work` changes both. All read `constants`, and none changes them. The split keeps the large state in place.
 
     Attributes:
       act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
@@ -66,7 +66,7 @@ class LoopState(NamedTuple):
 
 
 RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
-"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends when `rounds` are done or no work remains."""
+"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends after `rounds`, or if no work remains."""
 
 
 def traced(

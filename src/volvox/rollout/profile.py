@@ -53,9 +53,7 @@ def time_parts(
     return carry, memory, times
 
 
-def _run(
-    loop: Loop, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, rounds: int
-) -> tuple[LoopState, Times]:
+def _run(loop: Loop, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
     calls, envs, beats = Calls(loop.stages, loop.groups, loop.devices), list(loop.envs), loop.beats_per_round
     num_groups, group_size, last = len(loop.groups), loop.groups[0].num_envs, rounds * beats - 1
     spent: dict[str, list[float]] = {}

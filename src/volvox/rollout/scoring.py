@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import check_type, integer
-from volvox.envs.envpool_tasks import STICKINESS, Protocol, evaluation_options, game_of, human_normalized
+from volvox.envs.envpool_tasks import STICKINESS, Protocol, atari_game, evaluation_options, human_normalized
 from volvox.ops.batching import where_rows
 from volvox.rollout.driver import seed_of
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
@@ -25,7 +25,7 @@ UNUSED_SEED = 1_000_003
 _MAX_ENVS = 1_000
 """Default limit of environments; an Atari emulator takes about 0.2 MB."""
 _NO_LIMIT, _LONGEST = 2**30, 100_000
-"""A time limit of at least the first counts as none; episodes without a limit are cut after the second, in timesteps."""
+"""A time limit of at least the first counts as none; without a limit, episodes are cut after the second (timesteps)."""
 _WAVES = 2**31  # offset of the waves' numbers in keys; the numbers of timesteps are smaller
 
 
@@ -230,13 +230,20 @@ def _play(
     size = min(count, limit)
     played: list[tuple[np.ndarray, np.ndarray]] = []
     with contextlib.ExitStack() as stack:
-        group = state = None
+        group: Any = None
+        state: Any = None
         for wave in range(-(-count // size)):  # all environments play the last wave too, and its first episodes count
             if group is None or starts:
                 stack.close()
                 seeds = {"seeds": (starts * 2)[wave * size : (wave + 1) * size]} if starts else {}
                 (group,) = env.make(
-                    seed, max_episode_steps=max_episode_steps, num_envs=size, num_groups=1, host=True, **options, **seeds
+                    seed,
+                    max_episode_steps=max_episode_steps,
+                    num_envs=size,
+                    num_groups=1,
+                    host=True,
+                    **options,
+                    **seeds,
                 )
                 stack.callback(group.close)
                 state = group.init()
@@ -260,7 +267,7 @@ def _play(
     if limited or (lengths >= _LONGEST).any():
         about += f", cut at {group.spec.max_episode_steps if limited else _LONGEST} timesteps"
     lives = protocol == "fresh" and _setting(env, "episodic_life")  # each life is an episode
-    human = None if lives else human_normalized(game_of(env.config), mean)
+    human = None if lives else human_normalized(atari_game(env.config), mean)
     return Score(returns, lengths, mean, low, high, protocol, about, human)
 
 

@@ -1,14 +1,13 @@
-"""Rules for which groups of a kernel's weights live."""
+"""Rules that choose the groups of a kernel's weights to keep."""
 
 import dataclasses
 import math
-import re
 from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integers, numbers
+from volvox._checks import check_type, integers, numbers
 from volvox.sparsity.masks import Kernel
 from volvox.sparsity.schedules import Schedule, check_sparsity
 from volvox.types import Array
@@ -16,11 +15,11 @@ from volvox.types import Array
 
 @runtime_checkable
 class Rule(Protocol):
-    """Which groups of weights live, and when that changes.
+    """Chooses the groups of weights to keep, now and then.
 
-    A rule of your own is any object with these members; a frozen dataclass is described in `config.json`. A mask is
-    bool `[R, 1, F]` and says which of the R groups in each of the F columns of a kernel `[R, g, F]` live. Under `vmap`
-    a rule is mapped over learners.
+    Your own rule is any object with these members; a frozen dataclass can be saved with a run. A mask is bool
+    `[R, 1, F]`: True keeps one of the R groups in one of the F columns of a kernel `[R, g, F]`. Under `vmap` a rule is
+    mapped over learners.
 
         @dataclasses.dataclass(frozen=True, kw_only=True)
         class RandomMask:
@@ -43,14 +42,14 @@ class Rule(Protocol):
 
     @property
     def schedule(self) -> Schedule | None:
-        """Schedule of the sparsity; None where the rule needs none."""
+        """Schedule of the sparsity, or None."""
         ...
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
         """Returns the first masks of kernels, by name; their shapes cut the kernels into groups from then on.
 
         Raises:
-          ValueError: a kernel does not fit the rule.
+          ValueError: A kernel does not fit the rule.
         """
         ...
 
@@ -58,36 +57,36 @@ class Rule(Protocol):
         """Returns the next mask of one kernel.
 
         Args:
-          key: Key of random draws.
-          mask: The present mask.
-          kernel: `[R, g, F]`: Its weights after this update, 0 where masked.
-          gradient: `[R, g, F]`: The gradient of all weights, masked ones too.
-          step: int32: The number of this update.
-          sparsity: float32: The share of groups that the schedule asks to be dead; 0 without a schedule.
+          key: Random key.
+          mask: The current mask.
+          kernel: `[R, g, F]`: Weights after this update, 0 where masked.
+          gradient: `[R, g, F]`: Gradient of all weights, including masked ones.
+          step: int32: Number of this update.
+          sparsity: float32: Share of groups to prune by the schedule; 0 without a schedule.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Magnitude:
-    """Prunes the smallest weights of each kernel, or the smallest groups of them, as many as a schedule says.
+    """Prunes the smallest weights of each kernel, or the smallest groups, up to the sparsity of a schedule.
 
         rule = vx.sparsity.Magnitude(schedule=vx.sparsity.Cubic(final_sparsity=0.9, begin=0, end=100_000))
         optimizer = vx.sparsity.sparse(optax.adam(3e-4), rule)
 
-    The size of a group is its root mean square. At least one group of each kernel lives. Where the sparsity falls, the
-    dead groups with the largest gradients live again, from 0.
+    The size of a group is its root mean square. At least one group of each kernel is kept. If the sparsity falls, the
+    pruned groups with the largest gradients are restored, from 0.
 
     Attributes:
       schedule: Schedule of the sparsity, e.g. `Cubic` or `RewardAware`. A block-circulant kernel stores one of b
-        weights anyway, so its groups die only where the sparsity exceeds `1 - 1 / b`.
+        weights anyway, so its groups are pruned only if the sparsity exceeds `1 - 1 / b`.
       group: Weights in a group, consecutive along the input axis of one column. The groups of a block-circulant kernel
         are its blocks.
       every: Updates from one pruning to the next.
 
     Raises:
-      ValueError: no schedule, or a number that is not positive; from `sparse`, a kernel whose input axis is no multiple
-        of `group`.
+      TypeError: `schedule` is no schedule.
+      ValueError: A number is not positive. `sparse` raises it if the input axis of a kernel is no multiple of `group`.
     """
 
     schedule: Schedule
@@ -95,14 +94,11 @@ class Magnitude:
     every: int = 100
 
     def __post_init__(self):
-        if not isinstance(self.schedule, Schedule):
-            raise ValueError(
-                f"Magnitude needs a schedule, such as Cubic(...) or RewardAware(...); got {self.schedule!r}."
-            )
+        check_type("schedule", self.schedule, Schedule, "volvox.sparsity.Cubic or another schedule")
         integers(self, "group", "every", low=1)
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
-        """Returns masks of groups that all live."""
+        """Returns masks that keep all groups."""
         del key
         masks = {}
         for name, kernel in kernels.items():
@@ -115,11 +111,11 @@ class Magnitude:
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
         del key, step
-        # The dead come first, among them the one with the largest gradient last; then those that live, by size.
+        # Sort pruned groups by gradient magnitude, then kept groups by magnitude.
         sizes = jnp.where(mask, _size(kernel), _size(gradient))
         order = jnp.lexsort((sizes.ravel(), mask.ravel()))
-        dead = jnp.minimum(jnp.round(sparsity * mask.size).astype(jnp.int32), mask.size - 1)
-        return jnp.zeros(mask.size, bool).at[order].set(jnp.arange(mask.size) >= dead).reshape(mask.shape)
+        num_pruned = jnp.minimum(jnp.round(sparsity * mask.size).astype(jnp.int32), mask.size - 1)
+        return jnp.zeros(mask.size, bool).at[order].set(jnp.arange(mask.size) >= num_pruned).reshape(mask.shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,20 +124,18 @@ class KeepNOfM:
 
         optimizer = vx.sparsity.sparse(optax.adam(3e-4), vx.sparsity.KeepNOfM(n=2, m=4))
 
-    In a block-circulant kernel these are `n` of every `m` blocks. A weight that is not kept stays 0 and does not come
-    back by itself. With `drop`, the smallest weights of a kernel are replaced by others of their `m`, those with the
-    largest gradients.
+    In a block-circulant kernel, `n` of every `m` blocks are kept. A pruned weight stays 0. With `drop`, the smallest
+    kept weights of a kernel are replaced by the pruned weights of the same `m` with the largest gradients.
 
     Attributes:
-      n: Weights that live, of each `m`.
-      m: Number of consecutive weights among which `n` live.
-      begin: Updates with all weights before the first choice; with 0 the initial weights decide.
-      drop: Share of a kernel's living weights that are replaced at each change, in [0, 1].
+      n: Weights that are kept, of each `m`.
+      m: Number of consecutive weights.
+      begin: Updates with all weights before the first pruning; with 0 the initial weights are pruned.
+      drop: Share of a kernel's kept weights that are replaced at each change, in [0, 1].
       every: Updates from one change to the next.
 
     Raises:
-      ValueError: `n` above `m`, a number that is not positive, or a share outside [0, 1]; from `sparse`, a kernel whose
-        input axis is no multiple of `m`.
+      ValueError: A setting is out of its range. `sparse` raises it if the input axis of a kernel is no multiple of `m`.
     """
 
     n: int = 2
@@ -156,10 +150,10 @@ class KeepNOfM:
         integers(self, "begin", low=0)
         numbers(self, "drop", low=0, high=1)
         if self.n > self.m:
-            raise ValueError(f"n={self.n} exceeds m={self.m}: n of every m weights live.")
+            raise ValueError(f"n={self.n} exceeds m={self.m}; n of every m weights are kept")
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
-        """Returns masks of the largest initial weights, or with `begin` masks with which all weights live."""
+        """Returns masks that keep the largest initial weights, or all weights with `begin`."""
         del key
         for name, kernel in kernels.items():
             _check_divides("m", self.m, name, len(kernel.weights))
@@ -172,10 +166,10 @@ class KeepNOfM:
         sizes = _size(kernel)
         kept = self._largest(jnp.where(mask, sizes, -1.0))
         if self.drop > 0:
-            # Nothing is replaced at the first choice, which has just compared all weights.
-            dying = jnp.where((kept == mask).all(), jnp.round(self.drop * kept.sum()), 0.0)
-            small = kept & (_rank(jnp.where(kept, sizes, jnp.inf).ravel()) < dying).reshape(kept.shape)
-            # First those that stay, then the dead by gradient; where these are too few, the small ones stay, too.
+            # Nothing is replaced at the first pruning, which has just compared all weights.
+            num_dropped = jnp.where((kept == mask).all(), jnp.round(self.drop * kept.sum()), 0.0)
+            small = kept & (_rank(jnp.where(kept, sizes, jnp.inf).ravel()) < num_dropped).reshape(kept.shape)
+            # Rank large kept weights first, then pruned weights by gradient, then small kept weights.
             kept = self._largest(jnp.where(kept, jnp.where(small, -1.0, jnp.inf), _size(gradient)))
         return jnp.where(step >= self.begin, kept, mask)
 
@@ -188,25 +182,24 @@ class KeepNOfM:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """Keeps the sparsity of a kernel constant, and now and then replaces its smallest weights by others.
+    """Keeps the sparsity of a kernel constant, and regularly replaces its smallest weights by others.
 
         optimizer = vx.sparsity.sparse(optax.adam(3e-4), vx.sparsity.Dynamic(sparsity=0.9))
 
-    Densities of layers are those of Erdős–Rényi graphs: a kernel `[K, N]` has one in proportion to `(K + N) / (K N)`.
-    Two things differ from the papers. The smallest weights are those of smallest size, while Sokar et al. take a share
-    of either sign; and a weight that has just died does not come back at once, while in RigL it may.
+    Densities of layers are those of Erdős–Rényi graphs: the density of a kernel `[K, N]` is proportional to
+    `(K + N) / (K N)`. Two details differ from the papers. Weights are pruned by magnitude, while Sokar et al. prune a
+    share of either sign. A weight that has just been pruned is not restored at once, while RigL allows it.
 
     Attributes:
-      sparsity: Share of all these kernels' weights that are 0 or need not be stored, in [0, 1).
-      drop: Share of a kernel's living weights that die at each change, in [0, 1].
+      sparsity: Share of the weights of all these kernels that are 0 or need not be stored, in [0, 1).
+      drop: Share of a kernel's kept weights that are pruned at each change, in [0, 1].
       every: Updates from one change to the next.
-      end: Update at which changes end; until there `drop` falls to 0 by half a cosine, as in RigL. None: it stays.
-      grow: Which weights begin to live: random ones (Sokar et al. 2021, arXiv 2106.04217), or those with the largest
+      end: Update at which changes end; until then `drop` falls to 0 by half a cosine, as in RigL. None keeps `drop`.
+      grow: Choice of the weights to restore: at random (Sokar et al. 2021, arXiv 2106.04217), or by the largest
         gradients (RigL, Evci et al. 2020, arXiv 1911.11134).
 
     Raises:
-      ValueError: a sparsity outside [0, 1), a share outside [0, 1], an end that is not positive, or an unknown way to
-        grow.
+      ValueError: A setting is out of its range.
     """
 
     sparsity: float
@@ -221,7 +214,7 @@ class Dynamic:
         integers(self, "every", "end", low=1)
         numbers(self, "drop", low=0, high=1)
         if self.grow not in ("random", "gradient"):
-            raise ValueError(f"grow={self.grow!r} is unknown; there are random and gradient.")
+            raise ValueError(f"grow={self.grow!r}: give 'random' or 'gradient'")
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
         """Returns random masks that together have the sparsity; see `erdos_renyi`."""
@@ -230,63 +223,62 @@ class Dynamic:
         masks = {}
         for i, (name, density) in enumerate(erdos_renyi(sides, 1.0 - self.sparsity, most).items()):
             shape = kernels[name].mask_shape
-            living = max(round(density * kernels[name].block * math.prod(shape)), 1)
+            num_kept = max(round(density * kernels[name].block * math.prod(shape)), 1)
             draws = jax.random.permutation(jax.random.fold_in(key, i), math.prod(shape))
-            masks[name] = (draws < living).reshape(shape)
+            masks[name] = (draws < num_kept).reshape(shape)
         return masks
 
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
         del sparsity
-        living, size = mask.ravel(), mask.size
-        left = 1.0 if self.end is None else (1.0 + jnp.cos(jnp.pi * jnp.minimum(step / self.end, 1.0))) / 2
-        dying = jnp.round(self.drop * left * living.sum()).astype(jnp.int32)
-        dying = jnp.minimum(dying, size - living.sum())  # no more than can begin to live
-        stays = living & (_rank(jnp.where(living, _size(kernel).ravel(), jnp.inf)) >= dying)
+        kept, size = mask.ravel(), mask.size
+        decay = 1.0 if self.end is None else (1.0 + jnp.cos(jnp.pi * jnp.minimum(step / self.end, 1.0))) / 2
+        num_replaced = jnp.round(self.drop * decay * kept.sum()).astype(jnp.int32)
+        num_replaced = jnp.minimum(num_replaced, size - kept.sum())
+        stays = kept & (_rank(jnp.where(kept, _size(kernel).ravel(), jnp.inf)) >= num_replaced)
         preference = jax.random.uniform(key, (size,)) if self.grow == "random" else _size(gradient).ravel()
-        # Those that have just died may not come back at once.
-        begins = _rank(jnp.where(living, jnp.inf, -preference)) < dying
-        return (stays | begins).reshape(mask.shape)
+        # Only weights that were pruned before are restored.
+        restored = _rank(jnp.where(kept, jnp.inf, -preference)) < num_replaced
+        return (stays | restored).reshape(mask.shape)
 
 
 def erdos_renyi(sides: dict[str, tuple[int, int]], density: float, most: dict[str, float]) -> dict[str, float]:
-    """Returns densities of kernels `[K, N]` in proportion to `(K + N) / (K N)` that make up one density together.
+    """Returns densities of kernels `[K, N]`, proportional to `(K + N) / (K N)`, with a given density in all.
 
     Args:
       sides: (K, N) by name.
-      density: Share of all weights that live.
-      most: Greatest density of each kernel, by name.
+      density: Share of all weights that are kept.
+      most: Largest density of each kernel, by name.
 
     Returns:
-      Density by name, none above its greatest; what that cuts off is given to the others.
+      Density by name, at most the largest. The others grow in proportion.
     """
     weights = {name: k * n for name, (k, n) in sides.items()}
     full: set[str] = set()
     while True:
         left = density * sum(weights.values()) - sum(most[name] * weights[name] for name in full)
         scale = max(left, 0.0) / max(sum(sum(sides[name]) for name in sides if name not in full), 1)
-        found = {name: most[name] if name in full else scale * (k + n) / (k * n) for name, (k, n) in sides.items()}
-        above = {name for name, one in found.items() if one > most[name]}
+        densities = {name: most[name] if name in full else scale * (k + n) / (k * n) for name, (k, n) in sides.items()}
+        above = {name for name in sides if densities[name] > most[name]}
         if not above:
-            return found
+            return densities
         full |= above
 
 
 def _check_divides(setting: str, value: int, name: str, rows: int) -> None:
     if rows % value:
-        ending = re.sub(r"^(\d+/)+", "", name)  # a learner's other networks do not have its number in their paths
         raise ValueError(
-            f"{setting}={value} does not divide the input axis of {name}, {rows} long; take another {setting}, or "
-            f"leave it whole, and what is called so in each network: sparse(..., dense=({ending!r},))."
+            f"{setting}={value} does not divide the input axis of {name}, which has length {rows}; take another "
+            f"{setting}, or keep the kernel dense: sparse(..., dense=({name!r},))"
         )
 
 
 def _size(groups: Array) -> Array:
-    """Returns the root mean square of each group: `[R, g, F]` -> `[R, 1, F]`."""
+    """Root mean square of each group: `[R, g, F]` -> `[R, 1, F]`."""
     return jnp.sqrt((groups.astype(jnp.float32) ** 2).mean(axis=1, keepdims=True))  # float16 would underflow
 
 
 def _rank(values: Array) -> Array:
-    """Returns the position of each value in ascending order; equal ones keep their order."""
+    """Position of each value in ascending order; equal values keep their order."""
     order = jnp.argsort(values, stable=True)
     return jnp.zeros_like(order).at[order].set(jnp.arange(len(values)))

@@ -4,10 +4,9 @@ import dataclasses
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from volvox._checks import integers, numbers
+from volvox._checks import integers, number, numbers
 from volvox.types import Array, ArrayTree
 
 
@@ -15,7 +14,7 @@ from volvox.types import Array, ArrayTree
 class Schedule(Protocol):
     """A sparsity over training: the share of a kernel's weights that are 0 or need not be stored.
 
-    A schedule of your own is any object with these two methods; a frozen dataclass is described in `config.json`.
+    Your own schedule is any object with these two methods; a frozen dataclass can be saved with a run.
     """
 
     def init(self) -> ArrayTree:
@@ -23,12 +22,12 @@ class Schedule(Protocol):
         ...
 
     def advance(self, state: Any, step: Array, mean_return: Array | None) -> tuple[Array, ArrayTree]:
-        """Returns the sparsity from here on and the next state; called whenever masks may change.
+        """Returns the sparsity from this update on, and the next state; called whenever masks may change.
 
         Args:
-          state: What the latest call returned.
-          step: int32: The number of this update.
-          mean_return: float32: The mean return of recent episodes; None where the caller gives none.
+          state: State of the schedule.
+          step: int32: Number of this update.
+          mean_return: float32: Mean return of recent episodes; None if the caller gives none.
         """
         ...
 
@@ -45,7 +44,7 @@ class Cubic:
       end: Update at which the final sparsity is reached.
 
     Raises:
-      ValueError: a sparsity outside [0, 1), or an end that is not after the beginning.
+      ValueError: A setting is out of its range, or `end` is not after `begin`.
     """
 
     final_sparsity: float
@@ -56,10 +55,10 @@ class Cubic:
         check_sparsity("final_sparsity", self.final_sparsity)
         integers(self, "begin", "end", low=0)
         if self.end <= self.begin:
-            raise ValueError(f"end={self.end} must come after begin={self.begin}.")
+            raise ValueError(f"end={self.end} must come after begin={self.begin}")
 
     def init(self) -> ArrayTree:
-        """Returns (): a cubic remembers nothing."""
+        """Returns (): the sparsity depends only on the step."""
         return ()
 
     def advance(self, state: ArrayTree, step: Array, mean_return: Array | None) -> tuple[Array, ArrayTree]:
@@ -70,16 +69,16 @@ class Cubic:
 
 
 class RewardAwareState(NamedTuple):
-    """What `RewardAware` remembers, float32 scalars.
+    """State of `RewardAware`, float32 scalars.
 
     Attributes:
-      sparsity: The current one.
+      sparsity: Current sparsity.
       best: Largest mean return so far; -inf before the first.
       worst: Smallest mean return so far; inf before the first.
       fell_at: Sparsity at which returns last began to fall; inf once they have held up there.
-      falls: How often they fell without having held up in between.
+      falls: Number of falls since returns last held up at that sparsity.
       falling: 1 from the beginning of a fall until returns hold up again, else 0.
-      waited: Number of changes that were not made so far because of `fell_at`.
+      waited: Number of changes since the last one that were left out because of `fell_at`.
     """
 
     sparsity: Array
@@ -99,25 +98,25 @@ class RewardAware:
         schedule = vx.sparsity.RewardAware(final_sparsity=0.8, increment=0.05, begin=10_000)
 
     Group-sparse training (Lee et al. 2021, arXiv 2101.09650) adapts its target to the reward. The paper does not
-    publish the rule, so this one is ours. It measures how far the mean return is below its best so far, as a share of
-    the distance from its worst to its best. Within `tolerance` the sparsity rises by `increment`; within twice the
-    tolerance it stays; below that it falls by `increment`. Shifting and scaling rewards therefore changes nothing. The
-    range of returns must have grown to several times their noise before these bands can tell a drop from noise. A
-    return that does not change at all holds up.
+    publish the rule, so this rule is ours. It measures the distance of the mean return below its best so far, as a
+    share of the range from its worst to its best. If the share is within `tolerance`, the sparsity rises by
+    `increment`. If it is within twice the tolerance, the sparsity stays. Otherwise the sparsity falls by `increment`.
+    Shifting and scaling rewards therefore changes nothing. The range of returns must have grown to several times their
+    noise before the rule can tell a drop from noise. A constant return holds up.
 
-    A sparsity at which returns fell is tried again when they hold up. Where they fall again, it is tried only at the
-    2nd time that they hold up, then at the 4th, the 8th and so on. Without that, a network that needs its weights would
-    lose and regrow some of them at every other change, to the end.
+    A sparsity at which returns fell is tried again when returns hold up. If they fall again, it is tried only at the
+    2nd time that they hold up, then at the 4th, the 8th and so on. Otherwise a network that needs its weights would
+    lose and regrow some of them at every other change.
 
     Attributes:
       final_sparsity: Largest sparsity, in [0, 1).
       initial_sparsity: Sparsity at the beginning, and the smallest.
       increment: Size of each change, in (0, 1].
-      tolerance: Share of the range of returns by which they may be below their best, in (0, 1].
+      tolerance: Share of the range of returns by which the mean return may be below its best, in (0, 1].
       begin: Update before which nothing changes.
 
     Raises:
-      ValueError: a number out of its range; from `advance`, no mean return.
+      ValueError: A setting is out of its range. `advance` raises it without a mean return.
     """
 
     final_sparsity: float
@@ -131,7 +130,7 @@ class RewardAware:
         check_sparsity("initial_sparsity", self.initial_sparsity)
         integers(self, "begin", low=0)
         if self.initial_sparsity > self.final_sparsity:
-            raise ValueError(f"initial_sparsity={self.initial_sparsity} exceeds final_sparsity={self.final_sparsity}.")
+            raise ValueError(f"initial_sparsity={self.initial_sparsity} exceeds final_sparsity={self.final_sparsity}")
         numbers(self, "increment", "tolerance", above=0, high=1)
 
     def init(self) -> RewardAwareState:
@@ -144,11 +143,11 @@ class RewardAware:
     ) -> tuple[Array, RewardAwareState]:
         """See `Schedule.advance`."""
         if mean_return is None:
-            raise ValueError("a reward-aware sparsity needs update(gradient, state, params, mean_return=...).")
-        mean_return = jnp.where(jnp.isfinite(mean_return), mean_return, jnp.nan)  # an infinite one would stay for good
+            raise ValueError("RewardAware needs the mean return: update(gradient, state, params, mean_return=...)")
+        mean_return = jnp.where(jnp.isfinite(mean_return), mean_return, jnp.nan)  # an infinite best would stay
         best, worst = jnp.fmax(state.best, mean_return), jnp.fmin(state.worst, mean_return)
         below = (best - mean_return) / jnp.maximum(best - worst, 1e-8)
-        # Before the first episode has ended there is no return.
+        # There is no return before the first episode has ended.
         decides = jnp.isfinite(mean_return) & (step >= self.begin)
         holds, drops = decides & (below <= self.tolerance), decides & (below > 2 * self.tolerance)
 
@@ -166,10 +165,10 @@ class RewardAware:
         return sparsity, RewardAwareState(sparsity, best, worst, fell_at, falls, falling, waited)
 
     def _reaches(self, sparsity: Array, level: Array) -> Array:
-        return sparsity > level - self.increment / 2  # whatever the rounding
+        return sparsity > level - self.increment / 2  # robust to rounding
 
 
 def check_sparsity(name: str, value: Any) -> None:
-    """Raises ValueError for a sparsity that is no number in [0, 1)."""
-    if not isinstance(value, int | float | np.number) or not 0 <= value < 1:
-        raise ValueError(f"{name}={value!r}: give a share of at least 0 and below 1.")
+    """Raises ValueError unless a sparsity is a number in [0, 1)."""
+    if number(name, value, low=0, high=1) == 1:
+        raise ValueError(f"{name}={value!r}: give a share below 1")

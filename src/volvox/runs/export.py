@@ -1,0 +1,260 @@
+"""A trained policy as one file, which acts without the code of its network.
+
+    export("policy.stablehlo", policy, variables, env.spec, config=algorithm.config)
+    act = vx.load("policy.stablehlo")
+    action = act(observation)
+
+The suffix of the path selects the format. Both formats hold the parameters and a JSON header, which describes inputs
+and outputs, and has the settings of the environment, those of its preprocessing included, under `config.env`.
+`.stablehlo` is a zip archive of `header.json` and `program.bin`, a program of `jax.export` for CPU and CUDA. It needs
+jax, but not volvox:
+
+    with zipfile.ZipFile("policy.stablehlo") as file:
+        header = json.loads(file.read("header.json"))
+        program = jax.export.deserialize(bytearray(file.read("program.bin")))
+    action, *state = program.call(observation)  # of a recurrent policy: program.call(observation, first, *state)
+
+`.onnx` is a model for any ONNX runtime, with the header as its metadata entry `volvox`. It is written by jax2onnx, and
+run here by onnxruntime: `pip install "volvox[onnx]"`. `header["spec"]["action_range"]`, if it is not null, is the
+lowest and highest action of the environment; add the lowest one to discrete actions.
+"""
+
+import json
+import logging
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from volvox.ops.batching import where_rows
+from volvox.rollout.actor import Actor
+from volvox.runs.config import from_json, to_json
+from volvox.runs.provenance import versions
+from volvox.types import Array, ArrayTree, EnvSpec, Policy
+
+SUFFIXES = (".stablehlo", ".onnx")
+_FORMAT = "volvox policy 2"
+_HEADER, _PROGRAM = "header.json", "program.bin"
+_PLATFORMS = ("cpu", "cuda")
+_CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
+"""Primitives that call a function, and the parameter that holds the function."""
+_HOST_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|lapack_\w+_ffi\b|(?:cu|hip)\w+\b)([^\s"(]+)')
+"""Custom calls other than those of LAPACK and cuSOLVER. A host callback is an address in memory, which may run code."""
+
+
+def export(
+    path: str | os.PathLike[str],
+    policy: Policy,
+    variables: ArrayTree,
+    spec: EnvSpec,
+    *,
+    config: Mapping[str, Any],
+) -> Path:
+    """Writes the greedy policy to one file, for any batch size.
+
+    Args:
+      path: File to write, ending in `.stablehlo` or `.onnx`; its directory is made if it is missing.
+      policy: The policy.
+      variables: Variables of `policy.apply`.
+      spec: The environment, whose observations are one array.
+      config: `Algorithm.config`, for the header.
+
+    Returns:
+      The path.
+
+    Raises:
+      ValueError: The path has another suffix, or the policy cannot be exported.
+      ImportError: The packages that `.onnx` needs are not installed.
+    """
+    path = _check_suffix(path)
+    if not isinstance(spec.observation, jax.ShapeDtypeStruct):
+        raise ValueError(f"{spec.name} has observations of several arrays; only policies of one can be exported")
+    initial = jax.tree.map(jnp.asarray, policy.initial_state(1))  # all episodes begin in the same state
+    leaves, treedef = jax.tree.flatten(initial)
+    (size,) = jax.export.symbolic_shape("batch")
+    states = [jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+    inputs = {"observation": jax.ShapeDtypeStruct((size, *spec.observation_shape), spec.observation_dtype)}
+    if states:
+        inputs["first"] = jax.ShapeDtypeStruct((size,), bool)
+        inputs |= {f"state_{i}": state for i, state in enumerate(states)}
+
+    def act(observation: Array, first: Array | None = None, *state: Array) -> tuple[Array, ...]:
+        begun = initial if first is None else where_rows(first, initial, treedef.unflatten(state))
+        output, new = policy.apply(variables, observation, begun)
+        new = [leaf.astype(like.dtype) for leaf, like in zip(jax.tree.leaves(new), leaves, strict=True)]
+        return policy.mode(output), *new
+
+    try:
+        action = jax.eval_shape(act, *inputs.values())[0]
+    except Exception as error:  # raised by the code of the network
+        raise ValueError(f"the network must work for any batch size: use x.shape[0], not len(x) ({error})") from error
+    outputs = {"action": action, **{f"new_state_{i}": state for i, state in enumerate(states)}}
+    header = {
+        "format": _FORMAT,
+        "spec": to_json(spec),
+        "inputs": [_describe(name, array) for name, array in inputs.items()],
+        "outputs": [_describe(name, array) for name, array in outputs.items()],
+        "config": to_json(config),
+        "versions": versions(),
+    }
+    write = _write_stablehlo if path.suffix == ".stablehlo" else _write_onnx
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, act, inputs, list(outputs), json.dumps(header, indent=1, allow_nan=False))
+    return path
+
+
+class ExportedPolicy(Actor):
+    """A policy from a file that `export` wrote: takes and returns NumPy arrays, and keeps the recurrent state.
+
+        act = vx.load("policy.stablehlo")
+        action = act(observation)
+
+    Attributes:
+      header: Header of the file: `spec`, `inputs`, `outputs`, `config`, `versions`.
+      policy: The same as a `Policy` with variables `()`, for `volvox.play` (`.stablehlo` only). It cannot be sampled.
+    """
+
+    def __init__(self, header: Mapping[str, Any], run: Callable[..., Sequence[Any]], *, compiled: bool):
+        """Makes the policy from its header, and from a function of the inputs that the header lists."""
+        self.header = dict(header)
+        states = header["inputs"][2:]
+
+        def initial_state(batch_size: int) -> ArrayTree:
+            zeros = [jnp.zeros((batch_size, *leaf["shape"][1:]), leaf["dtype"]) for leaf in states]
+            return (jnp.ones(batch_size, bool), *zeros) if zeros else ()  # whether the episode begins
+
+        def apply(variables: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
+            action, *new = run(observation, *state)
+            return action, (jnp.zeros_like(state[0]), *new) if states else ()
+
+        def sample(key: Array, output: Array) -> Array:
+            raise ValueError("an exported policy cannot be sampled: it holds the likeliest actions only")
+
+        self.policy = Policy(lambda key: (), initial_state, apply, sample, lambda output: output, header["config"])
+        super().__init__(self.policy, (), from_json(header["spec"]))
+        self._compiled = compiled
+
+    def __call__(self, observation: Any, first: Any = None) -> np.ndarray:
+        """Returns the likeliest actions; see `volvox.Actor`."""
+        with jax.disable_jit(not self._compiled):
+            return super().__call__(observation, first)
+
+
+def is_exported(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names an exported policy, and not a run directory."""
+    return Path(path).suffix in SUFFIXES and not Path(path).is_dir()
+
+
+def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
+    """Loads a policy that `export` wrote; needs neither the code of the network nor an environment.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      ValueError: The file was not written by `export`, or is damaged.
+      ImportError: `.onnx` needs onnxruntime, which is not installed.
+    """
+    path = _check_suffix(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    read = _read_stablehlo if path.suffix == ".stablehlo" else _read_onnx
+    try:
+        text, run = read(path)
+        header = json.loads(text)
+        if header["format"] != _FORMAT:
+            raise ValueError(f"its format is {header['format']!r}; this version reads {_FORMAT!r}")
+        return ExportedPolicy(header, run, compiled=path.suffix == ".stablehlo")
+    except ImportError:
+        raise
+    except Exception as error:  # archive, program and header are read by libraries that raise any kind of error
+        raise ValueError(f"{path} is damaged, or not a policy that volvox exported: {error}") from error
+
+
+def _check_suffix(path: str | os.PathLike[str]) -> Path:
+    if Path(path).suffix not in SUFFIXES:
+        raise ValueError(f"{os.fspath(path)}: the name of an exported policy ends in {' or '.join(SUFFIXES)}")
+    return Path(path)
+
+
+def _write_stablehlo(path: Path, act: Any, inputs: dict[str, Any], outputs: list[str], header: str) -> None:
+    del outputs
+    program = jax.export.export(jax.jit(act), platforms=_PLATFORMS)(*inputs.values())
+    with zipfile.ZipFile(path, "w") as archive:  # not compressed, because weights hardly get smaller
+        archive.writestr(_HEADER, header)
+        archive.writestr(_PROGRAM, bytes(program.serialize()))
+
+
+def _read_stablehlo(path: Path) -> tuple[str, Callable[..., Any]]:
+    with zipfile.ZipFile(path) as archive:
+        header, program = archive.read(_HEADER).decode(), jax.export.deserialize(bytearray(archive.read(_PROGRAM)))
+    if calls := set(_HOST_CALL.findall(program.mlir_module())):
+        raise ValueError(f"its program calls {', '.join(sorted(calls))}, which could run any code")
+    return header, program.call
+
+
+def _write_onnx(path: Path, act: Any, inputs: dict[str, Any], outputs: list[str], header: str) -> None:
+    try:
+        from jax2onnx import to_onnx
+    except ImportError as error:
+        raise ImportError("writing .onnx needs jax2onnx: pip install 'volvox[onnx]'") from error
+    inlined = partial(_inline, jax.make_jaxpr(act)(*inputs.values()))
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # jax2onnx warns of each of its plug-ins that does not suit this version of JAX
+    try:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+            model: Any = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
+    except Exception as error:  # each operation is converted by a plug-in, which raises any kind of error
+        raise ValueError(f"jax2onnx cannot convert this policy, export it as .stablehlo: {error}") from error
+    finally:
+        logging.disable(disabled)
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "volvox", header
+    path.write_bytes(model.SerializeToString())
+
+
+def _read_onnx(path: Path) -> tuple[str, Callable[..., Any]]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(f"{path} needs onnxruntime: pip install 'volvox[onnx]'") from error
+    session: Any = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    text = session.get_modelmeta().custom_metadata_map["volvox"]
+    names = [node.name for node in session.get_inputs()]
+
+    def run(*arrays: Any) -> Any:
+        if isinstance(arrays[0], Tracer):
+            raise ValueError("JAX cannot compile .onnx: call the policy with arrays, or export it as .stablehlo")
+        return session.run(None, {name: np.asarray(x) for name, x in zip(names, arrays, strict=True)})
+
+    return text, run
+
+
+def _inline(closed: Any, *args: Any) -> list[Any]:
+    """Evaluates a jaxpr without calls of functions, of which jax2onnx does not know all kinds."""
+    values = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *args), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else values[atom]
+
+    for equation in closed.jaxpr.eqns:
+        inputs, primitive = map(read, equation.invars), equation.primitive
+        if called := equation.params.get(_CALLS.get(primitive.name, "")):
+            outputs = _inline(called, *inputs)
+        else:
+            outputs = primitive.bind(*inputs, **equation.params)
+            outputs = outputs if primitive.multiple_results else [outputs]
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in closed.jaxpr.outvars]
+
+
+def _describe(name: str, array: jax.ShapeDtypeStruct) -> dict[str, Any]:
+    return {"name": name, "shape": ["batch", *array.shape[1:]], "dtype": np.dtype(array.dtype).name}

@@ -1,0 +1,215 @@
+"""The result of training: a state, its rows of metrics, and everything that can be done with them."""
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from volvox.report import html, plots, video
+from volvox.report.files import PLOT, REPORT, VIDEO, Row, read_config
+from volvox.report.metrics import atari_scores
+from volvox.rollout import scoring
+from volvox.rollout.actor import Actor
+from volvox.rollout.scoring import Protocol, Score
+from volvox.runs.config import from_json
+from volvox.runs.directory import change_settings, saved_key
+from volvox.runs.export import export
+from volvox.types import Algorithm, ArrayTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Which = Literal["best", "last"]
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Run:
+    """A run of `volvox.train`, up to its last completed step.
+
+        run = vx.train(algorithm, steps=10, run_dir="runs/a")
+        run.plot()
+        run.watch()
+        print(run.evaluate())
+
+    Attributes:
+      algorithm: The algorithm.
+      state: The algorithm's state; None if the run was loaded from a directory without checkpoints.
+      metrics: One row for each completed step, including those before a resume.
+      run_dir: The run directory, if there is one.
+      interrupted: Whether a signal (Ctrl-C, SIGTERM) ended the run early; None if the run was loaded.
+      exit_code: Exit code for a script, `sys.exit(run.exit_code)`: 0, or 128 plus the signal's number.
+      elite: Variables of the elite, if the run was loaded from `elite.json` without a checkpoint.
+    """
+
+    algorithm: Algorithm
+    state: Any
+    metrics: list[Row]
+    run_dir: Path | None
+    interrupted: bool | None = False
+    exit_code: int = 0
+    elite: ArrayTree | None = None
+
+    def __repr__(self) -> str:
+        directory = "" if self.run_dir is None else f", run_dir={str(self.run_dir)!r}"
+        return f"Run({self.algorithm.env.spec.name!r}, {self.algorithm.step_name}s={len(self.metrics)}{directory})"
+
+    def variables(self, which: Which = "best") -> ArrayTree:
+        """Returns the variables that `algorithm.policy.apply` takes.
+
+        Args:
+          which: "best": the best policy so far; the last one if nothing ranks them (learners without `evaluate_every`).
+            "last": the last policy, which is the same if the algorithm keeps only one.
+
+        Raises:
+          ValueError: `which` has another value, or the run directory holds neither a checkpoint nor an elite.
+        """
+        if which not in ("best", "last"):
+            raise ValueError(f"which={which!r}: give 'best' or 'last'")
+        if self.state is None:
+            if self.elite is None:
+                raise ValueError(f"{self.run_dir} holds neither a checkpoint nor elite.json, so there is no policy")
+            return self.elite
+        last = self.algorithm.last_variables if which == "last" else None
+        return (last or self.algorithm.variables)(self.state)
+
+    def evaluate(
+        self,
+        num_episodes: int | None = None,
+        *,
+        which: Which = "best",
+        protocol: Protocol | None = None,
+        sampled: bool = False,
+        seed: int = scoring.UNUSED_SEED,
+    ) -> Score:
+        """Scores the policy on whole episodes; see `volvox.play`.
+
+        Args:
+          num_episodes: Number of episodes; default 100, or one for each no-op start with the protocol "exact".
+          which: The best policy so far, or the last; see `variables`.
+          protocol: "sticky", "exact" or "fresh"; see `volvox.play`.
+          sampled: Draw actions instead of taking the likeliest.
+          seed: Seed of environments and actions. Training is unlikely to use the default.
+
+        Raises:
+          ValueError: There is no policy, or `volvox.play` refuses an argument.
+        """
+        env, policy, options = self.algorithm.env, self.algorithm.policy, {"sampled": sampled, "seed": seed}
+        variables = self.variables(which)
+        return scoring.play(env, policy, variables, protocol=protocol, num_episodes=num_episodes, **options)
+
+    def actor(self, which: Which = "best") -> Actor:
+        """Returns the policy as a function from observations to actions, NumPy arrays both; see `volvox.Actor`."""
+        return Actor(self.algorithm.policy, self.variables(which), self.algorithm.env.spec)
+
+    def resume(self, *, steps: int | None = None, changes: Mapping[str, Any] | None = None, **options: Any) -> "Run":
+        """Continues the run in its directory.
+
+            run = run.resume(steps=200, changes={"learning_rate": 1e-4})
+
+        Args:
+          steps: Steps of the whole run, including completed ones.
+          changes: New values for fields of the learner's or the strategy's settings. `config.json` records them.
+          **options: Further arguments of `volvox.train`, such as `stop_after`.
+
+        Returns:
+          The continued run. This object does not change.
+
+        Raises:
+          ValueError: There is no run directory, no such setting, or `volvox.train` refuses an argument.
+        """
+        from volvox.runs.train import train
+
+        directory, algorithm = self._directory("resume"), self.algorithm
+        key = saved_key(read_config(directory))
+        if changes:
+            algorithm = _with_settings(algorithm, changes)
+            change_settings(directory, algorithm, changes)
+        return train(algorithm, seed=key, steps=steps, run_dir=directory, resume=True, **options)
+
+    def export(self, path: str | os.PathLike[str], *, which: Which = "best") -> Path:
+        """Writes the policy to one file, `.stablehlo` or `.onnx`; see `volvox.runs.export`."""
+        algorithm, variables = self.algorithm, self.variables(which)
+        return export(path, algorithm.policy, variables, algorithm.env.spec, config=algorithm.config)
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Writes results, curves and settings to one HTML file; see `volvox.report.html_report`.
+
+        Args:
+          path: The file; default `report.html` in the run directory. It includes the video of `watch`, if that is in
+            the run directory.
+
+        Raises:
+          ValueError: There is no run directory.
+        """
+        directory = self._directory("report")
+        shown = directory / VIDEO if (directory / VIDEO).exists() else None
+        path, env = directory / REPORT if path is None else path, self.algorithm.env
+        random = atari_scores(env.config).get("random")
+        config = read_config(directory)
+        return html.html_report(path, self.metrics, config, title=env.spec.name, video=shown, random=random)
+
+    def command(self) -> str:
+        """Returns the command line that began the run, without `--resume`.
+
+        Raises:
+          ValueError: There is no run directory, or the run began in a notebook.
+        """
+        command = read_config(self._directory("command")).get("provenance", {}).get("command", "")
+        words = shlex.split(command)
+        if not words or words[-1] == "-" or any("ipykernel" in word for word in words):
+            raise ValueError(f"{self.run_dir} holds no command line, because the run began in a notebook")
+        return shlex.join(word for word in words if word != "--resume")
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """Draws the learning curve; see `volvox.report.learning_curve`.
+
+        Args:
+          path: The PNG file; default `learning_curve.png` in the run directory, if there is one.
+        """
+        path = self.run_dir / PLOT if path is None and self.run_dir is not None else path
+        env = self.algorithm.env
+        random = atari_scores(env.config).get("random")
+        return plots.learning_curve(self.metrics, path, title=env.spec.name, random=random)
+
+    def watch(
+        self, path: str | os.PathLike[str] | None = None, *, seed: int = 0, max_episode_steps: int | None = None
+    ) -> Path:
+        """Records one episode of the policy, with its likeliest actions; a notebook shows the video.
+
+        Args:
+          path: The MP4 file; default `episode.mp4` in the run directory.
+          seed: The environment's seed.
+          max_episode_steps: Timesteps after which the episode is truncated; default: the environment's limit.
+
+        Returns:
+          The path. The episode's return and length are printed.
+
+        Raises:
+          ValueError: There is neither a path nor a run directory, or observations are not images.
+        """
+        path = self._directory("watch") / VIDEO if path is None else path
+        given = (self.algorithm.env, self.algorithm.policy, self.variables(), path)
+        recorded = video.record_video(*given, seed=seed, max_episode_steps=max_episode_steps)
+        print(f"{recorded.path}: return {recorded.episode_return:g} in {recorded.length} timesteps")
+        video.show(recorded.path)
+        return recorded.path
+
+    def _directory(self, method: str) -> Path:
+        if self.run_dir is None:
+            raise ValueError(f"{method} needs a run directory; train with run_dir='runs/a'")
+        return self.run_dir
+
+
+def _with_settings(algorithm: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
+    """Makes the algorithm again with other values for fields of its settings or strategy."""
+    config = dict(algorithm.config)
+    name = next((name for name in ("settings", "strategy") if dataclasses.is_dataclass(config.get(name))), None)
+    if name is None:
+        raise ValueError("changes need an algorithm of vx.learn or vx.evolve, whose settings are a dataclass")
+    fields = [field.name for field in dataclasses.fields(config[name])]
+    if unknown := [change for change in changes if change not in fields]:
+        raise ValueError(f"{type(config[name]).__name__} has no setting {unknown[0]!r}; it has {', '.join(fields)}")
+    make = from_json({"function": config.pop("type")})
+    return make(**config | {"env": algorithm.env, name: dataclasses.replace(config[name], **changes)})

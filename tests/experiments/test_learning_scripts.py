@@ -1,0 +1,61 @@
+"""The scripts of single learners: a small run of each, and the algorithms of their presets and networks."""
+
+import json
+
+import jax
+import pytest
+
+A3C = "--num-envs 4 --segment-length 5 --updates-per-iteration 3"
+PPO = "--num-envs 4 --segment-length 8 --num-minibatches 2 --num-epochs 2 --rounds-per-iteration 2"
+TD3 = "--num-envs 4 --hidden 8 --batch-size 16 --random-timesteps 40 --replay-size 1000 --timesteps-per-iteration 60"
+TINY = {
+    "atari_a3c": f"modern --game Pong {A3C} --frames 500",
+    "atari_ppo": f"cleanrl --game Pong {PPO} --network small --frames 500",
+    "mujoco_a3c": f"mujoco --task InvertedPendulum {A3C} --frames 200",
+    "mujoco_ppo": f"cleanrl --task InvertedPendulum {PPO} --hidden 8 --timesteps 128",
+    "mujoco_td3": f"reference --task InvertedPendulum {TD3} --timesteps 120",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_a_small_run_is_trained_and_scored(name, tmp_path, script, rows):
+    code, _, err = script(f"{name}.py", TINY[name].split()).run(
+        "--run-dir", tmp_path / "run", "--no-video", "--score-episodes", 2
+    )
+    assert code == 0, err
+    table = rows(tmp_path / "run")
+    assert table[-1]["update"] > 0
+    score = json.loads((tmp_path / "run" / "score.json").read_text())["policy"]
+    assert len(score["returns"]) == (2 if name.startswith("mujoco") else len(score["returns"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("atari_a3c", "ga3c --network ga3c-large --first-stride 3"),
+        ("atari_a3c", "modern --network lstm"),
+        ("atari_ppo", "desktop"),
+        ("atari_ppo", "cleanrl --network nature"),
+        ("mujoco_td3", "reference --densely-connected --representation"),
+    ],
+)
+def test_presets_and_networks_make_an_algorithm(name, flags, load, read):
+    module = load(name)
+    algorithm, _ = module.make_algorithm(read(module, flags.split()))
+    assert sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(algorithm.policy.init, jax.random.key(0)))) > 10_000
+    algorithm.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("atari_a3c", "modern --first-stride 2"),
+        ("atari_ppo", "cleanrl --frames 80_000_000"),
+        ("mujoco_td3", "reference --timesteps 0"),
+    ],
+)
+def test_bad_settings_are_refused(name, flags, load, read):
+    module = load(name)
+    with pytest.raises(ValueError, match=r"first_stride|anneal|timesteps"):
+        module.make_algorithm(read(module, flags.split()))

@@ -1,0 +1,70 @@
+"""Small algorithms: one of a few lines that compiles nothing, and two on pure-JAX environments."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import volvox as vx
+from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
+
+SPEC = EnvSpec("walk", (1,), "float32", 2, None, None, None, 10, 1)
+
+
+def random_walk(*, size=3, hook=lambda step: None, **changes):
+    """Adds noise to a vector; `hook(step)` is called within each step."""
+
+    def step(state, *, monitor=None):
+        number = state["step"] + 1
+        hook(number)
+        if monitor is not None and monitor({"phase": "training", "done": 1, "total": 1}):
+            raise Interrupted
+        x = state["x"] + jax.random.normal(jax.random.fold_in(state["key"], number), (size,))
+        metrics = {"training_best": float(x.sum()), "frames": 10 * number, "nothing": float("nan")}
+        return {"key": state["key"], "x": x, "step": number}, metrics
+
+    algorithm = Algorithm(
+        init=lambda key: {"key": key, "x": jnp.zeros(size), "step": 0},
+        step=step,
+        variables=lambda state: state["x"],
+        policy=Policy(
+            init=lambda key: jnp.zeros(1),
+            initial_state=lambda batch_size: (),
+            apply=lambda variables, observation, state: (observation, state),
+            sample=lambda key, output: output,
+            mode=lambda output: output,
+            config={},
+        ),
+        env=Env(SPEC, 1, 1, lambda seed, **_: (), {}),
+        config={"type": "tests.random_walk", "size": size},
+        close=lambda: None,
+        genome=lambda state: [state["step"], [int(1000 * abs(state["x"][0])), 0.5]],
+        log=lambda state: {"x": state["x"]},
+    )
+    return algorithm._replace(**changes)
+
+
+def evolution(**settings):
+    env = vx.envs.cartpole(num_envs=8, groups=2, max_episode_steps=20)
+    small = {"population_size": 8, "num_parents": 2}
+    network = vx.networks.MLP(env.spec.num_outputs, (4,))
+    return vx.evolve(vx.GA(**small | settings), network, env, noise=vx.population.Generator())
+
+
+def learning(**settings):
+    env = vx.envs.cartpole(num_envs=4, groups=2)
+    small = {"segment_length": 3, "learning_rate": 0.01, "optimizer": optax.adam, "updates_per_iteration": 3}
+    return vx.learn(vx.A3C(**small | settings), vx.networks.CategoricalMLP(env.spec.num_outputs, (4,)), env)
+
+
+def assert_equal_trees(ours, theirs):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        if hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = map(jax.random.key_data, (a, b))
+        assert (jnp.asarray(a) == jnp.asarray(b)).all()
+
+
+@pytest.fixture(autouse=True)
+def _no_program_cache(monkeypatch):
+    """Leaves the cache of the test suite alone."""
+    monkeypatch.setenv("VOLVOX_COMPILATION_CACHE", "off")

@@ -1,0 +1,170 @@
+"""Checkpoints hold any state, and damaged or foreign ones are never used silently."""
+
+import json
+import os
+import shutil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.ops.flat import restored
+from volvox.runs import checkpoint
+from volvox.runs.checkpoint import DamagedCheckpointError
+
+from .conftest import assert_equal_trees
+
+
+class Nested(NamedTuple):
+    params: dict
+    count: int
+
+
+STATE = Nested(
+    {
+        "w": jnp.arange(6.0).reshape(2, 3),
+        "half": jnp.ones(2, jnp.bfloat16),
+        "empty": jnp.zeros((0, 4)),
+        "key": jax.random.key(3),
+        "keys": jax.random.split(jax.random.key(3), 2),
+        "flag": np.array([True, False]),
+        "none": None,
+        "rate": 0.5,
+    },
+    7,
+)
+
+
+def save(folder, step, state=None, *, keep=3, settings="mine"):
+    checkpoint.save(folder, step, {"x": jnp.full(3, step)} if state is None else state,
+                    keep=keep, num_rows=step, settings=settings)  # fmt: skip
+
+
+def restore(folder, *, rows=100, settings="mine"):
+    return checkpoint.restore_latest(folder, count_rows=lambda: rows, settings=settings, restore=lambda tree: tree)
+
+
+def test_a_state_is_restored_bit_for_bit(tmp_path):
+    save(tmp_path, 5, STATE)
+    step, tree = restore(tmp_path)
+    assert step == 5
+    read = restored(tree, STATE, what="state")
+    assert_equal_trees(read, STATE)
+    assert (type(read.count), type(read.params["rate"])) == (int, float)
+    assert read.params["half"].dtype == jnp.bfloat16
+    assert read.params["empty"].shape == (0, 4)
+
+
+def test_a_state_of_another_structure_is_refused(tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(ValueError, match="x"):
+        restored(restore(tmp_path)[1], {"x": jnp.zeros(4, jnp.int32)}, what="state")
+
+
+def test_the_newest_stay_and_later_ones_are_removed(tmp_path):
+    for step in range(6):
+        save(tmp_path, step, keep=2)
+    assert checkpoint.steps(tmp_path) == [4, 5]
+    save(tmp_path, 3, keep=2)  # after a resume from an earlier step
+    assert checkpoint.steps(tmp_path) == [3]
+    assert restore(tmp_path)[0] == 3
+
+
+def damage_flip(folder):
+    path = max((path for path in (folder / "state").rglob("*") if path.is_file()), key=os.path.getsize)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def damage_truncate(folder):
+    path = max((path for path in (folder / "state").rglob("*") if path.is_file()), key=os.path.getsize)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def damage_foreign_files(folder):
+    shutil.rmtree(folder / "state")
+    shutil.copytree(folder.parent / "00000001" / "state", folder / "state")
+
+
+def damage_step(folder):
+    record = json.loads((folder / "record.json").read_text())
+    (folder / "record.json").write_text(json.dumps(record | {"step": 1}))
+
+
+DAMAGES = {
+    "a flipped bit": damage_flip,
+    "a truncated file": damage_truncate,
+    "a missing file": lambda folder: next(p for p in (folder / "state").rglob("*") if p.is_file()).unlink(),
+    "an added file": lambda folder: (folder / "state" / "new").write_text("x"),
+    "the state of another checkpoint": damage_foreign_files,
+    "no state": lambda folder: shutil.rmtree(folder / "state"),
+    "no record": lambda folder: (folder / "record.json").unlink(),
+    "a record that is not JSON": lambda folder: (folder / "record.json").write_text("{"),
+    "a record of another kind": lambda folder: (folder / "record.json").write_text("[]"),
+    "the record of another step": damage_step,
+    "a renamed folder": lambda folder: folder.rename(folder.with_name("00000009")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_previous_one_used(tmp_path, damage):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    damage(tmp_path / "00000002")
+    with pytest.warns(UserWarning, match="skipped"):
+        step, tree = restore(tmp_path)
+    assert step == 1
+    np.testing.assert_array_equal(tree["x"], np.full(3, 1))
+
+
+def test_a_foreign_checkpoint_is_skipped(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2, settings="another run")
+    with pytest.warns(UserWarning, match="another run"):
+        assert restore(tmp_path)[0] == 1
+
+
+def test_a_checkpoint_whose_rows_are_missing_is_skipped(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    with pytest.warns(UserWarning, match="rows"):
+        assert restore(tmp_path, rows=1)[0] == 1
+
+
+def test_an_error_names_all_if_none_can_be_used(tmp_path):
+    assert restore(tmp_path) is None
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    damage_flip(tmp_path / "00000001")
+    damage_truncate(tmp_path / "00000002")
+    with pytest.raises(DamagedCheckpointError) as error:
+        restore(tmp_path)
+    assert all(name in str(error.value) for name in ("00000001", "00000002"))
+
+
+@pytest.mark.parametrize("leftover", ["an unfinished checkpoint", "an unfinished removal"])
+def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path, leftover):
+    save(tmp_path, 1)
+    shutil.copytree(tmp_path / "00000001", tmp_path / ".unfinished")
+    if leftover == "an unfinished removal":
+        (tmp_path / ".unfinished" / "record.json").unlink()
+    assert restore(tmp_path)[0] == 1
+    save(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001", "00000002"]
+
+
+def test_what_cannot_be_written_is_one_error_and_earlier_ones_are_intact(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.rename", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+    assert restore(tmp_path)[0] == 1

@@ -1,0 +1,118 @@
+"""Commands print what they found, end with an exit code, and show errors in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+import volvox as vx
+from volvox.cli import main
+
+from .conftest import evolution, random_walk
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "a"
+    return vx.train(evolution(), steps=2, run_dir=path, progress=False, loggers=())
+
+
+def call(capsys, *words):
+    code = main([str(word) for word in words])
+    return code, capsys.readouterr().out
+
+
+def test_play(run, capsys):
+    code, out = call(capsys, "play", run.run_dir, "--episodes", "3")
+    assert code == 0
+    assert str(run.evaluate(3)) in out
+
+
+def test_an_exported_policy_is_played(run, capsys, tmp_path):
+    file = tmp_path / "policy.stablehlo"
+    assert call(capsys, "export", run.run_dir, file)[0] == 0
+    code, out = call(capsys, "play", file, "--episodes", "3")
+    assert code == 0
+    assert str(run.evaluate(3)) in out
+    assert "CartPole" in call(capsys, "info", file)[1]
+
+
+def test_plot_report_and_info(run, capsys, tmp_path):
+    for command, name in (("plot", "curve.png"), ("report", "report.html")):
+        code, out = call(capsys, command, run.run_dir, "--out", tmp_path / name)
+        assert (code, out.strip()) == (0, str(tmp_path / name))
+        assert (tmp_path / name).stat().st_size > 1000
+    code, out = call(capsys, "info", run.run_dir)
+    assert code == 0
+    assert "2 steps" in out
+    assert "strategy.population_size: 8" in out
+
+
+def test_compare(run, capsys, tmp_path):
+    for seed in range(3):
+        options = {"steps": 3, "progress": False, "loggers": ()}
+        for method in ("a", "b"):
+            vx.train(random_walk(), seed=seed, run_dir=tmp_path / method / f"seed-{seed}", **options)
+    words = ("compare", f"x={tmp_path / 'a'}", f"y={tmp_path / 'b'}", "--metric", "training_best")
+    code, out = call(capsys, *words, "--out", tmp_path / "comparison.png")
+    assert code == 0
+    assert "x" in out
+    assert (tmp_path / "comparison.png").exists()
+    assert "|" in call(capsys, *words, "--markdown")[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("play", "/nowhere"), ("watch", "/nowhere"), ("info", "/nowhere"), ("compare", "/nowhere")),
+        *(("compare",), ("export", "/nowhere", "policy.txt"), ("plot", "policy.stablehlo"), ("profile", "/nowhere")),
+    ],
+)
+def test_errors_are_one_line(words, capsys):
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_errors_from_inside_keep_their_traceback(run, monkeypatch):
+    def fail(*args, **options):
+        error = ValueError("broken")
+        error.add_note("inside an environment")
+        raise error
+
+    monkeypatch.setattr("volvox.cli.load", fail)
+    with pytest.raises(ValueError, match="broken"):
+        main(["watch", str(run.run_dir)])
+
+
+def test_interrupts_and_closed_pipes_have_their_exit_codes(run, monkeypatch, capsys):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("volvox.cli.read_config", interrupt)
+        assert main(["info", str(run.run_dir)]) == 130
+    program = f"import sys; from volvox.cli import main; sys.exit(main(['info', {str(run.run_dir)!r}]))"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait() == 141
+
+
+def test_profile(run, capsys, monkeypatch):
+    monkeypatch.setattr("volvox.cli.profile_algorithm", lambda algorithm, seconds: f"{algorithm.step_name} {seconds}")
+    assert call(capsys, "profile", run.run_dir, "--seconds", "3") == (0, "generation 3.0\n")
+
+
+def test_the_doctor_finds_what_is_broken(capsys, monkeypatch):
+    assert call(capsys, "doctor")[0] == 0
+
+    def broken(*args, **options):
+        raise ImportError("no envpool")
+
+    monkeypatch.setattr("volvox.envs.atari", broken)
+    code, out = call(capsys, "doctor")
+    assert code == 1
+    assert "no envpool" in out

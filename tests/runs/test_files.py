@@ -1,0 +1,78 @@
+"""Rows of metrics, and files that are whole or not there."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from volvox.report import files
+
+
+def test_rows_are_json_and_survive(tmp_path):
+    row = {"a": np.float32(0.5), "b": jnp.arange(2), "c": float("nan"), "d": [np.inf, "x"], "e": {"f": np.bool_(True)}}
+    made = files.to_json_row(row)
+    assert made == {"a": 0.5, "b": [0, 1], "c": None, "d": [None, "x"], "e": {"f": True}}
+    files.append_row(tmp_path / "rows", made)
+    files.append_row(tmp_path / "rows", {"a": 1})
+    assert files.read_metrics(tmp_path / "rows") == [made, {"a": 1}]
+    files.write_rows(tmp_path / "rows", [made])
+    assert files.read_metrics(tmp_path / "rows") == [made]
+    assert files.read_metrics(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {1, 2}, [b"x"]], ids=str)
+def test_values_without_a_json_form_are_refused(value):
+    with pytest.raises(TypeError, match="metrics"):
+        files.to_json_row(value)
+
+
+def test_the_end_of_the_last_line_may_be_missing(tmp_path):
+    (tmp_path / "rows").write_text('{"a": 1}\n{"a": 2')
+    assert files.read_metrics(tmp_path / "rows") == [{"a": 1}]
+
+
+@pytest.mark.parametrize("line", ["?", "[1]", "3", "", "[" * 100_000])
+def test_rows_from_a_damaged_line_on_are_ignored_with_a_warning(line, tmp_path):
+    (tmp_path / "rows").write_text(f'{{"a": 1}}\n{line}\n{{"a": 3}}\n')
+    with pytest.warns(UserWarning, match="line 2"):
+        assert files.read_metrics(tmp_path / "rows") == [{"a": 1}]
+
+
+def test_numbers_are_finite_and_no_booleans():
+    row = {"a": 1, "b": 0.5, "c": None, "d": True, "e": "x", "f": [1], "g": float("nan"), "h": float("inf")}
+    assert files.numbers(row) == {"a": 1, "b": 0.5}
+
+
+def test_logged_arrays_survive(tmp_path):
+    arrays = {"seed": np.arange(3), "scale": np.ones((2, 2), np.float32)}
+    for step in (1, 12):
+        files.write_log(tmp_path / "log", step, arrays)
+    read = files.read_log(tmp_path / "log")
+    assert list(read) == [1, 12]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[12][name], array)
+    with pytest.raises(FileNotFoundError):
+        files.read_log(tmp_path / "nothing")
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    files.write_file(tmp_path / "a", "old")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(OSError, match="full"):
+            files.write_file(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+    files.write_file(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_text() == "new"
+
+
+def test_a_missing_run_names_the_likely_one(tmp_path):
+    for name in ("frostbite", "series/seed-0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps({"algorithm": {}, "key": {}}))
+    with pytest.raises(ValueError, match="frostbite"):
+        files.read_config(tmp_path / "frostbit")
+    with pytest.raises(ValueError, match="seed-0"):
+        files.read_config(tmp_path / "series")

@@ -1,0 +1,139 @@
+"""Runs are loaded in any process, from what their directory says and from the parts that users pass in."""
+
+import json
+import subprocess
+import sys
+
+import flax.linen as nn
+import numpy as np
+import pytest
+
+import volvox as vx
+from volvox.runs.checkpoint import DamagedCheckpointError
+
+from .conftest import assert_equal_trees, evolution, learning, random_walk
+
+
+class UserNet(nn.Module):
+    num_outputs: int
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_outputs)(nn.tanh(nn.Dense(self.width)(x)))
+
+
+def train(algorithm, run_dir, steps=1):
+    return vx.train(algorithm, steps=steps, run_dir=run_dir, progress=False, loggers=())
+
+
+@pytest.fixture(scope="module")
+def evolved(tmp_path_factory):
+    return train(evolution(), tmp_path_factory.mktemp("runs") / "evolved", steps=2)
+
+
+@pytest.mark.parametrize("make", [evolution, learning])
+def test_a_run_is_rebuilt_from_its_directory(make, tmp_path):
+    run = train(make(), tmp_path)
+    loaded = vx.load(tmp_path)
+    assert loaded.metrics == run.metrics
+    assert loaded.interrupted is None
+    assert_equal_trees(loaded.variables(), run.variables())
+    assert loaded.evaluate(3).returns.shape == (3,)
+
+
+def test_another_process_loads_it(evolved):
+    program = f"import volvox as vx; print(len(vx.load({str(evolved.run_dir)!r}).metrics))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"2\n"
+
+
+def test_without_checkpoints_the_elite_is_played_and_the_rows_are_there(evolved, tmp_path):
+    for name in ("config.json", "metrics.jsonl", "elite.json"):
+        (tmp_path / name).write_bytes((evolved.run_dir / name).read_bytes())
+    run = vx.load(tmp_path)
+    assert run.state is None
+    assert len(run.metrics) == 2
+    assert_equal_trees(run.variables(), evolved.variables())
+    (tmp_path / "elite.json").unlink()
+    with pytest.raises(ValueError, match="no policy"):
+        vx.load(tmp_path).variables()
+
+
+def test_a_network_of_the_user_is_passed_as_a_class_or_as_an_object(tmp_path):
+    env = vx.envs.cartpole(num_envs=8, groups=2, max_episode_steps=20)
+    strategy = vx.GA(population_size=4, num_parents=1)
+    run = train(vx.evolve(strategy, UserNet(2), env, noise=vx.population.Generator()), tmp_path)
+    with pytest.raises(ValueError, match=r"custom=\[UserNet\]"):
+        vx.load(tmp_path)
+    for custom in (UserNet, UserNet(2)):
+        assert_equal_trees(vx.load(tmp_path, custom=[custom]).variables(), run.variables())
+
+
+def test_another_network_is_refused(tmp_path):
+    run = train(learning(), tmp_path)
+    larger = vx.networks.CategoricalMLP(run.algorithm.env.spec.num_outputs, (5,))
+    with pytest.raises(ValueError, match="Dense_0"):
+        vx.load(tmp_path, custom=[larger])
+
+
+def test_an_environment_of_the_user_is_passed_as_an_object(evolved):
+    other = vx.envs.cartpole(num_envs=16, groups=1, max_episode_steps=20)
+    run = vx.load(evolved.run_dir, custom=[other])
+    assert run.algorithm.env is other
+    with pytest.raises(ValueError, match="max_episode_steps"):
+        vx.load(evolved.run_dir, custom=[vx.envs.cartpole(num_envs=8, groups=2)])
+
+
+def test_an_algorithm_of_the_user_is_passed_as_an_object(tmp_path):
+    run = train(random_walk(), tmp_path, steps=3)
+    with pytest.raises(ValueError, match=r"tests\.random_walk"):
+        vx.load(tmp_path)
+    np.testing.assert_array_equal(vx.load(tmp_path, algorithm=random_walk()).state["x"], run.state["x"])
+    with pytest.raises(ValueError, match="size"):
+        vx.load(tmp_path, algorithm=random_walk(size=4))
+
+
+def test_a_damaged_or_foreign_checkpoint_is_not_used_silently(tmp_path):
+    train(random_walk(), tmp_path / "a", steps=2)
+    train(random_walk(size=3, config={"type": "other", "size": 3}), tmp_path / "b", steps=3)
+    (tmp_path / "b" / "checkpoints" / "00000003").rename(tmp_path / "a" / "checkpoints" / "00000003")
+    with pytest.warns(UserWarning, match="another run"):
+        assert vx.load(tmp_path / "a", algorithm=random_walk()).state["step"] == 2
+    for folder in (tmp_path / "a" / "checkpoints").iterdir():
+        (folder / "record.json").unlink()
+    with pytest.raises(DamagedCheckpointError):
+        vx.load(tmp_path / "a", algorithm=random_walk())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{",
+        "[]",
+        "{}",
+        '{"algorithm": {}, "key": {}}',
+        '{"algorithm": {"type": "volvox.train", "run_dir": "canary"}, "key": {}}',
+        '{"algorithm": {"algorithm": "evolve"}, "key": {}}',
+    ],
+)
+def test_files_that_describe_no_run_are_one_error(content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        vx.load(tmp_path)
+    assert len(list(tmp_path.iterdir())) == (content is not None)
+
+
+def test_an_older_file_without_a_new_setting_is_loaded(evolved, tmp_path):
+    config = json.loads((evolved.run_dir / "config.json").read_text())
+    del config["algorithm"]["strategy"]["num_episodes"], config["algorithm"]["behavior"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert vx.load(tmp_path).algorithm.config["strategy"] == evolved.algorithm.config["strategy"]
+
+
+def test_an_exported_policy_is_loaded(evolved, tmp_path):
+    act = vx.load(evolved.export(tmp_path / "policy.stablehlo"))
+    observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(act(observations), evolved.actor()(observations))

@@ -1,0 +1,45 @@
+"""Rewards and observations that are not finite end a run, and the state before is saved."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import volvox as vx
+from volvox.runs import checkpoint
+
+
+def broken(*, reward=1.0, observation=1.0):
+    """Ten timesteps; the reward and the observation have these values from the third on."""
+    return vx.envs.from_functions(
+        lambda key: jnp.int32(0),
+        lambda t, action, key: (t + 1, jnp.where(t > 2, jnp.float32(reward), 1.0), False),
+        lambda t: jnp.where(t > 2, jnp.float32(observation), 1.0)[None],
+        name="broken",
+        num_envs=4,
+        groups=2,
+        max_episode_steps=10,
+        num_actions=2,
+    )
+
+
+def evolution(env):
+    strategy = vx.GA(population_size=8, num_parents=2)
+    return vx.evolve(strategy, vx.networks.MLP(2, ()), env, noise=vx.population.Generator())
+
+
+def learning(env):
+    return vx.learn(vx.A3C(segment_length=3, updates_per_iteration=8), vx.networks.CategoricalMLP(2, ()), env)
+
+
+CASES = [
+    *((evolution, {"reward": np.nan}), (evolution, {"reward": np.inf}), (evolution, {"observation": np.nan})),
+    (learning, {"observation": np.nan}),
+    pytest.param(learning, {"reward": np.nan}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("make", "values"), CASES)
+def test_the_error_names_the_environment(make, values, tmp_path):
+    with pytest.raises(FloatingPointError, match="broken"):
+        vx.train(make(broken(**values)), steps=2, run_dir=tmp_path, progress=False, loggers=())
+    assert checkpoint.steps(tmp_path / "checkpoints") == [0]

@@ -1,0 +1,84 @@
+"""Methods of a run."""
+
+import json
+
+import numpy as np
+import pytest
+
+import volvox as vx
+from volvox.report.files import read_config
+
+from .conftest import evolution, learning, random_walk
+
+
+def train(algorithm, run_dir=None, steps=2):
+    return vx.train(algorithm, steps=steps, run_dir=run_dir, progress=False, loggers=())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(evolution(), tmp_path_factory.mktemp("runs") / "a")
+
+
+def test_reports_are_written_into_the_run_directory(run):
+    assert run.report() == run.run_dir / "report.html"
+    assert "CartPole" in run.report().read_text()
+    (run.run_dir / "learning_curve.png").unlink()
+    run.plot()
+    assert (run.run_dir / "learning_curve.png").exists()
+    assert "generations=2" in repr(run)
+
+
+def test_the_actor_takes_the_likeliest_action(run):
+    observation = np.zeros(4, np.float32)
+    output, _ = run.algorithm.policy.apply(run.variables(), observation[None], ())
+    assert run.actor()(observation) == run.algorithm.policy.mode(output)[0]
+
+
+def test_the_best_and_the_last_policy():
+    run = train(random_walk(last_variables=lambda state: -state["x"]))
+    for which, expected in (("best", run.state["x"]), ("last", -run.state["x"])):
+        np.testing.assert_array_equal(run.variables(which), expected)
+    with pytest.raises(ValueError, match="which"):
+        run.variables("first")  # pyright: ignore
+
+
+CHANGES = [
+    (learning, {"learning_rate": 0.5}),
+    pytest.param(evolution, {"mutation_std": 0.5}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("make", "changes"), CHANGES)
+def test_settings_are_changed_on_purpose_and_recorded(make, changes, tmp_path):
+    run = train(make(), tmp_path, steps=1).resume(steps=2, changes=changes, progress=False, loggers=())
+    assert len(run.metrics) == 2
+    ((name, value),) = changes.items()
+    config = read_config(tmp_path)
+    part = "settings" if "settings" in config["algorithm"] else "strategy"
+    assert config["algorithm"][part][name] == getattr(run.algorithm.config[part], name) == value
+    (record,) = config["changes"]
+    assert record["after_step"] == 1
+    assert record["to"] == changes
+    assert record["from"][name] != value
+    assert len(vx.load(tmp_path).metrics) == 2
+    with pytest.raises(ValueError, match="no_such_setting"):
+        run.resume(steps=5, changes={"no_such_setting": 1})
+
+
+def test_the_command_line_of_the_run(run, tmp_path):
+    config = read_config(run.run_dir)
+    config["provenance"]["command"] = "python train.py --resume --seed 1"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    copy = vx.Run(run.algorithm, None, [], tmp_path)
+    assert copy.command() == "python train.py --seed 1"
+    config["provenance"]["command"] = "python -m ipykernel_launcher -f kernel.json"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="notebook"):
+        copy.command()
+
+
+@pytest.mark.parametrize("method", ["resume", "report", "command", "watch"])
+def test_methods_that_need_a_directory_say_so(method):
+    with pytest.raises(ValueError, match="run_dir"):
+        getattr(train(random_walk()), method)()

@@ -1,0 +1,388 @@
+"""`train`: budgets, rows, callbacks, errors, refusals, and what a run leaves on disk."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import volvox as vx
+from volvox.report.files import read_config, read_log, read_metrics
+from volvox.runs import checkpoint
+
+from .conftest import assert_equal_trees, evolution, learning, random_walk
+
+
+def train(algorithm, run_dir=None, **options):
+    return vx.train(algorithm, run_dir=run_dir, **{"progress": False, "loggers": (), **options})
+
+
+def test_rows_hold_metrics_step_and_time_and_are_on_disk(tmp_path):
+    run = train(random_walk(), tmp_path / "a", steps=3)
+    rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
+    assert rows == run.metrics
+    assert [row["generation"] for row in rows] == [1, 2, 3]
+    assert all(row["seconds"] >= row["step_seconds"] >= 0 and row["nothing"] is None for row in rows)
+    assert (run.interrupted, run.exit_code, run.state["step"]) == (False, 0, 3)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {".lock", "checkpoints", "config.json", "elite.json", "learning_curve.png", "metrics.jsonl"}
+    assert json.loads((tmp_path / "a" / "elite.json").read_text()) == run.algorithm.genome(run.state)
+    assert checkpoint.steps(tmp_path / "a" / "checkpoints") == [1, 2, 3]
+
+
+def test_nothing_is_written_or_printed_unless_asked(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    run = train(random_walk(), steps=2, stop_after=1e-9)
+    assert (len(run.metrics), run.run_dir) == (1, None)
+    algorithm = random_walk()
+    train(algorithm._replace(step=lambda state, monitor: (monitor({"note": "a"}), algorithm.step(state))[1]), steps=1)
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_frames": 25.0}, 3),
+        ({"max_frames": 30}, 3),
+        ({"steps": 2, "max_frames": 1e6}, 2),
+        ({"stop_after": 1e-9}, 1),
+        ({"steps": 9, "on_step": lambda run: run.metrics[-1]["frames"] == 40}, 4),
+        ({"steps": 9, "on_step": lambda run: np.float32(run.metrics[-1]["frames"]) > 30}, 4),
+        ({"steps": 3, "on_step": lambda run: "yes"}, 3),
+    ],
+)
+def test_a_budget_ends_the_run(options, steps):
+    assert len(train(random_walk(), **options).metrics) == steps
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"steps": 0},
+        {"steps": 1.5},
+        {"steps": 2, "checkpoint_every": 0},
+        {"steps": 2, "keep_checkpoints": 0},
+        {"stop_after": -1.0},
+        {"steps": 2, "resume": True},
+        {"steps": 2, "run_dir": ""},
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match=r".+"):
+        vx.train(random_walk(), **options)
+    with pytest.raises(TypeError, match="algorithm"):
+        vx.train(vx.GA(), steps=1)  # pyright: ignore
+
+
+def test_frames_are_needed_for_a_budget_of_frames():
+    algorithm = random_walk()
+    without = algorithm._replace(step=lambda state, monitor: (algorithm.step(state)[0], {}))
+    with pytest.raises(ValueError, match="frames"):
+        train(without, max_frames=100)
+
+
+@pytest.mark.parametrize("make", [random_walk, evolution, learning])
+def test_a_resumed_run_is_the_straight_run_bit_for_bit(make, tmp_path):
+    straight = train(make(), seed=3, steps=4)
+    train(make(), tmp_path, seed=3, steps=2)
+    resumed = train(make(), tmp_path, seed=3, steps=4, resume=True)
+    assert_equal_trees(resumed.algorithm.variables(resumed.state), straight.algorithm.variables(straight.state))
+    for ours, theirs in zip(resumed.metrics, straight.metrics, strict=True):
+        own = {name: value for name, value in ours.items() if "second" not in name}
+        assert own == {name: value for name, value in theirs.items() if "second" not in name}
+
+
+def test_checkpoints_are_written_as_often_as_asked_and_at_the_end(tmp_path):
+    train(random_walk(), tmp_path, steps=7, checkpoint_every=3, keep_checkpoints=2)
+    assert checkpoint.steps(tmp_path / "checkpoints") == [6, 7]
+
+
+def test_a_directory_with_a_run_is_not_overwritten(tmp_path):
+    train(random_walk(), tmp_path, steps=1)
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        train(random_walk(), tmp_path, steps=2)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_a_run_without_a_step_is_begun_anew(tmp_path):
+    def fail(step):
+        raise RuntimeError("broken environment")
+
+    with pytest.raises(RuntimeError) as error:
+        train(random_walk(hook=fail), tmp_path, steps=1)
+    assert "0" in error.value.__notes__[0]
+    assert len(train(random_walk(size=4), tmp_path, steps=1).metrics) == 1
+
+
+def test_other_settings_or_another_seed_are_refused_with_their_differences(tmp_path):
+    train(random_walk(), tmp_path, steps=1)
+    before = (tmp_path / "config.json").read_text()
+    with pytest.raises(ValueError, match=r"algorithm\.size: 3 in the run, 4 now"):
+        train(random_walk(size=4), tmp_path, steps=2, resume=True)
+    with pytest.raises(ValueError, match="key"):
+        train(random_walk(), tmp_path, seed=1, steps=2, resume=True)
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def no_checkpoint(path):
+    shutil.rmtree(path / "checkpoints")
+
+
+def row_without_checkpoint(path):
+    train(random_walk(), path, seed=5, steps=3, resume=True)
+    shutil.rmtree(path / "checkpoints" / "00000003")
+
+
+def part_of_a_row(path):
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"generation": 3, "fra')
+
+
+def unfinished_checkpoint(path):
+    shutil.copytree(path / "checkpoints" / "00000002" / "state", path / "checkpoints" / ".unfinished" / "state")
+
+
+def old_elite(path):
+    (path / "elite.json").write_text("[1, [2, 0.5]]\n")
+
+
+def damaged_checkpoint(path):
+    (path / "checkpoints" / "00000002" / "record.json").unlink()
+
+
+def damaged_row(path):
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    (path / "metrics.jsonl").write_text(f"{lines[0]}\n?\n")
+
+
+LEFT = (lambda path: None, row_without_checkpoint, part_of_a_row, unfinished_checkpoint, old_elite)
+
+
+@pytest.mark.parametrize("leave", [*LEFT, damaged_checkpoint, damaged_row])
+def test_what_a_kill_or_damage_leaves_is_continued(leave, tmp_path, recwarn):
+    """Rows of repeated steps are replaced, and the end is that of a straight run."""
+    straight = train(random_walk(), seed=5, steps=6)
+    train(random_walk(), tmp_path, seed=5, steps=2)
+    leave(tmp_path)
+    run = train(random_walk(), tmp_path, seed=5, steps=6, resume=True)
+    np.testing.assert_array_equal(run.state["x"], straight.state["x"])
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["generation"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert json.loads((tmp_path / "elite.json").read_text()) == run.algorithm.genome(run.state)
+    assert bool(recwarn.list) == (leave in (damaged_checkpoint, damaged_row))
+
+
+def test_rows_without_any_checkpoint_are_not_dropped_silently(tmp_path):
+    train(random_walk(), tmp_path, steps=2)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        train(random_walk(), tmp_path, steps=3, resume=True)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+
+
+def test_a_row_is_on_disk_before_the_checkpoint_of_its_step(tmp_path, monkeypatch):
+    seen, save = [], checkpoint.save
+
+    def watch(directory, step, *args, **options):
+        seen.append((step, len(read_metrics(tmp_path / "metrics.jsonl"))))
+        save(directory, step, *args, **options)
+
+    monkeypatch.setattr(checkpoint, "save", watch)
+    train(random_walk(), tmp_path, steps=3)
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path, monkeypatch):
+    from volvox.runs import directory
+
+    def full(path, row, append=directory.append_row):
+        if row["generation"] == 3:
+            with path.open("a") as file:
+                file.write("{")  # the part that fitted
+            raise OSError(28, "No space left on device")
+        append(path, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "append_row", full)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            train(random_walk(), tmp_path, steps=5)
+    assert str(tmp_path) in str(error.value)
+    assert len(train(random_walk(), tmp_path, steps=5, resume=True).metrics) == 5
+
+
+@pytest.mark.parametrize("place", ["/proc/run", "file/run"])
+def test_a_directory_that_cannot_be_written_is_one_error(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written"):
+        train(random_walk(), tmp_path / place, steps=1)
+
+
+def test_one_process_at_a_time_trains_in_a_directory(tmp_path):
+    def again(step):
+        train(random_walk(), tmp_path, steps=3, resume=True)
+
+    with pytest.raises(BlockingIOError):
+        train(random_walk(hook=again), tmp_path, steps=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_last_step_and_returns_the_run(number, tmp_path):
+    before = signal.getsignal(number)
+    hook = lambda step: os.kill(os.getpid(), number) if step == 3 else None  # noqa: E731
+    run = train(random_walk(hook=hook), tmp_path, steps=9)
+    assert (run.interrupted, run.exit_code, len(run.metrics)) == (True, 128 + number, 2)
+    assert signal.getsignal(number) is before
+    assert checkpoint.steps(tmp_path / "checkpoints")[-1] == 2
+    assert len(train(random_walk(), tmp_path, steps=4, resume=True).metrics) == 4
+
+
+def test_a_second_signal_has_its_usual_effect(tmp_path):
+    def twice(step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(random_walk(hook=twice), tmp_path, steps=9)
+    assert len(train(random_walk(), tmp_path, steps=3, resume=True).metrics) == 3
+
+
+def test_signals_are_left_alone_outside_the_main_thread():
+    before, runs = signal.getsignal(signal.SIGINT), []
+    thread = threading.Thread(target=lambda: runs.append(train(random_walk(), steps=2)))
+    thread.start()
+    thread.join()
+    assert len(runs[0].metrics) == 2
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class BrokenLogger:
+    def write(self, step, row):
+        if step == 2:
+            raise RuntimeError("no connection")
+
+    def close(self):
+        pass
+
+
+def broken_callback(run):
+    if len(run.metrics) == 2:
+        raise RuntimeError("a mistake")
+
+
+@pytest.mark.parametrize("options", [{"loggers": (BrokenLogger(),)}, {"on_step": broken_callback}], ids=str)
+def test_after_an_error_of_users_code_the_run_is_saved(options, tmp_path):
+    with pytest.raises(RuntimeError):
+        train(random_walk(), tmp_path, steps=9, checkpoint_every=100, **options)
+    assert checkpoint.steps(tmp_path / "checkpoints")[-1] == 2
+
+
+def test_after_an_error_in_a_step_the_state_before_is_saved(tmp_path):
+    def fail(step):
+        if step == 3:
+            raise ValueError("an environment's own error")
+
+    with pytest.raises(ValueError, match="own error") as error:
+        train(random_walk(hook=fail), tmp_path, steps=9, checkpoint_every=100)
+    assert str(tmp_path) in "".join(error.value.__notes__)
+    assert checkpoint.steps(tmp_path / "checkpoints")[-1] == 2
+
+
+def test_metrics_without_a_json_form_are_refused_and_the_state_before_is_saved(tmp_path):
+    algorithm = random_walk()
+    odd = algorithm._replace(step=lambda state, monitor: (algorithm.step(state)[0], {"x": object()}))
+    with pytest.raises(TypeError, match="metrics"):
+        train(odd, tmp_path, steps=2)
+    assert checkpoint.steps(tmp_path / "checkpoints") == [0]
+
+
+def test_loggers_receive_each_row_once_and_earlier_ones_at_the_start(tmp_path):
+    seen = []
+
+    class Memory:
+        def __init__(self, run):
+            seen.append([row["generation"] for row in run.rows])
+
+        def write(self, step, row):
+            seen.append((step, row["generation"]))
+
+        def close(self):
+            seen.append("closed")
+
+    train(random_walk(), tmp_path, steps=1, loggers=(Memory,))
+    train(random_walk(), tmp_path, steps=2, loggers=(Memory,), resume=True)
+    assert seen == [[], (1, 1), "closed", [1], (2, 2), "closed"]
+
+
+def test_arrays_of_each_step_are_logged_by_a_callback(tmp_path):
+    run = train(random_walk(), tmp_path, steps=2, on_step=vx.runs.log_arrays)
+    logged = read_log(tmp_path / "log")
+    assert list(logged) == [1, 2]
+    np.testing.assert_array_equal(logged[2]["x"], run.state["x"])
+    with pytest.raises(ValueError, match="run_dir"):
+        train(random_walk(), steps=1, on_step=vx.runs.log_arrays)
+
+
+class TwoProcesses:
+    """The other process has a larger number now and then."""
+
+    def __init__(self, *others):
+        self.others, self.asked = list(others), 0
+
+    def __call__(self, number):
+        self.asked += 1
+        return max(number, self.others.pop(0) if self.others else number)
+
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    train(random_walk(), tmp_path, steps=1)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    agree = TwoProcesses()
+    second = random_walk(max_over_processes=agree)
+    run = train(second, tmp_path, steps=3, resume=True, loggers=None)
+    assert (len(run.metrics), run.run_dir) == (3, None)
+    assert agree.asked
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_processes_stop_together():
+    run = train(random_walk(max_over_processes=TwoProcesses(0, 0, 0, 0, 0, signal.SIGTERM)), steps=9)
+    assert len(run.metrics) < 9
+
+
+def test_an_algorithm_of_one_process_is_refused_in_several(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="one process"):
+        train(random_walk(), steps=1)
+
+
+def test_compiled_programs_are_kept_where_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOLVOX_COMPILATION_CACHE", str(tmp_path))
+    names = ("dir", "max_size")
+    before = {f"jax_compilation_cache_{name}": getattr(jax.config, f"jax_compilation_cache_{name}") for name in names}
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        train(random_walk(), steps=1)
+        assert str(jax.config.jax_compilation_cache_dir).startswith(str(tmp_path))
+        jax.config.update("jax_compilation_cache_dir", "elsewhere")
+        train(random_walk(), steps=1)
+        assert jax.config.jax_compilation_cache_dir == "elsewhere"
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def test_the_configuration_says_where_the_run_came_from(tmp_path):
+    train(random_walk(), tmp_path, steps=1)
+    config = read_config(tmp_path)
+    assert {"python", "volvox", "jax", "envpool", "optax"} == config["versions"].keys()
+    assert {"revision", "hardware", "command", "date"} == config["provenance"].keys()

@@ -1,0 +1,25 @@
+"""Runs the Python blocks of README and docs that follow a line `<!-- run -->`.
+
+The marked blocks of one page run in order and share their names.
+"""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"<!-- run -->\n+((?: {4}.*\n|\n)+)")
+PAGES = {
+    path.name: blocks
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    if (blocks := BLOCK.findall(path.read_text() + "\n"))
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_marked_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = "".join(map(textwrap.dedent, PAGES[page]))
+    exec(compile(source, page, "exec"), {"__name__": page})
