@@ -174,9 +174,10 @@ def test_interrupt_leaves_the_evaluator_usable():
         seen.append(progress)
         return len(seen) == 2
 
-    with pytest.raises(Interrupted, match="of 40 episodes"):
+    with pytest.raises(Interrupted, match="40"):
         played.evaluate(population_of(played.code, 40), 1, monitor=monitor)
-    assert seen[0]["total"] == 40
+    assert seen[0] == {"phase": "compiling"}
+    assert seen[1]["total"] == 40
     result, _ = played.evaluate(population_of(played.code, 40), 1, seed=3)
     other = Played(env, chunk_seconds=1e-6)
     expected, _ = other.evaluate(population_of(played.code, 40), 1, seed=3)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.envs import atari, envpool, probe
+from volvox.envs import atari, envpool, from_functions, probe
 from volvox.networks import GaussianMLP, genotype_from_functions
 from volvox.networks.actor_critics import actor_critic
 from volvox.rollout import play, play_randomly, scoring
@@ -180,28 +180,71 @@ def test_episodes_that_never_end_are_cut(monkeypatch):
     assert limited.about == "2 episodes, cut at 200 timesteps"
 
 
+def tenth(**options):
+    """Every timestep is rewarded 0.1, for as long as an episode may last."""
+    return from_functions(
+        lambda key: jnp.float32(0),
+        lambda state, action, key: (state, 0.1, False),
+        lambda state: state[None],
+        num_actions=2,
+        name="tenth",
+        **options,
+    )
+
+
+def test_returns_of_many_small_rewards_are_exact():
+    score = scores(tenth(num_envs=2, max_episode_steps=19_999), [0.0, 1.0], num_episodes=2)
+    np.testing.assert_allclose([score.mean, *score.returns], 1999.9, rtol=1e-7)
+
+
+def test_no_more_environments_exist_than_allowed_and_all_are_closed():
+    env, open_now, most = probe.countdown(low=2, high=5), [0], [0]
+
+    def make(seed, **options):
+        (group,) = env.make(seed, **options)
+        open_now[0] += group.num_envs
+        most[0] = max(most[0], open_now[0])
+
+        def close():
+            open_now[0] -= group.num_envs
+            group.close()
+
+        return (group._replace(close=close),)
+
+    counted = env._replace(make=make)
+    few = scores(counted, [0.0, 1.0], num_episodes=7, num_envs=3)
+    assert (most, open_now, few.returns.size) == ([3], [0], 7)
+    policy = always(env, [0.0, 1.0]).policy._replace(mode=lambda output: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        play(counted, policy, policy.init(jax.random.key(0)), num_episodes=2)
+    assert open_now == [0]
+
+
+@pytest.mark.slow
+def test_each_start_is_played_once_with_few_environments():
+    env = atari("Assault", noop_max=3, max_episode_steps=100)
+    whole = scores(env, [1.0] + [0.0] * 6, protocol="exact")
+    few = scores(env, [1.0] + [0.0] * 6, protocol="exact", num_envs=2)
+    np.testing.assert_array_equal(few.returns, whole.returns)
+
+
 def test_bad_requests_raise():
-    env = probe.corridor()
-    with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
+    env, game = probe.corridor(), atari("Pong")
+    with pytest.raises(ValueError, match="num_episodes"):
         scores(env, [0.0, 1.0], num_episodes=0)
-    with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
-        play_randomly(env, num_episodes=0)
-    for protocol in ("sticky", "exact"):
-        with pytest.raises(ValueError, match=f"protocol='{protocol}' is for Atari games; probe-corridor takes 'fresh'"):
-            scores(env, [0.0, 1.0], protocol=protocol)
-    game = atari("Pong")
-    with pytest.raises(ValueError, match="one of sticky, exact, fresh, got 'noop'"):
-        scores(game, [0.0] * 6, protocol="noop")
-    with pytest.raises(ValueError, match="plays 30 episodes, each start once"):
-        scores(game, [0.0] * 6, protocol="exact", num_episodes=30)
-    with pytest.raises(ValueError, match="take protocol='sticky'"):
-        scores(game, [0.0] * 6, protocol="exact", sampled=True)
-    with pytest.raises(ValueError, match="says little of random actions"):
+    with pytest.raises(ValueError, match="num_envs"):
+        play_randomly(env, num_envs=0)
+    with pytest.raises(ValueError, match="sticky"):
+        scores(env, [0.0, 1.0], protocol="sticky")
+    for options in ({"num_episodes": 30}, {"sampled": True}):
+        with pytest.raises(ValueError, match="exact"):
+            scores(game, [0.0] * 6, protocol="exact", **options)
+    with pytest.raises(ValueError, match="exact"):
         play_randomly(game, protocol="exact")
     target = probe.target(size=2)
     low = np.float32([-1.0, -np.inf])
     unbounded = target._replace(spec=target.spec._replace(action_low=low))
-    with pytest.raises(ValueError, match="probe-target: uniformly random actions need bounds"):
+    with pytest.raises(ValueError, match="bounds"):
         play_randomly(unbounded)
     with pytest.raises(ValueError, match="no distribution"):
         scores(target, [0.0, 1.0], sampled=True)
