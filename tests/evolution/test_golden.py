@@ -12,10 +12,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
-from volvox.envs import hard_maze, probe
+from volvox.envs import hard_maze
 from volvox.evolution import ES, GA, Novelty, Validation
 
 pytestmark = pytest.mark.optimized
@@ -37,7 +38,7 @@ def es(**changes):
 
 
 def evolve(strategy, env="corridor", hidden=(8,), validation=None, **options):
-    make = {"corridor": probe.corridor, "target": probe.target, "maze": hard_maze}[env]
+    make = {"corridor": probes.corridor, "target": probes.target, "maze": hard_maze}[env]
     validation = Validation(**VALIDATION | (validation or {}))
     return evolution.evolve(
         strategy, networks.MLP(2, hidden), make(num_envs=8, groups=2), validation=validation, **options

@@ -3,15 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
 from volvox import networks, population
-from volvox.envs import probe
 from volvox.population import Genome, Member
 
 pytestmark = pytest.mark.optimized
 
-NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
+NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 
 

@@ -4,16 +4,16 @@ import json
 
 import jax
 import numpy as np
+import probes
 import pytest
 
 from volvox import networks, population
-from volvox.envs import probe
 from volvox.ops import flat
 from volvox.population import Genome, Member, lineage
 
 pytestmark = pytest.mark.optimized
 
-NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
+NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 
 

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 
-from volvox.envs import probe
 from volvox.rollout import Loop, Stages, profile, time_parts
 
 B, BEATS = 4, 3
@@ -45,7 +45,7 @@ def loop(clock):
         return carry, memory + 1
 
     groups = []
-    for group in probe.constant(num_envs=2 * B, groups=2).make(0, host=True):
+    for group in probes.constant(num_envs=2 * B, groups=2).make(0, host=True):
 
         def recv(state, group=group):
             clock.spend(2.0, BEATS)
