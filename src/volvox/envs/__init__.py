@@ -3,7 +3,7 @@
 `atari`, `mujoco`, `envpool`, `gymnasium`, `gymnax`, `brax`, `cartpole` and `hard_maze` make recipes
 (`volvox.types.Env`) by name; `gymnasium` also takes a class or function that makes an environment, and
 `from_functions` makes a recipe from three pure functions. `probe` holds small environments with known answers, for
-tests; `linear_mdps` has small models whose values can be computed. `human_normalized` compares a score on Atari with
+tests. `human_normalized` compares a score on Atari with
 random play and with a human. The module `groups` has what the author of another kind of environment group needs.
 """
 
