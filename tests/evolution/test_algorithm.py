@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import evolution, networks, population
@@ -13,7 +13,7 @@ from volvox.rollout import Last
 from volvox.types import Interrupted
 
 # Continuous control with a known optimum: return 0, of the network that answers with its observation.
-ENV = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
+ENV = probes.target(size=2, num_envs=16, groups=2, max_episode_steps=6)
 NOISE = population.Table(size=20_000)
 CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), NOISE)
 
@@ -146,7 +146,7 @@ def test_no_compilation_after_the_second_generation():
 
 @pytest.mark.slow
 def test_adaptive_cutoff_grows_and_announces_its_compilation():
-    env = probe.countdown(low=4, high=12, num_envs=8, groups=2)
+    env = probes.countdown(low=4, high=12, num_envs=8, groups=2)
     strategy = evolution.GA(population_size=16, num_parents=4, mutation_std=0.1)
     algorithm = make(env, strategy, max_episode_steps="adaptive:4,0.2,2,10")
     state = algorithm.init(jax.random.key(0))
@@ -164,7 +164,7 @@ def test_adaptive_cutoff_grows_and_announces_its_compilation():
 @pytest.mark.slow
 def test_scores_of_different_cutoffs_are_never_compared():
     """Rewards are negative: the longer an episode, the lower its return. The first elite must not stay the result."""
-    env = probe.target(size=2, num_envs=16, groups=2, max_episode_steps=128)
+    env = probes.target(size=2, num_envs=16, groups=2, max_episode_steps=128)
     validation = Validation(num_elite_candidates=2, num_validation_episodes=6)
     algorithm = make(env, max_episode_steps="adaptive:2,0.1,4,128", validation=validation)
     state, genomes, rows = algorithm.init(jax.random.key(0)), [], []
@@ -189,7 +189,7 @@ def test_scores_of_different_cutoffs_are_never_compared():
 
 @pytest.mark.slow
 def test_test_episodes_have_their_own_cutoff():
-    env = probe.countdown(low=9, high=9, num_envs=4, groups=2)
+    env = probes.countdown(low=9, high=9, num_envs=4, groups=2)
     strategy = evolution.GA(population_size=8, num_parents=2, mutation_std=0.1)
     validation = Validation(num_test_episodes=5)
     algorithm = make(env, strategy, max_episode_steps=3, test_max_episode_steps=7, validation=validation)

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import probes as probe
+import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
 from volvox.types import Evaluation
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.genotype(networks.MLP(2, hidden=(3,)), ENV.spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 N = 10
@@ -149,7 +149,7 @@ def test_the_best_is_kept_beside_the_current(scripted):
 def test_a_vector_without_a_score_is_still_tested(scripted):
     """Vector 1 was updated; the others did not play, and the test is not of vector 0."""
     objective = evolution.Novelty(behavior=rollout.Last("position", 1), num_neighbors=2, archive_size=9)
-    env = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+    env = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
     env = env._replace(spec=env.spec._replace(extras=("position",)))
     workers = scripted(
         [1.0, 3.0, 5.0, 0.0], [7.0], PAIRS, [np.nan, np.nan, np.nan, 4.0], [7.0], PAIRS,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import probes as probe
+import probes
 import pytest
 from evosax import algorithms
 from jax.flatten_util import ravel_pytree
@@ -17,7 +17,7 @@ from volvox.evolution import Evosax, Validation
 from volvox.rollout import play
 from volvox.types import Evaluation
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.MLP(2, hidden=())
 CODE = population.encoding(networks.genotype(NET, ENV.spec), population.Table(size=5_000))
 DISTRIBUTIONS = ("CMA_ES", "Sep_CMA_ES", "SNES")

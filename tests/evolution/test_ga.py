@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
 from volvox.types import Evaluation
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NOISE = population.Table(size=5_000)
 CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), NOISE)
 VALIDATION = {"num_elite_candidates": 2, "num_validation_episodes": 3}

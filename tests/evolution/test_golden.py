@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
-import probes as probe
+import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
@@ -38,7 +38,7 @@ def es(**changes):
 
 
 def evolve(strategy, env="corridor", hidden=(8,), validation=None, **options):
-    make = {"corridor": probe.corridor, "target": probe.target, "maze": hard_maze}[env]
+    make = {"corridor": probes.corridor, "target": probes.target, "maze": hard_maze}[env]
     validation = Validation(**VALIDATION | (validation or {}))
     return evolution.evolve(
         strategy, networks.MLP(2, hidden), make(num_envs=8, groups=2), validation=validation, **options

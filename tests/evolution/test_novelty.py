@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import probes as probe
+import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
@@ -16,7 +16,7 @@ from volvox.evolution.novelty import Archive, novelty, novelty_in
 from volvox.evolution.strategy import centered_ranks
 from volvox.types import Evaluation
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.Table(size=5_000))
 BEHAVIOR = rollout.Last("elapsed_steps", 1)
 KEY = jax.random.key(9)  # of tell, which has no use for it

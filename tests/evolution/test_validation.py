@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import evolution, networks, population
 from volvox.evolution import Validation
 
-ENV = probe.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
+ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.MLP(2, hidden=())
 NOISE = population.Table(size=5_000)
 

@@ -33,6 +33,6 @@ def test_every_algorithm_is_made(load, read, algorithm):
 
 
 def test_bad_settings_are_refused(load, read):
-    module = load("ask_tell")
-    with pytest.raises(ValueError, match="num_elite_candidates=4"):
-        module.make_algorithm(read(module, [*TINY, "--population-size", "3", "--algorithm", "differential-evolution"]))
+    module, words = load("ask_tell"), ("--num-elite-candidates", "5", "--algorithm", "differential-evolution")
+    with pytest.raises(ValueError, match="num_elite_candidates=5"):
+        module.make_algorithm(read(module, [*TINY, "--population-size", "4", *words]))

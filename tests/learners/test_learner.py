@@ -160,6 +160,7 @@ def test_a_restored_state_goes_on_bit_by_bit(name, nested):
     assert int(straight.learning.update) > int(state.learning.update)  # the state that was saved is as it was
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_compiled_loop_is_the_loop_in_python(name):
@@ -180,6 +181,7 @@ def test_the_compiled_loop_is_the_loop_in_python(name):
 def test_several_learners_are_one_vmap(name):
     """Rounds and beats are the same for all learners, so that loops over updates keep one trip count."""
     settings, network, env = LEARNERS[name]
+    settings = dataclasses.replace(settings, segment_length=3)
     learner, schedule, b = settings.bind(network, env), settings.schedule(env), env.num_envs // env.num_groups
 
     def round_(state, key, number):

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import networks, population
@@ -11,7 +11,7 @@ from volvox.population import Genome, Member
 
 pytestmark = pytest.mark.optimized
 
-NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
+NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 
 

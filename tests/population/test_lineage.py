@@ -4,7 +4,7 @@ import json
 
 import jax
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import networks, population
@@ -13,7 +13,7 @@ from volvox.population import Genome, Member, lineage
 
 pytestmark = pytest.mark.optimized
 
-NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
+NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 
 

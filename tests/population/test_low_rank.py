@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import _checks, evolution, networks, population
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.optimized
 
 SIZE = 5_000
 HIDDEN = 5
-ENV = probe.target(size=3, num_envs=8, groups=2, max_episode_steps=4)
+ENV = probes.target(size=3, num_envs=8, groups=2, max_episode_steps=4)
 
 
 class Network(nn.Module):
@@ -159,7 +159,7 @@ def test_members_play_as_their_formed_weights_do(host):
 def test_slots_of_first_ancestors_must_fit_into_memory(monkeypatch):
     """They hold whole kernels for a generation, 4 MB each here, where those of low rank hold factors."""
     monkeypatch.setattr(_checks, "_free_memory", lambda: 10**9)
-    env = probe.target(size=2, num_envs=500, groups=1)
+    env = probes.target(size=2, num_envs=500, groups=1)
     make = partial(evolution.evolve, network=networks.MLP(2, (1_000, 1_000)), env=env, noise=population.LowRank(rank=1))
     make(evolution.ES(population_size=8))  # which has none
     with pytest.raises(ValueError, match="500 slots"):

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import evolution, networks, population
 from volvox.ops import flat
 
-NET = networks.genotype(networks.MLP(2, hidden=(5,)), probe.constant().spec)
+NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 NUM_PARAMETERS = flat.num_parameters(NET.policy.init(jax.random.key(0)))
 
 
@@ -74,6 +74,6 @@ def test_bad_tables_are_refused():
         make(population.Table(size=3))
     with pytest.raises(ValueError, match="1 000 numbers"):  # few members would differ
         make(population.Table(size=NUM_PARAMETERS + 999))
-    env = probe.target(size=2, num_envs=2)
+    env = probes.target(size=2, num_envs=2)
     with pytest.raises(ValueError, match="size=50"):
         evolution.evolve(evolution.GA(), networks.MLP(2, hidden=()), env, noise=population.Table(size=50))

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import networks, population
 from volvox.rollout import Nothing, PopulationEvaluator
 
-ENV = probe.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
+ENV = probes.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
 NET = networks.genotype(networks.MLP(2, hidden=(3,)), ENV.spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import networks, population
@@ -53,7 +53,7 @@ def test_a_record_begins_anew_where_an_episode_does():
 
 def test_members_are_booked_with_their_own_behavior():
     """Episodes of a known length: the last `elapsed_steps` of each is its length, whatever slot played it."""
-    env = probe.countdown(low=1, high=9, num_envs=6, groups=2)
+    env = probes.countdown(low=1, high=9, num_envs=6, groups=2)
     net = networks.genotype(networks.MLP(2, hidden=()), env.spec)
     code = population.encoding(net, population.Table(size=5_000))
     n = 20
@@ -98,14 +98,14 @@ def test_records_and_vectors_of_other_shapes_are_refused():
 
 
 def test_an_environment_without_the_extra_is_refused():
-    spec = probe.countdown().spec
+    spec = probes.countdown().spec
     behaviors.check(Last("elapsed_steps", 1), spec, 100)
     with pytest.raises(ValueError, match="'ram'"):
         behaviors.check(Trajectory("ram", 128, every=1, length=3), spec, 3)
 
 
 def test_a_trajectory_that_does_not_cover_the_episode_is_refused():
-    spec = probe.countdown().spec
+    spec = probes.countdown().spec
     behaviors.check(Trajectory("elapsed_steps", 1, every=50, length=12), spec, 600)
     with pytest.raises(ValueError, match="length=100"):
         behaviors.check(Trajectory("elapsed_steps", 1, every=50, length=12), spec, 5_000)

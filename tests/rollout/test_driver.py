@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox.rollout import Loop, Stages, driver, seed_of, time_parts
 from volvox.rollout.driver import typed_key
 
 B = 2
-ENV = probe.countdown(low=2, high=5, num_envs=2 * B, groups=2)
+ENV = probes.countdown(low=2, high=5, num_envs=2 * B, groups=2)
 
 
 def make_groups(seed):

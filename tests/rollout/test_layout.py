@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox import networks, population
@@ -19,10 +19,10 @@ from volvox.types import Population
 pytestmark = pytest.mark.optimized
 N, E = 11, 3
 ENVS = {
-    "drawn lengths": partial(probe.countdown, low=1, high=9),
-    "drawn timesteps": partial(probe.target, size=2, max_episode_steps=5),
-    "drawn starts": probe.matched_reward,
-    "an opening": lambda **layout: preprocessing.opening(probe.countdown(low=1, high=9, **layout), (1, 0)),
+    "drawn lengths": partial(probes.countdown, low=1, high=9),
+    "drawn timesteps": partial(probes.target, size=2, max_episode_steps=5),
+    "drawn starts": probes.matched_reward,
+    "an opening": lambda **layout: preprocessing.opening(probes.countdown(low=1, high=9, **layout), (1, 0)),
 }
 
 EXACT = dict.fromkeys(ENVS, True) | {"drawn timesteps": False}
@@ -91,7 +91,7 @@ def test_episodes_of_a_member_differ():
 
 
 def generations(strategy, num_envs, groups):
-    env = probe.countdown(low=1, high=9, num_envs=num_envs, groups=groups)
+    env = probes.countdown(low=1, high=9, num_envs=num_envs, groups=groups)
     validation = Validation(num_elite_candidates=2, num_validation_episodes=2)
     algorithm = evolve(strategy, networks.MLP(2, (8,)), env, validation=validation)
     state, rows = algorithm.init(jax.random.key(3)), []

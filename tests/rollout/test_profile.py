@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
 from volvox.rollout import Loop, Stages, profile, time_parts
@@ -45,7 +45,7 @@ def loop(clock):
         return carry, memory + 1
 
     groups = []
-    for group in probe.constant(num_envs=2 * B, groups=2).make(0, host=True):
+    for group in probes.constant(num_envs=2 * B, groups=2).make(0, host=True):
 
         def recv(state, group=group):
             clock.spend(2.0, BEATS)

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
+import probes
 import pytest
 
-from volvox.envs import atari, envpool
+from volvox.envs import atari, envpool, from_functions
 from volvox.networks import GaussianMLP, genotype_from_functions
 from volvox.networks.actor_critics import actor_critic
 from volvox.rollout import play, play_randomly, scoring
@@ -27,7 +27,7 @@ def scores(env, logits, **options):
 
 
 def test_greedy_takes_the_likeliest_action():
-    env = probe.corridor(length=5)
+    env = probes.corridor(length=5)
     best = scores(env, [0.0, 0.1], num_episodes=7)
     np.testing.assert_array_equal(best.returns, np.ones(7))
     np.testing.assert_array_equal(best.lengths, np.full(7, 5))
@@ -38,14 +38,14 @@ def test_greedy_takes_the_likeliest_action():
 
 def test_sampled_draws_as_the_distribution_has_it():
     """One step an episode, reward 1 for action 1 and -1 for action 0: the mean is the difference of probabilities."""
-    env = probe.chosen_reward()
+    env = probes.chosen_reward()
     assert scores(env, [0.0, 0.5], num_episodes=8).mean == 1
     drawn = scores(env, [0.0, 0.5], num_episodes=2_000, sampled=True)
     assert drawn.mean == pytest.approx(np.tanh(0.25), abs=0.065)
 
 
 def test_sampled_actions_have_the_probabilities_of_the_logits():
-    env, logits = probe.target(size=2).spec._replace(num_actions=3, action_shape=None), jnp.array([0.0, 1.0, -1.0])
+    env, logits = probes.target(size=2).spec._replace(num_actions=3, action_shape=None), jnp.array([0.0, 1.0, -1.0])
     policy = genotype_from_functions(
         lambda key: {"kernel": logits[None]}, lambda params, x: jnp.broadcast_to(logits, (x.shape[0], 3)), env
     ).policy
@@ -55,7 +55,7 @@ def test_sampled_actions_have_the_probabilities_of_the_logits():
 
 
 def test_the_seed_fixes_the_draws():
-    env = probe.corridor()
+    env = probes.corridor()
     first, same, other = (
         scores(env, [0.0, 0.3], num_episodes=20, sampled=True, seed=seed).returns for seed in (1, 1, 2)
     )
@@ -64,7 +64,7 @@ def test_the_seed_fixes_the_draws():
 
 
 def test_random_play_is_between_best_and_worst():
-    random = play_randomly(probe.corridor(), num_episodes=50)
+    random = play_randomly(probes.corridor(), num_episodes=50)
     assert 0 < random.low < random.mean < random.high < 1
 
 
@@ -76,7 +76,7 @@ def test_the_interval_is_that_of_the_mean():
     assert low == pytest.approx(returns.mean() - 1.96 * error, abs=0.1 * error)
     assert high == pytest.approx(returns.mean() + 1.96 * error, abs=0.1 * error)
     assert (low, high) == scoring._interval(returns)
-    one = scores(probe.corridor(length=5), [0.0, 0.1], num_episodes=1)
+    one = scores(probes.corridor(length=5), [0.0, 0.1], num_episodes=1)
     assert one.low == one.mean == one.high == 1
     assert str(one) == "mean return 1.00, 95% interval [1.00, 1.00] (1 episodes, cut at 10 timesteps)"
 
@@ -89,13 +89,13 @@ def test_recurrent_state_is_carried():
         right = (state < 3).astype(jnp.float32)
         return jnp.stack([1 - right, right], axis=-1), state + 1
 
-    env = probe.corridor(length=8, max_episode_steps=4)
+    env = probes.corridor(length=8, max_episode_steps=4)
     policy = always(env, [0.0, 0.0]).policy._replace(initial_state=jnp.zeros, apply=apply)
     np.testing.assert_array_equal(play(env, policy, (), num_episodes=2).returns, [2 / 8, 2 / 8])
 
 
 def test_a_gaussian_policy_is_drawn_with_its_deviation_and_kept_within_the_bounds():
-    env = probe.target(size=2, max_episode_steps=1)
+    env = probes.target(size=2, max_episode_steps=1)
     wide = env.spec._replace(action_low=np.full(2, -9, np.float32), action_high=np.full(2, 9, np.float32))
     for spec in (wide, env.spec):
         policy = actor_critic(GaussianMLP(2, (4,)), spec).policy
@@ -147,7 +147,7 @@ def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
 
 def test_random_actions_are_uniform_between_their_bounds():
     low, high = np.float32([-3.0, 1.0]), np.float32([1.0, 2.0])
-    spec = probe.target(size=2).spec._replace(action_low=low, action_high=high)
+    spec = probes.target(size=2).spec._replace(action_low=low, action_high=high)
     drawn = scoring._random_actions(spec, 10_000, np.random.default_rng(0))
     assert (drawn.shape, drawn.dtype) == ((10_000, 2), np.float32)
     np.testing.assert_allclose(drawn.min(0), low, atol=0.01)
@@ -157,7 +157,7 @@ def test_random_actions_are_uniform_between_their_bounds():
 
 def test_only_whole_games_of_atari_are_human_normalised():
     """A user's own environment may be called Pong, and in `fresh` episodes of single lives each life is one."""
-    named = probe.corridor(num_envs=2)
+    named = probes.corridor(num_envs=2)
     named = named._replace(spec=named.spec._replace(name="Pong"))
     assert scores(named, [0.0, 1.0], num_episodes=2).human_normalized is None
     plain = envpool("Breakout-v5", num_envs=2, max_episode_steps=20)
@@ -177,32 +177,75 @@ def test_episodes_that_never_end_are_cut(monkeypatch):
     assert score.about == "2 episodes, cut at 50 timesteps"
     blackjack = scores(envpool("Blackjack-v1", num_envs=2), [1.0, 0.0], num_episodes=2)
     assert blackjack.about == "2 episodes"
-    limited = scores(probe.countdown(num_envs=2, max_episode_steps=200), [1.0, 0.0], num_episodes=2)
+    limited = scores(probes.countdown(num_envs=2, max_episode_steps=200), [1.0, 0.0], num_episodes=2)
     assert limited.about == "2 episodes, cut at 200 timesteps"
 
 
+def tenth(**options):
+    """Every timestep is rewarded 0.1, for as long as an episode may last."""
+    return from_functions(
+        lambda key: jnp.float32(0),
+        lambda state, action, key: (state, 0.1, False),
+        lambda state: state[None],
+        num_actions=2,
+        name="tenth",
+        **options,
+    )
+
+
+def test_returns_of_many_small_rewards_are_exact():
+    score = scores(tenth(num_envs=2, max_episode_steps=19_999), [0.0, 1.0], num_episodes=2)
+    np.testing.assert_allclose([score.mean, *score.returns], 1999.9, rtol=1e-7)
+
+
+def test_no_more_environments_exist_than_allowed_and_all_are_closed():
+    env, open_now, most = probes.countdown(low=2, high=5), [0], [0]
+
+    def make(seed, **options):
+        (group,) = env.make(seed, **options)
+        open_now[0] += group.num_envs
+        most[0] = max(most[0], open_now[0])
+
+        def close():
+            open_now[0] -= group.num_envs
+            group.close()
+
+        return (group._replace(close=close),)
+
+    counted = env._replace(make=make)
+    few = scores(counted, [0.0, 1.0], num_episodes=7, num_envs=3)
+    assert (most, open_now, few.returns.size) == ([3], [0], 7)
+    policy = always(env, [0.0, 1.0]).policy._replace(mode=lambda output: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        play(counted, policy, policy.init(jax.random.key(0)), num_episodes=2)
+    assert open_now == [0]
+
+
+@pytest.mark.slow
+def test_each_start_is_played_once_with_few_environments():
+    env = atari("Assault", noop_max=3, max_episode_steps=100)
+    whole = scores(env, [1.0] + [0.0] * 6, protocol="exact")
+    few = scores(env, [1.0] + [0.0] * 6, protocol="exact", num_envs=2)
+    np.testing.assert_array_equal(few.returns, whole.returns)
+
+
 def test_bad_requests_raise():
-    env = probe.corridor()
-    with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
+    env, game = probes.corridor(), atari("Pong")
+    with pytest.raises(ValueError, match="num_episodes"):
         scores(env, [0.0, 1.0], num_episodes=0)
-    with pytest.raises(ValueError, match="num_episodes must be an integer of at least 1, got 0"):
-        play_randomly(env, num_episodes=0)
-    for protocol in ("sticky", "exact"):
-        with pytest.raises(ValueError, match=f"protocol='{protocol}' is for Atari games; probe-corridor takes 'fresh'"):
-            scores(env, [0.0, 1.0], protocol=protocol)
-    game = atari("Pong")
-    with pytest.raises(ValueError, match="one of sticky, exact, fresh, got 'noop'"):
-        scores(game, [0.0] * 6, protocol="noop")
-    with pytest.raises(ValueError, match="plays 30 episodes, each start once"):
-        scores(game, [0.0] * 6, protocol="exact", num_episodes=30)
-    with pytest.raises(ValueError, match="take protocol='sticky'"):
-        scores(game, [0.0] * 6, protocol="exact", sampled=True)
-    with pytest.raises(ValueError, match="says little of random actions"):
+    with pytest.raises(ValueError, match="num_envs"):
+        play_randomly(env, num_envs=0)
+    with pytest.raises(ValueError, match="sticky"):
+        scores(env, [0.0, 1.0], protocol="sticky")
+    for options in ({"num_episodes": 30}, {"sampled": True}):
+        with pytest.raises(ValueError, match="exact"):
+            scores(game, [0.0] * 6, protocol="exact", **options)
+    with pytest.raises(ValueError, match="exact"):
         play_randomly(game, protocol="exact")
-    target = probe.target(size=2)
+    target = probes.target(size=2)
     low = np.float32([-1.0, -np.inf])
     unbounded = target._replace(spec=target.spec._replace(action_low=low))
-    with pytest.raises(ValueError, match="probe-target: uniformly random actions need bounds"):
+    with pytest.raises(ValueError, match="bounds"):
         play_randomly(unbounded)
     with pytest.raises(ValueError, match="no distribution"):
         scores(target, [0.0, 1.0], sampled=True)

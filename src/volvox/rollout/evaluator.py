@@ -214,7 +214,7 @@ class PopulationEvaluator:
                 loop, carry, memory, constants = self._start(*where)
                 _, memory, times = time_parts(loop, carry, memory, constants, rounds=rounds)
                 self._slots = memory[0]
-                rounds = min(max(round(seconds / max(sum(times) * self._env.num_envs, 1e-9)), 2), 10_000)
+                rounds = min(max(round(seconds / max(sum(times) * self._env.num_envs, 1e-9)), rounds), 10_000)
         except BaseException:
             self.close()
             raise

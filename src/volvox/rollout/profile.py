@@ -41,7 +41,7 @@ def time_parts(
       carry: The small state; it is donated.
       memory: The large state; it is donated.
       constants: The state that no stage changes.
-      rounds: Number of rounds, at least 2; the first is not timed, because it may compile.
+      rounds: Number of rounds, at least 2, or 3 if a round is one beat; the first is not timed, because it may compile.
 
     Returns:
       (carry, memory, times); the times are means over whole rounds.
