@@ -145,7 +145,7 @@ def test_configs_make_the_same_recipe_again():
         assert whole_games(task) == {"episodic_life": False}
         assert evaluation_options(task, None)[0] == "sticky"
         assert len(evaluation_options(task, "exact")[1]["seeds"]) == 30
-    for other in (envs.mujoco("Hopper", num_envs=1), envs.envpool("CartPole-v1", num_envs=1), envs.cartpole()):
+    for other in (envs.mujoco("Hopper", num_envs=1), envs.envpool("Blackjack-v1", num_envs=1), envs.cartpole()):
         assert envs.atari_game(other.config) is None
         assert whole_games(other) == {}
         assert evaluation_options(other, None) == ("fresh", {})

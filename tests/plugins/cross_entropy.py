@@ -14,7 +14,6 @@ class CrossEntropyState(NamedTuple):
     std: jax.Array
 
 
-@vx.recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
     population_size: int = 32
@@ -35,6 +34,3 @@ class CrossEntropy:
         order = jnp.argsort(-vx.evolution.fitness(evaluation))
         best = vx.population.to_vectors(population.bases)[order[: self.num_best]]
         return CrossEntropyState(best.mean(0), best.std(0) + self.added_std), {"spread": state.std.mean()}
-
-    def mean(self, state, encoding):
-        return jax.tree.map(lambda x: x[0], vx.population.from_vectors(encoding, state.mean[None]))

@@ -48,7 +48,7 @@ def through_json(value, custom=()):
         vx.sparsity.Dynamic(sparsity=0.9),
         *(optax.adam, nn.tanh, jax.nn.gelu, jnp.tanh, vx.networks.MLP),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_public_parts_survive(value):
     read = through_json(value)

@@ -248,7 +248,7 @@ def atari_game(config: Config) -> str | None:
     config, _ = _unwrapped(config)
     if config.get("type") == "volvox.envs.atari":
         return config["game"]
-    game = str(config.get("task")).partition("-")[0]
+    game = str(config.get("task")).removesuffix("-v5")  # "Blackjack-v1" is another game than Atari's
     return game if config.get("type") == "volvox.envs.envpool" and game in atari_games() else None
 
 
