@@ -110,6 +110,12 @@ def test_the_best_policy_is_returned_though_the_latest_is_worse():
     assert (algorithm.genome, state.lineage) == (None, None)
 
 
+class OtherBases(evolution.GA):
+    def ask(self, key, state, encoding):
+        asked, state = super().ask(key, state, encoding)
+        return asked._replace(bases=encoding.zeros(3)), state
+
+
 class NoTuple(Counting):
     def ask(self, key, state, encoding):
         return state
@@ -123,6 +129,8 @@ def test_bad_strategies_and_settings_are_refused(scripted):
         evolution.evolve(Counting(), NET, ENV, validation=Validation(num_elite_candidates=5))
     with pytest.raises(ValueError, match="num_elite_candidates"):
         Validation(num_elite_candidates=1)
+    with pytest.raises(ValueError, match="bases=None"):  # no lineage leads to other bases
+        evolution.evolve(OtherBases(), NET, ENV, noise=NOISE)
 
 
 def test_populations_that_do_not_fit_into_memory_are_refused(monkeypatch):

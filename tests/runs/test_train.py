@@ -277,7 +277,9 @@ def broken_callback(run):
         raise RuntimeError("a mistake")
 
 
-@pytest.mark.parametrize("options", [{"loggers": (BrokenLogger(),)}, {"on_step": broken_callback}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"loggers": (BrokenLogger(),)}, {"on_step": broken_callback}], ids=lambda options: next(iter(options))
+)
 def test_after_an_error_of_users_code_the_run_is_saved(options, tmp_path):
     with pytest.raises(RuntimeError):
         train(random_walk(), tmp_path, steps=9, checkpoint_every=100, **options)

@@ -236,6 +236,8 @@ class _Evolution:
         self.names_challengers, self.num_rows = strategy.candidates is not _OPTIONAL["candidates"], n
         if strategy.traceable:
             asked, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
+            if self.has_lineage and asked.bases is not None:
+                raise ValueError(f"{self.name} has survivors, so its populations must have bases=None.")
             shapes = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (np.float32, np.int32, bool)]
             played = Evaluation(*shapes, jax.ShapeDtypeStruct((n, e, behavior_size), np.float32))  # pyright: ignore
             given = (None, None) if strategy.validates_first else (asked, played)

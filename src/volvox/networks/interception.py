@@ -31,7 +31,8 @@ def use_kernels() -> Any:
             logits = jax.vmap(lambda params: module.apply({"params": params}, x))(params_of_many)
 
     Values, dtypes and gradients are flax's. Under `vmap` over parameters, layers become heterogeneous matmuls, not
-    grouped convolutions. A kernel may be a `volvox.ops.low_rank.LowRankKernel` instead of an array.
+    grouped convolutions. A kernel may be a `volvox.ops.low_rank.LowRankKernel` instead of an array; with such kernels,
+    `nn.OptimizedLSTMCell` computes as `nn.LSTMCell`.
 
     Subclasses, modules with other options than features, kernel size, strides, padding, bias and dtypes, and modules
     that are being initialised run as flax wrote them.
@@ -57,8 +58,11 @@ def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> froz
     missed = set()
 
     def record(next_fun, args, kwargs, context):
-        path = (*context.module.path, "kernel")
-        if _replacement(context, args, kwargs) is not None:
+        path, replacement = (*context.module.path, "kernel"), _replacement(context, args, kwargs)
+        if replacement is _lstm:
+            layers = context.module.variables["params"].items()
+            found.update({(*context.module.path, name, "kernel"): np.shape(layer["kernel"]) for name, layer in layers})
+        elif replacement is not None:
             found[path] = np.shape(_parameter(context.module, "kernel"))
         elif type(context.module) in (nn.Dense, nn.Conv):
             missed.add(path)  # flax computes at least one call of this layer
@@ -79,13 +83,20 @@ def is_plain_dense(module: nn.Module) -> bool:
 
 def _intercept(next_fun, args, kwargs, context) -> Any:
     replacement = _replacement(context, args, kwargs)
+    if replacement is _lstm:  # needed for low-rank kernels only
+        leaves = jax.tree.leaves(context.module.variables, is_leaf=lambda x: isinstance(x, LowRankKernel))
+        replacement = _lstm if any(isinstance(leaf, LowRankKernel) for leaf in leaves) else None
     return next_fun(*args, **kwargs) if replacement is None else replacement(context.module, *args)
 
 
 def _replacement(context, args, kwargs) -> Callable[..., Any] | None:
     """Returns the function that computes this call with `volvox.ops`, or None."""
     module = context.module
-    if context.method_name != "__call__" or kwargs or len(args) != 1 or module.is_initializing():
+    if context.method_name != "__call__" or kwargs or module.is_initializing():
+        return None
+    if type(module) is nn.OptimizedLSTMCell and len(args) == 2:
+        return _lstm
+    if type(module) not in (nn.Dense, nn.Conv) or len(args) != 1:
         return None
     shape = jnp.shape(args[0])
     if is_plain_dense(module) and len(shape) >= 1 and _has_kernel(module, shape[-1]):
@@ -93,6 +104,14 @@ def _replacement(context, args, kwargs) -> Callable[..., Any] | None:
     if _is_plain_conv(module) and len(shape) >= 3 and _has_kernel(module, *module.kernel_size, shape[-1]):
         return _conv
     return None
+
+
+def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
+    # `nn.LSTMCell` has the same parameters and values. The optimised cell concatenates kernels, which low rank forbids.
+    functions = {"gate_fn": module.gate_fn, "activation_fn": module.activation_fn}
+    dtypes = {"dtype": module.dtype, "param_dtype": module.param_dtype}
+    cell = nn.LSTMCell(module.features, **functions, **dtypes, parent=None)
+    return cell.apply({"params": module.variables["params"]}, carry, inputs)
 
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
