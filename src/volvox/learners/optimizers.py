@@ -23,13 +23,14 @@ def make_optimizer(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTr
     Raises:
       ValueError: The learning rate is given twice or not at all, or `optimizer` does not make a transformation.
     """
-    if callable(optimizer) and learning_rate is None:
-        raise ValueError(f"learning_rate=None: {optimizer!r} is a function of the learning rate; give a number.")
+    if callable(optimizer) == (learning_rate is None):
+        raise ValueError(
+            f"{learning_rate=}, {optimizer=}: give a number with a function such as optax.adam, and None with a "
+            "ready-made optimizer, which has its own rate."
+        )
     made = optimizer(learning_rate) if callable(optimizer) else optimizer
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(f"{optimizer=}: give an optax.GradientTransformation, or a function such as optax.adam.")
-    if made is optimizer and learning_rate is not None:
-        raise ValueError(f"{learning_rate=}: a ready-made optimizer has its own rate; give learning_rate=None.")
     return optax.with_extra_args_support(made)
 
 
