@@ -16,7 +16,7 @@ from volvox.data.segments import Segment
 from volvox.learners import A3C, learn
 from volvox.learners.a3c import Learning
 from volvox.learners.learner import Turn
-from volvox.networks import ActorCritic, GaussianMLP, RecurrentActorCritic
+from volvox.networks import ActorCritic, RecurrentActorCritic
 from volvox.rollout.pipeline import driven
 from volvox.types import TimeStep
 
@@ -104,14 +104,6 @@ def test_the_ga3c_preset_learns_what_to_do():
     _, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
     algorithm.close()
     assert metrics["training_mean"] > 0.9
-
-
-def test_a_gaussian_policy_learns_to_answer():
-    """Any constant action earns -1/3 a step or less, -2.7 an episode."""
-    env = probes.target(size=2, num_envs=16, groups=2)
-    annealed = {"anneal_frames": 800 * 16 * 5, "entropy_coefficient": 0.0}
-    *_, metrics = learned(env, GaussianMLP(2, (32,)), 800, reward_bound=None, **annealed)
-    assert metrics["training_mean"] > -0.5
 
 
 @pytest.mark.parametrize(("lag", "rounds_per_update"), [(0, 1), (1, 3), pytest.param(4, 3, marks=pytest.mark.slow)])

@@ -10,8 +10,8 @@ from flax import linen as nn
 
 import volvox as vx
 from volvox.envs import atari
-from volvox.learners import A3C, TD3, Evaluated, evaluation, learn
-from volvox.learners.evaluation import PolicyEvaluator
+from volvox.learners import A3C, TD3, evaluation, learn
+from volvox.learners.evaluation import Evaluated, PolicyEvaluator
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
 from volvox.rollout import play
 from volvox.types import Interrupted

@@ -58,12 +58,6 @@ def test_a_time_limit_bootstraps(endless):
     np.testing.assert_allclose(value(params, functions, 0.0), [10.0], rtol=3e-2)
 
 
-@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_it_learns_what_to_do(lag):
-    *_, metrics = learned(probes.matched_reward(num_envs=16, groups=2), lag=lag)
-    assert metrics["training_mean"] > 0.9
-
-
 def test_a_gaussian_policy_learns_to_answer_with_everything_normalised():
     """Any constant action earns -1/3 a step or less, -2.7 an episode."""
     env = probes.target(size=2, num_envs=16, groups=2)

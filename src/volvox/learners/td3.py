@@ -25,9 +25,8 @@ from volvox.data import metrics, normalization, replay
 from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments, Rewards
 from volvox.data.replay import Batch, Replay
-from volvox.learners.compression import pick
 from volvox.learners.learner import Learner, Schedule, Turn, with_metrics
-from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer, over_devices
+from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer, over_devices, pick
 from volvox.learners.training import LearnState
 from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
 from volvox.sparsity import init_optimizers, is_sparse, pruned

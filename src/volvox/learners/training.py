@@ -15,9 +15,9 @@ import numpy as np
 
 from volvox._checks import check_has, check_memory, check_type, size_of, typed_key
 from volvox.data import metrics
-from volvox.learners.compression import compression_row
 from volvox.learners.evaluation import Evaluated, PolicyEvaluator, require_finite
 from volvox.learners.learner import Acting, LearnerSettings, LearnerStages
+from volvox.learners.optimizers import compression_row
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import ALONE, Devices, devices_of
 from volvox.rollout.driver import Loop, Monitor, copied, seed_of
@@ -222,7 +222,9 @@ class Training:
             acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
             timesteps = self.made(begun, acting)
             updates = _difference(devices.local(learning.update), state.learning.update)
-            self.check_finite(devices.local(learning))
+            local = devices.local(learning)
+            policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(local))}
+            require_finite(local.metrics | policies, self.env.spec.name)
             done, total, left = self.progress(state, begun, acting)
             rate = (timesteps - before[1]) * frame_skip / (time.perf_counter() - began)
             if not is_open and rounds == chunk.rounds and left:  # rates leave compilation out
@@ -303,11 +305,6 @@ class Training:
         if schedule.learning_rate is not None:
             row["learning_rate"] = float(schedule.learning_rate(learning))
         return row | metrics.compute(learning.metrics)
-
-    def check_finite(self, learning: Any) -> None:
-        """Raises FloatingPointError unless metrics and policies are finite."""
-        policies = {f"the policy of learner {i}": tree for i, tree in enumerate(self.learner.variables(learning))}
-        require_finite(learning.metrics | policies, self.env.spec.name)
 
     def variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the best policy, or of the latest if nothing ranks them."""
