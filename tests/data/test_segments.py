@@ -92,7 +92,7 @@ def check(ring, begin, rows, num_segments, following):
     np.testing.assert_array_equal(got.terminated, end & (bs % 2 == 0))
     np.testing.assert_array_equal(got.truncated, end & (bs % 2 == 1))
     np.testing.assert_array_equal(got.valid, (ks + bs) % 5 != 4)
-    np.testing.assert_array_equal(got.version, np.full(T, 7 * (begin // rows)))
+    np.testing.assert_array_equal(got.version, np.full((T, 3), 7 * (begin // rows)))
     np.testing.assert_array_equal(got.bootstrap, 1_000 * (begin + T) + bs[0])
     np.testing.assert_array_equal(got.recurrent, np.full((3, 2), float(begin)))
     if following:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from volvox.envs.functional import from_functions
-from volvox.learners.learner import LearnerStages
-from volvox.learners.state import States
+from volvox.learners.training import Training
 from volvox.ops.flat import by_path
-from volvox.rollout.pipeline import LoopState, Stages
+from volvox.rollout.pipeline import LoopState
 
 SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
 
@@ -68,11 +67,9 @@ def begun():
     """A function that returns (stages of the loop, its state at the beginning, groups) of a learner."""
 
     def make(settings, network, env):
-        learner, schedule, groups = settings.bind(network, env), settings.schedule(env), env.make(0)
-        stages = LearnerStages(learner, schedule, env)
-        states = States(learner, schedule, env, jax.jit(learner.init), evaluates=False, saves_replay=True)
-        state, envs = states.init(jax.random.key(0)), tuple(group.init() for group in groups)
-        state = jax.tree.map(jnp.copy, LoopState(envs, states.begin(state.acting), state.learning))
-        return Stages(stages.act, stages.work, None, None, stages.finish), state, groups
+        run, groups = Training(settings, network, env), env.make(0)
+        state, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
+        state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(state.acting), state.learning))
+        return run.loop.stages, state, groups
 
     return make

@@ -10,8 +10,8 @@ from flax import linen as nn
 
 import volvox as vx
 from volvox.envs import atari
-from volvox.learners import A3C, TD3, Evaluated, evaluation, learn
-from volvox.learners.evaluation import PolicyEvaluator
+from volvox.learners import A3C, TD3, evaluation, learn
+from volvox.learners.evaluation import Evaluated, PolicyEvaluator
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
 from volvox.rollout import play
 from volvox.types import Interrupted
@@ -26,7 +26,7 @@ def make(**options):
 
 
 def unknown(*candidates):
-    return Evaluated(candidates[0], jnp.float32(-jnp.inf), 0, jnp.full(len(candidates), -jnp.inf), 0)
+    return Evaluated(candidates[0], jnp.float32(-jnp.inf), jnp.full(len(candidates), -jnp.inf), 0)
 
 
 def test_the_numbers_of_an_evaluation():
@@ -39,7 +39,7 @@ def test_the_numbers_of_an_evaluation():
     assert row["evaluation_standard_error"] == pytest.approx(np.sqrt(1 / 3 + 13 / 3) / 2)
     assert (row["evaluation_timesteps"], row["evaluation_frames"]) == (100, 50)
     worse, row = evaluation.update(known, [{"w": 30.0}, {"w": 40.0}], returns[::-1] - 3, timesteps=200, frames=7)
-    assert (worse.variables, float(worse.best), worse.best_timesteps) == ({"w": 20.0}, 7.0, 100)
+    assert (worse.variables, float(worse.best)) == ({"w": 20.0}, 7.0)
     assert (row["evaluation_mean"], row["evaluation_best"], row["evaluation_frames"]) == (1.5, 7.0, 57)
     np.testing.assert_array_equal(worse.latest, [4.0, -1.0])
     _, row = evaluation.update(unknown(()), [()], np.float32([[3]]), timesteps=1, frames=1)
@@ -59,7 +59,7 @@ def test_episodes_depend_on_the_seed_alone():
     """Not on the evaluations before: a resumed run sees what an uninterrupted one does."""
     env, policy = probes.countdown(low=1, high=9, num_envs=2), make().policy
     variables = policy.init(jax.random.key(0))
-    used, new = (PolicyEvaluator(policy, env, 2, 6, every=1) for _ in range(2))
+    used, new = (PolicyEvaluator(policy, env, 2, 1, 6, num_envs=4) for _ in range(2))
     first, timesteps = used.play([variables, variables], seed=3, monitor=lambda progress: False)
     second, _ = used.play([variables, variables], seed=4, monitor=lambda progress: False)
     again, _ = new.play([variables, variables], seed=4, monitor=lambda progress: False)
@@ -112,7 +112,7 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     state = steps[0][-1][0]
     # The other action of the two.
     best = jax.tree.map(lambda x: x[..., ::-1] if x.shape[-1] == 2 else x, state.learning.params)
-    known = state.evaluated._replace(variables=best, best=jnp.float32(100), best_timesteps=7)
+    known = state.evaluated._replace(variables=best, best=jnp.float32(100))
     rows, new = [], state._replace(evaluated=known)
     for _ in range(2):  # in one of them an evaluation is due
         new, row = algorithm.step(new)
@@ -125,7 +125,7 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     of_last = vx.Actor(algorithm.policy, new.learning.params, ENV.spec)(seen)
     of_best = vx.Actor(algorithm.policy, best, ENV.spec)(seen)
     assert (of_last != of_best).all()
-    assert (row["evaluation_best"], new.evaluated.best_timesteps) == (100.0, 7)
+    assert row["evaluation_best"] == 100.0
 
 
 def test_an_interrupt_within_an_evaluation_leaves_the_state():
@@ -163,20 +163,34 @@ def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
         jax.tree.map(np.testing.assert_array_equal, variables.actor, first)
 
 
+def test_few_environments_play_in_waves_and_all_are_closed_on_failure():
+    made, closed = [], []
+
+    def make_groups(seed, **options):
+        if options.get("num_envs") == 3:
+            raise MemoryError
+        made.append(options.get("num_envs"))
+        return tuple(group._replace(close=lambda: closed.append(1)) for group in ENV.make(seed, **options))
+
+    env, few = ENV._replace(make=make_groups), {"evaluate_every": 1, "num_evaluation_episodes": 10}
+    algorithm = learn(SETTINGS, NETWORK, env, **few, num_evaluation_envs=4)
+    _, row = algorithm.step(algorithm.init(0))
+    algorithm.close()
+    assert made == [None, 4]
+    assert row["evaluation_mean"] > 0
+    algorithm, closed[:] = learn(SETTINGS, NETWORK, env, **few, num_evaluation_envs=3), []
+    with pytest.raises(MemoryError):
+        algorithm.step(algorithm.init(0))
+    assert len(closed) == 2
+
+
 def test_whole_games_are_played_where_a_life_ends_an_episode_of_training():
     env, calls = atari("Assault", episodic_life=True, noop_max=3, max_episode_steps=250), []
     policy = learn(A3C(), ActorCritic(7, MLP(8, hidden=())), env).policy
     recipe = env._replace(make=lambda *args, **options: calls.append(options) or env.make(*args, **options))
-    evaluator = PolicyEvaluator(policy, recipe, 1, 2, every=1)
+    evaluator = PolicyEvaluator(policy, recipe, 1, 1, 2, num_envs=None)
     variables = policy.init(jax.random.key(0))
     _, timesteps = evaluator.play([variables], seed=0, monitor=lambda progress: False)
     evaluator.close()
     assert calls[0]["episodic_life"] is False
     assert timesteps == play(env, policy, variables, protocol="exact").lengths.max() * 2 == 500
-
-
-def test_the_config_is_the_call():
-    config = dict(make(evaluate_every=5).config)
-    assert config.pop("env") == ENV.config
-    given = {"settings": SETTINGS, "network": NETWORK, "evaluate_every": 5, "num_evaluation_episodes": 10}
-    assert config == {"type": "volvox.learn", **given}

@@ -189,30 +189,23 @@ def scores(episodes: Episodes, *, num_envs: int = 1) -> dict[str, float]:
       learners, and the best of all; they also have `recent_mean` (see `latest_mean`) and, if S > 1, the means of each.
     """
     episodes = jax.device_get(episodes)
-    if not episodes.total.ndim:
-        return _scores(episodes)
-    learners = [jax.tree.map(lambda x, i=i: x[i], episodes) for i in range(len(episodes.total))]
-    rows = [_scores(one) for one in learners]
-    if not all(rows):
-        return {}
-    recent = np.asarray([latest_mean(one, num_envs=num_envs) for one in learners], np.float32)
+    side_by_side = episodes.total.ndim > 0
+    learners = [Episodes(*one) for one in zip(*episodes, strict=True)] if side_by_side else [episodes]
+    rows = []
+    for one in learners:
+        count = min(int(one.total), WINDOW)
+        if not count:
+            return {}
+        returns, lengths = one.returns[:count], one.lengths[:count]
+        with np.errstate(invalid="ignore"):  # infinite returns have no deviation
+            figures = {"training_mean": returns.mean(), "training_std": returns.std(), "training_best": returns.max()}
+        rows.append({name: float(x) for name, x in figures.items()} | {"episode_length": float(lengths.mean())})
     row = {name: float(np.mean([one[name] for one in rows])) for name in rows[0]}
-    row |= {"training_best": max(one["training_best"] for one in rows), "recent_mean": float(recent.mean())}
-    if len(rows) > 1:
-        row |= {f"training_mean_{i}": one["training_mean"] for i, one in enumerate(rows)}
-        row |= {f"recent_mean_{i}": float(value) for i, value in enumerate(recent)}
+    row["training_best"] = max(one["training_best"] for one in rows)
+    if side_by_side:
+        recent = np.asarray([latest_mean(one, num_envs=num_envs) for one in learners], np.float32)
+        row["recent_mean"] = float(recent.mean())
+        if len(rows) > 1:
+            row |= {f"training_mean_{i}": one["training_mean"] for i, one in enumerate(rows)}
+            row |= {f"recent_mean_{i}": float(value) for i, value in enumerate(recent)}
     return row
-
-
-def _scores(episodes: Episodes) -> dict[str, float]:
-    count = min(int(episodes.total), WINDOW)
-    if not count:
-        return {}
-    returns, lengths = episodes.returns[:count], episodes.lengths[:count]
-    with np.errstate(invalid="ignore"):  # infinite returns have no deviation
-        return {
-            "training_mean": float(returns.mean()),
-            "training_std": float(returns.std()),
-            "training_best": float(returns.max()),
-            "episode_length": float(lengths.mean()),
-        }

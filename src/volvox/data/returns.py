@@ -6,8 +6,6 @@ Suffixes are rlax's: `x_tm1` belongs to the timestep in which the action was cho
     target = jax.vmap(lambda_returns, in_axes=1, out_axes=1)(r_t, discount_t, v_t, lambda_t)  # all [T, B]
 """
 
-from typing import NamedTuple
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -43,19 +41,6 @@ def lambda_returns(r_t: Array, discount_t: Array, v_t: Array, lambda_t: Array) -
     return returns
 
 
-class VTrace(NamedTuple):
-    """Targets and advantages of one trajectory by V-trace.
-
-    Attributes:
-      target_tm1: `[T]`: Value targets `vs`.
-      advantage_tm1: `[T]`: `rho[t] * (r[t] + discount[t] * (lambda[t] * vs[t + 1] + (1 - lambda[t]) * v[t]) -
-        v_tm1[t])`, by which the policy's gradient is weighed.
-    """
-
-    target_tm1: Array
-    advantage_tm1: Array
-
-
 def vtrace(
     v_tm1: Array,
     v_t: Array,
@@ -66,7 +51,7 @@ def vtrace(
     *,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
-) -> VTrace:
+) -> tuple[Array, Array]:
     """Returns V-trace's targets and advantages of one trajectory.
 
     These are equations 1 and 4 of Espeholt et al. 2018 (arXiv 1802.01561):
@@ -86,7 +71,9 @@ def vtrace(
       c_clip: Largest weight of the trace.
 
     Returns:
-      `VTrace`. Gradients flow through `v_tm1`, `v_t` and `rho_tm1`: stop them where they are not wanted.
+      (value targets `vs` `[T]`, advantages `[T]`, by which the policy's gradient is weighed). An advantage is `rho[t] *
+      (r[t] + discount[t] * (lambda[t] * vs[t + 1] + (1 - lambda[t]) * v[t]) - v_tm1[t])`. Gradients flow through
+      `v_tm1`, `v_t` and `rho_tm1`: stop them where they are not wanted.
     """
     arguments = [v_tm1, v_t, r_t, discount_t, rho_tm1, lambda_t]
     chex.assert_rank(arguments, 1)
@@ -102,4 +89,4 @@ def vtrace(
 
     _, error = jax.lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, discount_t, c), reverse=True)
     target_t = v_t + lambda_t * jnp.append(error[1:], 0.0)
-    return VTrace(v_tm1 + error, rho * (r_t + discount_t * target_t - v_tm1))
+    return v_tm1 + error, rho * (r_t + discount_t * target_t - v_tm1)

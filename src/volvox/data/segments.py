@@ -8,6 +8,7 @@ reward comes with the next timestep, for the last one of a segment in the next r
     segment = segments.take(ring, slot, start=0, num_envs=4, length=20)  # [20, 4, ...]
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -15,9 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from volvox.types import Array, ArrayTree, EnvSpec, TimeStep, zeros
-
-_BY_SEGMENT = ("bootstrap", "recurrent")
-"""Fields that have no time axis."""
 
 
 class Segment(NamedTuple):
@@ -32,10 +30,10 @@ class Segment(NamedTuple):
       terminated: bool `[T, B]`: The action ended the episode.
       truncated: bool `[T, B]`: A time limit ended the episode after the action.
       valid: bool `[T, B]`: False where the action was discarded, because the observation was an episode's last.
-      version: int32 `[T]`: Number of updates made before the policy acted.
+      version: int32 `[T, B]`: Number of updates made before the policy acted.
       bootstrap: float32 `[B]`: Value of the observation after the last timestep, predicted when it was received.
       recurrent: Recurrent state before the first timestep, leaves `[B, ...]`.
-      value: float32 `[T, B]`: Value of the observation, predicted when the policy acted; () unless it is kept.
+      value: float32 `[T, B]`: Value of the observation, predicted when the policy acted.
     """
 
     observation: ArrayTree
@@ -49,33 +47,29 @@ class Segment(NamedTuple):
     version: Array
     bootstrap: Array
     recurrent: ArrayTree
-    value: ArrayTree = ()
+    value: Array
 
 
-def init(
-    num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree, *, with_values: bool = False
-) -> Segment:
+def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent: ArrayTree) -> Segment:
     """Returns a ring of `num_segments` segments (R) of `length` timesteps (L), all zeros and not valid.
 
-    Recurrent states of the policy are shaped as `recurrent`. Predicted values are kept if `with_values`.
+    Recurrent states of the policy are shaped as `recurrent`.
     """
-    shape = (num_segments, length, num_envs)
-    observation, action = zeros((spec.observation, spec.action), *shape)
-    floats, flags = (lambda: jnp.zeros(shape, jnp.float32)), (lambda: jnp.zeros(shape, bool))
-    return Segment(
-        observation=observation,
-        first=flags(),
-        action=action,
-        log_prob=floats(),
-        reward=floats(),
-        terminated=flags(),
-        truncated=flags(),
-        valid=flags(),
-        version=jnp.zeros((num_segments, length), jnp.int32),
-        bootstrap=jnp.zeros((num_segments, num_envs), jnp.float32),
-        recurrent=zeros(recurrent, num_segments),
-        value=floats() if with_values else (),
-    )
+    number, flag, count = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.float32, bool, jnp.int32))
+    timesteps = {
+        "observation": spec.observation,
+        "first": flag,
+        "action": spec.action,
+        "log_prob": number,
+        "reward": number,
+        "terminated": flag,
+        "truncated": flag,
+        "valid": flag,
+        "version": count,
+        "value": number,
+    }
+    of_segment = {"bootstrap": zeros(number, num_segments, num_envs), "recurrent": zeros(recurrent, num_segments)}
+    return Segment(**zeros(timesteps, num_segments, length, num_envs), **of_segment)
 
 
 def add(
@@ -108,37 +102,35 @@ def add(
     Returns:
       The ring. The very first beat completes a timestep that was never added; it is overwritten later.
     """
-    num_segments, length = ring.version.shape
-    before = ((round_ - (beat == 0)) % num_segments, (beat - 1) % length)
-    slot = round_ % num_segments
-    ring = ring._replace(
-        reward=_put(ring.reward, reward, *before),
-        terminated=_put(ring.terminated, timestep.terminated, *before),
-        truncated=_put(ring.truncated, timestep.truncated, *before),
-        valid=_put(ring.valid, ~timestep.first, *before),
-        # Written at every beat; the value after the segment's last timestep remains.
-        bootstrap=_put(ring.bootstrap, value, before[0]),
-    )
+    num_segments, length, _ = ring.first.shape
+    slot, last, before = round_ % num_segments, (round_ - (beat == 0)) % num_segments, (beat - 1) % length
+
+    def put(rows: Array, row: Array, *place: Array) -> Array:
+        # One update slice stays in place inside a compiled loop; a scatter would be a loop of its own.
+        chex.assert_shape(row, rows.shape[len(place) :])
+        row = row.astype(rows.dtype)[(None,) * len(place)]
+        return jax.lax.dynamic_update_slice(rows, row, (*place, *[jnp.int32(0)] * (rows.ndim - len(place))))
 
     def keep_first(rows: Array, row: Array) -> Array:
-        return _put(rows, jnp.where(beat == 0, row, rows[slot]), slot)
+        return put(rows, jnp.where(beat == 0, row, rows[slot]), slot)
 
-    return ring._replace(
-        observation=jax.tree.map(lambda rows, row: _put(rows, row, slot, beat), ring.observation, timestep.observation),
-        first=_put(ring.first, timestep.first, slot, beat),
-        action=_put(ring.action, action, slot, beat),
-        log_prob=_put(ring.log_prob, log_prob, slot, beat),
-        version=_put(ring.version, version, slot, beat),
-        recurrent=jax.tree.map(keep_first, ring.recurrent, recurrent),
-        value=jax.tree.map(lambda rows: _put(rows, value, slot, beat), ring.value),
+    ring = ring._replace(
+        reward=put(ring.reward, reward, last, before),
+        terminated=put(ring.terminated, timestep.terminated, last, before),
+        truncated=put(ring.truncated, timestep.truncated, last, before),
+        valid=put(ring.valid, ~timestep.first, last, before),
+        # Written at every beat; the value after the segment's last timestep remains.
+        bootstrap=put(ring.bootstrap, value, last),
     )
-
-
-def _put(rows: Array, row: Array, *place: Array) -> Array:
-    # One update slice stays in place inside a compiled loop; a scatter would be a loop of its own.
-    chex.assert_shape(row, rows.shape[len(place) :])
-    row = row.astype(rows.dtype)[(None,) * len(place)]
-    return jax.lax.dynamic_update_slice(rows, row, (*place, *[jnp.int32(0)] * (rows.ndim - len(place))))
+    return ring._replace(
+        observation=jax.tree.map(lambda rows, row: put(rows, row, slot, beat), ring.observation, timestep.observation),
+        first=put(ring.first, timestep.first, slot, beat),
+        action=put(ring.action, action, slot, beat),
+        log_prob=put(ring.log_prob, log_prob, slot, beat),
+        version=put(ring.version, jnp.broadcast_to(version, timestep.first.shape), slot, beat),
+        recurrent=jax.tree.map(keep_first, ring.recurrent, recurrent),
+        value=put(ring.value, value, slot, beat),
+    )
 
 
 def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, with_next: bool = False) -> Segment:
@@ -156,25 +148,22 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, w
     Returns:
       `Segment`, leaves `[T, num_envs, ...]`; with `with_next`, `[T + 1, ...]` of `observation` and `first`.
     """
-    slot, start = jnp.int32(slot), jnp.int32(start)
 
-    def cut(rows: Array, slot: Array, length: int) -> Array:
-        begin = (slot, jnp.int32(0), start, *[jnp.int32(0)] * (rows.ndim - 3))
-        return jax.lax.dynamic_slice(rows, begin, (1, length, num_envs, *rows.shape[3:]))[0]
+    def cut(rows: Array, begin: tuple[Array | int, ...], *sizes: int) -> Array:
+        begin = tuple(jnp.int32(i) for i in (*begin, *[0] * (rows.ndim - len(begin))))
+        return jax.lax.dynamic_slice(rows, begin, (1, *sizes, *rows.shape[len(sizes) + 1 :]))[0]
 
-    def cut_segment(rows: Array) -> Array:
-        begin = (slot, start, *[jnp.int32(0)] * (rows.ndim - 2))
-        return jax.lax.dynamic_slice(rows, begin, (1, num_envs, *rows.shape[2:]))[0]
+    def of_timesteps(rows: Array) -> Array:
+        return cut(rows, (slot, 0, start), length, num_envs)
 
-    segment = _map(ring, lambda rows: cut(rows, slot, length), cut_segment)
-    segment = segment._replace(version=ring.version[slot, :length])
+    def with_following(rows: Array) -> Array:
+        following = cut(rows, ((slot + 1) % len(ring.first), 0, start), 1, num_envs)
+        return jnp.concatenate([of_timesteps(rows), following])
+
+    segment = _map(ring, of_timesteps, lambda rows: cut(rows, (slot, start), num_envs))
     if not with_next:
         return segment
-    observation, first = jax.tree.map(
-        lambda rows, x: jnp.concatenate([x, cut(rows, (slot + 1) % len(ring.version), 1)]),
-        (ring.observation, ring.first),
-        (segment.observation, segment.first),
-    )
+    observation, first = jax.tree.map(with_following, (ring.observation, ring.first))
     return segment._replace(observation=observation, first=first)
 
 
@@ -188,15 +177,13 @@ def gather(ring: Segment, slot: Array, t: Array, b: Array) -> Segment:
       b: int32 `[1, n]`: Environments.
 
     Returns:
-      `Segment`, leaves `[L, n, ...]`, `version` too; `bootstrap` and `recurrent` `[n, ...]`.
+      `Segment`, leaves `[L, n, ...]`; `bootstrap` and `recurrent` `[n, ...]`.
     """
     t, b = jnp.broadcast_arrays(t, b)
-    segment = _map(ring, lambda rows: rows[slot, t, b], lambda rows: rows[slot, b[0]])
-    return segment._replace(version=ring.version[slot, t])
+    return _map(ring, lambda rows: rows[slot, t, b], lambda rows: rows[slot, b[0]])
 
 
-def _map(ring: Segment, of_timesteps, of_segment) -> Segment:
-    fields = ring._replace(version=())._asdict()
-    return Segment(
-        **{name: jax.tree.map(of_segment if name in _BY_SEGMENT else of_timesteps, x) for name, x in fields.items()}
-    )
+def _map(ring: Segment, of_timesteps: Callable[[Array], Array], of_segment: Callable[[Array], Array]) -> Segment:
+    bootstrap, recurrent = jax.tree.map(of_segment, (ring.bootstrap, ring.recurrent))
+    segment = jax.tree.map(of_timesteps, ring._replace(bootstrap=(), recurrent=()))
+    return segment._replace(bootstrap=bootstrap, recurrent=recurrent)

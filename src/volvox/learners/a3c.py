@@ -133,10 +133,10 @@ class A3C:
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
-        rounds, rate = self.updates_per_iteration * self.rounds_per_update, self.rate(env)
+        rate = self.rate(env)
         return Schedule(
             beats_per_round=self.segment_length + (self.lag == 0),
-            rounds_per_iteration=rounds,
+            rounds_per_iteration=self.updates_per_iteration * self.rounds_per_update,
             delay=self.lag,
             learning_rate=(lambda learning: rate(learning.update)) if callable(rate) else None,
         )
@@ -146,12 +146,11 @@ class A3C:
         rate: Any = self.learning_rate
         if self.anneal_frames is None:
             return rate
-        return optax.linear_schedule(rate, 0.0, max(self.anneal_frames // self.frames_per_update(env), 1))
-
-    def frames_per_update(self, env: Env) -> int:
-        """Returns the emulator frames of the rounds that share an update, those that begin an episode included."""
-        beats = self.segment_length + (self.lag == 0)
-        return self.rounds_per_update * beats * env.all_envs * env.spec.frame_skip
+        # Those that begin an episode are counted, too.
+        frames_per_round = (self.segment_length + (self.lag == 0)) * env.all_envs * env.spec.frame_skip
+        return optax.linear_schedule(
+            rate, 0.0, max(self.anneal_frames // (self.rounds_per_update * frames_per_round), 1)
+        )
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
@@ -185,11 +184,6 @@ class _A3C(OnPolicy):
 
     def __init__(self, settings: A3C, network: nn.Module, env: Env):
         super().__init__(settings, network, env)
-        if settings.segment_length > (longest := env.spec.max_episode_steps):
-            raise ValueError(
-                f"segment_length={settings.segment_length}: give at most {longest}, the longest episode of "
-                f"{env.spec.name}."
-            )
         self.micro_batch = micro_batch_size(settings.micro_batch, self.num_envs, settings.segment_length)
         self.num_batches = self.num_envs // self.micro_batch
         self.optimizer = clipped(make_optimizer(settings.optimizer, settings.rate(env)), settings.max_gradient_norm)
@@ -233,7 +227,7 @@ class _A3C(OnPolicy):
         entropy = total(actions.entropy(output, s.log_epsilon))
         weight = s.entropy_coefficient(update) if callable(s.entropy_coefficient) else s.entropy_coefficient
         loss = policy_loss - weight * entropy + s.value_coefficient * value_loss
-        lag = jnp.where(segment.valid, (update - segment.version)[:, None], 0).astype(jnp.float32)
+        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
         sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
         return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
 

@@ -11,7 +11,7 @@ of them. As a maximum, `evaluation_best` is higher than the mean return of its p
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,27 @@ import numpy as np
 
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import whole_games
-from volvox.learners.reporting import require_finite
-from volvox.learners.state import Evaluated, LearnState
-from volvox.rollout.driver import Monitor, seed_of
+from volvox.rollout.driver import Monitor
 from volvox.rollout.scoring import act, first_episodes
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 
 _SECONDS_BETWEEN_CHECKS = 1.0
-_MOST_AT_ONCE = 10_000
-"""Episodes of a policy, each in an environment of its own; an Atari emulator takes some 0.2 MB."""
+
+
+class Evaluated(NamedTuple):
+    """Results of the evaluations of a run.
+
+    Attributes:
+      variables: Variables of the best policy.
+      best: float32: Its mean return, the largest of all evaluations and learners; -inf before the first evaluation.
+      latest: float32 `[S]`: Mean returns of the latest evaluation, one for each learner; -inf before the first.
+      frames: Emulator frames of all evaluations.
+    """
+
+    variables: ArrayTree
+    best: Array
+    latest: Array
+    frames: int
 
 
 def update(
@@ -48,7 +60,7 @@ def update(
     means = returns.mean(axis=1)
     best, frames = int(means.argmax()), evaluated.frames + frames
     if means[best] > evaluated.best:
-        evaluated = Evaluated(candidates[best], jnp.float32(means[best]), timesteps, evaluated.latest, frames)
+        evaluated = Evaluated(candidates[best], jnp.float32(means[best]), evaluated.latest, frames)
     evaluated = evaluated._replace(latest=jnp.asarray(means), frames=frames)
     row = {"evaluation_mean": float(means.mean()), "evaluation_best": float(evaluated.best)}
     if returns.shape[1] > 1:
@@ -65,40 +77,34 @@ class PolicyEvaluator:
     for each evaluation; envpool continues with its own random numbers.
     """
 
-    def __init__(self, policy: Policy, env: Env, num_learners: int, num_episodes: int, every: int):
-        """Prepares the evaluation.
-
-        Args:
-          policy: The policy.
-          env: The environment.
-          num_learners: Number S of policies that are evaluated side by side.
-          num_episodes: Episodes E of each policy, at most 10,000.
-          every: Timesteps of each learner between two evaluations.
-        """
+    def __init__(self, policy: Policy, env: Env, num_learners: int, every: int, episodes: int, num_envs: int | None):
+        """Prepares the evaluation of S policies side by side; the last three arguments are those of `learn`."""
         self._policy, self._env, self._num_learners = policy, env, num_learners
-        self._num_episodes = integer("num_evaluation_episodes", num_episodes, low=1, high=_MOST_AT_ONCE)
         self._every = integer("evaluate_every", every, low=1, high=None)
+        self._num_episodes = integer("num_evaluation_episodes", episodes, low=1)
+        num_envs = integer("num_evaluation_envs", env.num_envs if num_envs is None else num_envs, low=num_learners)
+        self._num_waves = -(-episodes // (num_envs // num_learners))
+        self._wave = -(-episodes // self._num_waves)  # episodes of a policy that are played at once
         self._act = jax.jit(self._act_all)
         self._group: EnvGroup | None = None
         self._state: Any = None
 
     def evaluate(
-        self, state: LearnState, candidates: Sequence[ArrayTree], before: int, monitor: Monitor
-    ) -> tuple[LearnState, dict[str, Any]]:
-        """Evaluates the policies of a state if that is due; `before` are the timesteps before its iteration."""
-        timesteps, earlier = (count // self._num_learners for count in (state.timesteps, before))
-        if timesteps // self._every == earlier // self._every:
-            return state, {}
+        self, evaluated: Evaluated, candidates: Sequence[ArrayTree], *, seed: int, timesteps: Any, monitor: Monitor
+    ) -> tuple[Evaluated, dict[str, Any]]:
+        """Evaluates policies if that is due; `timesteps` are each learner's (before, after) the iteration."""
+        before, after = timesteps
+        if after // self._every == before // self._every:
+            return evaluated, {}
         began = time.perf_counter()
-        # Another seed than that of the environments of training.
-        returns, played = self.play(candidates, seed=seed_of(state.key, state.timesteps, 1), monitor=monitor)
+        returns, played = self.play(candidates, seed=seed, monitor=monitor)
         require_finite({"the returns of the evaluation": returns}, self._env.spec.name)
-        counts = {"timesteps": timesteps, "frames": played * self._env.spec.frame_skip}
-        evaluated, row = update(state.evaluated, candidates, returns, **counts)
-        return state._replace(evaluated=evaluated), row | {"evaluation_seconds": time.perf_counter() - began}
+        counts = {"timesteps": after, "frames": played * self._env.spec.frame_skip}
+        evaluated, row = update(evaluated, candidates, returns, **counts)
+        return evaluated, row | {"evaluation_seconds": time.perf_counter() - began}
 
     def play(self, candidates: Sequence[ArrayTree], *, seed: int, monitor: Monitor) -> tuple[np.ndarray, int]:
-        """Plays the episodes of all policies, one environment for each episode.
+        """Plays the episodes of all policies, in waves of one episode for each environment.
 
         Args:
           candidates: Variables of each policy.
@@ -111,28 +117,28 @@ class PolicyEvaluator:
         Raises:
           Interrupted: The monitor returned True.
         """
-        num_envs, candidates = self._num_learners * self._num_episodes, tuple(candidates)
+        num_envs, candidates = self._num_learners * self._wave, tuple(candidates)
         if self._group is None:
             options = {"num_envs": num_envs, "num_groups": 1, "host": True, **whole_games(self._env)}
             (self._group,) = self._env.make(seed, **options)
             self._state, _ = self._group.recv(self._group.init())
-        states = tuple(self._policy.initial_state(self._num_episodes) for _ in candidates)
+        parts, timesteps, checked = [], 0, -np.inf
 
-        def choose(number: int, timestep: TimeStep, acting: tuple[Any, np.ndarray, float]) -> Any:
-            del number
-            states, ended, checked = acting
-            ended, now = ended | np.asarray(timestep.terminated | timestep.truncated), time.monotonic()
-            if now - checked > _SECONDS_BETWEEN_CHECKS:
-                checked = now
-                if monitor({"phase": "evaluation", "done": int(ended.sum()), "total": len(ended)}):
+        def choose(number: int, timestep: TimeStep, states: tuple[ArrayTree, ...]) -> tuple[Array, tuple]:
+            nonlocal checked
+            if time.monotonic() - checked > _SECONDS_BETWEEN_CHECKS:
+                checked = time.monotonic()
+                if monitor({"phase": "evaluation", "done": len(parts) * num_envs, "total": self._num_waves * num_envs}):
                     raise Interrupted("the evaluation was not finished, and its iteration is dropped")
-            action, states = self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
-            return action, (states, ended, checked)
+            return self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
 
-        self._state = self._group.restart(self._state, seed)
-        acting = (states, np.zeros(num_envs, bool), -np.inf)
-        self._state, returns, lengths = first_episodes(self._group, self._state, choose, acting)
-        return returns.reshape(self._num_learners, -1), int(lengths.sum())
+        for wave in range(self._num_waves):
+            self._state = self._group.restart(self._state, (seed + wave * num_envs) % 2**31)
+            states = tuple(self._policy.initial_state(self._wave) for _ in candidates)
+            self._state, returns, lengths = first_episodes(self._group, self._state, choose, states)
+            parts.append(returns.reshape(self._num_learners, -1))
+            timesteps += int(lengths.sum())
+        return np.concatenate(parts, axis=1)[:, : self._num_episodes], timesteps
 
     def close(self) -> None:
         """Frees the environments; the next evaluation makes others."""
@@ -146,3 +152,14 @@ class PolicyEvaluator:
         play = partial(act, self._policy, False, jax.random.key(0))
         actions, states = zip(*map(play, candidates, parts, states), strict=True)
         return jnp.concatenate(actions), states
+
+
+def require_finite(trees: dict[str, ArrayTree], env_name: str) -> None:
+    """Raises FloatingPointError, which names the trees that are not finite."""
+    wrong = [name for name, tree in trees.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
+    if wrong:
+        raise FloatingPointError(
+            f"not finite: {', '.join(wrong)}; this iteration is dropped. First make sure that all rewards and "
+            f"observations of {env_name} are finite. If they are, lower the learning rate, or clip the gradient; in a "
+            "loss of your own, look for a mean over nothing."
+        )

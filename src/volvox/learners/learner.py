@@ -1,9 +1,7 @@
-"""The learner interface, and the loop that trains a learner.
-
-    algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
-    run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
+"""The learner interface, and a learner's part in the loop.
 
 An algorithm is one file beside this one: its settings, a frozen dataclass, and the `Learner` that they make.
+`volvox.learn` in `training.py` makes the runs.
 """
 
 import dataclasses
@@ -14,15 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import check_has, check_memory, check_type, size_of
 from volvox.data import metrics
-from volvox.learners.evaluation import PolicyEvaluator
-from volvox.learners.iterations import Iterations
-from volvox.learners.state import Acting, States
-from volvox.rollout.devices import devices_of
-from volvox.rollout.driver import Loop
-from volvox.rollout.pipeline import Stages
-from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
+from volvox.data.metrics import Episodes, RunningEpisodes
+from volvox.types import Array, ArrayTree, Env, Policy, TimeStep, replaced, zeros
 
 
 class Turn(NamedTuple):
@@ -116,6 +108,28 @@ def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:
     return learning._replace(metrics=zeros(jax.eval_shape(update, learning).metrics))
 
 
+class Acting(NamedTuple):
+    """State of acting.
+
+    Attributes:
+      round: int32: Rounds completed since the environments were made.
+      beat: int32: Beats completed in this round.
+      draws: int32: Number of actions that each environment has drawn; it makes the keys of the next, see `Env.keys`.
+      timesteps: int32: Timesteps of all environments, without those that begin an episode. It may overflow.
+      episodes: Scores of the episodes that have ended, leaves `[S, ...]` for S learners.
+      running: Episodes that have not ended, one entry for each group; () between two sets of environments.
+      collected: State of the learner that `act` changes.
+    """
+
+    round: Array
+    beat: Array
+    draws: Array
+    timesteps: Array
+    episodes: Episodes
+    running: tuple[RunningEpisodes, ...]
+    collected: Any
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LearnerStages:
     """The stages of the loop. `acting` is its carry, `learning` its memory, and `key` its constant."""
@@ -160,94 +174,3 @@ class LearnerStages:
         mean = functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis)
         mean = mean if self.schedule.num_learners is None else jax.vmap(mean)
         return Turn(g, acting.round, acting.beat, mean(acting.episodes))
-
-
-def learn(
-    settings: LearnerSettings,
-    network: Any,
-    env: Env,
-    *,
-    evaluate_every: int | None = None,
-    num_evaluation_episodes: int = 10,
-    chunk_seconds: float = 1.0,
-    host: bool = False,
-    devices: Sequence[Any] | None = None,
-) -> Algorithm:
-    """Makes an algorithm of a learner's settings, a network and an environment. One step is an iteration.
-
-        algorithm = learn(TD3(), ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork()), env)
-
-    Args:
-      settings: Settings of the learner.
-      network: Network that these settings train, e.g. a flax module.
-      env: The environments, in groups that take turns.
-      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.evaluation`), each made at the
-        end of the iteration in which it is due. None: no evaluation.
-      num_evaluation_episodes: Episodes of an evaluation, of each learner.
-      chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
-      host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
-      devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
-        learn as one device with N times the environments does, and settings that count environments, timesteps, frames
-        or transitions count those of all devices. None: all devices of all processes, if
-        `volvox.distributed.initialize` was called in several processes; otherwise one device.
-
-    Returns:
-      `Algorithm`. Its rows hold the learner's metrics; `update`, the number of updates; `frames`, the emulator frames,
-      and `timesteps`, those of each learner, both without those that begin an episode; `episodes` and the scores of the
-      latest 100 episodes (`volvox.data.metrics.scores`); `compression` of sparse networks; and
-      `predictions_per_second`, which counts timesteps that begin an episode too, `updates_per_second` and
-      `frames_per_second`. `step` raises FloatingPointError if a number is not finite. In pure-JAX environments, on one
-      device, a restored run continues bit by bit. In other environments, it begins new episodes. `variables` gives the
-      policy of the best evaluation, and `last_variables` that of the learner which was best in the latest.
-
-    Raises:
-      TypeError: An argument is of another type.
-      ValueError: Network or environment do not fit the settings, or the state does not fit into the free memory.
-    """
-    check_has("settings", settings, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
-    check_type("env", env, Env, "e.g. vx.envs.atari(...)")
-    together = devices_of(devices)
-    # Each process makes the initial state alone, without a device axis.
-    initial = jax.jit(settings.bind(network, env).init)
-    env = env._replace(axis=together.axis)
-    learner, schedule = settings.bind(network, env), settings.schedule(env)
-    evaluator = None
-    if evaluate_every is not None:
-        sizes = (schedule.num_learners or 1, num_evaluation_episodes, evaluate_every)
-        evaluator = PolicyEvaluator(learner.policy, env, *sizes)
-    saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
-    states = States(learner, schedule, env, initial, evaluator is not None, saves_replay)
-    state = jax.eval_shape(states.init, jax.random.key(0))  # raises if something does not fit
-    # Twice, because an iteration works on a copy of the state.
-    sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
-    check_memory(sizes, "use a smaller replay (TD3: replay_size), fewer environments or smaller networks")
-
-    def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
-        return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
-
-    stages = LearnerStages(learner, schedule, env)
-    loop = Loop(
-        Stages(stages.act, stages.work, None, None, stages.finish),
-        make_groups,
-        beats_per_round=schedule.beats_per_round,
-        chunk_seconds=chunk_seconds,
-        devices=together,
-    )
-    run = Iterations(states, loop, evaluator)
-    config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
-    config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
-    return Algorithm(
-        init=states.init,
-        step=run.step,
-        variables=states.variables,
-        policy=learner.policy,
-        env=env,
-        config=config,
-        close=run.close,
-        save=states.save,
-        restore=functools.partial(states.restore, loop=loop),
-        last_variables=states.last_variables,
-        profile=run.profile,
-        step_name="iteration",
-        max_over_processes=None if jax.process_count() == 1 else together.largest,
-    )

@@ -76,13 +76,12 @@ class OnPolicy(Learner):
       length: Timesteps L of a segment in the ring, one more than `segment_length` without lag.
     """
 
-    def __init__(self, settings: Any, network: Any, env: Env, *, with_values: bool = False):
-        """Raises ValueError if network or environment do not fit. `with_values`: segments keep predicted values."""
+    def __init__(self, settings: Any, network: Any, env: Env):
+        """Raises ValueError if network or environment do not fit."""
         if settings.episodic_life and "lives" not in env.spec.extras:
             raise ValueError(f"episodic_life=True needs lives, which {env.spec.name} does not report; leave it out.")
         self.settings, self.env, self.network = settings, env, actor_critic(network, env.spec)
         self.num_envs, self.length = env.num_envs // env.num_groups, settings.segment_length + (settings.lag == 0)
-        self._with_values = with_values
         policy = self.network.policy
         self.policy = normalization.normalizing(policy, env.spec) if settings.normalize_observations else policy
 
@@ -95,7 +94,7 @@ class OnPolicy(Learner):
 
         def collector() -> Collector:
             recurrent, seen = policy.initial_state(b), zeros(spec.observation, b) if s.normalize_observations else ()
-            ring = segments.init(s.lag + 1, self.length, b, spec, recurrent, with_values=self._with_values)
+            ring = segments.init(s.lag + 1, self.length, b, spec, recurrent)
             return Collector(ring, recurrent, jnp.zeros(b, jnp.int32), seen)
 
         rewards = normalization.init_rewards(env.num_groups, b) if s.normalize_rewards else ()
@@ -130,18 +129,9 @@ class OnPolicy(Learner):
             left = timestep.extras["lives"].astype(jnp.int32)
             lost, lives = ~timestep.first & (left < lives), left
             timestep = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
-        ring = segments.add(
-            data.ring,
-            turn.round,
-            turn.beat,
-            timestep,
-            reward=reward,
-            value=value,
-            action=action,
-            log_prob=actions.log_prob(output, action),
-            version=learning.update,
-            recurrent=recurrent,
-        )
+        chosen = {"action": action, "log_prob": actions.log_prob(output, action), "version": learning.update}
+        chosen |= {"reward": reward, "value": value, "recurrent": recurrent}
+        ring = segments.add(data.ring, turn.round, turn.beat, timestep, **chosen)
         data = Collector(ring, next_recurrent, lives, seen)
         collectors = replaced(collected.collectors, g, data)
         return Collected(collectors, rewards), clip_action(action, self.env.spec)

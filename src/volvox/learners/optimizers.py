@@ -1,12 +1,15 @@
-"""How learners use optax: any optimiser that needs gradients and parameters only, sparse or not."""
+"""How learners use optax: any optimiser that needs gradients and parameters only, sparse or not; and compression."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from volvox.sparsity import compression, is_sparse, masks_of, table
+from volvox.sparsity.masks import is_grouped
 from volvox.types import Array, ArrayTree, Axis
 
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
@@ -23,13 +26,14 @@ def make_optimizer(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTr
     Raises:
       ValueError: The learning rate is given twice or not at all, or `optimizer` does not make a transformation.
     """
-    if callable(optimizer) and learning_rate is None:
-        raise ValueError(f"learning_rate=None: {optimizer!r} is a function of the learning rate; give a number.")
+    if callable(optimizer) == (learning_rate is None):
+        raise ValueError(
+            f"{learning_rate=}, {optimizer=}: give a number with a function such as optax.adam, and None with a "
+            "ready-made optimizer, which has its own rate."
+        )
     made = optimizer(learning_rate) if callable(optimizer) else optimizer
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(f"{optimizer=}: give an optax.GradientTransformation, or a function such as optax.adam.")
-    if made is optimizer and learning_rate is not None:
-        raise ValueError(f"{learning_rate=}: a ready-made optimizer has its own rate; give learning_rate=None.")
     return optax.with_extra_args_support(made)
 
 
@@ -86,3 +90,50 @@ def over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:
     count = valid.sum(axis=1, dtype=jnp.float32)
     share = count / jnp.maximum(axis.sum(count), 1.0)
     return axis.sum(jax.tree.map(lambda g: jax.vmap(jnp.multiply)(share.astype(g.dtype), g), gradient))
+
+
+def pick(tree: ArrayTree, learner: int) -> Any:
+    """Returns one learner's part of a tree with leaves `[S, ...]`; raises ValueError if there is no such learner."""
+    if not 0 <= learner < (count := len(jax.tree.leaves(tree)[0])):
+        raise ValueError(f"learner={learner}: there are {count}, counted from 0.")
+    return jax.tree.map(lambda x: x[learner], tree)
+
+
+def compression_row(learning: Any, num_learners: int | None) -> dict[str, float]:
+    """Returns the `compression` of a learner's networks, or its mean over S learners; {} if nothing is compressed.
+
+    Args:
+      learning: State of learning, with `params` and `optimizer`.
+      num_learners: Number S of learners, if leaves are `[S, ...]`. None: one learner, without that axis.
+    """
+    if not hasattr(learning, "params") or not (is_sparse(learning.optimizer) or is_grouped(learning.params)):
+        return {}
+    stored = _stored(learning)
+    each = [stored] if num_learners is None else [pick(stored, i) for i in range(num_learners)]
+    shares = [share for one in each if (share := compression(*one)) is not None]
+    return {"compression": float(np.mean(shares))}
+
+
+def table_of(state: Any, learner: int = 0) -> list[dict[str, Any]]:
+    """Returns the stored numbers of one learner's networks, layer by layer; see `volvox.sparsity.table`.
+
+    Args:
+      state: State of an algorithm with learners side by side, such as `TD3`.
+      learner: Index of the learner.
+
+    Raises:
+      ValueError: There is no such learner.
+    """
+    return table(*pick(_stored(state.learning), learner))
+
+
+def _stored(learning: Any) -> tuple[ArrayTree, ArrayTree]:
+    """Returns (parameters, masks or None) of networks by name, on the host."""
+    params, optimizer = learning.params, learning.optimizer
+    if hasattr(params, "_asdict"):  # several networks, each with an optimiser of its own
+        params, optimizer = params._asdict(), optimizer._asdict()
+        params = {name: part for name, part in params.items() if jax.tree.leaves(part)}
+    else:
+        params, optimizer = {"params": params}, {"params": optimizer}
+    masks = {name: masks_of(optimizer[name]) for name in params} if is_sparse(learning.optimizer) else None
+    return jax.device_get((params, masks))

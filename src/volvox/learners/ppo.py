@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import integer, integers, numbers
+from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Maximum, Metrics
 from volvox.data.normalization import Moments
@@ -192,15 +192,14 @@ class _PPO(OnPolicy):
     settings: PPO
 
     def __init__(self, settings: PPO, network: nn.Module, env: Env):
-        super().__init__(settings, network, env, with_values=True)
+        super().__init__(settings, network, env)
         length = settings.segment_length
         self.recurrent = bool(jax.tree.leaves(jax.eval_shape(lambda: self.network.policy.initial_state(1))))
         self.num_rows = self.num_envs if self.recurrent else self.num_envs * length
         if self.num_rows % settings.num_minibatches:
             kind = "environments (the policy is recurrent)" if self.recurrent else "timesteps"
             raise ValueError(
-                f"num_minibatches={settings.num_minibatches} does not divide the {self.num_rows} {kind} of a group; "
-                "give a divisor, or change num_envs, groups or segment_length."
+                f"num_minibatches={settings.num_minibatches} does not divide the {self.num_rows} {kind} of a group."
             )
         rows, micro_batch = self.num_rows // settings.num_minibatches, settings.micro_batch
         if micro_batch is None and all(len(x.shape) < 3 for x in jax.tree.leaves(env.spec.observation)):
@@ -208,16 +207,13 @@ class _PPO(OnPolicy):
         self.micro_batch = micro_batch_size(micro_batch, rows, (length if self.recurrent else 1) * env.num_groups)
         self.num_micro_batches = rows // self.micro_batch
         self.num_updates = settings.num_epochs * settings.num_minibatches  # of a round
-        # Counted in int32 as the updates are spread over the beats.
-        integer("updates of a round times its timesteps", self.num_updates * length * env.num_groups, low=1)
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
         s, zero, collected = self.settings, jnp.int32(0), self.collect()
         rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
         params, optimizer, moments = self.init_learning(key, self.optimizer(rate))
-        shape = (self.env.num_groups, s.segment_length, self.num_envs)
-        round_ = (jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, bool))
-        batch = zeros(jax.eval_shape(self.shuffle, key, *round_))
+        numbers = jnp.zeros((self.env.num_groups, s.segment_length, self.num_envs), jnp.float32)
+        batch = zeros(jax.eval_shape(self.shuffle, key, numbers, numbers, numbers > 0))
         learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {}, moments)
         turn = Turn(0, zero, zero, jnp.float32(0))
         update = lambda x: self.update(collected, self.prepare(collected, x, key, zero), turn, zero, zero)  # noqa: E731
@@ -341,10 +337,17 @@ class _PPO(OnPolicy):
         return clipped(make_optimizer(self.settings.optimizer, rate), self.settings.max_gradient_norm)
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
-        """Makes the updates of this turn, once all groups have completed the segments of the previous round."""
+        """Makes the updates that are due in this turn, if those of a round are spread evenly over the next.
+
+        The first are due in beat 0 when the last group has acted, because only then all segments are complete.
+        """
         learning = self.observe(collected, learning, turn)
         if self.settings.lag == 1:
-            learning = self.learn(collected, learning, key, turn, *self.due(turn))
+            groups = self.env.num_groups
+            number = turn.beat * groups + turn.group - (groups - 1)
+            count = (self.settings.segment_length - 1) * groups + 1
+            low, high = (-(-self.num_updates * jnp.maximum(number + i, 0) // count) for i in (0, 1))
+            learning = self.learn(collected, learning, key, turn, low, high)
         return collected, learning
 
     def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
@@ -352,17 +355,6 @@ class _PPO(OnPolicy):
         if self.settings.lag == 0:
             learning = self.learn(collected, learning, key, turn, jnp.int32(0), jnp.int32(self.num_updates))
         return collected, learning
-
-    def due(self, turn: Turn) -> tuple[Array, Array]:
-        """Returns (first, end) of the updates that are due in a turn, if they are spread evenly over the round.
-
-        The first are due in beat 0 when the last group has acted, because only then all segments of the round before
-        are complete.
-        """
-        groups = self.env.num_groups
-        number, count = turn.beat * groups + turn.group - (groups - 1), (self.settings.segment_length - 1) * groups + 1
-        first, end = (-(-self.num_updates * jnp.maximum(number + i, 0) // count) for i in (0, 1))
-        return first, end
 
     def learn(
         self, collected: Collected, learning: Learning, key: Array, turn: Turn, low: Array, high: Array

@@ -20,15 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from volvox._checks import integer, integers, number, numbers
+from volvox._checks import integers, number, numbers
 from volvox.data import metrics, normalization, replay
 from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments, Rewards
 from volvox.data.replay import Batch, Replay
-from volvox.learners.compression import pick
 from volvox.learners.learner import Learner, Schedule, Turn, with_metrics
-from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer, over_devices
-from volvox.learners.state import LearnState
+from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer, over_devices, pick
+from volvox.learners.training import LearnState
 from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
 from volvox.sparsity import init_optimizers, is_sparse, pruned
 from volvox.types import Array, ArrayTree, Env, Policy, TimeStep, replaced, zeros
@@ -193,8 +192,6 @@ class _TD3(Learner):
         self.num_updates = round(updates)  # in one beat of a group in which no episode begins
         self.ratio = Fraction(self.num_updates, self.num_envs * devices)  # updates for each timestep of any environment
         self.num_rows = replay.num_rows(s.replay_size, env.all_envs // s.num_learners, s.batch_size, s.n_step)
-        most = _MOST_CREDIT // (s.num_learners * self.ratio.numerator)
-        integer("random_timesteps", s.random_timesteps, low=0, high=most)
         self.policy: Policy = self.networks.policy(self._init_policy, self.choose)
 
     def _init_policy(self, key: Array) -> Variables:
@@ -254,32 +251,40 @@ class _TD3(Learner):
 
     def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
         """Makes one update (algorithm 1) by transitions `[S, N, ...]`, noise `[S, N, A]` and mean returns `[S]`."""
-        s, step = self.settings, learning.update + 1
-        descend = functools.partial(self.descend, step, mean_return, batch.valid)
+        s, step, valid = self.settings, learning.update + 1, batch.valid
+
+        def descend(name: str, loss: Callable[..., Any], params: Params, optimizer: Params, *args: Any):
+            """Updates one part of each learner's parameters by the gradient of its loss."""
+            part, state = getattr(params, name), getattr(optimizer, name)
+            (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(part, *args)
+
+            def one(gradient, state, part, rate, mean_return):
+                further = {"step": step, "mean_return": mean_return}
+                return apply_gradient(self.optimizer(rate), gradient, state, part, **further)
+
+            gradient = over_devices(gradient, valid, self.env.axis)
+            part, state = jax.vmap(one)(gradient, state, part, s.of_each("learning_rate"), mean_return)
+            return params._replace(**{name: part}), optimizer._replace(**{name: state}), metrics.means(new)
+
         batch = batch.map_observations(functools.partial(jax.vmap(normalization.normalize), learning.moments))
         params, optimizer, gathered = learning.params, learning.optimizer, learning.metrics
         if params.representation:
             # It is learned first and by itself. For actor and critics, its features replace observations.
-            new, representation, state = descend(
-                self.representation_loss, params.representation, optimizer.representation, batch
-            )
-            params, optimizer = params._replace(representation=representation), optimizer._replace(representation=state)
+            params, optimizer, new = descend("representation", self.representation_loss, params, optimizer, batch)
             gathered = metrics.add(gathered, new)
         encode = functools.partial(jax.vmap(self.networks.encode_observation), params.representation)
         batch = batch.map_observations(encode)
 
         given = (params, learning.targets, batch, noise, s.of_each("target_noise"))
-        new, critics, state = descend(self.critic_loss, params.critics, optimizer.critics, *given)
-        params, optimizer = params._replace(critics=critics), optimizer._replace(critics=state)
+        params, optimizer, new = descend("critics", self.critic_loss, params, optimizer, *given)
         # Targets are pruned at once, because they are used before they move again.
         targets = learning.targets._replace(critics=_pruned(learning.targets.critics, optimizer.critics))
         gathered = metrics.add(gathered, new)
 
         def update_actor(params: Params, targets: Params, optimizer: Params):
-            new, actor, state = descend(self.actor_loss, params.actor, optimizer.actor, params, batch)
-            params, optimizer = params._replace(actor=actor), optimizer._replace(actor=state)
-            moved: Any = optax.incremental_update(Params(actor, params.critics, ()), targets, s.target_rate)
-            return (params, moved._replace(actor=_pruned(moved.actor, state)), optimizer), new
+            params, optimizer, new = descend("actor", self.actor_loss, params, optimizer, params, batch)
+            moved: Any = optax.incremental_update(params._replace(representation=()), targets, s.target_rate)
+            return (params, moved._replace(actor=_pruned(moved.actor, optimizer.actor)), optimizer), new
 
         def skip(*state: Params):
             return state, zeros(jax.eval_shape(update_actor, *state)[1])
@@ -287,18 +292,6 @@ class _TD3(Learner):
         due = step % s.policy_delay == 0
         (params, targets, optimizer), new = jax.lax.cond(due, update_actor, skip, params, targets, optimizer)
         return Learning(params, targets, optimizer, learning.moments, step, metrics.add(gathered, new))
-
-    def descend(self, step: Array, mean_return: Array, valid: Array, loss: Callable[..., Any], params, state, *args):
-        """Updates each learner's parameters by the gradient of its loss; (metrics, params, optimizer's state)."""
-        (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(params, *args)
-
-        def one(gradient, state, params, rate, mean_return):
-            further = {"step": step, "mean_return": mean_return}
-            return apply_gradient(self.optimizer(rate), gradient, state, params, **further)
-
-        gradient = over_devices(gradient, valid, self.env.axis)
-        rate = self.settings.of_each("learning_rate")
-        return metrics.means(new), *jax.vmap(one)(gradient, state, params, rate, mean_return)
 
     def optimizer(self, rate: Array) -> optax.GradientTransformationExtraArgs:
         return make_optimizer(self.settings.optimizer, None if self.settings.learning_rate is None else rate)

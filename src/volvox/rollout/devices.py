@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -34,10 +35,9 @@ class Devices(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Indices of this process's devices among all devices."""
-        if self.mesh is None:
-            return (0,)
-        return tuple(i for i, device in enumerate(self.mesh.devices.flat) if device in self.mesh.local_devices)
+        """Indices of this process's devices among several devices."""
+        mesh: Any = self.mesh
+        return tuple(i for i, device in enumerate(mesh.devices.flat) if device in mesh.local_devices)
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that every device calls with its part of the arguments, for use inside `jax.jit`.
@@ -49,10 +49,10 @@ class Devices(NamedTuple):
 
         def on_device(*args: ArrayTree) -> ArrayTree:
             results = function(*jax.tree.map(lambda x: x[0] if x.ndim else x, args))
-            return jax.tree.map(lambda x: jax.numpy.asarray(x)[None], results)
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
 
         def call(*args: ArrayTree) -> ArrayTree:
-            args = jax.tree.map(jax.numpy.asarray, args)
+            args = jax.tree.map(jnp.asarray, args)
             specs = jax.tree.map(lambda x: P(_NAME) if x.ndim else P(), args)
             # Constants that a learner's loops begin with are not marked as varying, hence no check.
             mapped = jax.shard_map(on_device, mesh=self.mesh, in_specs=specs, out_specs=P(_NAME), check_vma=False)
@@ -64,17 +64,16 @@ class Devices(NamedTuple):
         """Makes arguments `[D, ...]` of the program from one tree for each device of this process, or one for all."""
         if self.mesh is None:
             return trees[0]
-        devices, sharding = self.mesh.local_devices, NamedSharding(self.mesh, P(_NAME))
-        trees = trees * len(devices) if len(trees) == 1 else trees
+        devices, sharding, num_devices = self.mesh.local_devices, NamedSharding(self.mesh, P(_NAME)), self.mesh.size
 
         def place(*parts: Any) -> jax.Array:
             pairs = zip(parts, devices, strict=True)
             # Copies, because programs may be donated the result.
-            arrays = [jax.device_put(jax.numpy.asarray(x)[None], device, may_alias=False) for x, device in pairs]
-            shape = (len(self.mesh.devices.flat), *arrays[0].shape[1:])  # pyright: ignore[reportOptionalMemberAccess]
+            arrays = [jax.device_put(jnp.asarray(x)[None], device, may_alias=False) for x, device in pairs]
+            shape = (num_devices, *arrays[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-        return jax.tree.map(place, *trees)
+        return jax.tree.map(place, *(trees * len(devices) if len(trees) == 1 else trees))
 
     def local(self, tree: ArrayTree) -> ArrayTree:
         """Returns the part of this process's first device, as arrays `[...]` of that device."""
@@ -84,17 +83,24 @@ class Devices(NamedTuple):
 
     def sum(self, tree: ArrayTree) -> Any:
         """Returns the sums of arrays `[D, ...]` over all devices, on the host. All processes must call it together."""
-        return jax.device_get(tree if self.mesh is None else self.local(_reduction(self, "sum")(tree)))
+        return jax.device_get(tree if self.mesh is None else _reduction(self.mesh, jnp.sum)(tree))
 
     def largest(self, number: float) -> float:
         """Returns the maximum of a number over all processes, which must all call it together."""
         if self.mesh is None:
             return number
-        return float(self.local(_reduction(self, "max")(self.placed(np.float32(number)))))
+        return float(_reduction(self.mesh, jnp.max)(self.placed(np.float32(number))))
 
     def agree(self, tree: ArrayTree) -> bool:
         """Returns whether arrays `[D, ...]` are equal on all devices. All processes must call it together."""
-        return self.mesh is None or not jax.tree.leaves(tree) or bool(self.local(_reduction(self, "agree")(tree)))
+        spreads = () if self.mesh is None else jax.device_get(_reduction(self.mesh, jnp.ptp)(tree))
+        return not any(spread.any() for spread in jax.tree.leaves(spreads))
+
+
+@functools.cache
+def _reduction(mesh: Mesh, function: Callable[..., jax.Array]) -> Callable[[ArrayTree], Any]:
+    reduce = functools.partial(jax.tree.map, functools.partial(function, axis=0))
+    return jax.jit(reduce, out_shardings=NamedSharding(mesh, P()))
 
 
 ALONE = Devices()
@@ -115,23 +121,8 @@ def devices_of(given: Sequence[Any] | None) -> Devices:
     given = jax.devices() if given is None else given
     counts = [sum(device.process_index == i for device in given) for i in range(jax.process_count())]
     if not given or len(set(counts)) > 1 or len(set(given)) < len(given):
-        raise ValueError(
-            f"devices={list(given)} has {counts} devices of processes 0 to {len(counts) - 1}; give the same number of "
-            "devices of each process, each once."
-        )
+        raise ValueError(f"devices={list(given)}: give the same number of devices of each process, each device once.")
     return Devices(Mesh(np.array(sorted(given, key=lambda x: (x.process_index, x.id))), (_NAME,)))
-
-
-@functools.cache
-def _reduction(devices: Devices, kind: str) -> Callable[[ArrayTree], ArrayTree]:
-    maximum = functools.partial(jax.lax.pmax, axis_name=_NAME)
-
-    def agree(tree: ArrayTree) -> jax.Array:
-        differs = [(x != maximum(x)).any() for x in jax.tree.leaves(tree)]
-        return ~maximum(functools.reduce(jax.numpy.logical_or, differs).astype(np.int32)).astype(bool)
-
-    function = {"sum": devices.axis.sum, "max": maximum, "agree": agree}[kind]
-    return jax.jit(devices.mapped(function))
 
 
 def joined(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple[EnvGroup, ...]:
@@ -147,36 +138,38 @@ def joined(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple[EnvG
     Raises:
       ValueError: The groups are driven from Python, and this process has several devices.
     """
-    if len(groups) > 1 and not all(group.traceable for part in groups for group in part):
+    one = groups[0][0]
+    if one.traceable:
+        return tuple(_joined(devices, parts) for parts in zip(*groups, strict=True))
+    if len(groups) > 1:
         raise ValueError(
-            f"{groups[0][0].spec.name} is driven from Python, which supports one device in each process; start as many "
+            f"{one.spec.name} is driven from Python, which supports one device in each process; start as many "
             "processes as devices (volvox.distributed.initialize)."
         )
-    return tuple(_joined(devices, parts) for parts in zip(*groups, strict=True))
+    return tuple(_driven(devices, group) for group in groups[0])
+
+
+def _driven(devices: Devices, group: EnvGroup) -> EnvGroup:
+    def recv(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        state, timestep = group.recv(state)
+        return state, devices.placed(timestep)
+
+    return group._replace(recv=recv, send=lambda state, action: group.send(state, devices.local(action)))
 
 
 def _joined(devices: Devices, parts: tuple[EnvGroup, ...]) -> EnvGroup:
-    one = parts[0]
-
-    def close() -> None:
-        for part in parts:
-            part.close()
-
-    if not one.traceable:
-
-        def recv(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-            state, timestep = one.recv(state)
-            return state, devices.placed(timestep)
-
-        return one._replace(recv=recv, send=lambda state, action: one.send(state, devices.local(action)))
+    one, first = parts[0], devices.numbers[0]
 
     def on_each(name: str) -> Callable[..., Any]:
         functions = [getattr(part, name) for part in parts]
-        if len(parts) == 1 or one.resumable:  # pure functions of the state
+        if one.resumable:  # pure functions of the state
             return functions[0]
         # A pool of emulators can only be stepped by the calls that were made for it.
-        first = devices.numbers[0]
         return lambda *args: jax.lax.switch(devices.axis.number() - first, functions, *args)
 
-    init = lambda: devices.placed(*(part.init() for part in parts))  # noqa: E731
-    return one._replace(init=init, recv=on_each("recv"), send=on_each("send"), close=close)
+    return one._replace(
+        init=lambda: devices.placed(*(part.init() for part in parts)),
+        recv=on_each("recv"),
+        send=on_each("send"),
+        close=lambda: [part.close() for part in parts],
+    )
