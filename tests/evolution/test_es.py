@@ -8,6 +8,7 @@ import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
+from volvox.population import decoding
 from volvox.types import Evaluation
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -53,7 +54,7 @@ def test_members_are_antithetic_pairs_around_the_current_parameters():
     np.testing.assert_array_equal(asked.seed[::2], asked.seed[1::2])
     assert len(np.unique(asked.seed)) == N // 2
     assert not asked.initial.any()
-    pair = [population.decode(CODE, asked.bases, population.Member(*(x[i] for x in asked[1:5]))) for i in (0, 1)]
+    pair = [decoding.decode(CODE, asked.bases, decoding.Member(*(x[i] for x in asked[1:5]))) for i in (0, 1)]
     np.testing.assert_allclose(flat(pair[0]) + flat(pair[1]), 2 * flat(current(state)), atol=1e-6)
 
 
@@ -201,7 +202,7 @@ def test_quadratic_in_ten_dimensions():
     @jax.jit
     def generation(state, key):
         asked, state = strategy.ask(key, state, code)
-        points = population.decode_many(code, asked.bases, population.Member(*asked[1:5]))
+        points = decoding.decode_many(code, asked.bases, decoding.Member(*asked[1:5]))
         returns = -((points["x"] - goal) ** 2).sum(1)[:, None]
         valid = jnp.ones(returns.shape, bool)
         result = Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))

@@ -7,6 +7,7 @@ import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
+from volvox.population import decoding
 from volvox.types import Evaluation
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -42,7 +43,7 @@ def row(tree, i):
 
 
 def member(asked, i):
-    return population.decode(CODE, asked.bases, population.Member(*(x[i] for x in asked[1:5])))
+    return decoding.decode(CODE, asked.bases, decoding.Member(*(x[i] for x in asked[1:5])))
 
 
 def check_bases(state, asked, best):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox.evolution import Cutoff, parse_cutoff, schedule
+from volvox.evolution.schedules import Cutoff, parse_cutoff, schedule
 
 
 def test_forms():

@@ -295,7 +295,7 @@ def check_memory(
 
     Args:
       genotype: The network.
-      encoding: The encoding, or its shapes (`volvox.population.outline`).
+      encoding: The encoding, or its shapes (`volvox.population.decoding.outline`).
       num_envs: Environments, which are the slots.
       state: The strategy's state, or its shapes.
       bases: The bases of a population, or their shapes.
