@@ -9,7 +9,7 @@ from volvox.envs.functional import from_functions
 from volvox.learners.learner import LearnerStages
 from volvox.learners.state import States
 from volvox.ops.flat import by_path
-from volvox.rollout.pipeline import LoopState, Stages
+from volvox.rollout.loop import LoopState, Stages
 
 SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
 

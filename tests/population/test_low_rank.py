@@ -10,9 +10,10 @@ import probes
 import pytest
 
 from volvox import _checks, evolution, networks, population
-from volvox.population import decoding, lineage
+from volvox.population import decoding
 from volvox.population.decoding import Member, mutation_noise
-from volvox.rollout import Nothing, PopulationEvaluator
+from volvox.rollout.behaviors import Nothing
+from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized
@@ -257,29 +258,6 @@ def test_the_first_generation_has_full_noise_and_the_next_low_rank():
     for a, b in zip(scores, same_scores, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert distances[0] == distances[1] > 1
-
-
-@pytest.mark.slow
-def test_lineages_with_low_rank_noise_rebuild_and_runs_resume_from_any_generation():
-    noise = population.LowRank(rank=1, source=population.Table(size=20_000), full=("matrix",))
-    algorithm = low_rank_ga(noise)
-    states, rows = [algorithm.init(jax.random.key(0))], []
-    for _ in range(4):
-        state, metrics = algorithm.step(states[-1])
-        states.append(state)
-        rows.append(metrics)
-    assert len(state.lineage.seed) == 4
-    code = population.encoding(NET, noise)
-    for base in range(5):
-        genome = lineage.genome(state.lineage, base)
-        assert len(genome) <= 4
-        rebuilt, played = population.rebuild(code, genome), jax.tree.map(lambda x, i=base: x[i], state.bases)
-        jax.tree.map(np.testing.assert_array_equal, rebuilt, played)
-    for begun in (0, 1):  # before the first generation, and where low rank begins
-        other = low_rank_ga(noise)
-        resumed, metrics = other.step(other.restore(algorithm.save(states[begun])))
-        jax.tree.map(np.testing.assert_array_equal, resumed.strategy, states[begun + 1].strategy)
-        assert metrics["training_mean"] == rows[begun]["training_mean"]
 
 
 def test_layers_in_lifted_modules_are_no_factors():

@@ -11,7 +11,8 @@ import pytest
 from volvox import networks, population
 from volvox.envs import atari
 from volvox.population import decoding
-from volvox.rollout import Loop, LoopState, Stages, Trajectory, slots, traced
+from volvox.rollout import Trajectory, slots
+from volvox.rollout.loop import Loop, LoopState, Stages, traced
 from volvox.types import Population, zeros
 
 pytestmark = pytest.mark.optimized

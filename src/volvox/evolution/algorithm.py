@@ -33,9 +33,8 @@ from volvox.population.decoding import Encoding, Member, decode_many, members_of
 from volvox.population.noise import Noise, Table
 from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior, Nothing
-from volvox.rollout.driver import Monitor, seed_of
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
-from volvox.rollout.profile import Times
+from volvox.rollout.loop import Monitor, Times, seed_of
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
 
 Role = Literal["training", "validation", "test"]
@@ -396,18 +395,19 @@ class _Evolution:
         )
         where = f"{self.env.spec.name}, {role} in generation {state.generation + 1}"
         check_evaluation(evaluation, where, compares_behaviors=not test and bool(self.strategy.behavior.size))
+        lengths, seconds = np.asarray(evaluation.lengths), time.perf_counter() - began
+        timesteps, row[f"{role}_seconds"] = int(lengths.sum(dtype=np.int64)), seconds
         if role == "training":
-            row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound
-            row["training_timesteps_per_second"] = statistics.timesteps_per_second
+            row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound(lengths)
+            row["training_timesteps_per_second"] = timesteps / seconds
         frame_skip, counts = self.env.spec.frame_skip, state.counts
-        scored = statistics.timesteps * frame_skip
+        scored = timesteps * frame_skip
         counts = Counts(
             frames=counts.frames + (0 if test else scored),
             training_frames=counts.training_frames + (scored if role == "training" else 0),
             total_frames=counts.total_frames + statistics.stepped * frame_skip,
-            episodes=counts.episodes + statistics.episodes,
+            episodes=counts.episodes + int(evaluation.valid.sum()),
         )
-        row[f"{role}_seconds"] = time.perf_counter() - began
         return evaluation, state._replace(counts=counts)
 
     def _monitor(self, state: EvolveState, role: Role, monitor: Monitor) -> Monitor:

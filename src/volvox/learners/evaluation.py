@@ -21,7 +21,7 @@ from volvox._checks import integer
 from volvox.envs.envpool_tasks import whole_games
 from volvox.learners.reporting import require_finite
 from volvox.learners.state import Evaluated, LearnState
-from volvox.rollout.driver import Monitor, seed_of
+from volvox.rollout.loop import Monitor, seed_of
 from volvox.rollout.scoring import act, first_episodes
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 

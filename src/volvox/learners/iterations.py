@@ -10,7 +10,7 @@ from volvox.data import metrics
 from volvox.learners import reporting
 from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.state import Acting, LearnState, States, without
-from volvox.rollout.driver import Loop, Monitor, copied, seed_of
+from volvox.rollout.loop import Loop, Monitor, copied, seed_of, time_parts
 from volvox.types import Interrupted, zeros
 
 
@@ -124,8 +124,6 @@ class Iterations:
 
     def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
         """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
-        from volvox.rollout.profile import time_parts
-
         try:
             _, acting, learning = self.opened(state, lambda figures: False)
             acting, learning = copied((acting, learning))

@@ -20,8 +20,7 @@ from volvox.learners.evaluation import PolicyEvaluator
 from volvox.learners.iterations import Iterations
 from volvox.learners.state import Acting, States
 from volvox.rollout.devices import devices_of
-from volvox.rollout.driver import Loop
-from volvox.rollout.pipeline import Stages
+from volvox.rollout.loop import Loop, Stages
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Policy, TimeStep, replaced, zeros
 
 

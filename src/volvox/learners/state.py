@@ -12,7 +12,7 @@ from volvox._checks import typed_key
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.ops.flat import by_path, restored
-from volvox.rollout.driver import Loop
+from volvox.rollout.loop import Loop
 from volvox.types import Array, ArrayTree, Env
 
 if TYPE_CHECKING:
