@@ -51,7 +51,7 @@ class Instant:
         fields: Any = (np.ones(shape, np.float32), np.ones(shape, np.int32), np.ones(shape, bool))
         total = int(population.episodes.sum())
         evaluation = vx.Evaluation(*fields, behaviors=jnp.zeros((*shape, 0)))
-        return evaluation, RolloutStatistics(total, total, total, 1.0, 1, 1.0, 1.0, total)
+        return evaluation, RolloutStatistics(total, total, 1, 1)
 
 
 def cost(sizes: list[int], slots: int, repeats: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from volvox.rollout import LoopState, Stages, traced
+from volvox.rollout.loop import LoopState, Stages, traced
 from volvox.types import Env, EnvGroup, Policy
 
 

@@ -28,7 +28,8 @@ from parts import machine
 from volvox.networks import DeepGA, genotype
 from volvox.ops.flat import num_parameters, unflatten
 from volvox.ops.low_rank import with_bases
-from volvox.population import Generator, LowRank, Member, decode, encoding
+from volvox.population import Generator, LowRank, encoding
+from volvox.population.decoding import Member, decode
 from volvox.rollout.slots import slot_variables
 from volvox.types import EnvSpec
 

@@ -66,8 +66,10 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     @jax.jit
     def decode_each(code, population):
         """Returns a number that depends on all parameters of all members, which are decoded one after the other."""
-        members = vx.population.Member(*population[1:5])
-        sums = jax.lax.map(lambda one: vx.population.decode(code, population.bases, one)["weights"].sum(), members)
+        members = vx.population.decoding.Member(*population[1:5])
+        sums = jax.lax.map(
+            lambda one: vx.population.decoding.decode(code, population.bases, one)["weights"].sum(), members
+        )
         return sums.sum()
 
     def generation(state, returns):

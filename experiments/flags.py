@@ -5,6 +5,7 @@ import math
 from typing import Any, Literal
 
 import volvox as vx
+from volvox.evolution.schedules import parse_cutoff
 from volvox.runs.train import run_path
 
 Noise = Literal["table", "published", "generator", "low-rank"]
@@ -162,7 +163,7 @@ class Population:
 
     def evolve(self, strategy: Any, env: vx.Env, validation: vx.Validation) -> tuple[vx.Algorithm, int | None]:
         """The algorithm, and its generations."""
-        vx.evolution.parse_cutoff(self.max_episode_steps)  # refused before the reference batch is played
+        parse_cutoff(self.max_episode_steps)  # refused before the reference batch is played
         noise = self._noise()
         algorithm = vx.evolve(
             strategy,

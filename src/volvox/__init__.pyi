@@ -25,7 +25,7 @@ from .rollout import Score as Score
 from .rollout import play as play
 from .rollout import play_randomly as play_randomly
 from .rollout import reference_batch as reference_batch
-from .rollout.actor import Actor as Actor
+from .rollout.scoring import Actor as Actor
 from .runs import DamagedCheckpointError as DamagedCheckpointError
 from .runs import Run as Run
 from .runs import load as load

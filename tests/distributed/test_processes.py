@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import process
 
 PROGRAM = Path(__file__).parent / "process.py"
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(vx.__file__).parent.parent)}
+SOURCES = Path(vx.__file__).parent.parent, Path(__file__).parent.parent  # volvox and probes
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
 PATIENCE = 600.0  # seconds, for loaded machines
 
 

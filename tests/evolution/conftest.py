@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from volvox.rollout import RolloutStatistics
+from volvox.rollout.evaluator import RolloutStatistics
 from volvox.types import Evaluation
 
 
@@ -42,7 +42,7 @@ class Scripted:
                 np.asarray(self.behaviors.pop(0), np.float32)[:, None, None], (n, num_episodes, 1)
             )
         timesteps = int(lengths.sum())
-        statistics = RolloutStatistics(timesteps, timesteps, int(valid.sum()), 1.0, 7, 1.0, 1.0, float(timesteps))
+        statistics = RolloutStatistics(stepped=timesteps, busy=timesteps, makespan=7, num_slots=1)
         return Evaluation(*map(jnp.asarray, (returns, lengths, valid, behaviors))), statistics
 
     def figures(self):

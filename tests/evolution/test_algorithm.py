@@ -8,7 +8,6 @@ import pytest
 from volvox import evolution, networks, population
 from volvox.envs import atari
 from volvox.evolution import Validation
-from volvox.population import lineage
 from volvox.rollout import Last
 from volvox.types import Interrupted
 
@@ -72,6 +71,9 @@ def test_results_depend_on_the_key_alone():
 
     assert scores(rows) == scores(rows_again) == scores(rows_half + rows_resumed)
     assert straight.genome(first) == straight.genome(again) == other.genome(resumed)
+    rebuilt = population.rebuild(CODE, straight.genome(first))  # the policy is the elite
+    jax.tree.map(np.testing.assert_array_equal, straight.variables(first), rebuilt)
+    assert straight.save(first).bases == ()  # they are computed again
 
 
 @pytest.mark.parametrize("key", [jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)], ids=["rbg", "raw"])
@@ -80,17 +82,6 @@ def test_every_kind_of_key_survives_a_checkpoint(key, reread):
     state, _ = algorithm.step(algorithm.init(key))
     restored = make().restore(reread(algorithm.save(state)))
     assert (restored.key == state.key).all()
-
-
-def test_same_key_same_result_and_policy_is_the_elite_rebuilt():
-    results = []
-    for _ in range(2):
-        algorithm = make()
-        state, rows = run(algorithm, algorithm.init(jax.random.key(3)), 3)
-        results.append((algorithm.genome(state), [row["validation_mean"] for row in rows]))
-    assert results[0] == results[1]
-    rebuilt = population.rebuild(CODE, lineage.from_json(algorithm.genome(state)))
-    jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), rebuilt)
 
 
 @pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["table", "low_rank"])
@@ -114,34 +105,16 @@ def test_a_checkpoint_of_another_run_is_refused(reread):
         make(strategy=other).restore(saved)
 
 
-def test_a_run_can_be_restored_before_its_first_generation(reread):
-    algorithm = make()
-    state = make().restore(reread(algorithm.save(algorithm.init(jax.random.key(4)))))
-    _, rows = run(make(), state, 1)
-    _, expected = run(algorithm, algorithm.init(jax.random.key(4)), 1)
-    assert rows[0]["validation_mean"] == expected[0]["validation_mean"]
-
-
-def test_save_is_small():
-    algorithm = make()
-    state, _ = run(algorithm, algorithm.init(jax.random.key(1)), 2)
-    saved = algorithm.save(state)
-    assert saved.bases == ()
-    assert saved.members is None
-    assert sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(saved._replace(key=None))) < 10_000
-
-
-def test_no_compilation_after_the_second_generation():
+def test_no_compilation_after_the_second_generation(caplog):
     algorithm = make()
     state = algorithm.init(jax.random.key(0))
     for _ in range(2):
         state, _ = algorithm.step(state)
-    with _counted_compilations() as compilations:
+    with jax.log_compiles():
         algorithm.step(state)
-    assert compilations == []
-    with _counted_compilations() as compilations:
+        assert "Compiling" not in caplog.text
         jax.jit(lambda x: x + 1)(np.float32(1))
-    assert compilations, "the listener hears nothing; did jax rename its event?"
+        assert "Compiling" in caplog.text
 
 
 @pytest.mark.slow
@@ -213,27 +186,6 @@ def test_interrupted_step_leaves_the_state_good():
     assert row["training_mean"] == other_row["training_mean"]
 
 
-def test_an_error_inside_a_step_leaves_the_algorithm_usable():
-    algorithm = make(chunk_seconds=1e-6)
-    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
-
-    def fail(progress):
-        raise RuntimeError("from the monitor")
-
-    with pytest.raises(RuntimeError, match="from the monitor"):
-        algorithm.step(state, monitor=fail)
-    after, _ = algorithm.step(state)
-    other = make()
-    expected, _ = other.step(other.step(other.init(jax.random.key(0)))[0])
-    jax.tree.map(np.testing.assert_array_equal, after.strategy, expected.strategy)
-
-
-def test_policy_before_the_first_generation_is_an_error():
-    algorithm = make()
-    with pytest.raises(ValueError, match="no generation is complete"):
-        algorithm.variables(algorithm.init(jax.random.key(0)))
-
-
 def test_bad_cutoffs_and_networks_come_before_work():
     with pytest.raises(ValueError, match="max_episode_steps=0"):
         make(max_episode_steps=0)
@@ -272,20 +224,3 @@ def test_parts_are_timed():
     _, row = algorithm.step(state)
     other = make()
     assert row["training_mean"] == other.step(other.init(0))[1]["training_mean"]
-
-
-class _counted_compilations:  # noqa: N801
-    """Collects the names of functions compiled inside the block."""
-
-    def __enter__(self):
-        import jax.monitoring
-
-        self.events = []
-        self.listener = lambda name, seconds, **kwargs: (
-            self.events.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
-        )
-        jax.monitoring.register_event_duration_secs_listener(self.listener)
-        return self.events
-
-    def __exit__(self, *exc):
-        jax.monitoring.unregister_event_duration_listener(self.listener)

@@ -8,6 +8,7 @@ import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
+from volvox.population import decoding
 from volvox.types import Evaluation
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -53,7 +54,7 @@ def test_members_are_antithetic_pairs_around_the_current_parameters():
     np.testing.assert_array_equal(asked.seed[::2], asked.seed[1::2])
     assert len(np.unique(asked.seed)) == N // 2
     assert not asked.initial.any()
-    pair = [population.decode(CODE, asked.bases, population.Member(*(x[i] for x in asked[1:5]))) for i in (0, 1)]
+    pair = [decoding.decode(CODE, asked.bases, decoding.Member(*(x[i] for x in asked[1:5]))) for i in (0, 1)]
     np.testing.assert_allclose(flat(pair[0]) + flat(pair[1]), 2 * flat(current(state)), atol=1e-6)
 
 
@@ -77,37 +78,6 @@ def test_the_update_is_the_papers():
         theta = theta - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
         np.testing.assert_allclose(flat(current(state)), theta, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(gradient), rtol=1e-4)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_update_is_that_of_an_independent_library(optimizer):
-    """The same noise and the same returns, some of them equal: evosax's Open_ES moves to the same parameters."""
-    from evosax.algorithms import Open_ES
-
-    std, rate, made = 0.2, 0.03, {"sgd": optax.sgd, "adam": optax.adam}[optimizer]
-    strategy = es(noise_std=std, learning_rate=rate, l2_coefficient=0.0, optimizer=made)
-    state = strategy.init(jax.random.key(0), CODE)
-    # Its gradient is divided by the noise's standard deviation once more.
-    scaled = optax.chain(optax.scale(std), made(rate))
-    theirs = Open_ES(
-        N,
-        current(state),
-        optimizer=scaled,
-        std_schedule=optax.constant_schedule(std),
-        metrics_fn=lambda *_: {},
-    )
-    their_state = theirs.init(jax.random.key(0), current(state), theirs.default_params)
-    random = np.random.RandomState(1)
-    for generation in range(3):
-        before = current(state)
-        returns = random.randint(0, 5, N).astype(np.float32)
-        asked, state, _ = moved(strategy, state, returns, key=generation)
-        signs = asked.scale / std
-        members = jax.vmap(
-            lambda seed, sign, before=before: jax.tree.map(lambda x, e: x + std * sign * e, before, noise(seed))
-        )(asked.seed, signs)
-        their_state, _ = theirs.tell(jax.random.key(0), members, -returns, their_state, theirs.default_params)
-        np.testing.assert_allclose(flat(current(state)), flat(theirs.get_mean(their_state)), rtol=1e-4, atol=1e-5)
 
 
 def generations(scripted, scores, behaviors=(), validation=None, **changes):
@@ -184,33 +154,6 @@ def test_weighted_noise_is_the_sum_written_out():
     got = population.weighted_noise(CODE, seeds, weights)
     assert jax.tree.structure(got) == jax.tree.structure(CODE.like)
     np.testing.assert_allclose(flat(got), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_quadratic_in_ten_dimensions():
-    """Returns are minus the squared distance to a point; the point must be found."""
-    net = networks.genotype_from_functions(
-        lambda key: {"x": jnp.zeros(10)},
-        lambda params, seen: jnp.broadcast_to(params["x"][:2], (seen.shape[0], 2)),
-        ENV.spec,
-        name="point",
-    )
-    code = population.encoding(net, population.Table(size=100_000))
-    goal = jnp.linspace(-1.0, 1.0, 10)
-    strategy = evolution.ES(population_size=40, noise_std=0.1, learning_rate=0.05, l2_coefficient=0.0)
-
-    @jax.jit
-    def generation(state, key):
-        asked, state = strategy.ask(key, state, code)
-        points = population.decode_many(code, asked.bases, population.Member(*asked[1:5]))
-        returns = -((points["x"] - goal) ** 2).sum(1)[:, None]
-        valid = jnp.ones(returns.shape, bool)
-        result = Evaluation(returns, valid.astype(int), valid, jnp.zeros((*returns.shape, 0)))
-        return strategy.tell(key, state, asked, result, code)[0]
-
-    state = strategy.init(jax.random.key(0), code)
-    for number in range(150):
-        state = generation(state, jax.random.key(number))
-    assert -((state.bases["x"][0] - goal) ** 2).sum() > -1e-2
 
 
 @pytest.mark.parametrize(

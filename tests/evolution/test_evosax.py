@@ -125,19 +125,6 @@ def test_forgotten_scores_leave_no_trace(name):
         np.testing.assert_allclose(state.algorithm.fitness, 100.0 - np.arange(N))
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (partial(Evosax, algorithms.CMA_ES, population_size=8, params={"std_int": 1.0}), "std_int"),
-        (partial(Evosax, algorithms.CMA_ES, population_size=8, settings={"sigma": 1.0}), "sigma"),
-        (partial(Evosax, algorithms.DifferentialEvolution, population_size=3), "population_size=3"),
-    ],
-)
-def test_settings_that_an_algorithm_does_not_take_are_refused(make, name):
-    with pytest.raises(ValueError, match=name):
-        evolution.evolve(make(), NET, ENV, validation=Validation(num_elite_candidates=2))
-
-
 def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="class of evosax"):
         Evosax(algorithms.SNES(8, jnp.zeros(3)), population_size=8)

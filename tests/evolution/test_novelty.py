@@ -10,8 +10,7 @@ import probes
 import pytest
 
 from volvox import evolution, networks, population, rollout
-from volvox.envs import hard_maze
-from volvox.evolution import ES, GA, Novelty, Validation
+from volvox.evolution import ES, GA, Novelty
 from volvox.evolution.novelty import Archive, novelty, novelty_in
 from volvox.evolution.strategy import centered_ranks
 from volvox.types import Evaluation
@@ -121,16 +120,6 @@ def test_nsra_adapts_the_weight_of_returns():
     assert weights(strategy, (1.0, 0.5, 2.0)) == [0.5, 0.5, 0.75]  # the first score is no improvement
 
 
-def test_means_leave_out_behaviours_that_are_not_finite():
-    strategy = small_ga(Novelty(**SMALL))
-    state = strategy.init(jax.random.key(0), CODE)
-    asked, state = strategy.ask(jax.random.key(0), state, CODE)
-    behaviors = [0.0, 1.0, 3.0, np.nan, 0.0, 1.0, 3.0, np.inf]
-    state, metrics = strategy.tell(KEY, state, asked, played(np.arange(8.0), behaviors), CODE)
-    # The nearest two of 0: 0 and 1; of 1: 1 and 0; of 3: 3 and 1.
-    assert float(metrics["novelty_mean"]) == pytest.approx((0.5 + 0.5 + 1) / 3)
-
-
 def test_the_most_novel_are_parents():
     objective = Novelty(behavior=BEHAVIOR, num_neighbors=2, archive_size=10, num_archived=2)
     strategy = GA(population_size=6, num_parents=2, mutation_std=0.1, objective=objective)
@@ -158,31 +147,10 @@ def test_a_member_without_a_return_is_last_however_novel_it_is():
         assert settings.weigh(state, evaluation, centered_ranks).argmin() == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"archive_size": 10**9}, "archive_size"),
-        ({"archive_size": 1}, "archive_size"),
-        ({"behavior": rollout.Nothing()}, "behaviours of size 0"),
-        ({"reward_weight": 1.5}, "reward_weight"),
-        ({"patience": 40}, "patience"),
-    ],
-)
-def test_bad_settings_are_refused(changes, name):
-    with pytest.raises(ValueError, match=name):
+@pytest.mark.parametrize("changes", [{"archive_size": 1}, {"reward_weight": 1.5}])
+def test_bad_settings_are_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
         Novelty(**SMALL | changes)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: novelty_es("ns_es", num_bases=30), "archive_size"),
-        (lambda: small_ga(Novelty(**SMALL | {"num_neighbors": 8})), "num_neighbors"),
-    ],
-)
-def test_settings_that_do_not_fit_the_strategy_are_refused(make, name):
-    with pytest.raises(ValueError, match=name):
-        make()
 
 
 def test_a_genetic_algorithm_may_weigh_novelty_against_returns():
@@ -217,40 +185,6 @@ def test_a_behavior_that_the_environment_does_not_tell_is_refused():
     strategy = novelty_es("ns_es", behavior=rollout.Last("ram", 128))
     with pytest.raises(ValueError, match=r"'ram'.*elapsed_steps"):
         evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV)
-
-
-@pytest.mark.parametrize(("cutoff", "most"), [(7, 7), ("adaptive:4,0.1,2,9", 9)])
-def test_a_trajectory_must_cover_the_largest_cutoff(cutoff, most):
-    strategy = novelty_es("ns_es", behavior=rollout.Trajectory("elapsed_steps", 1, every=2, length=3))
-    with pytest.raises(ValueError, match=rf"= 6 timesteps, and episodes last up to {most}"):
-        evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, max_episode_steps=cutoff)
-    evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV, max_episode_steps=6)
-
-
-@pytest.mark.slow
-def test_novelty_spreads_over_the_maze():
-    """A few generations in the hard maze: the archive covers more of it than the first generation did."""
-    env = hard_maze(num_envs=64, groups=2)
-    strategy = GA(
-        population_size=64,
-        num_parents=8,
-        mutation_std=0.3,
-        objective=Novelty(behavior=rollout.Last("position", 2), num_archived=8),
-    )
-    validation = Validation(num_elite_candidates=2, num_validation_episodes=1)
-    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=(8,)), env, validation=validation)
-    state = algorithm.init(jax.random.key(0))
-    rows = []
-    for _ in range(6):
-        state, metrics = algorithm.step(state)
-        rows.append(metrics)
-    held = np.asarray(state.strategy.novelty.archive.behaviors)[:48]
-    assert rows[-1]["archive_size"] == 48
-    assert len({tuple(cell) for cell in (held[24:] // 20).astype(int)}) > len(
-        {tuple(cell) for cell in (held[:24] // 20).astype(int)}
-    )
-    restored = algorithm.restore(algorithm.save(state))
-    np.testing.assert_array_equal(restored.strategy.novelty.archive.behaviors[:48], held)
 
 
 def brute_force(behaviors, others, k):

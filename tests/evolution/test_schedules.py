@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox.evolution import Cutoff, parse_cutoff, schedule
+from volvox.evolution.schedules import Cutoff, parse_cutoff, schedule
 
 
 def test_forms():
@@ -45,13 +45,12 @@ def test_forms_of_a_cutoff():
     assert parse_cutoff(5_000) == parse_cutoff("5000") == Cutoff(5_000)
     assert parse_cutoff("adaptive:400,0.1,1.5,5000") == Cutoff(400, 0.1, 1.5, 5_000)
     for cutoff in (5_000, "adaptive:400,0.1,1.5,5000"):
-        assert parse_cutoff(parse_cutoff(cutoff).text) == parse_cutoff(cutoff)
+        assert parse_cutoff(cutoff).text == cutoff
 
 
 @pytest.mark.parametrize(
     "bad", [0, -3, "no", "adaptive:", "adaptive:400,0.1,1.5", "adaptive:400,2,1.5,5000", "adaptive:400,0.1,1,5000",
-            "adaptive:400,0.1,1.5,300", "adaptive:0,0.1,1.5,300", "adaptive:a,b,c,d", 4.5, Cutoff(400, 0.1),
-            Cutoff(400.0, 0.1, 1.5, 5_000), Cutoff("400")],
+            "adaptive:400,0.1,1.5,300", "adaptive:0,0.1,1.5,300", "adaptive:a,b,c,d", 4.5, 2**31],
 )  # fmt: skip
 def test_bad_cutoffs_are_refused(bad):
     with pytest.raises(ValueError, match="max_episode_steps="):

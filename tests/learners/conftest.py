@@ -8,7 +8,7 @@ import pytest
 from volvox.envs.functional import from_functions
 from volvox.learners.training import Training
 from volvox.ops.flat import by_path
-from volvox.rollout.pipeline import LoopState
+from volvox.rollout.loop import LoopState
 
 SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
 

@@ -17,7 +17,7 @@ from volvox.learners import A3C, learn
 from volvox.learners.a3c import Learning
 from volvox.learners.learner import Turn
 from volvox.networks import ActorCritic, RecurrentActorCritic
-from volvox.rollout.pipeline import driven
+from volvox.rollout.loop import driven
 from volvox.types import TimeStep
 
 FAST = {

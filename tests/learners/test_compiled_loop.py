@@ -11,7 +11,7 @@ from flax import linen as nn
 from volvox.envs import atari, mujoco
 from volvox.learners import A3C, PPO, TD3
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
-from volvox.rollout.pipeline import traced
+from volvox.rollout.loop import traced
 
 pytestmark = pytest.mark.optimized
 

@@ -1,4 +1,4 @@
-"""Members decoded from bases and seeds."""
+"""Members decoded from bases and seeds, and populations of explicit parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,10 @@ import probes
 import pytest
 
 from volvox import networks, population
-from volvox.population import Genome, Member
+from volvox.population import decoding
+from volvox.population.decoding import Member
+from volvox.rollout.behaviors import Nothing
+from volvox.rollout.evaluator import PopulationEvaluator
 
 pytestmark = pytest.mark.optimized
 
@@ -18,9 +21,9 @@ CODE = population.encoding(NET, population.Table(size=5_000))
 def test_decoding_is_the_same_wherever_it_runs():
     bases = jax.vmap(NET.policy.init)(jax.random.split(jax.random.key(0), 3))
     members = Member(jnp.array([2, 0, 1]), jnp.array([5, 6, 7]), jnp.array([0.1, -0.1, 0.0]), jnp.array([False] * 3))
-    many = jax.jit(population.decode_many)(CODE, bases, members)
+    many = jax.jit(decoding.decode_many)(CODE, bases, members)
     for i in range(3):
-        one = population.decode(CODE, bases, jax.tree.map(lambda x, i=i: x[i], members))
+        one = decoding.decode(CODE, bases, jax.tree.map(lambda x, i=i: x[i], members))
         jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), many, one)
     # scale 0 is the base itself
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2], b[1]), many, bases)
@@ -29,18 +32,38 @@ def test_decoding_is_the_same_wherever_it_runs():
 def test_initial_members_ignore_their_base():
     bases = jax.tree.map(lambda x: jnp.full((1, *x.shape), jnp.nan), CODE.like)
     member = Member(jnp.int32(0), jnp.int32(3), jnp.float32(0.5), jnp.bool_(True))
-    params = population.decode(CODE, bases, member)
+    params = decoding.decode(CODE, bases, member)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
-    jax.tree.map(np.testing.assert_array_equal, params, population.rebuild(CODE, Genome(3, ())))
-
-
-def test_zeros_have_the_shapes_of_parameters():
-    zeros = CODE.zeros(3, 2)
-    shapes = jax.tree.map(lambda x: ((3, 2, *x.shape), x.dtype), jax.eval_shape(NET.policy.init, jax.random.key(0)))
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), zeros) == shapes
-    assert not any(leaf.any() for leaf in jax.tree.leaves(zeros))
+    jax.tree.map(np.testing.assert_array_equal, params, population.rebuild(CODE, [3]))
 
 
 def test_a_sum_of_no_noise_is_zero():
     total = population.weighted_noise(CODE, jnp.zeros(0, jnp.int32), jnp.zeros(0))
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(total))
+
+
+def test_vectors_there_and_back():
+    vectors = jax.random.normal(jax.random.key(0), (5, CODE.num_parameters))
+    params = population.from_vectors(CODE, vectors)
+    assert jax.tree.map(lambda x: x.shape[1:], params) == jax.tree.map(lambda x: x.shape, CODE.like)
+    np.testing.assert_array_equal(population.to_vectors(params), vectors)
+    # Kernels before biases, in the order of the layers.
+    first = params["Dense_0"]["kernel"][2].ravel()
+    np.testing.assert_array_equal(first, vectors[2, : first.size])
+
+
+def test_explicit_members_are_their_rows_and_play_as_they_are():
+    """The probe's best network among others: return 0, where the others have less."""
+    env = probes.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
+    net = networks.genotype(networks.MLP(2, hidden=()), env.spec)
+    played = PopulationEvaluator(net, population.Table(size=5_000), env, Nothing(), 6)
+    code = played.encoding
+    params = population.from_vectors(code, jax.random.normal(jax.random.key(0), (6, code.num_parameters)))
+    best = jax.tree.map(lambda x: jnp.eye(2) if x.ndim == 2 else jnp.zeros_like(x), code.zeros())
+    params = jax.tree.map(lambda x, y: x.at[4].set(y), params, best)
+    asked = population.explicit(params)
+    jax.tree.map(np.testing.assert_array_equal, decoding.decode_many(code, params, decoding.members_of(asked)), params)
+    result, _ = played.evaluate(asked, 1, max_episode_steps=5, seed=0, pool_seed=0)
+    np.testing.assert_allclose(result.returns[4, 0], 0.0, atol=1e-5)
+    assert (np.delete(np.asarray(result.returns)[:, 0], 4) < -0.01).all()
+    played.close()

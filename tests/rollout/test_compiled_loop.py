@@ -10,7 +10,9 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.rollout import Loop, LoopState, Stages, Trajectory, slots, traced
+from volvox.population import decoding
+from volvox.rollout import Trajectory, slots
+from volvox.rollout.loop import Loop, LoopState, Stages, traced
 from volvox.types import Population, zeros
 
 pytestmark = pytest.mark.optimized
@@ -30,7 +32,7 @@ def hlo(request):
     loop.open(0)
     bases = jax.tree.map(lambda x: jnp.zeros((3, *x.shape)), code.like)
     numbers = jnp.zeros(n, jnp.int32)
-    member = population.Member(numbers[0], numbers[0], jnp.float32(0), jnp.bool_(False))
+    member = decoding.Member(numbers[0], numbers[0], jnp.float32(0), jnp.bool_(False))
     held = zeros(jax.eval_shape(partial(slots.slot_variables, net), code, bases, member), ENVS_PER_GROUP)
     everyone = Population(bases, numbers, numbers, jnp.ones(n), numbers > 0, numbers + 1, jnp.zeros(n))
     constants = slots.make_queue(everyone, jax.random.key(0), None, 1, n), bases, code

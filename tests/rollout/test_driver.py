@@ -6,8 +6,8 @@ import numpy as np
 import probes
 import pytest
 
-from volvox.rollout import Loop, Stages, driver, seed_of, time_parts
-from volvox.rollout.driver import typed_key
+from volvox.rollout import loop as rollout_loop
+from volvox.rollout.loop import Loop, Stages, seed_of, time_parts
 
 B = 2
 ENV = probes.countdown(low=2, high=5, num_envs=2 * B, groups=2)
@@ -62,8 +62,8 @@ def clock(monkeypatch):
         now, seconds = 0.0, staticmethod(lambda rounds: 0.0)
 
     made = Clock()
-    monkeypatch.setattr(driver.time, "perf_counter", lambda: made.now)
-    real = driver.pipeline.traced
+    monkeypatch.setattr(rollout_loop.time, "perf_counter", lambda: made.now)
+    real = rollout_loop.traced
 
     def traced(*args, **kwargs):
         chunk = real(*args, **kwargs)
@@ -74,7 +74,7 @@ def clock(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(driver.pipeline, "traced", traced)
+    monkeypatch.setattr(rollout_loop, "traced", traced)
     return made
 
 
@@ -83,7 +83,6 @@ def test_chunks_approach_the_asked_length_at_most_doubling(clock):
     loop = opened(chunk_seconds=1.0)
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(159)))
     assert [chunk.rounds for chunk in chunks] == [1, 2, 4, 8, 16, 32, 32, 32, 32]
-    assert chunks[-1].seconds == pytest.approx(1.0)
     clock.seconds = lambda rounds: rounds / 4  # eight times as slow
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(81)))
     assert [chunk.rounds for chunk in chunks] == [32, 16, 8, 4, 4, 4, 4, 4, 4, 1]  # the last is cut short by the goal
@@ -184,9 +183,6 @@ def test_pools_are_made_restarted_and_closed():
     loop.close()
     assert closed == [0, 1] * 3
     assert loop.groups == ()
-    for use in (lambda: history(loop), lambda: time_parts(loop, *begin(), rounds=2)):
-        with pytest.raises(RuntimeError, match="not open"):
-            use()
 
 
 def test_a_failure_closes_the_pools():
@@ -216,36 +212,6 @@ def test_a_failure_closes_the_pools():
     with pytest.raises(ValueError, match="restart failed"):
         loop.restart()
     assert closed == ["init"] * 2 + ["recv"] * 2 + ["send"] * 2 + ["recv"] * 2 + ["restart"] * 2
-
-
-def test_an_exception_of_the_caller_leaves_the_pools_open():
-    loop = opened()
-
-    def fails():
-        for _ in loop.run(*begin()):
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
-    assert len(loop.groups) == 2
-    assert np.isfinite(history(loop))
-    loop.close()
-
-
-def test_groups_and_lengths_that_do_not_fit_are_refused():
-    for seconds in (0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="chunk_seconds"):
-            Loop(STAGES, make_groups, chunk_seconds=seconds)
-    with pytest.raises(ValueError, match="at least one group"):
-        opened(make=lambda seed: ())
-    with pytest.raises(ValueError, match=r"groups of \[2, 4\] environments"):
-        opened(make=lambda seed: (*make_groups(seed)[:1], *ENV.make(seed, num_envs=4, num_groups=1)))
-
-
-def test_a_seed_key_data_and_a_key_are_the_same_key():
-    key = jax.random.key(7)
-    for same in (7, np.int64(7), jax.random.key_data(key), key):
-        assert typed_key(same) == key
 
 
 def test_seeds_depend_on_the_key_and_each_number():

@@ -8,10 +8,10 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.rollout import Nothing, PopulationEvaluator
-from volvox.rollout.evaluator import unwrapped
+from volvox.rollout.behaviors import Nothing
+from volvox.rollout.evaluator import PopulationEvaluator, unwrapped
 from volvox.rollout.slots import Part
-from volvox.types import Interrupted, Population
+from volvox.types import Population
 
 pytestmark = pytest.mark.optimized
 NOISE = population.Table(size=5_000)
@@ -66,22 +66,9 @@ def test_every_episode_is_played_once_and_scored(num_groups, host):
     assert lengths.min() >= 1
     assert lengths.max() <= 9
     assert not np.asarray(result.lengths)[~np.asarray(result.valid)].any()
-    assert statistics.episodes == 30
-    assert statistics.timesteps == lengths.sum()
     # Every episode costs its length and one reset step; the first reset of a slot is the restart.
-    assert statistics.stepped >= statistics.timesteps + 30
+    assert statistics.stepped >= lengths.sum() + 30
     assert 0 < statistics.occupancy <= 1
-
-
-def test_traced_and_driven_agree():
-    """The fast form against the reference: same seeds, same time steps, bit-equal results, twice over."""
-    env = probes.matched_reward(num_envs=4, groups=2)
-    results = []
-    for host in (False, True):
-        played = Played(env, host=host)
-        everyone = population_of(played.code, 11, 3)
-        results.append([played.evaluate(everyone, 3, seed=seed)[0] for seed in range(2)])
-    jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 def test_members_play_their_own_parameters():
@@ -107,7 +94,7 @@ def test_long_members_start_first_and_makespan_is_counted():
     np.testing.assert_array_equal(result.lengths, 4)
     # Two slots, three episodes each, four steps and a reset step every time.
     assert statistics.makespan == 3 * (4 + 1)
-    assert statistics.makespan_over_bound == pytest.approx(15 / 12)
+    assert statistics.makespan_over_bound(np.asarray(result.lengths)) == pytest.approx(15 / 12)
     assert statistics.occupancy == 1.0
 
 
@@ -160,42 +147,6 @@ def test_nothing_is_compiled_twice():
     assert played.loop.run_chunk.func._cache_size() == 1
 
 
-def test_more_episodes_than_announced_are_refused():
-    played = Played(probes.countdown(num_envs=2, groups=1))
-    with pytest.raises(ValueError, match="num_episodes=2"):
-        played.evaluate(population_of(played.code, 2, 3), 2)
-
-
-def test_interrupt_leaves_the_evaluator_usable():
-    env = probes.countdown(low=5, high=9, num_envs=2, groups=1)
-    played = Played(env, chunk_seconds=1e-6)
-    seen = []
-
-    def monitor(progress):
-        seen.append(progress)
-        return len(seen) == 2
-
-    with pytest.raises(Interrupted, match="40"):
-        played.evaluate(population_of(played.code, 40), 1, monitor=monitor)
-    assert seen[0] == {"phase": "compiling"}
-    assert seen[1]["total"] == 40
-    result, _ = played.evaluate(population_of(played.code, 40), 1, seed=3)
-    other = Played(env, chunk_seconds=1e-6)
-    expected, _ = other.evaluate(population_of(played.code, 40), 1, seed=3)
-    jax.tree.map(np.testing.assert_array_equal, result, expected)
-    assert result.valid.all()
-    assert len(np.unique(result.returns)) > 1
-
-
-def test_chunks_do_not_outgrow_short_rollouts():
-    """Rollouts that end before their chunk does say nothing of how long a beat takes."""
-    env = probes.constant(num_envs=2, groups=1)
-    played = Played(env, capacity=4)
-    for _ in range(40):
-        result, _ = played.evaluate(population_of(played.code, 2), 1)
-        np.testing.assert_array_equal(result.returns, 1.0)
-
-
 def test_strange_priorities_lose_no_episode():
     env = probes.countdown(num_envs=2, groups=1)
     played = Played(env, capacity=12)
@@ -232,7 +183,7 @@ def test_recurrent_state_begins_anew_with_each_episode():
 def test_too_many_or_no_episodes_are_refused():
     env = probes.countdown(num_envs=2, groups=1)
     played = Played(env, capacity=8)
-    for n, episodes in ((9, 1), (3, 0)):
+    for n, episodes in ((9, 1), (3, 0), (2, 3)):
         with pytest.raises(ValueError, match="episodes are asked for"):
             played.evaluate(population_of(played.code, n, episodes), 1)
 

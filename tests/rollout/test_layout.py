@@ -12,7 +12,9 @@ import pytest
 from volvox import networks, population
 from volvox.envs import preprocessing
 from volvox.evolution import ES, GA, Novelty, Validation, evolve
-from volvox.rollout import Last, Nothing, PopulationEvaluator
+from volvox.rollout import Last
+from volvox.rollout.behaviors import Nothing
+from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.rollout.slots import Part
 from volvox.types import Population
 

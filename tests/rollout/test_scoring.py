@@ -7,8 +7,7 @@ import probes
 import pytest
 
 from volvox.envs import atari, envpool, from_functions
-from volvox.networks import GaussianMLP, genotype_from_functions
-from volvox.networks.actor_critics import actor_critic
+from volvox.networks import genotype_from_functions
 from volvox.rollout import play, play_randomly, scoring
 
 
@@ -42,16 +41,6 @@ def test_sampled_draws_as_the_distribution_has_it():
     assert scores(env, [0.0, 0.5], num_episodes=8).mean == 1
     drawn = scores(env, [0.0, 0.5], num_episodes=2_000, sampled=True)
     assert drawn.mean == pytest.approx(np.tanh(0.25), abs=0.065)
-
-
-def test_sampled_actions_have_the_probabilities_of_the_logits():
-    env, logits = probes.target(size=2).spec._replace(num_actions=3, action_shape=None), jnp.array([0.0, 1.0, -1.0])
-    policy = genotype_from_functions(
-        lambda key: {"kernel": logits[None]}, lambda params, x: jnp.broadcast_to(logits, (x.shape[0], 3)), env
-    ).policy
-    chosen = policy.sample(jax.random.key(0), jnp.broadcast_to(logits, (20_000, 3)))
-    frequencies = np.bincount(np.asarray(chosen), minlength=3) / 20_000
-    np.testing.assert_allclose(frequencies, jax.nn.softmax(logits), atol=0.012)
 
 
 def test_the_seed_fixes_the_draws():
@@ -92,21 +81,6 @@ def test_recurrent_state_is_carried():
     env = probes.corridor(length=8, max_episode_steps=4)
     policy = always(env, [0.0, 0.0]).policy._replace(initial_state=jnp.zeros, apply=apply)
     np.testing.assert_array_equal(play(env, policy, (), num_episodes=2).returns, [2 / 8, 2 / 8])
-
-
-def test_a_gaussian_policy_is_drawn_with_its_deviation_and_kept_within_the_bounds():
-    env = probes.target(size=2, max_episode_steps=1)
-    wide = env.spec._replace(action_low=np.full(2, -9, np.float32), action_high=np.full(2, 9, np.float32))
-    for spec in (wide, env.spec):
-        policy = actor_critic(GaussianMLP(2, (4,)), spec).policy
-        params = policy.init(jax.random.key(0))
-        output, _ = policy.apply(params, jnp.zeros((20_000, 2)), ())
-        drawn = policy.sample(jax.random.key(1), output)
-        assert ((drawn >= spec.action_low) & (drawn <= spec.action_high)).all()
-        if spec is wide:
-            np.testing.assert_allclose(np.std(drawn - policy.mode(output), axis=0), [1, 1], atol=0.02)  # log_std is 0
-    greedy, sampled = (play(env, policy, params, num_episodes=50, sampled=s).mean for s in (False, True))
-    assert sampled < greedy  # the return is minus the distance to the target, which noise makes larger
 
 
 def made_with(env):

@@ -44,7 +44,7 @@ def through_json(value, custom=()):
         vx.networks.MLP(3, (8, 8), activation=nn.relu),
         vx.networks.ActorCritic(6, vx.networks.SmallTorso()),
         *(vx.population.Table(), vx.population.Generator(), vx.population.LowRank(rank=2)),
-        vx.evolution.Cutoff(10, 0.5, 2.0, 100),
+        vx.Validation(num_test_episodes=3),
         vx.sparsity.Dynamic(sparsity=0.9),
         *(optax.adam, nn.tanh, jax.nn.gelu, jnp.tanh, vx.networks.MLP),
     ],

@@ -344,7 +344,7 @@ class _Results:
         self.total, self.done, self._began = total, 0, began
         fields: Any = (np.zeros(shape, dtype) for dtype in (np.float32, np.int32, bool))
         self._evaluation = Evaluation(*fields, behaviors=jnp.zeros((*shape, 0)))
-        self._stepped, self._busy = 0, 0.0
+        self._stepped = self._busy = 0
         self._beats: collections.Counter[Any] = collections.Counter()  # by actor
 
     def add(self, key: Any, chunk: Chunk, evaluation: Evaluation, statistics: RolloutStatistics) -> None:
@@ -358,7 +358,7 @@ class _Results:
             all_[place] = new
         self.done += chunk.size
         self._stepped += statistics.stepped
-        self._busy += statistics.occupancy * statistics.stepped
+        self._busy += statistics.busy
         self._beats[key] += statistics.makespan
 
     def evaluation(self) -> Evaluation:
@@ -377,19 +377,7 @@ class _Results:
 
     def statistics(self, num_slots: int) -> RolloutStatistics:
         """Returns the statistics of all actors."""
-        lengths, seconds = self._evaluation.lengths, time.perf_counter() - self._began
-        timesteps, makespan = int(lengths.sum(dtype=np.int64)), max(self._beats.values())
-        bound = max(timesteps / (num_slots * len(self._beats)), int(lengths.max()), 1)
-        return RolloutStatistics(
-            timesteps=timesteps,
-            stepped=self._stepped,
-            episodes=self.total,
-            occupancy=self._busy / max(self._stepped, 1),
-            makespan=makespan,
-            makespan_over_bound=makespan / bound,
-            seconds=seconds,
-            timesteps_per_second=timesteps / seconds,
-        )
+        return RolloutStatistics(self._stepped, self._busy, max(self._beats.values()), num_slots * len(self._beats))
 
 
 def _connect(address: str | None) -> None:

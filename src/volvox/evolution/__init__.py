@@ -1,31 +1,10 @@
 """Evolution: genetic algorithms, evolution strategies, novelty search, random search, and the algorithms of evosax."""
 
-from volvox.evolution.algorithm import EvolveState, evolve
-from volvox.evolution.es import ES, ESState
-from volvox.evolution.evosax import Evosax, EvosaxState
-from volvox.evolution.ga import GA, GAState
-from volvox.evolution.novelty import Novelty, NoveltyState
-from volvox.evolution.schedules import Cutoff, parse_cutoff, schedule
-from volvox.evolution.strategy import Strategy, fitness, mean_length
-from volvox.evolution.validation import EliteScore, Validation
+from volvox.evolution.algorithm import evolve
+from volvox.evolution.es import ES
+from volvox.evolution.evosax import Evosax
+from volvox.evolution.ga import GA
+from volvox.evolution.novelty import Novelty
+from volvox.evolution.strategy import Strategy, Validation, fitness
 
-__all__ = [
-    "ES",
-    "GA",
-    "Cutoff",
-    "ESState",
-    "EliteScore",
-    "EvolveState",
-    "Evosax",
-    "EvosaxState",
-    "GAState",
-    "Novelty",
-    "NoveltyState",
-    "Strategy",
-    "Validation",
-    "evolve",
-    "fitness",
-    "mean_length",
-    "parse_cutoff",
-    "schedule",
-]
+__all__ = ["ES", "GA", "Evosax", "Novelty", "Strategy", "Validation", "evolve", "fitness"]

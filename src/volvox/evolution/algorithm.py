@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,18 +16,25 @@ from flax import linen as nn
 from volvox import networks
 from volvox._checks import check_has, check_type, integer, typed_key
 from volvox.envs.envpool_tasks import whole_games
-from volvox.evolution.schedules import Cutoff, cutoffs_in
-from volvox.evolution.strategy import Strategy, fitness, mean_length, summary
-from volvox.evolution.validation import EliteScore, Validation, choose
-from volvox.ops.flat import restored
+from volvox.evolution.schedules import Cutoff, parse_cutoff
+from volvox.evolution.strategy import (
+    EliteScore,
+    Strategy,
+    Validation,
+    choose,
+    fitness,
+    mean_length,
+    scores_and_errors,
+    summary,
+)
+from volvox.ops.flat import by_path, restored
 from volvox.population import lineage as lineages
 from volvox.population.decoding import Encoding, Member, decode_many, members_of, outline
 from volvox.population.noise import Noise, Table
 from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior, Nothing
-from volvox.rollout.driver import Monitor, seed_of
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
-from volvox.rollout.profile import Times
+from volvox.rollout.loop import Monitor, Times, seed_of
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
 
 Role = Literal["training", "validation", "test"]
@@ -85,7 +91,7 @@ def evolve(
     validation: Validation = Validation(),  # noqa: B008  # frozen
     noise: Noise = Table(),  # noqa: B008  # frozen
     behavior: Behavior | None = None,
-    max_episode_steps: int | str | Cutoff | None = None,
+    max_episode_steps: int | str | None = None,
     test_max_episode_steps: int | None = None,
     chunk_seconds: float = 1.0,
     workers: Any = None,
@@ -117,7 +123,7 @@ def evolve(
 
     Returns:
       `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the members; `validation_*`,
-      `elite_*` and `candidates_mean` (`validation.choose`); `test_*` if asked for; cumulative `Counts`;
+      `elite_*` and `candidates_mean` (`strategy.choose`); `test_*` if asked for; cumulative `Counts`;
       `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and the
       strategy's own. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
       `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
@@ -142,7 +148,10 @@ def evolve(
             raise ValueError(f"{type(strategy).__name__} compares behaviours of its own; leave behavior out.")
     if whole_games(env) and env.config.get("settings", env.config).get("episodic_life"):
         raise ValueError("episodic_life=True would let members continue each other's games; leave it out to evolve.")
-    cutoff, test_cutoff = cutoffs_in(env, max_episode_steps, test_max_episode_steps)
+    longest = env.spec.max_episode_steps
+    cutoff = parse_cutoff(longest if max_episode_steps is None else max_episode_steps)
+    test_cutoff = longest if test_max_episode_steps is None else test_max_episode_steps
+    test_cutoff = integer("test_max_episode_steps", test_cutoff, low=1)
     recorded = compared if behavior is None else behavior
     behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
@@ -227,8 +236,13 @@ class _Evolution:
         self.strategy = strategy = SimpleNamespace(init=strategy.init, ask=strategy.ask, tell=strategy.tell, **optional)
         self.num_members = n = integer("population_size", population_size, low=1)
         e = integer("num_episodes", strategy.num_episodes, low=1)
+
+        def ask(key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
+            population, state = strategy.ask(key, state, encoding)
+            return population._replace(episodes=jnp.full(n, e, jnp.int32)), _strong(state)
+
         wrap: Any = jax.jit if strategy.traceable else lambda function: function
-        self._ask, self._tell = wrap(self._checked_ask), wrap(self._checked_tell)
+        self._ask, self._tell = wrap(ask), wrap(lambda *args: _strong(strategy.tell(*args)))
         self._candidates, self._adopt = wrap(strategy.candidates), wrap(strategy.adopt)
 
         state, challengers = jax.eval_shape(strategy.init, jax.random.key(0), encoding), None
@@ -236,15 +250,12 @@ class _Evolution:
         self.names_challengers, self.num_rows = strategy.candidates is not _OPTIONAL["candidates"], n
         if strategy.traceable:
             asked, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
-            if self.has_lineage and asked.bases is not None:
-                raise ValueError(f"{self.name} has survivors, so its populations must have bases=None.")
             shapes = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (np.float32, np.int32, bool)]
             played = Evaluation(*shapes, jax.ShapeDtypeStruct((n, e, behavior_size), np.float32))  # pyright: ignore
             given = (None, None) if strategy.validates_first else (asked, played)
             challengers = jax.eval_shape(strategy.candidates, state, *given, encoding)
             self.names_challengers = challengers is not None
-            named = (asked,) if challengers is None else (asked, challengers)
-            self.num_rows = max(0 if some.bases is None else _num_rows(some.bases) for some in named)
+            self.num_rows = 0 if self.has_lineage else _num_rows(asked.bases)
         self.num_rows = (state.survivors.seed.shape[0] if self.has_lineage else self.num_rows) + 1
         self.num_candidates = validation.num_elite_candidates
         if challengers is not None:
@@ -254,8 +265,6 @@ class _Evolution:
                 f"num_elite_candidates={self.num_candidates} exceeds population_size={n}; candidates are the best "
                 "members of a generation."
             )
-        if strategy.validates_first and not self.names_challengers:
-            raise ValueError(f"{self.name} has validates_first, so it must name its challengers (candidates).")
         validated = self.num_candidates * validation.num_validation_episodes
         self.capacity = max(n * e, validated, validation.num_test_episodes)
         bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_rows, *x.shape), x.dtype), encoding.like)
@@ -265,20 +274,6 @@ class _Evolution:
         # The position of a role is a part of its random keys.
         after: tuple[Role, ...] = ("validation", "test") if validation.num_test_episodes else ("validation",)
         self.roles: tuple[Role, ...] = (*after, "training") if strategy.validates_first else ("training", *after)
-
-    def _checked_ask(self, key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
-        population, state = self.strategy.ask(key, state, encoding)
-        episodes = jnp.full(self.num_members, self.strategy.num_episodes, jnp.int32)
-        population = population._replace(episodes=episodes)
-        chex.assert_shape(jax.tree.leaves(population._replace(bases=())), episodes.shape)
-        return population, _strong(state)
-
-    def _checked_tell(
-        self, key: Array, state: Any, population: Population, evaluation: Evaluation, encoding: Encoding
-    ) -> tuple[Any, dict[str, Array]]:
-        state, metrics = self.strategy.tell(key, state, population, evaluation, encoding)
-        chex.assert_shape(list(metrics.values()), ())
-        return _strong(state), dict(metrics)
 
     def init(self, key: int | Array) -> EvolveState:
         key = typed_key(key)
@@ -297,8 +292,11 @@ class _Evolution:
             state, population, evaluation = self._train(state, row, monitor)
             state, elite = self._validate(state, population, evaluation, row, monitor)
         if state.lineage is None:  # moved by gradients; with lineages, bases are sums of few numbers
-            bases = state.bases, getattr(state.strategy, "bases", ())
-            check_finite(bases, f"{self.name}, generation {row['generation']}")
+            if not _are_finite((state.bases, getattr(state.strategy, "bases", ()))):
+                raise FloatingPointError(
+                    f"{self.name}, generation {row['generation']}: parameters are no longer finite; the generation is "
+                    "dropped. Lower learning_rate or noise_std."
+                )
         else:
             survivors = jax.tree.map(jnp.append, state.strategy.survivors, elite)
             state = state._replace(
@@ -354,43 +352,24 @@ class _Evolution:
         elite = None if first else candidates.seed.shape[0] - 1 if self.names_challengers else 0
         candidates = self._on_bases(candidates._replace(bases=asked.bases), state)
         result, state = self._play(state, "validation", candidates, v, row, monitor)
-        returns, valid = np.asarray(result.returns), np.asarray(result.valid)
-        choice = choose(
-            self.validation,
-            state.score,
-            elite,
-            returns=returns,
-            valid=valid,
-            fitness=np.asarray(_fitness(result)),
-            lengths=np.asarray(candidates.priority),
-            errors=_standard_errors(result),
-        )
-        inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(choice.winner), code)
+        lengths = np.asarray(candidates.priority)
+        challenger, winner, score, chosen = choose(self.validation, state.score, elite, result, lengths)
+        inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), code)
         state = state._replace(strategy=inner)
-        row |= choice.metrics | _numbers(metrics)
-        if self.validation.num_test_episodes:
-            tested = choice.challenger if self.strategy.validates_first else choice.winner
-            state = self._test(state, candidates, tested, row, monitor)
-        member = jax.tree.map(lambda x: x[choice.winner], members_of(candidates))
-        if state.lineage is None and choice.winner != elite:
+        row |= chosen | _numbers(metrics)
+        if t := self.validation.num_test_episodes:
+            i = challenger if self.strategy.validates_first else winner
+            tested = jax.tree.map(lambda x: x[i : i + 1], candidates._replace(bases=()))
+            tested = tested._replace(bases=candidates.bases, episodes=jnp.full(1, t, jnp.int32))
+            result, state = self._play(state, "test", tested, t, row, monitor)
+            scores, errors = scores_and_errors(result)
+            row["test_score"], row["test_standard_error"] = float(scores[0]), float(errors[0])
+            row["test_best"] = float(np.asarray(result.returns).max())
+        member = jax.tree.map(lambda x: x[winner], members_of(candidates))
+        if state.lineage is None and winner != elite:
             members = jax.tree.map(lambda x: x[None], member)
             state = state._replace(bases=_decode_many(code, candidates.bases, members))
-        return state._replace(score=choice.score), member
-
-    def _test(
-        self, state: EvolveState, candidates: Population, tested: int, row: dict[str, Any], monitor: Monitor | None
-    ) -> EvolveState:
-        """Has one of the candidates play test episodes."""
-        t = self.validation.num_test_episodes
-        one = jax.tree.map(lambda x: x[tested : tested + 1], candidates._replace(bases=()))
-        one = one._replace(bases=candidates.bases, episodes=jnp.full(1, t, jnp.int32))
-        evaluation, state = self._play(state, "test", one, t, row, monitor)
-        row["test_score"], row["test_best"] = (
-            float(_fitness(evaluation)[0]),
-            float(np.asarray(evaluation.returns).max()),
-        )
-        row["test_standard_error"] = float(_standard_errors(evaluation)[0])
-        return state
+        return state._replace(score=score), member
 
     def _play(
         self,
@@ -416,40 +395,36 @@ class _Evolution:
         )
         where = f"{self.env.spec.name}, {role} in generation {state.generation + 1}"
         check_evaluation(evaluation, where, compares_behaviors=not test and bool(self.strategy.behavior.size))
+        lengths, seconds = np.asarray(evaluation.lengths), time.perf_counter() - began
+        timesteps, row[f"{role}_seconds"] = int(lengths.sum(dtype=np.int64)), seconds
         if role == "training":
-            row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound
-            row["training_timesteps_per_second"] = statistics.timesteps_per_second
+            row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound(lengths)
+            row["training_timesteps_per_second"] = timesteps / seconds
         frame_skip, counts = self.env.spec.frame_skip, state.counts
-        scored = statistics.timesteps * frame_skip
+        scored = timesteps * frame_skip
         counts = Counts(
             frames=counts.frames + (0 if test else scored),
             training_frames=counts.training_frames + (scored if role == "training" else 0),
             total_frames=counts.total_frames + statistics.stepped * frame_skip,
-            episodes=counts.episodes + statistics.episodes,
+            episodes=counts.episodes + int(evaluation.valid.sum()),
         )
-        row[f"{role}_seconds"] = time.perf_counter() - began
         return evaluation, state._replace(counts=counts)
 
     def _monitor(self, state: EvolveState, role: Role, monitor: Monitor) -> Monitor:
         """Adds to the figures of an evaluation its place in the generation."""
-        v, slots = self.validation, self.env.num_envs
         episodes = {
             "training": self.num_members * self.strategy.num_episodes,
-            "validation": self.num_candidates * v.num_validation_episodes,
-            "test": v.num_test_episodes,
+            "validation": self.num_candidates * self.validation.num_validation_episodes,
+            "test": self.validation.num_test_episodes,
         }
-        # Timesteps if every episode lasts until the cutoff, including idle slots.
-        most = [
-            -(-episodes[r] // slots) * slots * (self.test_cutoff if r == "test" else state.max_episode_steps)
-            for r in self.roles
-        ]
-        i, place = self.roles.index(role), {"generation": state.generation + 1, "role": role}
+        before = sum(episodes[earlier] for earlier in self.roles[: self.roles.index(role)])
+        place = {"generation": state.generation + 1, "role": role}
 
         def watch(figures: dict[str, Any]) -> bool | None:
             if "stepped" not in figures:
                 return monitor(figures | place)
             rate = figures.pop("timesteps_per_second") * self.env.spec.frame_skip
-            done = {"step_done": sum(most[:i]) + min(figures["stepped"], most[i]), "step_total": sum(most)}
+            done = {"step_done": before + figures["done"], "step_total": sum(episodes.values())}
             return monitor({"phase": role, "frames_per_second": rate, **figures, **done, **place})
 
         return watch
@@ -476,10 +451,10 @@ class _Evolution:
     def genome(self, state: EvolveState) -> Any:
         _check_completed(state)
         assert state.lineage is not None
-        return lineages.to_json(lineages.genome(state.lineage, self.num_rows - 1))
+        return lineages.genome(state.lineage, self.num_rows - 1)
 
     def from_genome(self, genome: Any) -> ArrayTree:
-        return jax.jit(self.genotype.prepare)(lineages.rebuild(self.evaluator.encoding, lineages.from_json(genome)))
+        return jax.jit(self.genotype.prepare)(lineages.rebuild(self.evaluator.encoding, genome))
 
     def variables(self, state: EvolveState) -> ArrayTree:
         _check_completed(state)
@@ -490,10 +465,8 @@ class _Evolution:
         return state._replace(bases=state.bases if state.lineage is None else (), members=None)
 
     def restore(self, saved: Any) -> EvolveState:
-        fields = saved if isinstance(saved, Mapping) else getattr(saved, "_asdict", dict)()
-        if "generation" not in fields or "key" not in fields:
-            raise ValueError("the checkpoint is not one of a run of evolution: it has no key and generation")
-        key, generation = fields["key"], int(fields["generation"])
+        fields = by_path(saved)
+        key, generation = fields[("key",)], int(fields[("generation",)])
         if generation == 0:
             return self.init(key)
         code, lineage = self.evaluator.encoding, lineages.zeros(generation, self.num_rows) if self.has_lineage else None
@@ -512,14 +485,6 @@ class _Evolution:
 
 _decode_many = jax.jit(decode_many)
 _summary = jax.jit(summary)
-_fitness = jax.jit(fitness)
-_standard_error = jax.jit(lambda returns: jnp.std(returns, axis=1, ddof=1) / jnp.sqrt(returns.shape[1]))
-
-
-def _standard_errors(evaluation: Evaluation) -> np.ndarray:
-    """Standard errors of the mean returns, `[N]`; NaN, which the device may be told to refuse, for one episode."""
-    n, e = evaluation.returns.shape
-    return np.asarray(_standard_error(evaluation.returns)) if e > 1 else np.full(n, np.nan)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 4))
@@ -617,14 +582,6 @@ def check_evaluation(evaluation: Evaluation, where: str, *, compares_behaviors: 
         vectors = np.asarray(evaluation.behaviors)[valid & ~np.isnan(returns)]
         if wrong := int((~np.isfinite(vectors)).any(axis=-1).sum()):
             raise FloatingPointError(f"{where}: of {len(vectors)} behaviours {wrong} are not finite.")
-
-
-def check_finite(bases: ArrayTree, where: str) -> None:
-    """Raises FloatingPointError if parameters are not finite."""
-    if not _are_finite(bases):
-        raise FloatingPointError(
-            f"{where}: parameters are no longer finite; the generation is dropped. Lower learning_rate or noise_std."
-        )
 
 
 def _check_completed(state: EvolveState) -> None:

@@ -17,8 +17,7 @@ from volvox._checks import check_type, integers, numbers
 from volvox.evolution.novelty import Novelty
 from volvox.evolution.schedules import Scheduled, schedule
 from volvox.evolution.strategy import SHAPINGS, Metrics, Shaping, fitness, mean_length
-from volvox.population.decoding import Encoding, decode_many, draw_seeds, first_ancestors, weighted_noise
-from volvox.population.vectors import explicit
+from volvox.population.decoding import Encoding, decode_many, draw_seeds, explicit, first_ancestors, weighted_noise
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
@@ -57,7 +56,7 @@ class ES:
     Attributes:
       population_size: N, members of a generation: N/2 pairs.
       noise_std: Standard deviation of the noise: a number, or a schedule over generations (see
-        `volvox.evolution.schedule`).
+        `volvox.evolution.schedules.schedule`).
       learning_rate: Of the optimiser: a number, or a schedule over updates, which with several bases counts the updates
         of each base apart; None if `optimizer` is a ready-made transformation.
       optimizer: A function of the learning rate that makes an optax transformation, or a ready-made transformation.
@@ -91,9 +90,7 @@ class ES:
         schedule("noise_std", self.noise_std)
         _ = self.transformation  # raises ValueError if the learning rate does not fit
         check_type("objective", self.objective, (Novelty, type(None)), "vx.Novelty(...), or None for returns")
-        if self.objective is not None:
-            self.objective.check(num_bases=self.num_bases)
-        elif self.num_bases > 1:
+        if self.objective is None and self.num_bases > 1:
             raise ValueError(f"num_bases={self.num_bases}: several vectors take turns with a Novelty objective only.")
 
     @classmethod
@@ -139,7 +136,8 @@ class ES:
 
     def candidates(self, state: ESState, population: None, evaluation: None, encoding: Encoding) -> Population:
         """Returns the current parameters: all vectors in the first generation, then the one that was updated."""
-        return explicit(state.bases, episodes=self._validated(state), priority=state.expected_length)
+        episodes = self._validated(state).astype(jnp.int32)
+        return explicit(state.bases)._replace(episodes=episodes, priority=state.expected_length)
 
     def adopt(
         self, state: ESState, candidates: Population, evaluation: Evaluation, winner: Array, encoding: Encoding

@@ -17,8 +17,7 @@ import numpy as np
 
 from volvox._checks import integers
 from volvox.evolution.strategy import Metrics, fitness, raw
-from volvox.population.decoding import Encoding, decode_many, draw_seeds, first_ancestors
-from volvox.population.vectors import explicit
+from volvox.population.decoding import Encoding, decode_many, draw_seeds, explicit, first_ancestors
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 _INIT = 2**31  # apart from the numbers of generations, which derive the keys of `ask` and `tell`
@@ -73,7 +72,7 @@ class Evosax:
             raise TypeError(f"algorithm={self.algorithm!r}: give a class of evosax.algorithms, such as CMA_ES.")
 
     def init(self, key: Array, encoding: Encoding) -> EvosaxState:
-        """Returns the first state; raises ValueError for unknown settings, and for low-rank noise."""
+        """Returns the first state; raises ValueError for low-rank noise."""
         if encoding.rank is not None:
             raise ValueError("members with explicit parameters share no base: low-rank noise has no use, leave it out.")
         algorithm, params = self._made(encoding)
@@ -143,16 +142,10 @@ class Evosax:
         solution = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), encoding.like)
         # Arrays that the constructor computes are constants, and must not be traced.
         with jax.ensure_compile_time_eval():
-            try:
-                algorithm = self.algorithm(
-                    population_size=self.population_size, solution=solution, metrics_fn=lambda *_: {}, **settings
-                )
-                return algorithm, algorithm.default_params.replace(**self.params)
-            except (TypeError, AssertionError) as error:
-                raise ValueError(
-                    f"{self.algorithm.__name__} does not take population_size={self.population_size}, "
-                    f"settings={dict(self.settings)} and params={dict(self.params)}: {error}"
-                ) from error
+            algorithm = self.algorithm(
+                population_size=self.population_size, solution=solution, metrics_fn=lambda *_: {}, **settings
+            )
+            return algorithm, algorithm.default_params.replace(**self.params)
 
 
 def _where(condition: Array, one: ArrayTree, other: ArrayTree) -> ArrayTree:

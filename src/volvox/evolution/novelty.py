@@ -20,8 +20,6 @@ from volvox.evolution.strategy import Metrics, centered_ranks, fitness, mean_ove
 from volvox.rollout.behaviors import Behavior, check_kind
 from volvox.types import Array, Evaluation
 
-_MAX_GIGABYTES = 1.0
-
 
 class Archive(NamedTuple):
     """The last `C` behaviours that were added.
@@ -149,16 +147,11 @@ class Novelty:
         numbers(self, "reward_weight", low=0, high=1)
         check_kind("behavior", self.behavior)
         numbers(self, "reward_weight_step", above=0, high=1)
-        if self.reward_weight_step is None and self.patience != Novelty.patience:
-            raise ValueError(f"patience={self.patience} has no effect without reward_weight_step.")
-        gigabytes = self.archive_size * self.behavior.size * 4 / 1e9
-        if not 0 < gigabytes <= _MAX_GIGABYTES:
+        if self.archive_size < max(self.num_neighbors, self.num_archived):
             raise ValueError(
-                f"archive_size={self.archive_size} of behaviours of size {self.behavior.size} takes {gigabytes:.1f} GB "
-                f"in memory and in each checkpoint; above 0 and up to {_MAX_GIGABYTES} GB are allowed."
+                f"archive_size={self.archive_size} is below num_neighbors={self.num_neighbors} or "
+                f"num_archived={self.num_archived}."
             )
-        if self.archive_size < self.num_neighbors:
-            raise ValueError(f"archive_size={self.archive_size} is below num_neighbors={self.num_neighbors}.")
 
     @classmethod
     def ns_es(cls, *, behavior: Behavior, **settings: Any) -> "Novelty":
@@ -174,17 +167,6 @@ class Novelty:
     def nsra_es(cls, *, behavior: Behavior, reward_weight_step: float = 0.05, **settings: Any) -> "Novelty":
         """NSRA-ES: returns at first, then more novelty when they stagnate. `settings` are other fields."""
         return cls(behavior=behavior, reward_weight=1.0, reward_weight_step=reward_weight_step, **settings)
-
-    def check(self, *, num_members: int | None = None, num_bases: int = 0) -> None:
-        """Raises ValueError if the settings do not fit N members that are ranked, or M vectors that are observed."""
-        added = num_bases or self.num_archived
-        if self.archive_size < added:
-            raise ValueError(f"archive_size={self.archive_size} is below the {added} behaviours of one generation.")
-        if num_members is not None and max(self.num_neighbors, self.num_archived) >= num_members:
-            raise ValueError(
-                f"num_neighbors={self.num_neighbors} and num_archived={self.num_archived} must be below "
-                f"population_size={num_members}."
-            )
 
     def init(self, num_bases: int) -> NoveltyState:
         """Returns the first state, with an empty archive."""

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import optax
 
-from volvox._checks import INT32, integer
-from volvox.types import Env
+from volvox._checks import INT32
 
 Scheduled = float | str | optax.Schedule
 """A positive number, `"linear:start,end,generations"`, `"exponential:start,end,generations"`, or an optax schedule."""
@@ -57,9 +56,6 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
     return optax.constant_schedule(start)
 
 
-_FORM = 'give timesteps (e.g. 5000) or "adaptive:start,fraction,ratio,max" (e.g. "adaptive:400,0.1,1.5,5000")'
-
-
 class Cutoff(NamedTuple):
     """Timesteps after which training and validation episodes are cut; fixed if `fraction` is 1.
 
@@ -92,26 +88,7 @@ class Cutoff(NamedTuple):
         return min(max(int(min(current * self.ratio, self.max)), current + 1), self.max)
 
 
-def cutoffs_in(env: Env, max_episode_steps: int | str | Cutoff | None, test: int | None) -> tuple[Cutoff, int]:
-    """Returns the cutoffs of `evolve`; None takes the environment's own.
-
-    Args:
-      env: The environment.
-      max_episode_steps: See `parse_cutoff`.
-      test: Cutoff of test episodes, timesteps.
-
-    Returns:
-      (cutoff of training and validation, cutoff of test episodes in timesteps).
-
-    Raises:
-      ValueError: A cutoff is out of range.
-    """
-    cutoff = parse_cutoff(env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps)
-    test = integer("test_max_episode_steps", env.spec.max_episode_steps if test is None else test, low=1)
-    return cutoff, test
-
-
-def parse_cutoff(value: int | str | Cutoff) -> Cutoff:
+def parse_cutoff(value: int | str) -> Cutoff:
     """Reads a cutoff: timesteps, or `"adaptive:start,fraction,ratio,max"`.
 
     Example:
@@ -130,26 +107,17 @@ def parse_cutoff(value: int | str | Cutoff) -> Cutoff:
         or a maximum below the start.
     """
     try:
-        if isinstance(value, Cutoff):
-            read = value._replace(start=operator.index(value.start), max=operator.index(value.max))
-        elif isinstance(value, str) and value.startswith("adaptive:"):
+        if isinstance(value, str) and value.startswith("adaptive:"):
             start, fraction, ratio, top = value.removeprefix("adaptive:").split(",")
-            read = Cutoff(int(start), float(fraction), float(ratio), int(top))
+            cutoff = Cutoff(int(start), float(fraction), float(ratio), int(top))
+            is_valid = 0 <= cutoff.fraction < 1 < cutoff.ratio < float("inf") and cutoff.start <= cutoff.max
         else:
-            read = Cutoff(int(value) if isinstance(value, str) else operator.index(value))
+            cutoff, is_valid = Cutoff(int(value) if isinstance(value, str) else operator.index(value)), True
     except (TypeError, ValueError):
-        raise ValueError(f"max_episode_steps={value!r} is not a cutoff; {_FORM}.") from None
-    refusals = {
-        "an episode lasts at least one timestep": read.start < 1,
-        f"timesteps are counted up to {INT32}": max(read.start, read.max) > INT32,
-    }
-    if read != Cutoff(read.start):
-        refusals |= {
-            f"fraction {read.fraction} must be in [0, 1)": not 0 <= read.fraction < 1,
-            f"ratio {read.ratio} must be above 1": not 1 < read.ratio < float("inf"),
-            f"max {read.max} is below start {read.start}": read.max < read.start,
-        }
-    for reason, refused in refusals.items():
-        if refused:
-            raise ValueError(f"max_episode_steps={value!r}: {reason}; {_FORM}.")
-    return read
+        cutoff, is_valid = Cutoff(0), False
+    if not is_valid or cutoff.start < 1 or max(cutoff.start, cutoff.max) > INT32:
+        raise ValueError(
+            f'max_episode_steps={value!r}: give timesteps (e.g. 5000), or "adaptive:start,fraction,ratio,max" with a '
+            'fraction in [0, 1), a ratio above 1, and a max of at least start (e.g. "adaptive:400,0.1,1.5,5000").'
+        )
+    return cutoff

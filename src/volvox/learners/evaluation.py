@@ -19,7 +19,7 @@ import numpy as np
 
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import whole_games
-from volvox.rollout.driver import Monitor
+from volvox.rollout.loop import Monitor
 from volvox.rollout.scoring import act, first_episodes
 from volvox.types import Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep
 

@@ -20,8 +20,8 @@ from volvox.learners.learner import Acting, LearnerSettings, LearnerStages
 from volvox.learners.optimizers import compression_row
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import ALONE, Devices, devices_of
-from volvox.rollout.driver import Loop, Monitor, copied, seed_of
-from volvox.rollout.pipeline import Stages
+from volvox.rollout.loop import Loop, Monitor, copied, seed_of
+from volvox.rollout.loop import Stages
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, zeros
 
 
@@ -345,7 +345,7 @@ class Training:
 
     def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
         """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
-        from volvox.rollout.profile import time_parts
+        from volvox.rollout.loop import time_parts
 
         try:
             _, acting, learning = self.opened(state, lambda figures: False)

@@ -114,8 +114,8 @@ def encoding(genotype: Genotype, noise: Noise) -> Encoding:
       `Encoding`.
 
     Raises:
-      ValueError: a parameter is not float32, the noise's table is too small, or its rank does not fit the network
-        (see `LowRank`).
+      ValueError: a parameter is not float32, the noise's table is too small, or a layer cannot take its parameters in
+        factors (see `LowRank`).
     """
     shapes = outline(genotype, noise)
     return dataclasses.replace(shapes, data=shapes.noise.make_data(shapes.num_drawn), zero=jnp.int32(0))
@@ -161,26 +161,13 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
 
 def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], genotype: Genotype, noise: LowRank) -> tuple[bool, ...]:
     named = {"/".join(path): shape for path, shape in shapes.items()}
-    if unknown := sorted(set(noise.full) - set(named)):
-        raise ValueError(
-            f"low-rank noise: full names no parameter of this network: {', '.join(unknown)}; it has "
-            f"{', '.join(sorted(named))}."
-        )
     factored = tuple(path in genotype.low_rank and "/".join(path) not in noise.full for path in shapes)
-    limits = []
     for (name, shape), is_factored in zip(named.items(), factored, strict=True):
-        if is_factored:
-            limits.append((min(math.prod(shape[:-1]), shape[-1]), name, list(shape)))
-        elif len(shape) > 1 and name not in noise.full:
+        if not is_factored and len(shape) > 1 and name not in noise.full:
             raise ValueError(
                 f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, nn.Conv "
                 f"and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every slot."
             )
-    most, name, shape = min(limits, default=(noise.rank, "", []))
-    if noise.rank > most:
-        raise ValueError(
-            f"rank={noise.rank}: kernel {name} {shape} is a matrix of rank {most} at most; choose a rank up to that."
-        )
     return factored
 
 
@@ -356,3 +343,41 @@ def _add_factors(encoding: Encoding, seeds: Array, weights: Array, i: Array, tot
 def _chunks(x: Array, size: int) -> Array:
     """`[K]` -> `[chunks, size]`, filled up with zeros."""
     return jnp.pad(x, (0, -x.shape[0] % size)).reshape(-1, size)
+
+
+def explicit(params: ArrayTree) -> Population:
+    """Makes a population of explicit parameters: N members that are bases without noise and play one episode each.
+
+    Example:
+      >>> vectors = mean + std * jax.random.normal(key, (64, encoding.num_parameters))
+      >>> population = explicit(from_vectors(encoding, vectors))
+
+    Args:
+      params: Parameters, leaves `[N, ...]`.
+
+    Returns:
+      `Population`.
+    """
+    leaves = jax.tree.leaves(params)
+    chex.assert_equal_shape_prefix(leaves, 1)
+    n = leaves[0].shape[0]
+    return Population(
+        bases=params,
+        parent=jnp.arange(n, dtype=jnp.int32),
+        seed=jnp.zeros(n, jnp.int32),
+        scale=jnp.zeros(n, jnp.float32),
+        initial=jnp.zeros(n, bool),
+        episodes=jnp.ones(n, jnp.int32),
+        priority=jnp.zeros(n, jnp.float32),
+    )
+
+
+def to_vectors(params: ArrayTree) -> Array:
+    """Joins the leaves `[N, ...]` of parameters to vectors `[N, D]`, in the order of `volvox.ops.flat`."""
+    return jax.vmap(flat.flatten)(params)
+
+
+def from_vectors(encoding: Encoding, vectors: Array) -> ArrayTree:
+    """Cuts vectors `[N, D]` into parameters, leaves `[N, ...]`; D is `encoding.num_parameters`."""
+    chex.assert_shape(vectors, (None, encoding.num_parameters))
+    return jax.vmap(lambda vector: flat.unflatten(vector, encoding.like))(vectors)

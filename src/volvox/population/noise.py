@@ -128,10 +128,10 @@ class LowRank:
     `[kh * kw * C, F]`. Parameters of one dimension, such as biases, get full noise, and so do first ancestors.
 
     `encoding` raises ValueError for a parameter of several dimensions whose layer cannot use factors and that is not in
-    `full`, and for a rank above the largest that a kernel can have.
+    `full`.
 
     Attributes:
-      rank: r; no larger than any kernel's smaller side.
+      rank: r; a rank above a kernel's smaller side has no use.
       source: The source of the numbers.
       full: Paths of parameters of several dimensions that get full noise, with a copy in every slot, because their
         layers do not support factors (plain `nn.Dense`, `nn.Conv` and LSTM layers do), for example

@@ -60,12 +60,10 @@ class Nothing:
 
     def update(self, record: ArrayTree, timestep: TimeStep) -> ArrayTree:
         """Returns the empty record."""
-        del timestep
         return record
 
     def final(self, record: ArrayTree) -> Array:
         """Returns an empty vector."""
-        del record
         return jnp.zeros(0, jnp.float32)
 
 
@@ -95,7 +93,6 @@ class Last:
 
     def update(self, record: Array, timestep: TimeStep) -> Array:
         """See `Behavior.update`."""
-        del record
         return _value(timestep, self.extra, self.size)
 
     def final(self, record: Array) -> Array:

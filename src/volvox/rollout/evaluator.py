@@ -20,8 +20,7 @@ from volvox.population.decoding import Encoding, Member, encoding
 from volvox.population.noise import Noise
 from volvox.rollout import slots as in_slots
 from volvox.rollout.behaviors import Behavior, Nothing
-from volvox.rollout.driver import Loop, Monitor, seed_of
-from volvox.rollout.profile import Times, time_parts
+from volvox.rollout.loop import Loop, Monitor, Times, seed_of, time_parts
 from volvox.rollout.slots import Carry, Constants, Memory, Part, Rollout
 from volvox.types import ArrayTree, Env, Evaluation, Genotype, Interrupted, Population, zeros
 
@@ -30,25 +29,25 @@ class RolloutStatistics(NamedTuple):
     """Statistics of a rollout. A beat steps every group once.
 
     Attributes:
-      timesteps: Scored timesteps: the sum of the episodes' lengths.
       stepped: Timesteps of the emulators, including those of idle slots and those that begin an episode.
-      episodes: Episodes played.
-      occupancy: Fraction of `stepped` in which the slot had an episode to play.
+      busy: Those in which the slot had an episode to play.
       makespan: Beats from the first to the last.
-      makespan_over_bound: `makespan` over the larger of timesteps / slots and the longest episode: 1 is a perfect
-        schedule.
-      seconds: Wall-clock time, including decoding and scheduling, and compilation in the first call.
-      timesteps_per_second: `timesteps / seconds`.
+      num_slots: Number of slots.
     """
 
-    timesteps: int
     stepped: int
-    episodes: int
-    occupancy: float
+    busy: int
     makespan: int
-    makespan_over_bound: float
-    seconds: float
-    timesteps_per_second: float
+    num_slots: int
+
+    @property
+    def occupancy(self) -> float:
+        """Fraction of timesteps in which the slot had an episode to play."""
+        return self.busy / max(self.stepped, 1)
+
+    def makespan_over_bound(self, lengths: np.ndarray) -> float:
+        """`makespan` over the larger of timesteps / slots and the longest episode: 1 is a perfect schedule."""
+        return self.makespan / max(int(lengths.sum(dtype=np.int64)) / self.num_slots, int(lengths.max()), 1)
 
 
 class PopulationEvaluator:
@@ -60,7 +59,7 @@ class PopulationEvaluator:
 
     A member takes this way from its seed to its score. `GA.ask` (`evolution/ga.py`) draws the seed, and
     `evolution/algorithm.py` passes the population to `evaluate` here. `slots.py` puts its episodes into a queue
-    (`make_queue`). In the loop (`driver.py`, `pipeline.py`), a slot decodes the member (`Rollout.work`,
+    (`make_queue`). In the loop (`loop.py`), a slot decodes the member (`Rollout.work`,
     `population/decoding.py`) and plays it (`Rollout.act`). `evaluation` sorts the returns by member for `GA.tell`.
     """
 
@@ -162,27 +161,13 @@ class PopulationEvaluator:
                     raise Interrupted(f"{played} of {total} episodes were played and are dropped")
                 if played == total:
                     break
-            if played < total:
-                raise RuntimeError(f"{played} of {total} episodes were played; this is a bug in the loop.")
         except Interrupted:
             raise
         except BaseException:
             self.close()  # donated buffers and environments in flight cannot be trusted any more
             raise
         result = in_slots.evaluation(carry, memory[1], constants[0], population.seed.shape[0], num_episodes)
-        lengths, seconds = np.asarray(carry.lengths), time.perf_counter() - began
-        timesteps, makespan = int(lengths.sum(dtype=np.int64)), int(carry.group_beats.max())
-        statistics = RolloutStatistics(
-            timesteps=timesteps,
-            stepped=stepped,
-            episodes=played,
-            occupancy=busy / max(stepped, 1),
-            makespan=makespan,
-            makespan_over_bound=makespan / max(timesteps / self._env.num_envs, int(lengths.max()), 1),
-            seconds=seconds,
-            timesteps_per_second=timesteps / seconds,
-        )
-        return result, statistics
+        return result, RolloutStatistics(stepped, busy, int(carry.group_beats.max()), self._env.num_envs)
 
     def profile(
         self,
@@ -295,7 +280,7 @@ def check_memory(
 
     Args:
       genotype: The network.
-      encoding: The encoding, or its shapes (`volvox.population.outline`).
+      encoding: The encoding, or its shapes (`volvox.population.decoding.outline`).
       num_envs: Environments, which are the slots.
       state: The strategy's state, or its shapes.
       bases: The bases of a population, or their shapes.

@@ -18,7 +18,7 @@ from volvox.ops.low_rank import with_bases, without_bases
 from volvox.population.decoding import Encoding, Member, member_params
 from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior
-from volvox.rollout.pipeline import Stages
+from volvox.rollout.loop import Stages
 from volvox.types import Array, ArrayTree, Evaluation, Genotype, Population, TimeStep, replaced
 
 

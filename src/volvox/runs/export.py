@@ -36,7 +36,7 @@ import numpy as np
 from jax.core import Tracer
 
 from volvox.ops.batching import where_rows
-from volvox.rollout.actor import Actor
+from volvox.rollout.scoring import Actor
 from volvox.runs.config import from_json, to_json
 from volvox.runs.provenance import versions
 from volvox.types import Array, ArrayTree, EnvSpec, Policy

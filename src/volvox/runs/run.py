@@ -11,8 +11,7 @@ from volvox.report import html, plots, video
 from volvox.report.files import PLOT, REPORT, VIDEO, Row, read_config
 from volvox.report.metrics import atari_scores
 from volvox.rollout import scoring
-from volvox.rollout.actor import Actor
-from volvox.rollout.scoring import Protocol, Score
+from volvox.rollout.scoring import Actor, Protocol, Score
 from volvox.runs.config import from_json
 from volvox.runs.directory import change_settings, saved_key
 from volvox.runs.export import export

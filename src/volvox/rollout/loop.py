@@ -1,0 +1,482 @@
+"""The one loop: groups of environments take turns, so that emulators and device overlap.
+
+    for each group g:
+        timestep = recv(g)                 # wait for g's emulators
+        carry, action = act(carry, g, timestep)
+        send(g, action)                    # returns at once; g's emulators step in C++ threads
+        carry = work(carry, g)             # device work that runs while emulators step
+
+One pass over the groups is a *beat*, and a fixed number of beats is a *round*; `finish` ends each round, while the
+emulators of all groups step. The loop exists in two forms with bit-equal results: `traced` compiles a chunk of rounds
+as one program; `driven` runs it from Python around jitted `act`, `work` and `finish`. The second is the reference, and
+it serves groups that cannot be traced.
+
+`Loop` makes the environments and runs the loop in chunks of about a second. An algorithm iterates over chunks, so that
+progress, checks and interrupts are plain statements:
+
+    loop = Loop(stages, env.make)
+    loop.open(seed_of(key))
+    for chunk in loop.run(carry, memory, rounds_left=lambda carry: goal - int(carry.round)):
+        carry, memory = chunk.carry, chunk.memory
+        print(int(carry.round), "rounds")
+        if interrupted():
+            break
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox._checks import typed_key
+from volvox.ops.order import after
+from volvox.rollout.devices import ALONE, Devices, joined
+from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
+
+Monitor = Callable[[dict[str, Any]], bool | None]
+"""Progress figures of a step -> whether to stop the step."""
+_MAX_ROUNDS = 2**20  # of one chunk
+
+
+class Stages(NamedTuple):
+    """The functions that an algorithm contributes to the loop. `g` is the index of the group, a Python int.
+
+    The state is split by the function that may change it: `act` changes `carry` (small) and only reads `memory`
+    (large); `work` changes both. All read `constants`, and none changes them. The split keeps the large state in place.
+
+    Attributes:
+      act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
+      work: (carry, memory, constants, g) -> (carry, memory). Its computations must depend on an integer scalar of
+        `carry`, such as a counter: this dependence makes them wait for `send`.
+      active: (carry, g) -> bool: whether the group is stepped in this beat. None: always.
+      remaining: carry -> bool: whether work remains. None: always.
+      finish: (carry, memory, constants) -> (carry, memory), called at the end of each round. The rule of `work` holds.
+      episode_keys: (carry, constants, g) -> (where bool `[B]`, keys `[B]`), for `EnvGroup.rekey` before each `recv`:
+        the environments that begin an episode, and the keys of these episodes. None: environments continue with their
+        own random numbers.
+    """
+
+    act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
+    work: Callable[[ArrayTree, ArrayTree, ArrayTree, int], tuple[ArrayTree, ArrayTree]]
+    active: Callable[[ArrayTree, int], Array] | None = None
+    remaining: Callable[[ArrayTree], Array] | None = None
+    finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
+    episode_keys: Callable[[ArrayTree, ArrayTree, int], tuple[Array, Array]] | None = None
+
+
+class LoopState(NamedTuple):
+    """The state that a chunk changes.
+
+    Attributes:
+      envs: The state of each group, actions in flight.
+      carry: The small state.
+      memory: The large state.
+    """
+
+    envs: tuple[ArrayTree, ...]
+    carry: ArrayTree
+    memory: ArrayTree
+
+
+RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
+"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends after `rounds`, or if no work remains."""
+
+
+def traced(
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
+) -> RunChunk:
+    """The fast form: a chunk of rounds as one compiled, donated program.
+
+    Args:
+      stages: The algorithm.
+      groups: Traceable groups; they must outlive the returned function.
+      beats_per_round: Beats of a round.
+      devices: The devices that run the loop as one program.
+
+    Returns:
+      A `RunChunk`: a `functools.partial` whose `func` is the `jax.jit` function, for tests that read its program.
+    """
+
+    def beat(state: LoopState, constants, zero) -> LoopState:
+        envs, carry, memory = list(state.envs), state.carry, state.memory
+        for g, group in enumerate(groups):
+
+            def step(env, carry, g=g, group=group, memory=memory):
+                env, timestep = group.recv(_keyed(stages, group, g, env, carry, constants))
+                carry, action = stages.act(carry, memory, constants, g, timestep)
+                return group.send(env, action), carry
+
+            if stages.active is None:
+                envs[g], carry = step(envs[g], carry)
+            else:
+                # Memory is an operand only: results of a conditional are copied.
+                envs[g], carry = jax.lax.cond(
+                    stages.active(carry, g), step, lambda env, carry: (env, carry), envs[g], carry
+                )
+            carry, memory = stages.work(after(carry, envs[g], zero), memory, constants, g)
+            next_group = (g + 1) % len(groups)
+            # Pure-JAX groups hold no token, and need no order.
+            envs[next_group] = after(envs[next_group], (carry, memory), zero, required=False)
+        return LoopState(tuple(envs), carry, memory)
+
+    def round_(state: LoopState, constants, zero) -> LoopState:
+        if beats_per_round == 1:
+            state = beat(state, constants, zero)
+        else:
+            state = jax.lax.fori_loop(0, beats_per_round, lambda _, state: beat(state, constants, zero), state)
+        if stages.finish is None:
+            return state
+        envs = list(state.envs)
+        carry, memory = stages.finish(after(state.carry, envs[-1], zero), state.memory, constants)
+        envs[0] = after(envs[0], (carry, memory), zero, required=False)
+        return LoopState(tuple(envs), carry, memory)
+
+    def rounds_of(state: LoopState, constants: ArrayTree, rounds: Array | int, zero: Array):
+        def unfinished(loop):
+            done, state = loop
+            return (done < rounds) & (True if stages.remaining is None else stages.remaining(state.carry))
+
+        def body(loop):
+            done, state = loop
+            return done + 1, round_(state, constants, zero)
+
+        done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+        return state, done
+
+    @partial(jax.jit, donate_argnums=0)
+    def chunk(state: LoopState, constants: ArrayTree, rounds: Array | int, *, zero: Array):
+        return devices.mapped(rounds_of)(state, constants, rounds, zero)
+
+    return partial(chunk, zero=devices.placed(jnp.int32(0)))
+
+
+def driven(
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
+) -> RunChunk:
+    """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
+
+    Args:
+      stages: The algorithm.
+      groups: Groups of any kind; made with `host=True` where they cannot be traced.
+      beats_per_round: Beats of a round.
+      devices: The devices that run the loop as one program.
+
+    Returns:
+      A `RunChunk`.
+    """
+    calls = Calls(stages, groups, devices)
+
+    def run(state, constants, rounds):
+        envs, carry, memory = list(state.envs), state.carry, state.memory
+        done = 0
+        while done < rounds and calls.remaining(carry):
+            for g in list(range(len(groups))) * beats_per_round:
+                if calls.active(carry, g):
+                    envs[g], timestep = calls.recv(g, envs[g], carry, constants)
+                    carry, action = calls.act(carry, memory, constants, g, timestep)
+                    envs[g] = calls.send[g](envs[g], action)
+                carry, memory = calls.work(carry, memory, constants, g)
+            carry, memory = calls.finish(carry, memory, constants)
+            done += 1
+        return LoopState(tuple(envs), carry, memory), done
+
+    return run
+
+
+class Calls:
+    """The stages and the groups as compiled functions that Python calls one by one."""
+
+    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices = ALONE):
+        """Compiles nothing yet; each function is compiled by its first call."""
+        self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
+        self._groups, self._stages = groups, stages
+        if stages.episode_keys is not None:
+            self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
+        self.send = [compiled(group.send, devices) if group.traceable else group.send for group in groups]
+        self.act = compiled(stages.act, devices, static=3, donate=(0,))
+        self.work = compiled(stages.work, devices, static=3, donate=(0, 1))
+        self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
+        self.remaining = jax.jit(stages.remaining) if stages.remaining else lambda carry: True
+        self.finish = lambda carry, memory, constants: (carry, memory)
+        if stages.finish is not None:
+            self.finish = compiled(stages.finish, devices, donate=(0, 1))
+
+    def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
+        """Gives the episodes that begin their keys, and waits for group `g`."""
+        return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
+
+
+def compiled(
+    function: Callable[..., Any], devices: Devices, *, static: int | None = None, donate: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Returns a function that all devices call, compiled; `static` and `donate` are as in `jax.jit`."""
+    if devices.mesh is None:
+        return jax.jit(function, static_argnums=static, donate_argnums=donate)
+    if static is None:
+        return jax.jit(devices.mapped(function), donate_argnums=donate)
+
+    def call(*args: Any) -> Any:
+        arrays = (*args[:static], *args[static + 1 :])
+        return devices.mapped(lambda *given: function(*given[:static], args[static], *given[static:]))(*arrays)
+
+    return jax.jit(call, static_argnums=static, donate_argnums=donate)
+
+
+def _keyed(
+    stages: Stages, group: EnvGroup, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree
+) -> ArrayTree:
+    """The state of a group, in which episodes that begin have the keys that the algorithm gives them."""
+    if stages.episode_keys is None or group.rekey is None:
+        return env
+    return group.rekey(env, *stages.episode_keys(carry, constants, g))
+
+
+class Chunk(NamedTuple):
+    """The state of the loop after some rounds.
+
+    Attributes:
+      carry: The small state.
+      memory: The large state.
+      rounds: Rounds of this chunk.
+    """
+
+    carry: ArrayTree
+    memory: ArrayTree
+    rounds: int
+
+
+class Loop:
+    """The loop over its own environments, run in chunks.
+
+    It owns the groups of environments, the compiled loop and the states of the environments, whose actions are in
+    flight between two chunks. A loop is never part of an algorithm's state. Groups that can be traced run in the
+    compiled loop, others are driven from Python. If an error occurs while environments step, the groups are closed,
+    because donated buffers and actions in flight cannot be trusted any more.
+
+    Attributes:
+      stages: The algorithm's part in the loop.
+      make_groups: seed -> new groups.
+      beats_per_round: Beats of a round.
+      devices: The devices that run the loop. With several, `carry`, `memory` and `constants` are as `Devices.placed`
+        makes them.
+      groups: The groups, as many as one device has; () while closed.
+      envs: The environments' states between two chunks, one per group. The next chunk donates them.
+      run_chunk: The form of the loop that is used; tests read its compiled program.
+      standing: Set by the caller, to recognise the state from which the loop can continue. It is reset to None
+        whenever the loop moves.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        make_groups: Callable[..., tuple[EnvGroup, ...]],
+        *,
+        beats_per_round: int = 1,
+        chunk_seconds: float = 1.0,
+        devices: Devices = ALONE,
+    ):
+        """Prepares the loop; `open` makes the environments.
+
+        Args:
+          stages: The algorithm's part in the loop.
+          make_groups: seed -> new groups of environments, of one size; for example `env.make`. With several devices
+            (seed, number of the device) -> its groups.
+          beats_per_round: Beats of a round.
+          chunk_seconds: Approximate duration of a chunk: the interval at which progress and interrupts are checked.
+          devices: The devices that run the loop as one program, each with groups of its own.
+        """
+        self.stages, self.make_groups, self.devices = stages, make_groups, devices
+        self.beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
+        self.groups: tuple[EnvGroup, ...] = ()
+        self.envs: tuple[ArrayTree, ...] = ()
+        self.run_chunk: Any = None
+        self.standing: Any = None
+        self._rounds = 1  # of the next chunk
+
+    def open(self, seed: int, envs: tuple[ArrayTree, ...] = ()) -> None:
+        """Makes new environments, and closes the old ones.
+
+        Args:
+          seed: Seed of the environments, each of which begins its first episode.
+          envs: States of resumable groups (`EnvGroup.resumable`), which continue from there. They are not donated.
+        """
+        self.close()
+        with self.moving():
+            if self.devices.mesh is None:
+                self.groups = tuple(self.make_groups(seed))
+            else:
+                groups = [self.make_groups(seed, number) for number in self.devices.numbers]
+                self.groups = joined(self.devices, groups)
+            form = traced if all(group.traceable for group in self.groups) else driven
+            self.run_chunk = form(self.stages, self.groups, beats_per_round=self.beats_per_round, devices=self.devices)
+            self.envs = copied(envs) or tuple(group.init() for group in self.groups)
+
+    def restart(self, seed: int | None = None) -> None:
+        """Drops all episodes and begins new ones in the same environments, seeded by `seed` where they can be."""
+        with self.moving():
+            envs = []
+            for group, env in zip(self.groups, self.envs, strict=True):
+                recv = jax.jit(group.recv) if group.traceable else group.recv
+                env, _ = jax.block_until_ready(recv(env))  # the actions in flight must land first
+                envs.append(group.restart(env, seed))
+            self.envs = tuple(envs)
+
+    def run(
+        self,
+        carry: ArrayTree,
+        memory: ArrayTree,
+        constants: ArrayTree = (),
+        *,
+        rounds_left: Callable[[ArrayTree], int] | None = None,
+    ) -> Iterator[Chunk]:
+        """Runs the loop, chunk by chunk; `carry` and `memory` are donated.
+
+        Iterating may stop after any chunk; a later run continues with the carry and the memory of that chunk.
+
+        Args:
+          carry: The small state.
+          memory: The large state.
+          constants: The state that no stage changes.
+          rounds_left: carry -> rounds that may still be run. It is asked before each chunk, and 0 ends the run. None:
+            the run ends when no work remains (`Stages.remaining`).
+
+        Yields:
+          `Chunk`; the last may have no rounds, if no work remained.
+
+        Raises:
+          ConnectionError: Another process of this run ended, or does not answer.
+        """
+        while (left := _MAX_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
+            began, rounds = time.perf_counter(), min(self._rounds, left)
+            with self.moving():
+                state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
+                done = int(self.devices.local(done))
+                seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
+            self.envs, carry, memory = state
+            if done == self._rounds:  # the duration of a chunk that was cut short says little about a round
+                # Towards chunks of the wanted length, at most doubling: the first chunks include compilation.
+                factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
+                self._rounds = min(max(1, int(self._rounds * factor)), _MAX_ROUNDS)
+            yield Chunk(carry, memory, done)
+            if done < rounds:
+                return
+
+    def close(self) -> None:
+        """Frees the environments and their threads; `open` makes others."""
+        for group in self.groups:
+            group.close()
+        self.groups, self.envs, self.run_chunk, self.standing = (), (), None, None
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Marks a section that steps the environments; an error in it closes them."""
+        self.standing = None
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+def copied(tree: ArrayTree) -> ArrayTree:
+    """Returns a copy of all arrays of a tree, for a program to which the copy is donated."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def seed_of(key: Array, *numbers: int) -> int:
+    """Makes a seed of environments: an integer in [0, 2**31) that depends on a key and on numbers.
+
+    Args:
+      key: A typed key, or raw key data.
+      *numbers: Non-negative integers, for example a generation; zeros at the end make no difference.
+
+    Returns:
+      The seed.
+    """
+    entropy = [*np.asarray(jax.random.key_data(typed_key(key))).ravel().tolist(), *numbers]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
+
+class Times(NamedTuple):
+    """Seconds per timestep of one environment.
+
+    `act` and `work` are called from Python here, which takes some tenths of a millisecond per call; for very small
+    networks their share is overestimated.
+
+    Attributes:
+      emulators: From `send` to `recv`: all threads step one group.
+      acting: `act`.
+      working: `work` and `finish`: learning, or decoding of members.
+    """
+
+    emulators: float
+    acting: float
+    working: float
+
+
+def time_parts(
+    loop: Loop, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree = (), *, rounds: int
+) -> tuple[ArrayTree, ArrayTree, Times]:
+    """Runs a few rounds of an open loop without overlap and times the parts.
+
+    The state changes as in the ordinary loop, which can continue from the result. `Stages.remaining` is not asked.
+
+    Args:
+      loop: The loop, which is open.
+      carry: The small state; it is donated.
+      memory: The large state; it is donated.
+      constants: The state that no stage changes.
+      rounds: Number of rounds, at least 2, or 3 if a round is one beat; the first is not timed, because it may compile.
+
+    Returns:
+      (carry, memory, times); the times are means over whole rounds.
+    """
+    with loop.moving():
+        state, times = _run(loop, carry, memory, constants, rounds)
+    loop.envs, carry, memory = state
+    return carry, memory, times
+
+
+def _run(loop: Loop, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
+    calls, envs, beats = Calls(loop.stages, loop.groups, loop.devices), list(loop.envs), loop.beats_per_round
+    num_groups, group_size, last = len(loop.groups), loop.groups[0].num_envs, rounds * beats - 1
+    spent: dict[str, list[float]] = {}
+
+    def timed(part: str, call: Callable[..., Any], *args: Any) -> Any:
+        began = time.perf_counter()
+        result = jax.block_until_ready(call(*args))
+        spent[part].append(time.perf_counter() - began)
+        return result
+
+    def step(g: int, env: ArrayTree, action: Any, carry: ArrayTree) -> Any:
+        return calls.recv(g, calls.send[g](env, action), carry, constants)
+
+    received: list[Any] = [None] * num_groups  # timesteps that no action has answered yet
+    actions: list[Any] = [None] * num_groups
+    for beat in range(last + 1):
+        if beat in (0, beats):
+            spent = {"emulators": [], "acting": [], "working": []}
+        for g in range(num_groups):
+            if calls.active(carry, g):
+                if received[g] is None:
+                    envs[g], received[g] = calls.recv(g, envs[g], carry, constants)
+                carry, actions[g] = timed("acting", calls.act, carry, memory, constants, g, received[g])
+                if beat == last:  # the last actions stay in flight, as in the ordinary loop
+                    envs[g], received[g] = calls.send[g](envs[g], actions[g]), None
+                else:
+                    envs[g], received[g] = timed("emulators", step, g, envs[g], actions[g], carry)
+            carry, memory = timed("working", calls.work, carry, memory, constants, g)
+        if (beat + 1) % beats == 0:
+            carry, memory = timed("working", calls.finish, carry, memory, constants)
+    for g in range(num_groups):
+        if received[g] is not None:  # the group became idle: its next `recv` must find actions in flight
+            envs[g] = calls.send[g](envs[g], actions[g])
+    emulators, acting = (sum(spent[part]) / max(len(spent[part]), 1) for part in ("emulators", "acting"))
+    working = sum(spent["working"]) / (num_groups * (last + 1 - beats))
+    times = Times(emulators / group_size, acting / group_size, working / group_size)
+    return LoopState(tuple(envs), carry, memory), times
