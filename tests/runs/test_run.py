@@ -43,6 +43,13 @@ def test_the_best_and_the_last_policy():
         run.variables("first")  # pyright: ignore
 
 
+def test_the_number_of_environments_of_an_evaluation_is_passed_on(run, monkeypatch):
+    passed = {}
+    monkeypatch.setattr("volvox.runs.run.scoring.play", lambda *args, **options: passed.update(options))
+    run.evaluate(5, num_envs=1)
+    assert (passed["num_episodes"], passed["num_envs"]) == (5, 1)
+
+
 CHANGES = [
     (learning, {"learning_rate": 0.5}),
     pytest.param(evolution, {"mutation_std": 0.5}, marks=pytest.mark.slow),

@@ -80,6 +80,7 @@ class Run:
         *,
         which: Which = "best",
         protocol: Protocol | None = None,
+        num_envs: int | None = None,
         sampled: bool = False,
         seed: int = scoring.UNUSED_SEED,
     ) -> Score:
@@ -89,15 +90,16 @@ class Run:
           num_episodes: Number of episodes; default 100, or one for each no-op start with the protocol "exact".
           which: The best policy so far, or the last; see `variables`.
           protocol: "sticky", "exact" or "fresh"; see `volvox.play`.
+          num_envs: Environments that exist at a time; see `volvox.play`.
           sampled: Draw actions instead of taking the likeliest.
           seed: Seed of environments and actions. Training is unlikely to use the default.
 
         Raises:
           ValueError: There is no policy, or `volvox.play` refuses an argument.
         """
-        env, policy, options = self.algorithm.env, self.algorithm.policy, {"sampled": sampled, "seed": seed}
-        variables = self.variables(which)
-        return scoring.play(env, policy, variables, protocol=protocol, num_episodes=num_episodes, **options)
+        options = {"protocol": protocol, "num_episodes": num_episodes, "num_envs": num_envs}
+        played = (self.algorithm.env, self.algorithm.policy, self.variables(which))
+        return scoring.play(*played, sampled=sampled, seed=seed, **options)
 
     def actor(self, which: Which = "best") -> Actor:
         """Returns the policy as a function from observations to actions, NumPy arrays both; see `volvox.Actor`."""
