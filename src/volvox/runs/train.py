@@ -17,7 +17,6 @@ import numpy as np
 
 from volvox import _checks
 from volvox.report.files import CONFIG, LOG, Row, numbers, read_config, to_json_row, write_log
-from volvox.runs.config import custom_names
 from volvox.runs.directory import RunDirectory, check_same_settings, read_run
 from volvox.runs.loggers import LoggedRun, Logger, OpenLogger, open_loggers, tensorboard
 from volvox.runs.progress import Progress
@@ -134,8 +133,6 @@ def train(
         if resume:
             note(f"{run_dir}: {'the run begins' if begins else f'the run continues after {name} {len(rows)}'}")
         directory.begin(state)
-        if directory.path is not None and begins and (needed := custom_names(directory.config["algorithm"])):
-            note(f"{run_dir}: in another process, load it with vx.load(run_dir, custom=[{', '.join(needed)}])")
         default = () if directory.path is None else (tensorboard(),)
         chosen = (default if loggers is None else loggers) if is_first else ()
         settings, before = directory.config["algorithm"], tuple(map(dict, rows))
