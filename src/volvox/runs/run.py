@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -151,18 +150,6 @@ class Run:
         random = atari_scores(env.config).get("random")
         config = read_config(directory)
         return html.html_report(path, self.metrics, config, title=env.spec.name, video=shown, random=random)
-
-    def command(self) -> str:
-        """Returns the command line that began the run, without `--resume`.
-
-        Raises:
-          ValueError: There is no run directory, or the run began in a notebook.
-        """
-        command = read_config(self._directory("command")).get("provenance", {}).get("command", "")
-        words = shlex.split(command)
-        if not words or words[-1] == "-" or any("ipykernel" in word for word in words):
-            raise ValueError(f"{self.run_dir} holds no command line, because the run began in a notebook")
-        return shlex.join(word for word in words if word != "--resume")
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the learning curve; see `volvox.report.learning_curve`.
