@@ -133,7 +133,6 @@ def compare(
     metric: str | None = None,
     x: str = "frames",
     pairs: bool = False,
-    markdown: bool = False,
     out: Path | None = None,
 ) -> None:
     """Compares methods by their runs: interquartile means with intervals, and probabilities of improvement.
@@ -144,14 +143,13 @@ def compare(
       metric: The metric that is compared; by default the most informative one that all runs have.
       x: Measure of the budget: frames, seconds, step, or another metric.
       pairs: Print the probabilities of improvement of all pairs.
-      markdown: Print tables in Markdown.
       out: PNG file of the curves; by default none is written.
     """
     if not runs:
         raise ValueError("compare needs run directories, such as ga=runs/ga es=runs/es")
     plots.check_png(out)
     comparison = compare_methods(parse_methods(runs), metric=metric, x=x, pairs=pairs)
-    print(comparison.markdown() if markdown else comparison)
+    print(comparison)
     if out is not None:
         comparison.plot(out)
         print(f"\n{out}")

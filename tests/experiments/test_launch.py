@@ -102,7 +102,7 @@ def test_all_seeds_and_resumed_runs_have_what_was_tuned_for_the_first(launched, 
 
     def tune(make, choices):
         calls.append(choices)
-        return vx.Tuned({"size": 5}, 1.0, [])
+        return vx.runs.Tuned({"size": 5}, 1.0, [])
 
     monkeypatch.setattr(vx, "tune", tune)
     monkeypatch.setattr(sys.modules["launch"], "choices", lambda settings: {"size": (3, 5)})

@@ -8,7 +8,7 @@ comparison.plot("comparison.png")
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,11 +61,19 @@ class Comparison:
     random: float | None = None
 
     def __str__(self) -> str:
-        return self._text(_aligned, "Note: {}.")
-
-    def markdown(self) -> str:
-        """Returns the printed text in Markdown."""
-        return self._text(_markdown, "- {}.") + "\n"
+        """Returns tables in Markdown."""
+        about = (
+            f"{listed(self.tasks)}: {self._score_name()} at {format_number(self.budget)} {self.x.replace('_', ' ')}, "
+            "interquartile mean over runs with its 95% bootstrap interval."
+        )
+        scores = [["method", "runs", self.metric.replace("_", " "), "95% interval", "time of a run"]]
+        for row in self.rows:
+            time = "-" if row["seconds"] is None else format_duration(row["seconds"])
+            scores.append([row["method"], str(row["runs"]), format_number(row["score"]), _interval(row), time])
+        pairs = [["a run of", "scores higher than a run of", "with probability", "95% interval"]]
+        pairs += [[pair["method"], pair["other"], f"{pair['probability']:.2f}", _interval(pair)] for pair in self.pairs]
+        tables = [_markdown(table) for table in (scores, pairs) if len(table) > 1]
+        return "\n\n".join([about, *tables, *(f"Note: {note}." for note in self.notes)])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the curves with their intervals.
@@ -91,20 +99,6 @@ class Comparison:
 
     def _score_name(self) -> str:
         return f"{'normalised ' if self.normalized else ''}{self.metric.replace('_', ' ')}"
-
-    def _text(self, write: Callable[[Sequence[Sequence[str]]], str], note: str) -> str:
-        about = (
-            f"{listed(self.tasks)}: {self._score_name()} at {format_number(self.budget)} {self.x.replace('_', ' ')}, "
-            "interquartile mean over runs with its 95% bootstrap interval."
-        )
-        scores = [["method", "runs", self.metric.replace("_", " "), "95% interval", "time of a run"]]
-        for row in self.rows:
-            time = "-" if row["seconds"] is None else format_duration(row["seconds"])
-            scores.append([row["method"], str(row["runs"]), format_number(row["score"]), _interval(row), time])
-        chances = [["a run of", "scores higher than a run of", "with probability", "95% interval"]]
-        chances += [[p["method"], p["other"], f"{p['probability']:.2f}", _interval(p)] for p in self.pairs]
-        notes = "\n".join(map(note.format, self.notes))
-        return "\n\n".join(filter(None, [about, write(scores), write(chances) if self.pairs else "", notes]))
 
 
 def compare(
@@ -304,12 +298,8 @@ def _interval(row: Mapping[str, Any]) -> str:
     return "too few runs" if row["low"] is None else f"{format_number(row['low'])} to {format_number(row['high'])}"
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ("  ".join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=True)) for line in table)
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def _markdown(table: Sequence[Sequence[str]]) -> str:
-    head, *body = table
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [table[0], ["-" * width for width in widths], *table[1:]]
+    padded = ([f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
