@@ -25,8 +25,8 @@ from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.comparison import parse_methods
 from volvox.report.files import METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
-from volvox.report.html import flat_settings, html_report
-from volvox.report.metrics import SCORES, atari_scores, format_duration, format_number, latest, task_of
+from volvox.report.html import flat_settings, html_report, results
+from volvox.report.metrics import atari_scores, task_of
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Protocol
 from volvox.runs.checkpoint import DamagedCheckpointError
@@ -147,7 +147,6 @@ def compare(
     """
     if not runs:
         raise ValueError("compare needs run directories, such as ga=runs/ga es=runs/es")
-    plots.check_png(out)
     comparison = compare_methods(parse_methods(runs), metric=metric, x=x, pairs=pairs)
     print(comparison)
     if out is not None:
@@ -189,17 +188,11 @@ def info(run: RunDir, /) -> None:
       run: The run directory, or a file of `volvox export`.
     """
     if is_exported(run):
-        settings = load(run).header
+        shown = flat_settings(load(run).header)
     else:
-        settings, rows, _ = _read(run)
-        found = latest(rows)
-        counts = [f"{len(rows)} steps"]
-        counts += [f"{format_number(found['frames'])} frames"] if "frames" in found else []
-        counts += [format_duration(found["seconds"])] if "seconds" in found else []
-        scores = [f"{name} {format_number(found[name])}" for name in SCORES if name in found]
-        print(f"{task_of(settings)}: {', '.join(counts)}\nscores: {', '.join(scores) or 'none yet'}\n")
-    for name, text in flat_settings(settings).items():
-        print(f"{name}: {text}")
+        config, rows, _ = _read(run)
+        shown = {"task": task_of(config), **results(rows), **flat_settings(config)}
+    print("\n".join(f"{name}: {text}" for name, text in shown.items()))
 
 
 def profile(run: RunDir, /, *, seconds: float = 10.0) -> None:

@@ -44,7 +44,7 @@ def test_plot_report_and_info(run, capsys, tmp_path):
         assert (tmp_path / name).stat().st_size > 1000
     code, out = call(capsys, "info", run.run_dir)
     assert code == 0
-    assert "2 steps" in out
+    assert "steps: 2" in out
     assert "strategy.population_size: 8" in out
 
 

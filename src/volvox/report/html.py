@@ -65,7 +65,7 @@ def html_report(
     figure = io.BytesIO()
     learning_curve(rows, title=title, random=random).savefig(figure, format="png", dpi=120)
     sections = {
-        "Results": _table(_results(rows)),
+        "Results": _table(results(rows)),
         "Learning curves": f'<img alt="Learning curves" src="{_data("image/png", figure.getvalue())}">',
     }
     if video is not None:
@@ -85,7 +85,7 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     return {path: value if isinstance(value, str) else json.dumps(value) for path, value in flat.items()}
 
 
-def _results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Returns the number of steps, and the latest counts, scores and rates as text."""
     found = latest(rows)
     shown = ("frames", "timesteps", "episodes", *SCORES, "frames_per_second")
