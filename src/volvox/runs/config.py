@@ -35,34 +35,12 @@ from flax import linen as nn
 
 from volvox.types import Genotype
 
-_MODULES = (
-    "volvox",
-    "volvox.envs",
-    "volvox.networks",
-    "volvox.population",
-    "volvox.evolution",
-    "volvox.rollout",
-    "volvox.sparsity",
-    "volvox.learners",
-    "optax",
-    "jax.nn",
-    "jax.nn.initializers",
-    "flax.linen",
-    "jax.numpy",
-    "numpy",
-    "evosax.algorithms",
-)
+_LIBRARIES = ("optax", "jax.nn", "jax.nn.initializers", "flax.linen", "evosax.algorithms")
+_CALLABLE_MODULES = ("volvox.envs", "volvox.networks", *_LIBRARIES)
+_PARTS = tuple(f"volvox.{name}" for name in ("population", "evolution", "rollout", "sparsity", "learners"))
+_MODULES = ("volvox", *_CALLABLE_MODULES, *_PARTS, "jax.numpy", "numpy")
 """Modules whose public names are used, in order of preference."""
 _PACKAGES = {module.partition(".")[0] for module in _MODULES}
-_CALLABLE_MODULES = (
-    "volvox.envs",
-    "volvox.networks",
-    "optax",
-    "jax.nn",
-    "jax.nn.initializers",
-    "flax.linen",
-    "evosax.algorithms",
-)
 _CALLABLE_NAMES = ("volvox.learn", "volvox.evolve", "volvox.population.published_table", "numpy.array")
 """Functions that a file may call: those of these modules, and the single names."""
 _MAX_ARRAY = 4096
