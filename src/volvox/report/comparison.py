@@ -122,8 +122,8 @@ def compare(
     Args:
       methods: Runs by the name of their method: run directories, or directories that hold runs as `seed-0`, `seed-1`
         and so on. Runs that are marked as diverged (by `experiments/launch.py`) are left out and named in a note.
-      metric: Metric to compare, of which more is better; None takes the first of `volvox.report.SCORES` that all runs
-        have.
+      metric: Metric to compare, of which more is better; None takes the first of `elite_score`, `evaluation_mean` and
+        others (see docs/comparing.md) that all runs have.
       x: Metric that measures the budget: "frames", "seconds", "step", or another one that never decreases.
       normalize: Two scores of each task, which become 0 and 1, to put several tasks on one scale. By default, several
         Atari games are normalised with the scores of random play and of a human tester.
@@ -173,11 +173,6 @@ def compare(
         {"method": a, "other": b, **_last(probability_of_improvement(final[a], final[b]), "probability")}
         for a, b in (itertools.combinations(final, 2) if pairs else ())
     ]
-    if end < 0.9 * (longest := max(at[-1] for at, _ in curves_of.values())):
-        path = min(curves_of, key=lambda path: curves_of[path][0][-1])
-        notes.append(
-            f"{path} ends at {format_number(end)}; later results, up to {format_number(longest)}, are not used"
-        )
     kinds = {run.config["algorithm"].get("type") for run in runs}
     if metric.startswith("training_") and {"volvox.evolve", "volvox.learn"} <= kinds:
         notes.append(f"{metric} of a population is over all of its mutated members; compare run.evaluate() instead")
