@@ -64,7 +64,7 @@ def main() -> int:
     final = final_scores(methods) if len(comparison.tasks) == 1 else {}
     settings.out.mkdir(parents=True, exist_ok=True)
     comparison.plot(settings.out / "comparison.png")
-    (settings.out / "comparison.md").write_text(comparison.markdown())
+    (settings.out / "comparison.md").write_text(f"{comparison}\n")
     names = ("metric", "x", "budget", "tasks", "rows", "pairs", "notes")
     values = {name: getattr(comparison, name) for name in names} | {"final": final}
     (settings.out / "comparison.json").write_text(json.dumps(values, indent=1) + "\n")

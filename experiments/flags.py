@@ -1,20 +1,14 @@
 """Flags that several scripts share, each written once; tyro reads their documentation from the docstrings."""
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 import volvox as vx
+from volvox._checks import integers, numbers
 from volvox.evolution.schedules import parse_cutoff
 from volvox.runs.train import run_path
 
 Noise = Literal["table", "published", "generator", "low-rank"]
-
-
-def check_seeds(seeds: int | None) -> None:
-    """Raises ValueError if a series has no seeds."""
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds={seeds}: give the number of seeds, or leave it out for one run of --seed.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,23 +16,23 @@ class Run:
     """How a script runs.
 
     Attributes:
-      run_dir: Where config, metrics, checkpoints, pictures and video go.
-      seed: Fixes all random numbers but the emulators' history.
-      seeds: So many runs in turn, of this seed, the next one and so on, in --run-dir/seed-0, --run-dir/seed-1, ...; all
-        other flags, --minutes and --frames too, are those of each. Ctrl-C saves the run in progress and ends the
-        series. None: one run, in --run-dir itself.
-      resume: Go on with the run or the series in --run-dir.
-      minutes: Begin no further generation or iteration after so many minutes, those before a resume included.
-      frames: Begin no further generation or iteration after so many emulator or simulator frames, those before a resume
-        included. Of populations they are those of training and validation, which is what publications count.
+      run_dir: Directory of the configuration, metrics, checkpoints, pictures and video.
+      seed: Seed of all random numbers, except those of the emulators.
+      seeds: Number of runs, one after the other, with consecutive seeds from --seed on, in --run-dir/seed-0,
+        --run-dir/seed-1, ... All other flags, --minutes and --frames included, apply to each run. Ctrl-C saves the
+        current run and ends the series. None: one run in --run-dir itself.
+      resume: Continue the run or the series in --run-dir.
+      minutes: Minutes after which no further generation or iteration begins, including those before a resume.
+      frames: Emulator or simulator frames after which no further generation or iteration begins, including those
+        before a resume. For populations, frames of training and validation count, as in publications.
       checkpoint_every: Rows of metrics between checkpoints.
-      log: Keep each generation's members in --run-dir/log, for volvox.report.cloud; populations only.
-      video: Film the result, where observations are images.
-      score_episodes: At the end, score the result and random play by so many episodes, on Atari with sticky actions
-        (publications have 100 or more) and, without random play, by each no-op start; 0 for no score. The result is
-        the best policy where there were evaluations, and then the last one is scored, too.
-      tune: First find what runs fastest here, in some minutes of trials. machine: settings that hardly change learning;
-        all: the rest too. A resumed run keeps what was found.
+      log: Write the members of each generation to --run-dir/log, for volvox.report.cloud; populations only.
+      video: Record an episode of the result, if observations are images.
+      score_episodes: Episodes by which the result and random play are scored at the end, on Atari with sticky actions
+        (publications have 100 or more). The result is also scored from each no-op start. 0: no score. With evaluations
+        the result is the best policy, and the last policy is scored as well.
+      tune: Find the fastest settings on this machine first, by some minutes of trials. machine: settings that hardly
+        change learning; all: the others too. A resumed run keeps its tuned settings.
     """
 
     run_dir: str
@@ -56,15 +50,9 @@ class Run:
     def __post_init__(self):
         """Checks the flags."""
         run_path(self.run_dir)
-        check_seeds(self.seeds)
-        if self.score_episodes < 0:
-            raise ValueError(f"score_episodes={self.score_episodes}: give their number, or 0 for none.")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes={self.minutes}: give a positive number of minutes, or leave it out.")
-        if self.frames is not None and self.frames < 1:
-            raise ValueError(f"frames={self.frames}: give a positive number of frames in all.")
-        if self.checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every={self.checkpoint_every}: give a positive number of rows.")
+        integers(self, "seeds", "frames", "checkpoint_every", low=1, high=None)
+        integers(self, "score_episodes", low=0)
+        numbers(self, "minutes", above=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +61,7 @@ class Atari:
 
     Attributes:
       game: Name of the game, e.g. Frostbite, Seaquest, UpNDown.
-      num_envs: Environments; of a population also the slots that hold networks.
+      num_envs: Number of environments; for a population also the number of slots for networks.
       groups: Groups of environments that take turns.
       threads: Emulator threads of a group; default: all CPUs.
       sticky_actions: Probability that the emulator repeats the last action.
@@ -88,7 +76,7 @@ class Atari:
     preprocessing: Literal["envpool", "uber"] = "envpool"
 
     def make(self) -> vx.Env:
-        """The environments."""
+        """Returns the environments."""
         return vx.envs.atari(**vars(self))
 
 
@@ -109,7 +97,7 @@ class MuJoCo:
     threads: int | None = None
 
     def make(self) -> vx.Env:
-        """The environments."""
+        """Returns the environments."""
         return vx.envs.mujoco(**vars(self))
 
 
@@ -128,21 +116,21 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Population:
-    """How a population on Atari is made and played, whatever the strategy.
+    """A population on Atari, for any strategy.
 
     Attributes:
-      network: What plays. large, small: the networks of the deep GA, 4 052 658 or 1 008 450 parameters with 18
+      network: The network. large, small: the networks of the deep GA, 4 052 658 or 1 008 450 parameters with 18
         actions; vbn: the small one with virtual batch normalisation.
-      noise: Where mutations come from. table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB;
-        generator: no table; low-rank: the table, but mutations change each kernel by a matrix of --rank, and members
-        share the rest.
+      noise: Source of mutations. table: sized to the network; published: RandomState(123), 250 M numbers, 1 GB;
+        generator: no table; low-rank: the table, and mutations add a matrix of rank --rank to each kernel.
       rank: Rank of low-rank noise.
       max_episode_steps: Cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
       test_max_episode_steps: Cutoff of test episodes in timesteps.
-      generations: Generations in all, those before a resume included. None: only --minutes or --frames ends the run.
-      workers: Where members are played. 1: in this process; nodes: on actors of Ray, one on each machine of a cluster;
-        gpus: one for each GPU; or a number of actors.
-      ray_address: Of the cluster, host:port; by default that of RAY_ADDRESS, or the one that runs on this machine.
+      generations: Generations of the whole run, including those before a resume. None: only --minutes or --frames ends
+        the run.
+      workers: Workers that play the members. 1: this process; nodes: one Ray actor on each machine of a cluster; gpus:
+        one for each GPU; or a number of actors.
+      ray_address: Address of the cluster, host:port; default: RAY_ADDRESS, or the cluster on this machine.
     """
 
     network: Literal["large", "small", "vbn"] = "large"
@@ -156,13 +144,12 @@ class Population:
 
     def __post_init__(self):
         """Checks the flags."""
+        integers(self, "generations", low=1)
         if self.ray_address is not None and self.workers == "1":
             raise ValueError(f"--ray-address {self.ray_address} is for actors: give --workers nodes as well.")
-        if self.generations is not None and self.generations < 1:
-            raise ValueError(f"generations={self.generations}: give a positive number of generations in all.")
 
     def evolve(self, strategy: Any, env: vx.Env, validation: vx.Validation) -> tuple[vx.Algorithm, int | None]:
-        """The algorithm, and its generations."""
+        """Returns the algorithm and the number of generations."""
         parse_cutoff(self.max_episode_steps)  # refused before the reference batch is played
         noise = self._noise()
         algorithm = vx.evolve(
@@ -213,7 +200,7 @@ def annealed(learner: vx.PPO, timesteps: int) -> None:
 
 
 def published(settings: Any, *, frames: int) -> Any:
-    """The same settings of a script as in published runs: preprocessing, cutoffs, and emulator frames as the budget."""
+    """Returns a script's settings with preprocessing, cutoffs and budget in frames as in publications."""
     episodes = {"max_episode_steps": "5000", "test_max_episode_steps": 100_000, "noise": "published"}
     return dataclasses.replace(
         settings,

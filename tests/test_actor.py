@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import volvox as vx
 from volvox.envs.groups import environment_action
+from volvox.runs.export import export
 from volvox.types import Policy
 
 SPEC = probes.corridor(num_envs=1).spec
@@ -152,6 +153,21 @@ def test_an_actor_answers_with_the_actions_of_an_evaluation(space):
     batch = act(np.stack([OBSERVATION] * 2))
     assert batch.shape == (2, *space.shape)
     np.testing.assert_array_equal(batch[1], action)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=-1), spaces.MultiBinary([3, 2]), BETWEEN], ids=str)
+def test_an_exported_policy_answers_with_the_actions_of_the_environment(space, tmp_path):
+    env = vx.envs.gymnasium(Records, num_envs=1, max_episode_steps=1, action_space=space, received=[])
+    genotype = vx.networks.genotype(vx.networks.MLP(env.spec.num_outputs, ()), env.spec)
+    variables = genotype.prepare(genotype.policy.init(jax.random.key(0)))
+    export(tmp_path / "policy.stablehlo", genotype.policy, variables, env.spec, config=env.config)
+    exported = vx.load(tmp_path / "policy.stablehlo")
+    for observation in (OBSERVATION, np.stack([OBSERVATION, -OBSERVATION]).astype(np.float64)):
+        exported.reset()
+        action, expected = exported(observation), vx.Actor(genotype.policy, variables, env.spec)(observation)
+        np.testing.assert_array_equal(action, expected)
+        assert np.asarray(action).dtype == space.dtype
+        assert all(space.contains(one) for one in np.reshape(action, (-1, *space.shape)))
 
 
 def test_an_actor_takes_observations_as_the_environment_gives_them():

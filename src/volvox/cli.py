@@ -8,7 +8,6 @@
 """
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,8 +24,8 @@ from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.comparison import parse_methods
 from volvox.report.files import METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
-from volvox.report.html import flat_settings, html_report
-from volvox.report.metrics import SCORES, atari_scores, format_duration, format_number, latest, task_of
+from volvox.report.html import flat_settings, html_report, results
+from volvox.report.metrics import atari_scores, task_of
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Protocol
 from volvox.runs.checkpoint import DamagedCheckpointError
@@ -49,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: Words of the command line; None takes those of this process.
 
     Returns:
-      The exit code: 0; 1 if `doctor` found a problem; 2 after an error, which is shown in one line; 130 after Ctrl-C;
+      The exit code: 0; 2 after an error, which is shown in one line; 130 after Ctrl-C;
       141 if the reader of the output has gone, as with `head`.
     """
     functions = (play, watch, plot, compare, export, info, report, profile, doctor)
     commands = {function.__name__: function for function in functions}
     try:
-        code = tyro.extras.subcommand_cli_from_dict(commands, prog="volvox", description=__doc__, args=arguments)
+        tyro.extras.subcommand_cli_from_dict(commands, prog="volvox", description=__doc__, args=arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at its end
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return code or 0
+    return 0
 
 
 def play(
@@ -133,7 +132,6 @@ def compare(
     metric: str | None = None,
     x: str = "frames",
     pairs: bool = False,
-    markdown: bool = False,
     out: Path | None = None,
 ) -> None:
     """Compares methods by their runs: interquartile means with intervals, and probabilities of improvement.
@@ -144,14 +142,12 @@ def compare(
       metric: The metric that is compared; by default the most informative one that all runs have.
       x: Measure of the budget: frames, seconds, step, or another metric.
       pairs: Print the probabilities of improvement of all pairs.
-      markdown: Print tables in Markdown.
       out: PNG file of the curves; by default none is written.
     """
     if not runs:
         raise ValueError("compare needs run directories, such as ga=runs/ga es=runs/es")
-    plots.check_png(out)
     comparison = compare_methods(parse_methods(runs), metric=metric, x=x, pairs=pairs)
-    print(comparison.markdown() if markdown else comparison)
+    print(comparison)
     if out is not None:
         comparison.plot(out)
         print(f"\n{out}")
@@ -191,17 +187,11 @@ def info(run: RunDir, /) -> None:
       run: The run directory, or a file of `volvox export`.
     """
     if is_exported(run):
-        settings = load(run).header
+        shown = flat_settings(load(run).header)
     else:
-        settings, rows, _ = _read(run)
-        found = latest(rows)
-        counts = [f"{len(rows)} steps"]
-        counts += [f"{format_number(found['frames'])} frames"] if "frames" in found else []
-        counts += [format_duration(found["seconds"])] if "seconds" in found else []
-        scores = [f"{name} {format_number(found[name])}" for name in SCORES if name in found]
-        print(f"{task_of(settings)}: {', '.join(counts)}\nscores: {', '.join(scores) or 'none yet'}\n")
-    for name, text in flat_settings(settings).items():
-        print(f"{name}: {text}")
+        config, rows, _ = _read(run)
+        shown = {"task": task_of(config), **results(rows), **flat_settings(config)}
+    print("\n".join(f"{name}: {text}" for name, text in shown.items()))
 
 
 def profile(run: RunDir, /, *, seconds: float = 10.0) -> None:
@@ -214,35 +204,14 @@ def profile(run: RunDir, /, *, seconds: float = 10.0) -> None:
     print(profile_algorithm(load(_run_dir(run)).algorithm, seconds=seconds))
 
 
-def doctor() -> int:
-    """Prints versions, devices and free disk, and checks that JAX, envpool and ffmpeg work."""
+def doctor() -> None:
+    """Prints versions and devices, and checks that JAX, envpool and ffmpeg work."""
     print(", ".join(f"{name} {version}" for name, version in versions().items()))
-    free = shutil.disk_usage(".").free / 1e9
-    print(f"{processor()}, {len(os.sched_getaffinity(0))} cores, {free:.0f} GB of disk free")
-    problems = 0
-    checks = {"jax": _devices, "envpool": _play_pong, "imageio-ffmpeg": imageio_ffmpeg.get_ffmpeg_version}
-    for name, check in checks.items():
-        try:
-            print(f"{name}: {check()}")
-        except Exception as error:  # a broken installation may raise anything
-            print(f"{name}: {type(error).__name__}: {error}; reinstall it: pip install --upgrade {name}")
-            problems += 1
-    return 1 if problems else 0
-
-
-def _devices() -> str:
-    jax.block_until_ready(jax.numpy.arange(10.0).sum())
-    unused = Path("/proc/driver/nvidia/version").exists() and jax.default_backend() == "cpu"
-    hint = '; there is an NVIDIA GPU that JAX does not use: pip install "jax[cuda13]"' if unused else ""
-    return ", ".join(map(str, jax.devices())) + hint
-
-
-def _play_pong() -> str:
+    print(f"{processor()}, {len(os.sched_getaffinity(0))} cores; JAX computes on {', '.join(map(str, jax.devices()))}")
     (group,) = envs.atari("Pong", num_envs=1, groups=1).make(0, host=True)
-    try:
-        return f"plays Pong, observations {list(group.recv(group.init())[1].observation.shape)}"
-    finally:
-        group.close()
+    group.recv(group.init())
+    group.close()
+    print(f"envpool plays Pong; ffmpeg {imageio_ffmpeg.get_ffmpeg_version()} is found")
 
 
 def _run_dir(path: Path) -> Path:

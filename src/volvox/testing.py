@@ -58,13 +58,9 @@ def check_env(
     played = []
     for host in (False, True):
         with _open(env, seed, limit, num_envs, host=host) as (group,):
-            spec = env.spec._replace(max_episode_steps=limit)
-            _require(
-                _is_equal(group.spec, spec), f"groups of make(max_episode_steps={limit}) must have the spec {spec}"
-            )
-            _require(
-                group.num_envs == num_envs, f"groups of make(num_envs={num_envs}) must have that many environments"
-            )
+            wanted = (env.spec._replace(max_episode_steps=limit), num_envs)
+            made = (group.spec, group.num_envs)
+            _require(_is_equal(made, wanted), f"spec and num_envs of a group must be as in make, {wanted}; got {made}")
             _require(not (host and group.traceable), "groups of make(host=True) must have traceable=False")
             played.append(drive(group, actions, restart_at=restart_at))
     _check_arrays(env, played[1], num_envs)
@@ -201,22 +197,20 @@ def _check_actions(env: Env, limit: int, num_envs: int, seed: int) -> None:
 
 
 def _check_resumable(env: Env, actions: np.ndarray, limit: int, num_envs: int, seed: int) -> None:
-    with (
-        _open(env, seed, limit, num_envs, host=False) as (one,),
-        _open(env, 9, limit, num_envs, host=False) as (other,),
-    ):
+    with ExitStack() as stack:
+        one, other = (
+            stack.enter_context(_open(env, each, limit, num_envs, host=False))[0] for each in (seed, seed + 9)
+        )
         if one.resumable:
             state = one.send(one.recv(one.init())[0], actions[0])
             played = [drive(group, actions, state=state) for group in (one, other)]
             _require(_is_equal(*played), "a resumable group must continue from the state of another one")
-            begun = [group.restart(group.recv(group.init())[0], 5) for group in (one, other)]
-            played = [drive(group, actions, state=x) for group, x in zip((one, other), begun, strict=True)]
+            begun = [(group, group.restart(group.recv(group.init())[0], 5)) for group in (one, other)]
+            played = [drive(group, actions, state=state) for group, state in begun]
             _require(_is_equal(*played), "after restart(state, seed) results must depend on the seed alone")
 
 
-def check_strategy(
-    strategy: Strategy, *, env: Env | None = None, num_generations: int = 6, improves: bool = True
-) -> None:
+def check_strategy(strategy: Strategy, *, num_generations: int = 6, improves: bool = True) -> None:
     """Checks the interface of a strategy, and evolves a small network with it.
 
     It checks the fields of populations, that the state keeps its structure, shapes and dtypes, that metrics are
@@ -227,7 +221,6 @@ def check_strategy(
 
     Args:
       strategy: The strategy; a small population suffices.
-      env: An environment with one action, if the behaviour of the strategy needs other extras than `elapsed_steps`.
       num_generations: Generations to evolve.
       improves: Whether the elite must improve. A search for novelty alone does not promise it.
 
@@ -236,7 +229,15 @@ def check_strategy(
     """
     check_has("strategy", strategy, ("population_size", "init", "ask", "tell"), "a strategy, such as vx.GA()")
     _require(dataclasses.is_dataclass(strategy), "a strategy must be a dataclass: its fields are saved in config.json")
-    env = _reach() if env is None else env
+    env = from_functions(
+        lambda key: jnp.zeros(1),
+        lambda state, action, key: (state, -jnp.abs(action[0] - 0.7), True),
+        lambda state: state,
+        name="reach",
+        num_envs=8,
+        max_episode_steps=1,
+        action_shape=(1,),
+    )
     network, noise = MLP(env.spec.num_outputs, hidden=()), Table(size=5_000)
     _check_generations(strategy, encoding(genotype(network, env.spec), noise))
 
@@ -255,23 +256,9 @@ def check_strategy(
     finally:
         algorithm.close()
     if improves:
-        observation = jnp.zeros((1, *env.spec.observation_shape))
-        outputs = [algorithm.policy.apply(elite, observation, ())[0] for elite in elites]
+        outputs = [algorithm.policy.apply(elite, jnp.zeros((1, 1)), ())[0] for elite in elites]
         errors = [float(jnp.abs(algorithm.policy.mode(output) - 0.7).max()) for output in outputs]
         _require(errors[-1] < errors[0], f"the elite must improve; its distances from the best action are {errors}")
-
-
-def _reach() -> Env:
-    """An environment of one timestep, whose best action is 0.7."""
-    return from_functions(
-        lambda key: jnp.zeros(1),
-        lambda state, action, key: (state, -jnp.abs(action[0] - 0.7), True),
-        lambda state: state,
-        name="reach",
-        num_envs=8,
-        max_episode_steps=1,
-        action_shape=(1,),
-    )
 
 
 def _check_generations(strategy: Any, code: Any) -> None:

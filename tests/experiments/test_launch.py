@@ -11,6 +11,7 @@ import pytest
 
 import volvox as vx
 from volvox.report.files import read_config, read_metrics
+from volvox.runs.profile import Tuned
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -102,7 +103,7 @@ def test_all_seeds_and_resumed_runs_have_what_was_tuned_for_the_first(launched, 
 
     def tune(make, choices):
         calls.append(choices)
-        return vx.Tuned({"size": 5}, 1.0, [])
+        return Tuned({"size": 5}, 1.0, [])
 
     monkeypatch.setattr(vx, "tune", tune)
     monkeypatch.setattr(sys.modules["launch"], "choices", lambda settings: {"size": (3, 5)})

@@ -64,12 +64,10 @@ def test_methods_are_compared_over_their_runs_and_sorted_by_score(series):
 
 def test_the_printed_tables(series):
     methods = {"es": series("es", [1.0, 2.0]), "ga": series("ga", [1000.0, 2000.0, 3000.0])}
-    found = vx.compare(methods)
-    cells = [re.split(r"  +", line) for line in str(found).splitlines()]
-    assert ["ga", "3", "2,000", "1,000 to 3,000", "3:00"] in cells
-    assert ["es", "2", "1.5", "too few runs", "3:00"] in cells
-    assert "| ga | 3 | 2,000 | 1,000 to 3,000 | 3:00 |" in found.markdown()
-    assert "| ga | es | 1.00 | too few runs |" in vx.compare(methods, pairs=True).markdown()
+    printed = re.sub(" +", " ", str(vx.compare(methods, pairs=True)))
+    assert "| ga | 3 | 2,000 | 1,000 to 3,000 | 3:00 |" in printed
+    assert "| es | 2 | 1.5 | too few runs | 3:00 |" in printed
+    assert "| ga | es | 1.00 | too few runs |" in printed
 
 
 def test_runs_of_different_lengths_are_compared_where_the_shortest_ends(write):
@@ -81,7 +79,6 @@ def test_runs_of_different_lengths_are_compared_where_the_shortest_ends(write):
     np.testing.assert_array_equal(found.curves["long"].value, [1, 3, 3])  # not 100, which was not known there
     np.testing.assert_array_equal(found.curves["short"].value, [2, 2, 4])
     assert found.curves["long"].low is None
-    assert any(str(short) in note for note in found.notes)
     assert found.rows[0]["seconds"] is None  # it was not recorded
 
 

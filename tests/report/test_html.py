@@ -33,15 +33,14 @@ def test_results_and_settings(tmp_path):
     cells = table(page)
     assert "<title>Frostbite &amp; more</title>" in page
     assert (cells["frames"], cells["wall-clock time"]) == (["120,000"], ["5:00"])
-    assert cells["validation mean"] == ["395", "399"]
-    assert cells["frames per second"] == ["5,000", "5,000"]
+    assert (cells["validation mean"], cells["frames per second"]) == (["395"], ["5,000"])
     assert (cells["strategy.population_size"], cells["sizes"], cells["jax"]) == (["128"], ["[64, 64]"], ["0.10.2"])
 
 
 def test_a_new_elite_has_no_score(tmp_path):
     rows = [{"elite_score": 135.0, "elite_is_new": False}, {"elite_score": None, "elite_is_new": True}]
     page = html_report(tmp_path / "report.html", rows, CONFIG, title="Frostbite").read_text()
-    assert table(page)["elite score"] == ["not known yet", "135"]
+    assert "elite score" not in table(page)
 
 
 def test_the_page_loads_and_runs_nothing(tmp_path):

@@ -71,8 +71,3 @@ def test_rows_without_frames_are_drawn_against_steps():
 
 def test_notebooks_show_the_figure():
     assert learning_curve(rows_of(2))._repr_png_().startswith(b"\x89PNG")
-
-
-def test_other_formats_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="png"):
-        learning_curve(rows_of(2), tmp_path / "curve.pdf")

@@ -1,4 +1,4 @@
-"""Pictures of a population, from a log with a known descent."""
+"""Pictures of a population, from a log of known members."""
 
 import numpy as np
 import pytest
@@ -48,13 +48,6 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def test_ancestors_are_walked_back_through_carried_bases(run_dir):
-    arrays = files.read_log(run_dir / "log")
-    # Seed 34 (row 4 of generation 3) came from base 0: seed 22 (row 2 of generation 2), and that from base 1: seed 12.
-    assert population.ancestors(arrays, 2) == [(3, 34.0), (2, 22.0), (1, 12.0)]
-    assert population.ancestors(arrays, 1) == [(1, 12.0)]
-
-
 def test_cloud_shows_the_generations_and_marks_the_selected(run_dir):
     figure = population.cloud(run_dir, run_dir / "cloud.png", panels=2, background=population.maze_walls)
     assert (run_dir / "cloud.png").stat().st_size > 5_000
@@ -79,17 +72,10 @@ def test_many_dimensions_are_projected_on_the_widest(tmp_path):
     assert abs(np.corrcoef(across, np.arange(N))[0, 1]) > 0.999
 
 
-def test_descent_draws_the_elites_line(run_dir):
-    figure = population.descent(run_dir, run_dir / "descent.png")
-    (line,) = [line for line in figure.axes[0].lines if line.get_label().startswith("the elite")]
-    np.testing.assert_array_equal(line.get_xydata(), [(3, 34), (2, 22), (1, 12)])
-
-
-def test_runs_without_behaviours_or_lineages_are_refused(tmp_path):
+def test_runs_without_behaviours_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         population.cloud(tmp_path)
     arrays = logged(1, parents=[0] * N, seeds=range(N), bases=[(0, 0, 1, True)], size=0)
     files.write_log(tmp_path / "log", 1, {name: x for name, x in arrays.items() if not name.startswith("base")})
-    for draw in (population.cloud, population.descent):
-        with pytest.raises(ValueError, match=tmp_path.name):
-            draw(tmp_path)
+    with pytest.raises(ValueError, match=tmp_path.name):
+        population.cloud(tmp_path)

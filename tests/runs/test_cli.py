@@ -44,7 +44,7 @@ def test_plot_report_and_info(run, capsys, tmp_path):
         assert (tmp_path / name).stat().st_size > 1000
     code, out = call(capsys, "info", run.run_dir)
     assert code == 0
-    assert "2 steps" in out
+    assert "steps: 2" in out
     assert "strategy.population_size: 8" in out
 
 
@@ -56,9 +56,8 @@ def test_compare(run, capsys, tmp_path):
     words = ("compare", f"x={tmp_path / 'a'}", f"y={tmp_path / 'b'}", "--metric", "training_best")
     code, out = call(capsys, *words, "--out", tmp_path / "comparison.png")
     assert code == 0
-    assert "x" in out
+    assert "| x " in out
     assert (tmp_path / "comparison.png").exists()
-    assert "|" in call(capsys, *words, "--markdown")[1]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +112,5 @@ def test_the_doctor_finds_what_is_broken(capsys, monkeypatch):
         raise ImportError("no envpool")
 
     monkeypatch.setattr("volvox.envs.atari", broken)
-    code, out = call(capsys, "doctor")
-    assert code == 1
-    assert "no envpool" in out
+    assert main(["doctor"]) == 2
+    assert "no envpool" in capsys.readouterr().err

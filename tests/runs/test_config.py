@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import volvox as vx
-from volvox.runs.config import custom_names, differences, from_json, to_json
+from volvox.runs.config import differences, from_json, to_json
 
 
 class UserNet(nn.Module):
@@ -94,7 +94,6 @@ def test_parts_of_users_are_passed_in():
     assert through_json(parts, [UserNet, UserSettings, user_reward]) == parts
     moved = json.loads(json.dumps(to_json(parts)).replace(__name__, "__main__"))  # run as a script, then imported
     assert from_json(moved, [UserNet, UserSettings, user_reward]) == parts
-    assert custom_names(to_json({"a": [*parts, vx.GA()]})) == ["UserNet", "UserSettings", "user_reward"]
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,8 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_text() == "new"
 
 
-def test_a_missing_run_names_the_likely_one(tmp_path):
-    for name in ("frostbite", "series/seed-0"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text(json.dumps({"algorithm": {}, "key": {}}))
-    with pytest.raises(ValueError, match="frostbite"):
-        files.read_config(tmp_path / "frostbit")
+def test_a_directory_of_seeds_names_its_runs(tmp_path):
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "config.json").write_text(json.dumps({"algorithm": {}, "key": {}}))
     with pytest.raises(ValueError, match="seed-0"):
-        files.read_config(tmp_path / "series")
+        files.read_config(tmp_path)

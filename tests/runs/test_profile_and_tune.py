@@ -40,7 +40,7 @@ def measure(monkeypatch):
             value = rate(**settings)
             return {"error": "refused"} if value is None else {"timesteps_per_second": value}
 
-        monkeypatch.setattr(sys.modules["volvox.runs.tune"], "_in_a_process", trial)
+        monkeypatch.setattr(sys.modules["volvox.runs.profile"], "_in_a_process", trial)
         return lambda choices=CHOICES, **options: vx.tune(random_walk, choices, progress=False, **options)
 
     return use

@@ -1,7 +1,5 @@
 """Methods of a run."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -43,6 +41,13 @@ def test_the_best_and_the_last_policy():
         run.variables("first")  # pyright: ignore
 
 
+def test_the_number_of_environments_of_an_evaluation_is_passed_on(run, monkeypatch):
+    passed = {}
+    monkeypatch.setattr("volvox.runs.run.scoring.play", lambda *args, **options: passed.update(options))
+    run.evaluate(5, num_envs=1)
+    assert (passed["num_episodes"], passed["num_envs"]) == (5, 1)
+
+
 CHANGES = [
     (learning, {"learning_rate": 0.5}),
     pytest.param(evolution, {"mutation_std": 0.5}, marks=pytest.mark.slow),
@@ -66,19 +71,7 @@ def test_settings_are_changed_on_purpose_and_recorded(make, changes, tmp_path):
         run.resume(steps=5, changes={"no_such_setting": 1})
 
 
-def test_the_command_line_of_the_run(run, tmp_path):
-    config = read_config(run.run_dir)
-    config["provenance"]["command"] = "python train.py --resume --seed 1"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    copy = vx.Run(run.algorithm, None, [], tmp_path)
-    assert copy.command() == "python train.py --seed 1"
-    config["provenance"]["command"] = "python -m ipykernel_launcher -f kernel.json"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="notebook"):
-        copy.command()
-
-
-@pytest.mark.parametrize("method", ["resume", "report", "command", "watch"])
+@pytest.mark.parametrize("method", ["resume", "report", "watch"])
 def test_methods_that_need_a_directory_say_so(method):
     with pytest.raises(ValueError, match="run_dir"):
         getattr(train(random_walk()), method)()

@@ -8,7 +8,7 @@ comparison.plot("comparison.png")
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,11 +61,19 @@ class Comparison:
     random: float | None = None
 
     def __str__(self) -> str:
-        return self._text(_aligned, "Note: {}.")
-
-    def markdown(self) -> str:
-        """Returns the printed text in Markdown."""
-        return self._text(_markdown, "- {}.") + "\n"
+        """Returns tables in Markdown."""
+        about = (
+            f"{listed(self.tasks)}: {self._score_name()} at {format_number(self.budget)} {self.x.replace('_', ' ')}, "
+            "interquartile mean over runs with its 95% bootstrap interval."
+        )
+        scores = [["method", "runs", self.metric.replace("_", " "), "95% interval", "time of a run"]]
+        for row in self.rows:
+            time = "-" if row["seconds"] is None else format_duration(row["seconds"])
+            scores.append([row["method"], str(row["runs"]), format_number(row["score"]), _interval(row), time])
+        pairs = [["a run of", "scores higher than a run of", "with probability", "95% interval"]]
+        pairs += [[pair["method"], pair["other"], f"{pair['probability']:.2f}", _interval(pair)] for pair in self.pairs]
+        tables = [_markdown(table) for table in (scores, pairs) if len(table) > 1]
+        return "\n\n".join([about, *tables, *(f"Note: {note}." for note in self.notes)])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the curves with their intervals.
@@ -92,20 +100,6 @@ class Comparison:
     def _score_name(self) -> str:
         return f"{'normalised ' if self.normalized else ''}{self.metric.replace('_', ' ')}"
 
-    def _text(self, write: Callable[[Sequence[Sequence[str]]], str], note: str) -> str:
-        about = (
-            f"{listed(self.tasks)}: {self._score_name()} at {format_number(self.budget)} {self.x.replace('_', ' ')}, "
-            "interquartile mean over runs with its 95% bootstrap interval."
-        )
-        scores = [["method", "runs", self.metric.replace("_", " "), "95% interval", "time of a run"]]
-        for row in self.rows:
-            time = "-" if row["seconds"] is None else format_duration(row["seconds"])
-            scores.append([row["method"], str(row["runs"]), format_number(row["score"]), _interval(row), time])
-        chances = [["a run of", "scores higher than a run of", "with probability", "95% interval"]]
-        chances += [[p["method"], p["other"], f"{p['probability']:.2f}", _interval(p)] for p in self.pairs]
-        notes = "\n".join(map(note.format, self.notes))
-        return "\n\n".join(filter(None, [about, write(scores), write(chances) if self.pairs else "", notes]))
-
 
 def compare(
     methods: Mapping[str, Runs],
@@ -128,8 +122,8 @@ def compare(
     Args:
       methods: Runs by the name of their method: run directories, or directories that hold runs as `seed-0`, `seed-1`
         and so on. Runs that are marked as diverged (by `experiments/launch.py`) are left out and named in a note.
-      metric: Metric to compare, of which more is better; None takes the first of `volvox.report.SCORES` that all runs
-        have.
+      metric: Metric to compare, of which more is better; None takes the first of `elite_score`, `evaluation_mean` and
+        others (see docs/comparing.md) that all runs have.
       x: Metric that measures the budget: "frames", "seconds", "step", or another one that never decreases.
       normalize: Two scores of each task, which become 0 and 1, to put several tasks on one scale. By default, several
         Atari games are normalised with the scores of random play and of a human tester.
@@ -179,11 +173,6 @@ def compare(
         {"method": a, "other": b, **_last(probability_of_improvement(final[a], final[b]), "probability")}
         for a, b in (itertools.combinations(final, 2) if pairs else ())
     ]
-    if end < 0.9 * (longest := max(at[-1] for at, _ in curves_of.values())):
-        path = min(curves_of, key=lambda path: curves_of[path][0][-1])
-        notes.append(
-            f"{path} ends at {format_number(end)}; later results, up to {format_number(longest)}, are not used"
-        )
     kinds = {run.config["algorithm"].get("type") for run in runs}
     if metric.startswith("training_") and {"volvox.evolve", "volvox.learn"} <= kinds:
         notes.append(f"{metric} of a population is over all of its mutated members; compare run.evaluate() instead")
@@ -304,12 +293,8 @@ def _interval(row: Mapping[str, Any]) -> str:
     return "too few runs" if row["low"] is None else f"{format_number(row['low'])} to {format_number(row['high'])}"
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ("  ".join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=True)) for line in table)
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def _markdown(table: Sequence[Sequence[str]]) -> str:
-    head, *body = table
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [table[0], ["-" * width for width in widths], *table[1:]]
+    padded = ([f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)

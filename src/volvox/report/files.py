@@ -3,7 +3,6 @@
 A row of `metrics.jsonl` holds the metrics of one step as a JSON object. `log/` holds arrays, a file for each step.
 """
 
-import difflib
 import io
 import json
 import math
@@ -34,11 +33,8 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     directory = Path(directory)
     path = directory / CONFIG
     if not path.is_file():
-        others = [file.parent.name for file in directory.parent.glob(f"*/{CONFIG}")]
         seeds = sorted(file.parent.name for file in directory.glob(f"seed-*/{CONFIG}"))
-        like = difflib.get_close_matches(directory.name, others, n=1)
-        hint = f"; did you mean {directory.with_name(like[0])}?" if like else ""
-        hint = f"; its runs are {', '.join(seeds)}" if seeds else hint
+        hint = f"; its runs are {', '.join(seeds)}" if seeds else ""
         raise ValueError(f"{directory} holds no run: {path} does not exist{hint}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -59,14 +55,11 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except (RecursionError, ValueError):
-            row = None
-        if not isinstance(row, dict):
+            rows.append(dict(json.loads(line)))
+        except (RecursionError, TypeError, ValueError):
             text = f"{path} is damaged: line {number} is not a JSON object; rows from there on are ignored"
             warnings.warn(text, UserWarning, stacklevel=2)
             break
-        rows.append(row)
     return rows
 
 

@@ -5,14 +5,13 @@ import html
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flax.traverse_util import flatten_dict
 
-from volvox.report.metrics import SCORES, columns, format_duration, format_number, latest
+from volvox.report.metrics import SCORES, format_duration, format_number, latest
 from volvox.report.plots import learning_curve
 
 _STYLE = """
@@ -23,6 +22,17 @@ th, td { padding: 0.15em 1em 0.15em 0; vertical-align: top; border-top: 1px soli
 """
 # The page neither loads nor runs anything, whatever a name or a setting contains.
 _POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+<h1>{title}</h1>
+{body}
+</html>
+"""
 
 
 def html_report(
@@ -55,35 +65,17 @@ def html_report(
     figure = io.BytesIO()
     learning_curve(rows, title=title, random=random).savefig(figure, format="png", dpi=120)
     sections = {
-        "Results": _results(rows),
+        "Results": _table(results(rows)),
         "Learning curves": f'<img alt="Learning curves" src="{_data("image/png", figure.getvalue())}">',
-        "An episode": ""
-        if video is None
-        else f'<video controls preload="auto" src="{_data("video/mp4", Path(video).read_bytes())}"></video>',
-        "Settings": _table(flat_settings(config.get("algorithm", {})).items()),
-        "Versions": _table(flat_settings(config.get("versions", {})).items()),
-        "How it was run": _table(flat_settings(config.get("provenance", {})).items()),
     }
-    body = "\n".join(f"<section><h2>{name}</h2>\n{content}</section>" for name, content in sections.items() if content)
-    page = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>{html.escape(title)}</h1>
-{body}
-</body>
-</html>
-"""
+    if video is not None:
+        sections["An episode"] = f'<video controls src="{_data("video/mp4", Path(video).read_bytes())}"></video>'
+    for heading, name in (("Settings", "algorithm"), ("Versions", "versions"), ("How it was run", "provenance")):
+        sections[heading] = _table(flat_settings(config.get(name, {})))
+    body = "\n".join(f"<section><h2>{name}</h2>\n{content}</section>" for name, content in sections.items())
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page)
+    path.write_text(_PAGE.format(policy=_POLICY, title=html.escape(title), style=_STYLE, body=body))
     return path
 
 
@@ -93,27 +85,18 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     return {path: value if isinstance(value, str) else json.dumps(value) for path, value in flat.items()}
 
 
-def _results(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns tables of counts, and of the last and the largest value of each score and rate."""
-    if not rows:
-        return "<p>No step of this run is complete yet.</p>"
-    data, last = columns(rows), latest(rows)
-    counts = [("steps", str(len(rows)))]
-    counts += [(name, format_number(last[name])) for name in ("frames", "timesteps", "episodes") if name in last]
-    counts += [("wall-clock time", format_duration(last["seconds"]))] if "seconds" in last else []
-    scores = [
-        (name, format_number(last[name]) if name in last else "not known yet", format_number(np.nanmax(data[name])))
-        for name in (*SCORES, "frames_per_second")
-        if name in data
-    ]
-    tables = [counts, [("", "last", "largest"), *scores]]
-    return "".join(_table((name.replace("_", " "), *cells) for name, *cells in table) for table in tables)
+def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the number of steps, and the latest counts, scores and rates as text."""
+    found = latest(rows)
+    shown = ("frames", "timesteps", "episodes", *SCORES, "frames_per_second")
+    results = {"steps": str(len(rows))}
+    results |= {name.replace("_", " "): format_number(found[name]) for name in shown if name in found}
+    return results | ({"wall-clock time": format_duration(found["seconds"])} if "seconds" in found else {})
 
 
-def _table(lines: Iterable[Sequence[str]]) -> str:
-    cells = [[html.escape(cell) for cell in line] for line in lines]
-    body = "".join(f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>" for name, *rest in cells)
-    return f"<table>{body}</table>" if body else ""
+def _table(lines: Mapping[str, str]) -> str:
+    cells = ((html.escape(name), html.escape(text)) for name, text in lines.items())
+    return f"<table>{''.join(f'<tr><th>{name}</th><td>{text}</td></tr>' for name, text in cells)}</table>"
 
 
 def _data(kind: str, content: bytes) -> str:

@@ -50,7 +50,7 @@ def learning_curve(
     Args:
       rows: Metrics, one mapping a step, in order. Without `frames`, scores are drawn against steps. Lines
         connect the values that are there.
-      path: PNG file to write; None writes none.
+      path: File to write, such as a PNG; None writes none.
       title: Title of the figure.
       random: Score of random play, drawn as a line.
     """
@@ -105,22 +105,15 @@ def new_figure(**options: Any) -> "Figure":
 
 
 def finish(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
-    """Styles all axes, and writes the figure to a PNG if there is a path."""
+    """Styles all axes, and writes the figure to a file if there is a path."""
     for axes in figure.axes:
         axes.grid(color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     if path is not None:
-        check_png(path)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
     return figure
-
-
-def check_png(path: str | os.PathLike[str] | None) -> None:
-    """Raises ValueError if a path does not end in `.png`."""
-    if path is not None and Path(path).suffix != ".png":
-        raise ValueError(f"{os.fspath(path)}: the name of a picture must end in .png")
 
 
 def _spreads(data: Mapping[str, np.ndarray]) -> dict[str, str]:

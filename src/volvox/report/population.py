@@ -1,14 +1,12 @@
 """Pictures of a population over the generations, from the log of a run (`volvox.runs.log_arrays`).
 
 report.cloud("runs/maze", "cloud.png", background=report.maze_walls)
-report.descent("runs/maze", "descent.png")
 """
 
-import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_GREY, _VERMILLION = "#999999", "#D55E00"
+_VERMILLION = "#D55E00"
 
 
 def cloud(
@@ -53,28 +51,24 @@ def cloud(
     size = behaviors.shape[1]
     if size == 0:
         raise ValueError(f"{os.fspath(run_dir)}: no behaviours were recorded; give volvox.evolve a behavior")
-    center, directions = np.zeros(size), np.eye(size, 2)
+    center, directions, kind = np.zeros(size), np.eye(size, 2), "number"
     if size > 2:
-        clean = behaviors[np.isfinite(behaviors).all(axis=1)]
-        center = clean.mean(axis=0)
-        # A few thousand members determine the directions well enough.
-        few = clean[:: max(1, len(clean) // 2_000)] - center
-        directions = np.linalg.svd(few, full_matrices=False)[2][:2].T
-    numbers = np.array(list(logged))
-    shown = numbers[np.unique(np.linspace(0, len(numbers) - 1, panels).round().astype(int))].tolist()
+        finite = behaviors[np.isfinite(behaviors).all(axis=1)]
+        center, kind = finite.mean(axis=0), "principal direction"
+        directions = np.linalg.svd(finite[:2_000] - center, full_matrices=False)[2][:2].T
+    numbers = list(logged)
+    shown = [numbers[i] for i in np.unique(np.linspace(0, len(numbers) - 1, panels).round().astype(int))]
     fitness = np.ma.masked_invalid(np.concatenate([logged[number]["fitness"] for number in shown]))
     low, high = (fitness.min(), fitness.max()) if fitness.count() else (0.0, 1.0)
     num_columns, num_rows = min(len(shown), 3), -(-len(shown) // 3)
     figure = plots.new_figure(figsize=(3.4 * num_columns + 0.8, 3.3 * num_rows + 0.3), layout="constrained")
     grid = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True)
-    points: Any = None
     for axes, number in zip(grid.flat, shown, strict=False):
         arrays = logged[number]
         places = (arrays["behavior"] - center) @ directions
         if background is not None:
             background(axes)
-        color = {"c": arrays["fitness"], "vmin": low, "vmax": high, "cmap": "viridis"}
-        points = axes.scatter(*places.T, s=9, linewidths=0, label="member", **color)
+        axes.scatter(*places.T, c=arrays["fitness"], s=9, vmin=low, vmax=high, cmap="viridis", label="member")
         if "base_seed" in arrays:
             born = (arrays["base_scale"] != 0) | arrays["base_initial"]
             *parents, elite = np.where(born, arrays["base_seed"], -1)
@@ -84,75 +78,14 @@ def cloud(
         axes.set_title(f"generation {number}", fontsize=10)
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
-    kind = "number" if size <= 2 else "principal direction"
     figure.supxlabel(f"behaviour, first {kind}")
     figure.supylabel(f"behaviour, second {kind}")
-    figure.colorbar(points, ax=grid, label="training fitness")
+    members = next(points for points in grid[0, 0].collections if points.get_label() == "member")
+    figure.colorbar(members, ax=grid, label="training fitness")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles[-3:], labels[-3:], loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     figure.suptitle(title)
     return plots.finish(figure, path)
-
-
-def descent(
-    run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, title: str = ""
-) -> "Figure":
-    """Draws the fitness of all members by generation, with lines from each base of the last generation to its parents.
-
-    The elite and its ancestors are highlighted.
-
-        vx.report.descent("runs/frostbite", "descent.png")
-
-    Args:
-      run_dir: Directory of a run with a log and a strategy that keeps lineages.
-      path: PNG file to write; None writes none.
-      title: Title of the figure.
-
-    Raises:
-      FileNotFoundError: The run has no log.
-      ValueError: The strategy keeps no lineages.
-    """
-    from matplotlib.collections import LineCollection
-
-    logged = read_log(Path(run_dir) / LOG)
-    last = logged[max(logged)]
-    if "base_seed" not in last:
-        raise ValueError(f"{os.fspath(run_dir)}: the strategy keeps no lineages, so there is no descent to draw")
-    figure = plots.new_figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for number, arrays in logged.items():
-        axes.plot(np.full(arrays["fitness"].shape, number), arrays["fitness"], ".", color=_GREY, ms=2, alpha=0.4)
-    *others, elite = [ancestors(logged, base) for base in range(len(last["base_seed"]))]
-    segments = dict.fromkeys(segment for line in others for segment in itertools.pairwise(line))
-    axes.add_collection(LineCollection(list(segments), colors=_GREY, linewidths=0.8))
-    axes.plot(*np.array(elite).reshape(-1, 2).T, "o-", color=_VERMILLION, ms=4, label="the elite and its ancestors")
-    axes.set(xlabel="generation", ylabel="training fitness", title=title)
-    axes.locator_params(axis="x", integer=True)
-    axes.legend(loc="best", frameon=False)
-    return plots.finish(figure, path)
-
-
-def ancestors(logged: dict[int, dict[str, np.ndarray]], base: int) -> list[tuple[int, float]]:
-    """Returns generation of birth and training fitness of a base of the last generation and of its ancestors.
-
-    Args:
-      logged: Arrays by generation, see `read_log`.
-      base: Index of the base.
-
-    Returns:
-      The base first, then its parent, and so on, as far back as the log goes without a gap.
-    """
-    found: list[tuple[int, float]] = []
-    for number in itertools.takewhile(logged.__contains__, range(max(logged), 0, -1)):
-        arrays = logged[number]
-        seed, parent, initial = (arrays[f"base_{name}"][base] for name in ("seed", "parent", "initial"))
-        if initial or arrays["base_scale"][base] != 0:  # born in this generation, not carried over
-            members = np.flatnonzero((arrays["seed"] == seed) & ((arrays["parent"] == parent) | arrays["initial"]))
-            found += [(number, float(arrays["fitness"][row])) for row in members[:1]]
-        if initial:
-            break
-        base = int(parent)
-    return found
 
 
 def maze_walls(axes: "Axes") -> None:

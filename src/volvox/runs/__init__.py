@@ -2,9 +2,8 @@
 
 from volvox.runs.checkpoint import DamagedCheckpointError
 from volvox.runs.load import load
-from volvox.runs.profile import Profile, profile
+from volvox.runs.profile import profile, tune
 from volvox.runs.run import Run
 from volvox.runs.train import log_arrays, train
-from volvox.runs.tune import Tuned, tune
 
-__all__ = ["DamagedCheckpointError", "Profile", "Run", "Tuned", "load", "log_arrays", "profile", "train", "tune"]
+__all__ = ["DamagedCheckpointError", "Run", "load", "log_arrays", "profile", "train", "tune"]

@@ -31,10 +31,6 @@ class DamagedCheckpointError(Exception):
     """No checkpoint of a run can be used."""
 
 
-class _UnusableError(Exception):
-    """One checkpoint is damaged or belongs to another run."""
-
-
 def save(directory: Path, step: int, state: ArrayTree, *, keep: int, num_rows: int, settings: str) -> None:
     """Writes one checkpoint and removes old ones, and those of later steps.
 
@@ -96,13 +92,13 @@ def restore_latest(
     problems: list[str] = []
     for step in reversed(steps(directory)):
         folder = _folder(directory, step)
+        problem = _problem(folder, step, count_rows, settings)
         try:
-            _check(folder, step, count_rows, settings)
-            with _checkpointer() as checkpointer:
-                tree = checkpointer.restore(folder.absolute() / _STATE)[_STATE]
-        except (_UnusableError, FileNotFoundError) as error:
-            if folder.exists():  # otherwise the process that trains has just removed it
-                problems.append(f"checkpoint {folder} is skipped: {error}")
+            tree = None if problem else _read(folder)
+        except FileNotFoundError:  # the process that trains has just removed it
+            continue
+        if problem:
+            problems.append(f"checkpoint {folder} is skipped: {problem}")
             continue
         for problem in problems:
             warnings.warn(f"{problem}; the checkpoint of step {step} is used", UserWarning, stacklevel=2)
@@ -131,18 +127,24 @@ def _remove(directory: Path, step: int) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _check(folder: Path, step: int, count_rows: Callable[[], int], settings: str) -> None:
+def _problem(folder: Path, step: int, count_rows: Callable[[], int], settings: str) -> str:
+    """Returns why a checkpoint cannot be used; "" if it can."""
     try:
         record = json.loads((folder / _RECORD).read_text())
-        found = (record["step"], record["files"], record["rows"], record["settings"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise _UnusableError(f"{_RECORD} cannot be read") from error
-    if found[:2] != (step, _digest(folder / _STATE)):
-        raise _UnusableError("its files are damaged")
-    if found[3] != settings:
-        raise _UnusableError("it belongs to another run, with other settings or another seed")
-    if found[2] > (num_rows := count_rows()):
-        raise _UnusableError(f"the run has only {num_rows} rows of metrics, and the checkpoint belongs to {found[2]}")
+        if (record["step"], record["files"]) != (step, _digest(folder / _STATE)):
+            return "its files are damaged"
+        if record["settings"] != settings:
+            return "it belongs to another run, with other settings or another seed"
+        if record["rows"] > (num_rows := count_rows()):
+            return f"the run has only {num_rows} rows of metrics, and the checkpoint belongs to {record['rows']}"
+    except (OSError, KeyError, TypeError, ValueError):
+        return f"{_RECORD} cannot be read" if folder.exists() else ""  # otherwise `_read` raises FileNotFoundError
+    return ""
+
+
+def _read(folder: Path) -> ArrayTree:
+    with _checkpointer() as checkpointer:
+        return checkpointer.restore(folder.absolute() / _STATE)[_STATE]
 
 
 def _digest(folder: Path) -> str:

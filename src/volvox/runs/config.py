@@ -35,34 +35,12 @@ from flax import linen as nn
 
 from volvox.types import Genotype
 
-_MODULES = (
-    "volvox",
-    "volvox.envs",
-    "volvox.networks",
-    "volvox.population",
-    "volvox.evolution",
-    "volvox.rollout",
-    "volvox.sparsity",
-    "volvox.learners",
-    "optax",
-    "jax.nn",
-    "jax.nn.initializers",
-    "flax.linen",
-    "jax.numpy",
-    "numpy",
-    "evosax.algorithms",
-)
+_LIBRARIES = ("optax", "jax.nn", "jax.nn.initializers", "flax.linen", "evosax.algorithms")
+_CALLABLE_MODULES = ("volvox.envs", "volvox.networks", *_LIBRARIES)
+_PARTS = tuple(f"volvox.{name}" for name in ("population", "evolution", "rollout", "sparsity", "learners"))
+_MODULES = ("volvox", *_CALLABLE_MODULES, *_PARTS, "jax.numpy", "numpy")
 """Modules whose public names are used, in order of preference."""
 _PACKAGES = {module.partition(".")[0] for module in _MODULES}
-_CALLABLE_MODULES = (
-    "volvox.envs",
-    "volvox.networks",
-    "optax",
-    "jax.nn",
-    "jax.nn.initializers",
-    "flax.linen",
-    "evosax.algorithms",
-)
 _CALLABLE_NAMES = ("volvox.learn", "volvox.evolve", "volvox.population.published_table", "numpy.array")
 """Functions that a file may call: those of these modules, and the single names."""
 _MAX_ARRAY = 4096
@@ -82,7 +60,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         return to_json(value.item())
     if isinstance(value, np.ndarray | jax.Array):
-        return _array_to_json(value)
+        return _array_to_json(np.asarray(value))
     if isinstance(value, np.dtype):
         return {"type": "numpy.dtype", "dtype": value.name}
     if isinstance(value, PurePath):
@@ -109,38 +87,34 @@ def to_json(value: Any) -> Any:
     return {"unknown": path_of(type(value))}
 
 
-def _array_to_json(value: Any) -> Any:
-    array = np.asarray(value)
+def _array_to_json(array: np.ndarray) -> Any:
     if array.size > _MAX_ARRAY:
-        return {
-            "unknown": "numpy.ndarray",
-            "shape": list(array.shape),
-            "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
-        }
+        digest_of_array = hashlib.sha256(array.tobytes()).hexdigest()
+        return {"unknown": "numpy.ndarray", "shape": list(array.shape), "sha256": digest_of_array}
     return {"type": "numpy.array", "object": to_json(array.tolist()), "dtype": array.dtype.name}
 
 
-def _function_to_json(value: Any) -> Any:
+def _function_to_json(function: Any) -> Any:
     """Describes a class or function by its path, or by its factory, as in `optax.cosine_decay_schedule(...)`."""
-    factory_name, _, inner = value.__qualname__.partition(".<locals>.")
-    if inner and inspect.isfunction(value):
-        for factory in (getattr(sys.modules.get(module), factory_name, None) for module in _CALLABLE_MODULES):
-            code = getattr(inspect.unwrap(factory) if callable(factory) else None, "__code__", None)
-            if factory is None or code is None or value.__code__ not in code.co_consts:
-                continue
-            variables, parameters = _closure(value), inspect.signature(factory).parameters.values()
-            if all(p.name in variables for p in parameters if p.default is p.empty):
-                arguments = {p.name: variables[p.name] for p in parameters if p.name in variables}
-                if to_json(_closure(factory(**arguments))) == to_json(variables):  # no other argument mattered
-                    return {"type": path_of(factory), **to_json(arguments)}
-    return {"function": path_of(value)}
+    named = (
+        getattr(sys.modules.get(module), function.__qualname__.partition(".")[0], None) for module in _CALLABLE_MODULES
+    )
+    factory: Any = next(filter(inspect.isfunction, named), None)
+    if factory and inspect.isfunction(function) and function.__code__ in inspect.unwrap(factory).__code__.co_consts:
+        with contextlib.suppress(TypeError, ValueError):  # an argument is not among the variables of the function
+            variables = _closure(function)
+            arguments = {name: variables[name] for name in inspect.signature(factory).parameters if name in variables}
+            again: Any = factory(**arguments)
+            if to_json(_closure(again)) == to_json(variables):  # no other argument mattered
+                return {"type": path_of(factory), **to_json(arguments)}
+    return {"function": path_of(function)}
 
 
 def _closure(function: Any) -> dict[str, Any]:
-    """Variables of the enclosing function that a function uses."""
+    """Variables of the enclosing function that a function uses; `inspect.getclosurevars` fails for unassigned ones."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not assigned in this branch of the enclosing function
+        with contextlib.suppress(ValueError):
             found[name] = cell.cell_contents
     return found
 
@@ -189,7 +163,7 @@ def from_json(data: Any, custom: Iterable[Any] = ()) -> Any:
         raise ValueError(f"the environment {values['make_env']} is registered by {module}: import {module} first")
     try:
         return function(**values)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise ValueError(f"{path} does not accept the saved arguments: {error}") from error
 
 
@@ -248,14 +222,3 @@ def _defaults(path: str) -> dict[str, Any]:
 def digest(data: Any) -> str:
     """Returns SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def custom_names(data: Any) -> list[str]:
-    """Lists the names in a configuration in JSON form that `from_json` resolves only if they are passed as `custom`."""
-    if isinstance(data, list):
-        return [name for item in data for name in custom_names(item)]
-    if not isinstance(data, dict):
-        return []
-    paths = [data[key] for key in ("type", "function") if isinstance(data.get(key), str) and "." in data[key]]
-    names = [path.rpartition(".")[2] for path in paths if path.rpartition(".")[0] not in _MODULES]
-    return list(dict.fromkeys([*names, *(name for item in data.values() for name in custom_names(item))]))

@@ -20,10 +20,8 @@ lowest and highest action of the environment; add the lowest one to discrete act
 """
 
 import json
-import logging
 import os
 import re
-import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -206,16 +204,11 @@ def _write_onnx(path: Path, act: Any, inputs: dict[str, Any], outputs: list[str]
     except ImportError as error:
         raise ImportError("writing .onnx needs jax2onnx: pip install 'volvox[onnx]'") from error
     inlined = partial(_inline, jax.make_jaxpr(act)(*inputs.values()))
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # jax2onnx warns of each of its plug-ins that does not suit this version of JAX
     try:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
-            model: Any = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
+        names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+        model: Any = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
     except Exception as error:  # each operation is converted by a plug-in, which raises any kind of error
         raise ValueError(f"jax2onnx cannot convert this policy, export it as .stablehlo: {error}") from error
-    finally:
-        logging.disable(disabled)
     entry = model.metadata_props.add()
     entry.key, entry.value = "volvox", header
     path.write_bytes(model.SerializeToString())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from volvox._checks import check_has
 from volvox.report.files import Row, numbers
 
-__all__ = ["LoggedRun", "Logger", "OpenLogger", "csv", "tensorboard", "wandb"]
+__all__ = ["LoggedRun", "Logger", "csv", "tensorboard", "wandb"]
 
 
 class Logger(Protocol):

@@ -6,87 +6,67 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
-
-from tqdm import tqdm
+from typing import Any
 
 from volvox.report.files import numbers
 from volvox.report.metrics import format_duration, format_number
 
 _WIDTH = 79
-_COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes)")
-_NAMES = {"elite_score": "elite", "training_best": "best", "training_mean": "mean", "evaluation_mean": "evaluation"}
-_ORDER = ("new_elite|elite_score", "validation_mean", "evaluation_|test_", "training_best", "training_mean")
-_ORDER += ("frames_per_second", ".*loss")
-"""Patterns of the metrics that a line shows first."""
+_COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes|per_second)")
+_ORDER = ("elite_score", "evaluation_mean", "validation_mean", "training_best", "training_mean")
+"""Metrics that a line shows first."""
 
 
-def summarize(row: Mapping[str, Any], *, step_name: str = "", width: int = _WIDTH, frame_skip: int = 1) -> str:
-    """Returns the most important metrics of a step, as many as fit into `width` characters.
-
-    Args:
-      row: Metrics of the step.
-      step_name: Metric that counts the steps, which is left out.
-      width: Largest length of the result.
-      frame_skip: Emulator frames of a timestep.
-    """
-    shown = {name: x for name, x in numbers(row).items() if not _COUNTERS.fullmatch(name) and name != step_name}
-    if row.get("elite_is_new") and "validation_mean" in shown:  # its `elite_score` is not known yet
-        shown["new_elite"] = shown.pop("validation_mean")
-    elif "elite_score" in shown:
-        shown.pop("validation_mean", None)
-    order = {name: [re.match(pattern, name) is None for pattern in _ORDER] for name in shown}
-    texts: list[str] = []
-    for name in sorted(shown, key=lambda name: (name.endswith(("_std", "_error")), *order[name])):
-        text = f"{_NAMES.get(name, name.replace('_', ' '))} {format_number(shown[name])}"
-        if name == "frames_per_second":
-            text = f"{shown[name] / frame_skip:,.0f} timesteps/s"
-        elif name.endswith("_per_second"):
-            continue
+def summarize(row: Mapping[str, Any], *, step_name: str, width: int, frame_skip: int) -> str:
+    """Returns the rate and the most important metrics of a step, as many as fit into `width` characters."""
+    figures = numbers(row)
+    texts = []
+    if "frames_per_second" in figures:
+        texts.append(f"{figures['frames_per_second'] / frame_skip:,.0f} timesteps/s")
+    shown = [name for name in figures if not _COUNTERS.fullmatch(name) and name != step_name]
+    shown.sort(key=lambda name: (name.endswith(("_std", "_error")), name not in _ORDER))
+    for name in shown:
+        text = f"{name.replace('_', ' ')} {format_number(figures[name])}"
         if len(", ".join([*texts, text])) > width:
             break
         texts.append(text)
-    return ", ".join(texts)
+    return ", ".join([*texts[1:], *texts[:1]])
 
 
 class Progress:
-    """Shows the progress of a run. Every method returns at once.
+    """Shows the progress of a run on the standard error stream. A lost connection does not end the run.
 
     Args:
       total: Number of steps of the whole run; None if another limit ends it.
       done: Steps done before this process.
       frames: Emulator frames of these.
       step_name: What a step is called.
-      enabled: False shows nothing.
       stop_after: Seconds after which no further step begins.
       max_frames: Emulator frames of the whole run, after which no further step begins.
       frame_skip: Emulator frames of a timestep.
-      stream: Where to write; None is the standard error stream.
     """
 
     def __init__(
         self,
         total: int | None,
         *,
-        done: int = 0,
-        frames: int = 0,
-        step_name: str = "generation",
-        enabled: bool = True,
-        stop_after: float | None = None,
-        max_frames: float | None = None,
-        frame_skip: int = 1,
-        stream: TextIO | None = None,
+        done: int,
+        frames: int,
+        step_name: str,
+        stop_after: float | None,
+        max_frames: float | None,
+        frame_skip: int,
     ):
+        from tqdm import tqdm
+
         self._total, self._stop_after, self._max_frames = total, stop_after, max_frames
         self._step_name, self._frame_skip = step_name, frame_skip
         self._start = self._now = (float(done), float(frames))  # steps, with a fraction of the current one; frames
-        self._began, self._announced = time.monotonic(), False
-        stream = sys.stderr if stream is None else stream
-        self._enabled = enabled and stream is not None and not getattr(stream, "closed", False)
-        self._stream, self._bar = _Stream(stream), None
-        if self._enabled and (self._stream.isatty() or "ipykernel" in sys.modules):
-            layout = {"bar_format": "{percentage:3.0f}%|{bar:20}| {desc}", "leave": False, "dynamic_ncols": True}
-            self._bar = tqdm(total=1.0, file=self._stream, **layout)
+        self._began, self._announced, self._bar = time.monotonic(), False, None
+        with _lost_connections():
+            if sys.stderr.isatty() or "ipykernel" in sys.modules:
+                layout = {"bar_format": "{percentage:3.0f}%|{bar:20}| {desc}", "leave": False, "dynamic_ncols": True}
+                self._bar = tqdm(total=1.0, **layout)
 
     def inside(self, figures: Mapping[str, Any]) -> None:
         """Shows the progress within a step.
@@ -105,13 +85,15 @@ class Progress:
             self.note(f"{self._step_name} {number}: compiling first, which takes some 5 to 30 seconds")
             self._announced = True
         if self._bar is not None:
-            counts = [format_number(figures[name]) for name in ("done", "total") if figures.get(name) is not None]
-            rate = summarize({"frames_per_second": figures.get("frames_per_second")}, frame_skip=self._frame_skip)
-            actors = f"{figures['actors']} actors" if "actors" in figures else ""
+            counts = "/".join(format_number(figures[name]) for name in ("done", "total") if name in figures)
+            rate, actors = figures.get("frames_per_second"), figures.get("actors")
             fraction, left = self._limit()
-            texts = [f"{self._step_name} {number}: {phase} {'/'.join(counts)}".strip(), rate, actors, left]
+            texts = [f"{self._step_name} {number}: {phase} {counts}".strip()]
+            texts += [f"{rate / self._frame_skip:,.0f} timesteps/s"] if rate else []
+            texts += [f"{actors} actors"] if actors else []
             self._bar.n = fraction
-            self._bar.set_description_str(", ".join(filter(None, texts)))
+            with _lost_connections():
+                self._bar.set_description_str(", ".join([*texts, left] if left else texts))
 
     def step(self, done: int, row: Mapping[str, Any]) -> None:
         """Shows that a step is done: the number of steps done in all, its metrics, and the time left."""
@@ -124,15 +106,17 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
-        if self._bar is not None:
-            self._bar.write(text, file=self._stream)
-        elif self._enabled:
-            print(text, file=self._stream, flush=True)
+        with _lost_connections():
+            if self._bar is not None:
+                self._bar.write(text, file=sys.stderr)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Removes the bar."""
         if self._bar is not None:
-            self._bar.close()
+            with _lost_connections():
+                self._bar.close()
 
     def _limit(self) -> tuple[float, str]:
         """Returns the fraction of the run that is done and a text of the time left, by the limit that ends it first."""
@@ -146,19 +130,6 @@ class Progress:
         return min(fraction, 1.0), f"{format_duration(left)} left" if 0 < left < math.inf else ""
 
 
-class _Stream:
-    """A stream whose errors are ignored: a lost connection must not end the run."""
-
-    def __init__(self, stream: TextIO | None):
-        self._stream: Any = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
+def _lost_connections() -> contextlib.suppress:
+    """Ignores errors of a stream whose terminal is gone, or that is closed (ValueError)."""
+    return contextlib.suppress(OSError, ValueError)

@@ -7,7 +7,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,16 @@ def processor() -> str:
     """The processor's name."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def revision() -> str | None:
     """The git commit of volvox, with "-dirty" if files were changed; None if it was not installed from git."""
+    describe = "git ls-files --error-unmatch -- {0} && git describe --always --abbrev=12 --dirty --exclude='*'"
     file = Path(__file__)
-    git = partial(subprocess.run, capture_output=True, text=True, timeout=10, cwd=file.parent)
-    try:
-        if git(["git", "ls-files", "--error-unmatch", file.name]).returncode:  # it may be in someone else's checkout
-            return None
-        return git(["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]).stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):  # git is not installed
-        return None
+    command = describe.format(file.name)  # fails in a checkout of another project, in which volvox is installed
+    found = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=file.parent)
+    return (found.stdout.split()[-1]) if found.returncode == 0 else None
 
 
 def provenance() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,6 +78,7 @@ class Run:
         *,
         which: Which = "best",
         protocol: Protocol | None = None,
+        num_envs: int | None = None,
         sampled: bool = False,
         seed: int = scoring.UNUSED_SEED,
     ) -> Score:
@@ -88,15 +88,16 @@ class Run:
           num_episodes: Number of episodes; default 100, or one for each no-op start with the protocol "exact".
           which: The best policy so far, or the last; see `variables`.
           protocol: "sticky", "exact" or "fresh"; see `volvox.play`.
+          num_envs: Environments that exist at a time; see `volvox.play`.
           sampled: Draw actions instead of taking the likeliest.
           seed: Seed of environments and actions. Training is unlikely to use the default.
 
         Raises:
           ValueError: There is no policy, or `volvox.play` refuses an argument.
         """
-        env, policy, options = self.algorithm.env, self.algorithm.policy, {"sampled": sampled, "seed": seed}
-        variables = self.variables(which)
-        return scoring.play(env, policy, variables, protocol=protocol, num_episodes=num_episodes, **options)
+        options = {"protocol": protocol, "num_episodes": num_episodes, "num_envs": num_envs}
+        played = (self.algorithm.env, self.algorithm.policy, self.variables(which))
+        return scoring.play(*played, sampled=sampled, seed=seed, **options)
 
     def actor(self, which: Which = "best") -> Actor:
         """Returns the policy as a function from observations to actions, NumPy arrays both; see `volvox.Actor`."""
@@ -148,18 +149,6 @@ class Run:
         random = atari_scores(env.config).get("random")
         config = read_config(directory)
         return html.html_report(path, self.metrics, config, title=env.spec.name, video=shown, random=random)
-
-    def command(self) -> str:
-        """Returns the command line that began the run, without `--resume`.
-
-        Raises:
-          ValueError: There is no run directory, or the run began in a notebook.
-        """
-        command = read_config(self._directory("command")).get("provenance", {}).get("command", "")
-        words = shlex.split(command)
-        if not words or words[-1] == "-" or any("ipykernel" in word for word in words):
-            raise ValueError(f"{self.run_dir} holds no command line, because the run began in a notebook")
-        return shlex.join(word for word in words if word != "--resume")
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the learning curve; see `volvox.report.learning_curve`.

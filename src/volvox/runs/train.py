@@ -17,7 +17,6 @@ import numpy as np
 
 from volvox import _checks
 from volvox.report.files import CONFIG, LOG, Row, numbers, read_config, to_json_row, write_log
-from volvox.runs.config import custom_names
 from volvox.runs.directory import RunDirectory, check_same_settings, read_run
 from volvox.runs.loggers import LoggedRun, Logger, OpenLogger, open_loggers, tensorboard
 from volvox.runs.progress import Progress
@@ -134,13 +133,11 @@ def train(
         if resume:
             note(f"{run_dir}: {'the run begins' if begins else f'the run continues after {name} {len(rows)}'}")
         directory.begin(state)
-        if directory.path is not None and begins and (needed := custom_names(directory.config["algorithm"])):
-            note(f"{run_dir}: in another process, load it with vx.load(run_dir, custom=[{', '.join(needed)}])")
-        default = () if directory.path is None else (tensorboard(),)
-        chosen = (default if loggers is None else loggers) if is_first else ()
+        if loggers is None:
+            loggers = () if directory.path is None else (tensorboard(),)
         settings, before = directory.config["algorithm"], tuple(map(dict, rows))
         logged = LoggedRun(directory.path, algorithm.env.spec.name, name, settings, before)
-        log = open_loggers(chosen, logged, stack)
+        log = open_loggers(loggers if is_first else (), logged, stack)
         interrupt = _Interrupt(stack, display)
 
         began, seconds_before = time.monotonic(), rows[-1]["seconds"] if rows else 0.0
@@ -158,13 +155,11 @@ def train(
                 break
             except Exception as error:
                 directory.save(state)
-                saved = "it was not saved" if path is None else f"its checkpoint is in {path}"
-                error.add_note(f"The last good state is that of {name} {len(rows)}; {saved}.")
-                if isinstance(error, ValueError):
-                    error.add_note(f"This error was raised inside {name} {len(rows) + 1}.")
+                saved = "was not saved" if path is None else f"is saved in {path}"
+                error.add_note(f"Raised inside {name} {len(rows) + 1}. The state after {name} {len(rows)} {saved}.")
                 raise
+            now = time.monotonic()
             try:
-                now = time.monotonic()
                 times = {"seconds": round(seconds_before + now - began, 3), "step_seconds": round(now - step_began, 3)}
                 directory.add({name: len(rows) + 1} | to_json_row(metrics) | {name: len(rows) + 1} | times)
                 state = after
@@ -174,9 +169,8 @@ def train(
                 directory.plot()
                 if display is not None:
                     display.step(len(rows), rows[-1])
-                so_far = Run(algorithm, state, list(rows), directory.path)
-                result = None if on_step is None else on_step(so_far)
-                ended = result is True or (isinstance(result, np.bool_ | jax.Array) and bool(result))
+                result = on_step(Run(algorithm, state, list(rows), directory.path)) if on_step else None
+                ended = isinstance(result, bool | np.bool_ | jax.Array) and bool(result)
             except Exception:
                 with suppress(OSError):  # of a full disk; the first error is raised
                     directory.save(state)
