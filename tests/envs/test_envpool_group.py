@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from volvox import envs
-from volvox.envs.envpool_group import _time_step
+from volvox.envs.envpool_tasks import _time_step
 from volvox.envs.groups import environment_seeds
 
 

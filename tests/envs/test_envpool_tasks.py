@@ -5,7 +5,7 @@ import probes
 import pytest
 
 from volvox import envs
-from volvox.envs.envpool_tasks import color_screen, evaluation_options, known_scores, whole_games
+from volvox.envs.envpool_tasks import atari_game, color_screen, evaluation_options, known_scores, whole_games
 from volvox.envs.preprocessing import opening
 
 
@@ -25,7 +25,7 @@ from volvox.envs.preprocessing import opening
 def test_games_are_found_in_the_usual_spellings(spelling, name):
     env = envs.atari(spelling)
     assert env.spec.name == name
-    assert envs.atari_game(env.config) == name
+    assert atari_game(env.config) == name
     assert (env.num_envs, env.num_groups) == (128, 2)
 
 
@@ -141,12 +141,12 @@ def test_configs_make_the_same_recipe_again():
         opening(envs.envpool("Pong-v5", num_envs=2), (1,)),
     )
     for task in tasks:
-        assert envs.atari_game(task.config) == "Pong"
+        assert atari_game(task.config) == "Pong"
         assert whole_games(task) == {"episodic_life": False}
         assert evaluation_options(task, None)[0] == "sticky"
         assert len(evaluation_options(task, "exact")[1]["seeds"]) == 30
     for other in (envs.mujoco("Hopper", num_envs=1), envs.envpool("Blackjack-v1", num_envs=1), envs.cartpole()):
-        assert envs.atari_game(other.config) is None
+        assert atari_game(other.config) is None
         assert whole_games(other) == {}
         assert evaluation_options(other, None) == ("fresh", {})
         with pytest.raises(ValueError, match="protocol"):

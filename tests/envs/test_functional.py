@@ -23,7 +23,6 @@ def keep(state, action, key):
         ({"num_actions": None}, ValueError),
         ({"num_actions": None, "action_shape": (1,), "action_low": 1.0, "action_high": 1.0}, ValueError),
         ({"num_actions": None, "action_shape": (1,), "action_low": np.zeros(2)}, ValueError),
-        ({"extras": lambda state: {"elapsed_steps": state}}, ValueError),
     ],
 )
 def test_functions_that_do_not_fit_are_refused(arguments, error):

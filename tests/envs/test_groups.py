@@ -81,21 +81,16 @@ def test_bounds_are_numbers_or_arrays():
 
 @pytest.mark.parametrize("host", [False, True])
 def test_a_wrapper_sees_and_changes_everything_and_starts_anew_at_a_restart(host):
-    class Late:
-        """Shows the number of timesteps since it was started, and plays the opposite action."""
+    def observe(count, timestep):
+        assert groups.array_module(count) is groups.array_module(timestep.first)
+        return count + 1, timestep._replace(extras={**timestep.extras, "count": count})
 
-        def init(self, num_envs):
-            return np.zeros(num_envs, np.int32)
-
-        def observe(self, count, timestep):
-            assert groups.array_module(count) is groups.array_module(timestep.first)
-            return count + 1, timestep._replace(extras={**timestep.extras, "count": count})
-
-        def act(self, count, action):
-            return 1 - action
+    def act(count, action):
+        return 1 - action
 
     corridor = probes.corridor(length=4, num_envs=2)
-    env = groups.wrapped(corridor, Late(), spec=corridor.spec._replace(name="late"), hidden_steps=2, config={"late": 3})
+    spec, changes = corridor.spec._replace(name="late"), (lambda num_envs: np.zeros(num_envs, np.int32), observe, act)
+    env = groups.wrapped(corridor, *changes, spec=spec, hidden_steps=2, config={"late": 3})
     assert env.config == {"late": 3}
     (group,) = env.make(0, max_episode_steps=3, host=host)
     assert (group.spec.name, group.spec.max_episode_steps) == ("late", 3)
