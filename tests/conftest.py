@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "volvox" / "tests"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "volvox" / "tests" / "programs"
 _QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
 # Set before JAX is imported. Worker processes and scripts that tests start inherit the environment.
 os.environ.setdefault(_QUICK, "0" if os.environ.get("VOLVOX_EXACT") == "1" else "1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2 * 2**30))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

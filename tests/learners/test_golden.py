@@ -17,7 +17,8 @@ from flax import linen as nn
 
 from volvox import networks
 from volvox.learners import A3C, PPO, TD3, learn
-from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, is_sparse, masks_of, sparse
+from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, masks_of, sparse
+from volvox.sparsity.masks import is_sparse
 
 pytestmark = pytest.mark.optimized
 

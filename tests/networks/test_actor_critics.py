@@ -59,17 +59,6 @@ def test_sizes(module, size):
     assert num_parameters(params) == size
 
 
-def test_outputs_are_those_of_plain_flax():
-    module = ActorCritic(6, SmallTorso())
-    net = actor_critic(module, PONG)
-    params = net.policy.init(jax.random.key(0))
-    output, value, state = net.apply(params, FRAMES, ())
-    plain = module.apply({"params": params}, FRAMES)
-    np.testing.assert_allclose(output, plain[0], atol=1e-5)
-    np.testing.assert_allclose(value, plain[1], atol=1e-5)
-    assert (output.shape, value.shape, state) == ((3, 6), (3,), ())
-
-
 def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
     params = actor_critic(GA3C(6), PONG).policy.init(jax.random.key(0))
     fan_in = {"Conv_0": 256, "Conv_1": 256, "Dense_0": 3872, "Dense_1": 256, "Dense_2": 256}

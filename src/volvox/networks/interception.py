@@ -27,7 +27,7 @@ from volvox.types import Array
 def use_kernels() -> Any:
     """Context in which plain `nn.Dense` and 2-D `nn.Conv` modules compute with `volvox.ops`.
 
-        with vx.networks.use_kernels():
+        with use_kernels():
             logits = jax.vmap(lambda params: module.apply({"params": params}, x))(params_of_many)
 
     Values, dtypes and gradients are flax's. Under `vmap` over parameters, layers become heterogeneous matmuls, not

@@ -159,10 +159,7 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
     """
     frames, wanted = np.asarray(reference), spec.observation
     if frames.shape[1:] != wanted.shape or frames.dtype != wanted.dtype or not frames.size:
-        raise ValueError(
-            f"the reference batch is {frames.dtype} {list(frames.shape)}; {spec.name} has observations of "
-            f"{wanted.dtype} [R, {', '.join(map(str, wanted.shape))}]"
-        )
+        raise ValueError(f"the reference batch is {frames.dtype}{frames.shape}; {spec.name} needs R of {wanted}")
     variables = genotypes.check_module(module, spec, (genotypes.observations(spec),), collections=("params", REFERENCE))
     name = type(module).__name__
     if REFERENCE not in variables:

@@ -8,6 +8,7 @@ gradients of many rows form the matrix, because they spend little time on readin
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -36,10 +37,9 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
       `[..., N]` of the promoted dtype.
 
     Raises:
-      ValueError: The shapes do not fit, or the block does not divide K.
+      ValueError: The block does not divide K.
     """
-    if kernel.ndim != 2 or x.ndim < 1 or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(f"block_circulant needs x [..., K] and a kernel [K, N / block]; got {x.shape}, {kernel.shape}")
+    chex.assert_shape(kernel, (x.shape[-1], None))
     check_block(block, kernel.shape[0])
     rows = x.reshape(-1, x.shape[-1])
     # The two differ only in their gradients. Exported programs with a symbolic number of rows have no gradients.
