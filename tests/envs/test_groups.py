@@ -38,12 +38,6 @@ def test_a_time_step_keeps_its_promises(xp):
     assert set(step.extras) == {"lives"}
 
 
-def test_a_time_step_of_other_shapes_is_refused():
-    ends = jnp.zeros(3, bool)
-    with pytest.raises(AssertionError, match="shapes"):
-        groups.consistent(TimeStep(jnp.zeros((3, 1)), jnp.zeros((3, 1)), ends, ends, ends, {}))
-
-
 def test_actions_are_checked_and_clipped_to_the_bounds_of_each_component():
     assert groups.checked_action(PAIR, 3, np.zeros((3, 2))).shape == (3, 2)
     with pytest.raises(ValueError, match="shape"):
@@ -66,17 +60,6 @@ def test_actions_are_checked_and_clipped_to_the_bounds_of_each_component():
 def test_discrete_actions_are_clipped(xp):
     spec = probes.constant().spec
     np.testing.assert_array_equal(groups.bounded_action(spec, xp.array([-3, 0, 1, 9])), [0, 0, 1, 1])
-
-
-def test_bounds_are_numbers_or_arrays():
-    low, high = groups.action_bounds(-2, [0.5, 1.5], (2,))
-    assert low.dtype == high.dtype == np.float32
-    np.testing.assert_array_equal(low, [-2, -2])
-    np.testing.assert_array_equal(high, [0.5, 1.5])
-    assert groups.action_bounds(-1.0, np.inf, ())[1] == np.inf
-    for wrong in ((0.0, [1.0, 0.0]), ([0.0] * 3, 1.0), (np.nan, 1.0)):
-        with pytest.raises(ValueError, match="action_low must be below action_high"):
-            groups.action_bounds(*wrong, (2,))
 
 
 @pytest.mark.parametrize("host", [False, True])

@@ -48,16 +48,6 @@ def test_layers_called_by_keyword_are_grouped_too():
     assert params["inner"]["Dense_0"]["circulant"].shape == (8, 4, 8)
 
 
-def test_a_layer_by_itself_stores_its_blocks():
-    layer, x = networks.BlockCirculantDense(8, block=4), jax.random.normal(jax.random.key(1), (5, 16))
-    params = layer.init(jax.random.key(0), x)["params"]
-    assert params["circulant"].shape == (4, 4, 2)
-    kernel = formed(params["circulant"].reshape(-1, 2), 4)
-    np.testing.assert_allclose(layer.apply({"params": params}, x), x @ kernel, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError):
-        layer.init(jax.random.key(0), x[:, :15])
-
-
 @pytest.mark.parametrize("options", [{"block": 3}, {"min_side": 33}])
 def test_networks_that_cannot_be_grouped_are_refused(options):
     net = networks.MLP(3, hidden=(32,))

@@ -10,7 +10,7 @@ from volvox.networks.actor_critics import (
     SmallTorso,
     actor_critic,
 )
-from volvox.networks.circulant import BlockCirculantDense, Grouped
+from volvox.networks.circulant import Grouped
 from volvox.networks.genotypes import genotype, genotype_from_functions
 from volvox.networks.neuroevolution import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
 from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
@@ -20,7 +20,6 @@ __all__ = [
     "MLP",
     "ActorAndCritic",
     "ActorCritic",
-    "BlockCirculantDense",
     "CategoricalMLP",
     "DeepGA",
     "GaussianMLP",

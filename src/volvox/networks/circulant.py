@@ -1,7 +1,6 @@
-"""Layers with block-circulant weights: b times fewer numbers to store, to read and to mutate."""
+"""Networks with block-circulant weights: b times fewer numbers to store, to read and to mutate."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,38 +9,7 @@ from flax.linen.dtypes import promote_dtype
 
 from volvox._checks import integer
 from volvox.networks.interception import is_plain_dense
-from volvox.ops.circulant import block_circulant, check_block
-from volvox.types import Array
-
-
-class BlockCirculantDense(nn.Module):
-    """A dense layer `[K, features]` whose kernel consists of `block` x `block` circulant blocks.
-
-        x = vx.networks.BlockCirculantDense(256, block=8)(x)  # in a compact method of a module
-        params = vx.networks.BlockCirculantDense(256).init(jax.random.key(0), x)["params"]  # on its own
-
-    The layer stores the parameter `circulant`, `[K / block, block, features / block]`: `[i, :, j]` are the numbers of
-    the block in row i and column j. The dense matrix is not stored.
-
-    Input: `[..., K]`. Output: `[..., features]`.
-
-    Attributes:
-      features: Length of the output.
-      block: The side b of a block; a divisor of the number of inputs and of `features`.
-      use_bias: Whether a bias is added.
-      kernel_init: Initialiser of the stored numbers; its fan-in is that of the dense matrix.
-    """
-
-    features: int
-    block: int = 4
-    use_bias: bool = True
-    kernel_init: Callable[..., Any] = nn.initializers.lecun_normal()
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """`x @ W + bias`."""
-        check_block(self.block, x.shape[-1], self.features)
-        return _circulant(self, x, self.block)
+from volvox.ops.circulant import block_circulant
 
 
 class Grouped(nn.Module):
@@ -50,8 +18,10 @@ class Grouped(nn.Module):
         critic = vx.networks.Grouped(vx.networks.QNetwork((256, 256)), block=4)
         actor = vx.networks.Grouped(vx.networks.MLP(6, (256, 256)), block=8, min_side=64)
 
-    Plain `nn.Dense` layers with at least `min_side` inputs and outputs have the parameters of `BlockCirculantDense`. If
-    the block does not divide the number of inputs, the inputs are padded with zeros.
+    Plain `nn.Dense` layers `[K, N]` with at least `min_side` inputs and outputs store the parameter `circulant`,
+    `[K / block, block, N / block]`, in place of a kernel: `[i, :, j]` are the numbers of the circulant block in row i
+    and column j. It is initialised as the kernel would be. If the block does not divide the number of inputs, the
+    inputs are padded with zeros.
 
     Attributes:
       inner: The network.
@@ -116,16 +86,12 @@ class Grouped(nn.Module):
         grouped.append(module.path)
         padding = -x.shape[-1] % self.block
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-        return _circulant(module, x, self.block)
-
-
-def _circulant(module: Any, x: Array, block: int) -> Array:
-    """The layer's output; `module` holds its parameters and their initialisers."""
-    rows, columns = x.shape[-1] // block, module.features // block
-    dtype = getattr(module, "param_dtype", jnp.float32)
-    numbers = module.param("circulant", module.kernel_init, (rows, block, columns), dtype)
-    bias_init = getattr(module, "bias_init", nn.initializers.zeros)
-    bias = module.param("bias", bias_init, (module.features,), dtype) if module.use_bias else None
-    x, numbers, bias = promote_dtype(x, numbers, bias, dtype=getattr(module, "dtype", None))
-    out = block_circulant(x, numbers.reshape(rows * block, columns), block)
-    return out if bias is None else out + bias
+        rows, columns = x.shape[-1] // self.block, module.features // self.block
+        shape = (rows, self.block, columns)
+        numbers = module.param("circulant", module.kernel_init, shape, module.param_dtype)
+        bias = None
+        if module.use_bias:
+            bias = module.param("bias", module.bias_init, (module.features,), module.param_dtype)
+        x, numbers, bias = promote_dtype(x, numbers, bias, dtype=module.dtype)
+        out = block_circulant(x, numbers.reshape(rows * self.block, columns), self.block)
+        return out if bias is None else out + bias
