@@ -21,7 +21,7 @@ ENVS = {
     "cartpole": lambda: envs.envpool("CartPole-v1", num_envs=3),
     "frozen-lake": lambda: envs.envpool("FrozenLake-v1", num_envs=3),
     "car-racing": lambda: envs.envpool("CarRacing-v3", num_envs=3, max_episode_steps=9),
-    "countdown-opening": lambda: opening(probes.countdown(num_envs=3, max_episode_steps=6), (0, 1)),
+    "countdown-opening": lambda: opening(probes.countdown(low=4, num_envs=3, max_episode_steps=6), (0, 1)),
     "observed-reward": lambda: probes.observed_reward(num_envs=3),
     "countdown": lambda: probes.countdown(num_envs=3, max_episode_steps=6),
     "corridor": lambda: probes.corridor(num_envs=3),

@@ -33,19 +33,10 @@ NATURE = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 64 + 64 + 3 * 3 * 64 * 64 + 64
 SMALL = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32 + dense(11 * 11 * 32, 256)
 
 
-def large(stride):
-    side = 84
-    for s in (stride, 2, 2):
-        side = -(-side // s)  # SAME padding
-    convolutions = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 32 + 32 + 4 * 4 * 32 * 64 + 64
-    return convolutions + dense(side * side * 64, 256) + dense(256, 6) + dense(256, 1)
-
-
 @pytest.mark.parametrize(
     ("module", "size"),
     [
         (GA3C(6), SMALL + dense(256, 6) + dense(256, 1)),
-        (GA3C(6, size="large", first_stride=3), large(3)),
         (ActorCritic(6, SmallTorso()), SMALL + dense(256, 6) + dense(256, 1)),
         (ActorCritic(6, NatureTorso()), NATURE + dense(7 * 7 * 64, 512) + dense(512, 6) + dense(512, 1)),
         (RecurrentActorCritic(6, SmallTorso()), SMALL + 4 * (256 * 256 * 2 + 256) + dense(256, 6) + dense(256, 1)),

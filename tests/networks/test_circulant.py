@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from volvox import networks
 from volvox.networks.interception import use_kernels
@@ -36,16 +35,6 @@ def test_it_begins_as_dense_networks_do():
     """Each stored number is as large as a weight of a dense layer, so that outputs are."""
     params = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4).init(jax.random.key(0), jnp.zeros((1, 400)))
     assert float(params["params"]["inner"]["Dense_0"]["circulant"].std()) == pytest.approx(1 / 20, rel=0.05)
-
-
-def test_layers_called_by_keyword_are_grouped_too():
-    class Called(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(32)(inputs=x)
-
-    params = networks.Grouped(Called(), block=4).init(jax.random.key(0), jnp.zeros((1, 32)))["params"]
-    assert params["inner"]["Dense_0"]["circulant"].shape == (8, 4, 8)
 
 
 @pytest.mark.parametrize("options", [{"block": 3}, {"min_side": 33}])

@@ -99,11 +99,6 @@ def test_half_precision_weights_are_read_as_they_are():
     assert [str(operand.aval.dtype) for operand in call.invars] == ["float32", "bfloat16"]
 
 
-@pytest.mark.parametrize("shape", [(9, 9, 3), (2, 2, 9, 9, 3)], ids=str)
-def test_any_batch_axes(shape):
-    assert_same_as_flax(nn.Conv(4, (3, 3)), *network(nn.Conv(4, (3, 3)), shape, networks=2))
-
-
 @pytest.mark.parametrize(
     "module",
     [

@@ -58,17 +58,6 @@ def test_many_networks_compute_what_flax_computes(atari_spec, normal_like, size)
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_integers_are_scaled_and_floats_are_not(atari_spec, normal_like):
-    module = DeepGA(18, size="small")
-    net = genotype(module, atari_spec)
-    params = net.from_noise(normal_like(jax.eval_shape(net.policy.init, jax.random.key(0))))
-    x = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 4), np.uint8)
-    scaled = (x / 255).astype(np.float32)
-    np.testing.assert_allclose(
-        module.apply({"params": params}, x), module.apply({"params": params}, scaled), rtol=1e-4, atol=1e-6
-    )
-
-
 SPEC = probe.target(size=3).spec
 
 

@@ -54,7 +54,6 @@ RULES = {
     "groups": lambda: Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=10), group=4, every=2),
     "n-of-m": lambda: KeepNOfM(n=2, m=4, every=3),
     "n-of-m-dropping": lambda: KeepNOfM(n=1, m=4, drop=0.2, every=3),
-    "n-of-m-later": lambda: KeepNOfM(n=1, m=4, begin=6, every=3),
     "dynamic": lambda: Dynamic(sparsity=0.6, drop=0.2, every=3),
     "rigl": lambda: Dynamic(sparsity=0.6, drop=0.2, every=3, grow="gradient"),
 }
@@ -65,7 +64,6 @@ FINAL = {
     "groups": 0.5,
     "n-of-m": 0.5,
     "n-of-m-dropping": 0.25,
-    "n-of-m-later": 0.25,
     "dynamic": 0.4,
     "rigl": 0.4,
 }
@@ -287,22 +285,6 @@ def test_a_rule_of_ones_own():
         _, state = optimizer.update(params, state, params)
         rows = np.asarray(masks_of(state)["Dense_0"]["kernel"])[:, 0, 0]
         np.testing.assert_array_equal(rows, (np.arange(24) % 2 == 0) == first)
-
-
-def test_everything_else_is_passed_on():
-    """The inner optimiser gets the parameters, the step, the mean return, and arguments of its own."""
-    got = {}
-
-    def update(updates, state, params=None, **others):
-        got.update(others, params=params)
-        return updates, state
-
-    inner = optax.GradientTransformationExtraArgs(lambda params: (), update)
-    params = params_of()
-    optimizer = sparse(inner, Dynamic(sparsity=0.5))
-    optimizer.update(params, optimizer.init(params), params, step=7, mean_return=jnp.float32(2), value="its own")
-    assert got["params"] is params
-    assert (int(got["step"]), float(got["mean_return"]), got["value"]) == (7, 2.0, "its own")
 
 
 @pytest.mark.parametrize("make", [lambda o: o, lambda o: o(0.1)], ids=["of-rate", "made"])

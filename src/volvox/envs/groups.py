@@ -225,8 +225,8 @@ def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> A
       The observations.
 
     Raises:
-      ValueError: An observation has another structure, shape or kind of numbers, or a number does not fit into the
-        dtype. The numbers in a `jax.Array` are not checked, because compiled code cannot raise.
+      ValueError: An observation has another structure or shape, or a number does not fit into the dtype. The numbers in
+        a `jax.Array` are not checked, because compiled code cannot raise.
     """
     likes, treedef = jax.tree_util.tree_flatten_with_path(like)
     leaves = treedef.flatten_up_to(observation)
@@ -247,9 +247,7 @@ def _converted_array(x: Any, like: Any, what: str) -> Any:
         return x
     if isinstance(x, jax.Array):
         return x.astype(dtype)
-    if x.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
-        raise ValueError(f"the {what} must be {dtype} numbers, got {x.dtype}; do not scale integers")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         cast = x.astype(dtype)
     if not np.can_cast(x.dtype, dtype):
         wrong = cast != x if dtype.kind in "iub" else np.isinf(cast) & np.isfinite(x)

@@ -10,7 +10,7 @@ import functools
 import signal
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import jax
@@ -108,20 +108,11 @@ def gymnasium(
     return blocks.recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
 
 
-class GymnasiumState(NamedTuple):
-    """State of a group; the environments themselves are outside of it.
-
-    Attributes:
-      done: bool `[B]`: the last timestep ended the episode, or there was none yet; the next observation begins one.
-      elapsed: int32 `[B]`: timesteps since the episode began.
-    """
-
-    done: np.ndarray
-    elapsed: np.ndarray
-
-
 class _Group:
-    """The functions of an `EnvGroup`. `_answer` computes, or waits for, the answer of the environments."""
+    """The functions of an `EnvGroup`. `_answer` computes, or waits for, the answer of the environments.
+
+    The state has two arrays `[B]`: whether the next observation begins an episode, and int32 timesteps since it began.
+    """
 
     def __init__(self, spec: EnvSpec, num_envs: int, index: int, make_one: Any, own_spaces: Any, workers: int):
         self._spec, self._num_envs, self._index, self._workers = spec, num_envs, index, workers
@@ -153,7 +144,7 @@ class _Group:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def restart(self, state: Any, seed: int | None = None) -> GymnasiumState:
+    def restart(self, state: Any, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         del state
         if self._vector is None:
             self._vector = self._start()
@@ -166,9 +157,10 @@ class _Group:
             self._answer = self._vector.reset_wait
         else:
             self._answer = functools.partial(self._vector.reset, seed=seeds)
-        return GymnasiumState(np.ones(self._num_envs, np.bool_), np.zeros(self._num_envs, np.int32))
+        return np.ones(self._num_envs, np.bool_), np.zeros(self._num_envs, np.int32)
 
-    def recv(self, state: GymnasiumState) -> tuple[GymnasiumState, TimeStep]:
+    def recv(self, state: Any) -> tuple[Any, TimeStep]:
+        first, elapsed = state
         answer, self._answer = self._answer, None
         if answer is None:
             raise RuntimeError(f"no action was sent to this group of {self._spec.name}, or it was closed")
@@ -186,12 +178,12 @@ class _Group:
             observation = jax.tree.map(lambda x: x.reshape(self._num_envs, *x.shape[2:]), observation)
         fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
         reward, terminated, truncated = (np.reshape(field, self._num_envs) for field in fields)
-        elapsed = np.where(state.done, 0, state.elapsed + 1).astype(np.int32)
-        rest: Any = (reward, state.done, terminated, truncated, {"elapsed_steps": elapsed})
+        elapsed = np.where(first, 0, elapsed + 1).astype(np.int32)
+        rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
         timestep: Any = blocks.consistent(TimeStep(observation, *rest))
-        return GymnasiumState(timestep.terminated | timestep.truncated, elapsed), timestep
+        return (timestep.terminated | timestep.truncated, elapsed), timestep
 
-    def send(self, state: GymnasiumState, action: Any) -> GymnasiumState:
+    def send(self, state: Any, action: Any) -> Any:
         action = blocks.checked_action(self._spec, self._num_envs, np.asarray(action))
         action = blocks.environment_action(self._spec, blocks.bounded_action(self._spec, action))
         if self._workers:

@@ -37,10 +37,8 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
     """
     if env.spec.num_actions is None:
         raise ValueError(f"{env.spec.name} has no discrete actions; an opening needs them")
-    for action in actions:
-        if integer("an action of the opening", action, low=0) >= env.spec.num_actions:
-            raise ValueError(f"opening action {action} is not below {env.spec.num_actions}, as {env.spec.name} needs")
-    played = tuple(int(action) for action in actions)
+    highest = env.spec.num_actions - 1
+    played = tuple(integer("each action of the opening", action, low=0, high=highest) for action in actions)
     if not played:
         return env
     config = {"type": "volvox.envs.preprocessing.opening", "env": env.config, "actions": played}

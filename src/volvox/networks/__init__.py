@@ -10,8 +10,8 @@ from volvox.networks.actor_critics import (
     SmallTorso,
     actor_critic,
 )
-from volvox.networks.circulant import Grouped
 from volvox.networks.genotypes import genotype, genotype_from_functions
+from volvox.networks.interception import Grouped
 from volvox.networks.neuroevolution import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
 from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
 

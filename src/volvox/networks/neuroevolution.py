@@ -82,8 +82,6 @@ class DeepGA(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Logits `[B, num_actions]` of observations `[B, 84, 84, 4]`."""
-        if self.size not in CONVOLUTIONS:
-            raise ValueError(f"DeepGA has sizes {', '.join(CONVOLUTIONS)}; got {self.size!r}")
         x = torso(x, self.size, self._hidden, self.activation, kernel_init=_NORMAL, dtype=self.dtype)
         output = nn.initializers.variance_scaling(_OUTPUT_STD**2, "fan_in", "normal")
         return nn.Dense(self.num_actions, kernel_init=output)(x)

@@ -11,7 +11,7 @@ import optax
 from flax import linen as nn
 
 from volvox._checks import check_type, integers
-from volvox.networks.circulant import Grouped
+from volvox.networks.interception import Grouped
 from volvox.sparsity import masks as masking
 from volvox.sparsity.masks import SparseState, apply_masks, is_sparse, pruned, where
 from volvox.sparsity.rules import Cubic, Magnitude, RewardAware, Rule, check_sparsity
