@@ -24,7 +24,7 @@ from parts import env_steps_per_s, machine, repeatedly, show
 import volvox as vx
 from volvox.ops.low_rank import with_bases
 from volvox.population import draw_seeds
-from volvox.population.decoding import Member, decode_many, first_ancestors
+from volvox.population.decoding import Encoding, Member, decode_many, first_ancestors
 from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.rollout.slots import slot_variables
@@ -65,7 +65,7 @@ class Setting:
         """Returns the evaluator of populations."""
         return PopulationEvaluator(self.net, self.noise, self.env, Nothing(), capacity, chunk_seconds)
 
-    def population(self, code: vx.population.decoding.Encoding, size: int, seed: int) -> vx.Population:
+    def population(self, code: Encoding, size: int, seed: int) -> vx.Population:
         """Returns mutants of random parents, with one episode each."""
         keys = jax.random.split(jax.random.key(seed), 3)
         ancestors = first_ancestors(draw_seeds(code, keys[0], (NUM_PARENTS,)))
@@ -77,9 +77,7 @@ class Setting:
         return vx.Population(bases, parent, seeds, scale, initial, episodes, jnp.zeros(size))
 
 
-def inference_steps_per_s(
-    setting: Setting, code: vx.population.decoding.Encoding, population: vx.Population, seconds: float = 5.0
-) -> float:
+def inference_steps_per_s(setting: Setting, code: Encoding, population: vx.Population, seconds: float = 5.0) -> float:
     """The networks alone: each slot's own network acts, group by group, inside one compiled loop."""
     spec, num_groups = setting.env.spec, setting.env.num_groups
     b = setting.env.num_envs // num_groups
@@ -111,7 +109,7 @@ def inference_steps_per_s(
 
 def rollout(
     setting: Setting, options: Options, size: int, cutoff: int
-) -> tuple[dict[str, Any], vx.population.decoding.Encoding, vx.Population]:
+) -> tuple[dict[str, Any], Encoding, vx.Population]:
     """Plays a population twice; returns figures of the second time, the encoding and the population."""
     evaluator = setting.evaluator(size)
     population = setting.population(evaluator.encoding, size, options.seed)

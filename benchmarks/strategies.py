@@ -46,6 +46,7 @@ class Options:
 def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     """(state or None, returns) -> state."""
     import volvox as vx
+from volvox.population.decoding import Member, decode
 
     spec = vx.EnvSpec("none", (1,), np.float32, None, (1,), -np.ones(1, np.float32), np.ones(1, np.float32), 1, 1)
     genotype = vx.networks.genotype_from_functions(
@@ -66,9 +67,9 @@ def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     @jax.jit
     def decode_each(code, population):
         """Returns a number that depends on all parameters of all members, which are decoded one after the other."""
-        members = vx.population.decoding.Member(*population[1:5])
+        members = Member(*population[1:5])
         sums = jax.lax.map(
-            lambda one: vx.population.decoding.decode(code, population.bases, one)["weights"].sum(), members
+            lambda one: decode(code, population.bases, one)["weights"].sum(), members
         )
         return sums.sum()
 

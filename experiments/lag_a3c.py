@@ -71,7 +71,8 @@ def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
         segment_length=settings.segment_length,
         learning_rate=settings.learning_rate,
     )
-    updates = settings.frames // (learner.frames_per_update(env) * settings.iterations)
+    rounds = settings.frames // (learner.schedule(env).beats_per_round * env.num_envs * env.spec.frame_skip)
+    updates = rounds // (learner.rounds_per_update * settings.iterations)
     if updates < 1 or updates * settings.iterations < 2 * lag:
         raise ValueError(f"frames={settings.frames} are too few for iterations={settings.iterations} and lag={lag}")
     learner = dataclasses.replace(learner, updates_per_iteration=updates)

@@ -1,3 +1,5 @@
+"""Environments of three functions, and gymnax and Brax where they are installed."""
+
 from typing import NamedTuple
 
 import jax
@@ -23,7 +25,6 @@ def keep(state, action, key):
         ({"num_actions": None}, ValueError),
         ({"num_actions": None, "action_shape": (1,), "action_low": 1.0, "action_high": 1.0}, ValueError),
         ({"num_actions": None, "action_shape": (1,), "action_low": np.zeros(2)}, ValueError),
-        ({"extras": lambda state: {"elapsed_steps": state}}, ValueError),
     ],
 )
 def test_functions_that_do_not_fit_are_refused(arguments, error):
@@ -54,7 +55,7 @@ class Walk(NamedTuple):
     left: jax.Array
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("size", [1, 3])
 def test_resets_in_batches_are_the_same_resets(size, drive, actions_for, assert_equal):
     """Episodes of different lengths; the state holds a key, and the reset takes many steps."""
 
@@ -94,28 +95,6 @@ def test_the_state_is_all_there_is(drive, actions_for, assert_equal):
     assert_equal(jax.device_get(one.recv(state)[1]), jax.device_get(other.recv(state)[1]))
 
 
-def test_bounds_are_of_each_component_and_reach_the_spec():
-    env = envs.from_functions(
-        lambda key: jnp.zeros(2),
-        lambda state, action, key: (action, action.sum(), False),
-        lambda state: state,
-        name="pair",
-        num_envs=2,
-        max_episode_steps=3,
-        action_shape=(2,),
-        action_low=[-1, 0],
-        action_high=3,
-    )
-    np.testing.assert_array_equal(env.spec.action_low, np.array([-1, 0], np.float32))
-    np.testing.assert_array_equal(env.spec.action_high, np.array([3, 3], np.float32))
-    assert env.spec.action_low.dtype == env.spec.action_high.dtype == np.float32
-    # Bounds are what a policy should know; they are not enforced.
-    (group,) = env.make(0)
-    state, _ = group.recv(group.init())
-    _, step = group.recv(group.send(state, np.full((2, 2), 9.0, np.float32)))
-    np.testing.assert_array_equal(step.observation, np.full((2, 2), 9.0))
-
-
 def test_another_group_seed_or_cutoff_compiles_nothing_twice():
     traced = []
 
@@ -138,3 +117,61 @@ def test_another_group_seed_or_cutoff_compiles_nothing_twice():
         for group in env.make(seed, max_episode_steps=3 + seed, host=seed == 1):
             group.recv(group.send(group.recv(group.init())[0], np.zeros(2, np.int32)))
     assert len(traced) == before + 1
+
+
+def test_gymnax_steps_are_its_own_and_the_time_limit_truncates(drive):
+    gymnax = pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+    env = envs.gymnax("CartPole-v1", num_envs=3, max_episode_steps=8)
+    (group,) = env.make(0)
+    actions = np.tile(np.array([0, 1], np.int32), 15)[:, None].repeat(3, axis=1)  # keeps the pole up for 8 timesteps
+    played = drive(group, actions)
+    assert played.truncated[8].all()
+    assert not played.terminated.any()
+    assert played.first[9].all()
+    task, params = gymnax.make("CartPole-v1")
+    state = task.reset_env(jax.random.key(0), params)[1].replace(
+        **dict(zip(("x", "x_dot", "theta", "theta_dot"), played.observation[0, 0], strict=True))
+    )
+    for t in range(1, 9):
+        seen, state, reward, *_ = task.step_env(jax.random.key(1), state, actions[t - 1, 0], params)
+        np.testing.assert_allclose(played.observation[t, 0], seen, rtol=1e-5)
+        assert played.reward[t, 0] == reward
+
+
+def test_gymnaxs_own_limit_is_no_termination(drive):
+    pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+    env = envs.gymnax("Pendulum-v1", num_envs=2)
+    assert env.spec.max_episode_steps == 200
+    assert env.spec.action_shape == (1,)
+    (group,) = env.make(0)
+    played = drive(group, np.zeros((205, 2, 1), np.float32))
+    assert played.truncated[200].all()
+    assert not played.terminated.any()
+    assert played.first[201].all()
+
+
+@pytest.mark.parametrize("wrong", [{"task": "CartPol-v1"}, {"gravit": 1.0}, {"max_steps_in_episode": 9}])
+def test_mistakes_are_refused(wrong):
+    pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+    with pytest.raises(ValueError, match="unknown"):
+        envs.gymnax(**{"task": "CartPole-v1", "num_envs": 1, **wrong})
+
+
+@pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Accessing .* directly from `Data`:DeprecationWarning")  # Brax with mjx 3.17
+def test_brax_steps_and_truncates(drive, actions_for):
+    pytest.importorskip("brax", reason='needs pip install "volvox[brax]"')
+    env = envs.brax("inverted_pendulum", num_envs=2, max_episode_steps=3, backend="positional")
+    (group,) = env.make(0)
+    played = drive(group, 0 * actions_for(env, 5))
+    assert played.truncated[3].all()
+    assert played.first[4].all()
+    with pytest.raises(ValueError, match="unknown task of Brax"):
+        envs.brax("inverted_pendulu", num_envs=1)
+
+
+@pytest.mark.parametrize("name", ["gymnax", "brax"])
+def test_a_missing_package_is_told(name, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(ImportError, match=rf'pip install "volvox\[{name}\]"'):
+        getattr(envs, name)("ant", num_envs=1)

@@ -38,12 +38,6 @@ def test_a_time_step_keeps_its_promises(xp):
     assert set(step.extras) == {"lives"}
 
 
-def test_a_time_step_of_other_shapes_is_refused():
-    ends = jnp.zeros(3, bool)
-    with pytest.raises(AssertionError, match="shapes"):
-        groups.consistent(TimeStep(jnp.zeros((3, 1)), jnp.zeros((3, 1)), ends, ends, ends, {}))
-
-
 def test_actions_are_checked_and_clipped_to_the_bounds_of_each_component():
     assert groups.checked_action(PAIR, 3, np.zeros((3, 2))).shape == (3, 2)
     with pytest.raises(ValueError, match="shape"):
@@ -68,34 +62,18 @@ def test_discrete_actions_are_clipped(xp):
     np.testing.assert_array_equal(groups.bounded_action(spec, xp.array([-3, 0, 1, 9])), [0, 0, 1, 1])
 
 
-def test_bounds_are_numbers_or_arrays():
-    low, high = groups.action_bounds(-2, [0.5, 1.5], (2,))
-    assert low.dtype == high.dtype == np.float32
-    np.testing.assert_array_equal(low, [-2, -2])
-    np.testing.assert_array_equal(high, [0.5, 1.5])
-    assert groups.action_bounds(-1.0, np.inf, ())[1] == np.inf
-    for wrong in ((0.0, [1.0, 0.0]), ([0.0] * 3, 1.0), (np.nan, 1.0)):
-        with pytest.raises(ValueError, match="action_low must be below action_high"):
-            groups.action_bounds(*wrong, (2,))
-
-
 @pytest.mark.parametrize("host", [False, True])
 def test_a_wrapper_sees_and_changes_everything_and_starts_anew_at_a_restart(host):
-    class Late:
-        """Shows the number of timesteps since it was started, and plays the opposite action."""
+    def observe(count, timestep):
+        assert groups.array_module(count) is groups.array_module(timestep.first)
+        return count + 1, timestep._replace(extras={**timestep.extras, "count": count})
 
-        def init(self, num_envs):
-            return np.zeros(num_envs, np.int32)
-
-        def observe(self, count, timestep):
-            assert groups.array_module(count) is groups.array_module(timestep.first)
-            return count + 1, timestep._replace(extras={**timestep.extras, "count": count})
-
-        def act(self, count, action):
-            return 1 - action
+    def act(count, action):
+        return 1 - action
 
     corridor = probes.corridor(length=4, num_envs=2)
-    env = groups.wrapped(corridor, Late(), spec=corridor.spec._replace(name="late"), hidden_steps=2, config={"late": 3})
+    spec, changes = corridor.spec._replace(name="late"), (lambda num_envs: np.zeros(num_envs, np.int32), observe, act)
+    env = groups.wrapped(corridor, *changes, spec=spec, hidden_steps=2, config={"late": 3})
     assert env.config == {"late": 3}
     (group,) = env.make(0, max_episode_steps=3, host=host)
     assert (group.spec.name, group.spec.max_episode_steps) == ("late", 3)
@@ -149,12 +127,11 @@ IMAGE = np.arange(2 * 5 * 6).reshape(2, 5, 6)  # two channels first
         (IMAGE.astype(np.uint8), np.uint8, IMAGE.astype(np.uint8).transpose(1, 2, 0)),
         (np.stack([IMAGE, IMAGE]), np.int32, np.stack([IMAGE, IMAGE]).transpose(0, 2, 3, 1).astype(np.int32)),
         (np.array([np.inf, np.nan]), np.float32, np.float32([np.inf, np.nan])),
-        # An integer that wraps, a float that overflows, numbers of another kind, and another shape.
+        # An integer that wraps, a float that overflows, a fraction, and another shape.
         (np.array([0, 2**40 + 7]), np.int32, None),
         (np.array([-1, 0]), np.uint8, None),
         (np.array([0.0, 1e300]), np.float32, None),
-        (np.array([0.0, 1.0]), np.uint8, None),
-        (np.array(["a", "b"]), np.float32, None),
+        (np.array([0.0, 0.5]), np.uint8, None),
         (np.zeros(3), np.float32, None),
     ],
 )

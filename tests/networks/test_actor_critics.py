@@ -33,19 +33,10 @@ NATURE = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 64 + 64 + 3 * 3 * 64 * 64 + 64
 SMALL = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32 + dense(11 * 11 * 32, 256)
 
 
-def large(stride):
-    side = 84
-    for s in (stride, 2, 2):
-        side = -(-side // s)  # SAME padding
-    convolutions = 8 * 8 * 4 * 32 + 32 + 4 * 4 * 32 * 32 + 32 + 4 * 4 * 32 * 64 + 64
-    return convolutions + dense(side * side * 64, 256) + dense(256, 6) + dense(256, 1)
-
-
 @pytest.mark.parametrize(
     ("module", "size"),
     [
         (GA3C(6), SMALL + dense(256, 6) + dense(256, 1)),
-        (GA3C(6, size="large", first_stride=3), large(3)),
         (ActorCritic(6, SmallTorso()), SMALL + dense(256, 6) + dense(256, 1)),
         (ActorCritic(6, NatureTorso()), NATURE + dense(7 * 7 * 64, 512) + dense(512, 6) + dense(512, 1)),
         (RecurrentActorCritic(6, SmallTorso()), SMALL + 4 * (256 * 256 * 2 + 256) + dense(256, 6) + dense(256, 1)),
@@ -57,17 +48,6 @@ def test_sizes(module, size):
     assert net.policy.config is module
     params = jax.eval_shape(net.policy.init, jax.random.key(0))
     assert num_parameters(params) == size
-
-
-def test_outputs_are_those_of_plain_flax():
-    module = ActorCritic(6, SmallTorso())
-    net = actor_critic(module, PONG)
-    params = net.policy.init(jax.random.key(0))
-    output, value, state = net.apply(params, FRAMES, ())
-    plain = module.apply({"params": params}, FRAMES)
-    np.testing.assert_allclose(output, plain[0], atol=1e-5)
-    np.testing.assert_allclose(value, plain[1], atol=1e-5)
-    assert (output.shape, value.shape, state) == ((3, 6), (3,), ())
 
 
 def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from volvox import networks
+from volvox.networks.interception import use_kernels
 from volvox.ops.circulant import formed
 
 
@@ -26,7 +26,7 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
         numbers = inner[name]["circulant"]
         kernel = formed(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
         dense[name] = {"kernel": kernel, "bias": inner[name]["bias"]}
-    with networks.use_kernels():
+    with use_kernels():
         found = grouped.apply({"params": params}, x)
     np.testing.assert_allclose(found, net.apply({"params": dense}, x), rtol=1e-4, atol=1e-5)
 
@@ -35,26 +35,6 @@ def test_it_begins_as_dense_networks_do():
     """Each stored number is as large as a weight of a dense layer, so that outputs are."""
     params = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4).init(jax.random.key(0), jnp.zeros((1, 400)))
     assert float(params["params"]["inner"]["Dense_0"]["circulant"].std()) == pytest.approx(1 / 20, rel=0.05)
-
-
-def test_layers_called_by_keyword_are_grouped_too():
-    class Called(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(32)(inputs=x)
-
-    params = networks.Grouped(Called(), block=4).init(jax.random.key(0), jnp.zeros((1, 32)))["params"]
-    assert params["inner"]["Dense_0"]["circulant"].shape == (8, 4, 8)
-
-
-def test_a_layer_by_itself_stores_its_blocks():
-    layer, x = networks.BlockCirculantDense(8, block=4), jax.random.normal(jax.random.key(1), (5, 16))
-    params = layer.init(jax.random.key(0), x)["params"]
-    assert params["circulant"].shape == (4, 4, 2)
-    kernel = formed(params["circulant"].reshape(-1, 2), 4)
-    np.testing.assert_allclose(layer.apply({"params": params}, x), x @ kernel, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError):
-        layer.init(jax.random.key(0), x[:, :15])
 
 
 @pytest.mark.parametrize("options", [{"block": 3}, {"min_side": 33}])

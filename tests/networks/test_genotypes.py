@@ -24,16 +24,6 @@ class Normed(nn.Module):
         return 0.25 if path == ("Dense_1", "kernel") else 2.0
 
 
-def test_apply_is_the_module(make_spec):
-    net = genotype(MLP(2), make_spec((3,), num_actions=2))
-    params, x = net.policy.init(jax.random.key(0)), jnp.ones((4, 3))
-    state = net.policy.initial_state(4)
-    assert state == ()
-    output, state = net.policy.apply(net.prepare(params), x, state)
-    assert state == ()
-    np.testing.assert_allclose(output, MLP(2).apply({"params": params}, x), rtol=1e-6)
-
-
 def test_discrete_actions_are_drawn_from_logits_or_the_likeliest(make_spec):
     net = genotype(MLP(3), make_spec((3,), num_actions=3)).policy
     logits, state = net.apply(net.init(jax.random.key(0)), jnp.arange(12.0).reshape(4, 3), ())
@@ -92,14 +82,6 @@ def test_first_generation(make_spec, normal_like):
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, params)
 
 
-def test_spread_given_by_the_caller(make_spec, normal_like):
-    net = genotype(Normed(), make_spec((3,), num_actions=2), initial_std=lambda path: 3.0)
-    noise = normal_like(net.policy.init(jax.random.key(0)))
-    np.testing.assert_allclose(
-        net.from_noise(noise)["Dense_1"]["kernel"], noise["Dense_1"]["kernel"] * 3 / np.sqrt(5), rtol=1e-6
-    )
-
-
 def test_prepare(make_spec):
     net = genotype(MLP(2), make_spec((3,), num_actions=2), prepare=lambda p: jax.tree.map(lambda a: 2 * a, p))
     params = net.policy.init(jax.random.key(0))
@@ -144,15 +126,6 @@ class Layers(nn.Module):
 def test_networks_that_do_not_fit_are_refused(make_spec, module, error, message):
     with pytest.raises(error, match=message):
         genotype(module, make_spec((3,), num_actions=4))
-
-
-def test_a_network_may_have_no_parameters(make_spec):
-    class Fixed(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return jnp.broadcast_to(jnp.arange(4.0), (x.shape[0], 4))
-
-    assert not jax.tree.leaves(genotype(Fixed(), make_spec((3,), num_actions=4)).policy.init(jax.random.key(0)))
 
 
 def test_genotype_from_functions(make_spec, normal_like):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from volvox.networks import MLP, use_kernels
+from volvox.networks import MLP
+from volvox.networks.interception import use_kernels
 
 
 class Mixed(nn.Module):
@@ -96,11 +97,6 @@ def test_half_precision_weights_are_read_as_they_are():
     np.testing.assert_allclose(jax.jit(ours)(params, x), jax.jit(flax)(params, x), rtol=1e-5, atol=1e-5)
     (call,) = [eqn for eqn in jax.make_jaxpr(ours)(params, x).eqns if "custom_vjp_call" in eqn.primitive.name]
     assert [str(operand.aval.dtype) for operand in call.invars] == ["float32", "bfloat16"]
-
-
-@pytest.mark.parametrize("shape", [(9, 9, 3), (2, 2, 9, 9, 3)], ids=str)
-def test_any_batch_axes(shape):
-    assert_same_as_flax(nn.Conv(4, (3, 3)), *network(nn.Conv(4, (3, 3)), shape, networks=2))
 
 
 @pytest.mark.parametrize(

@@ -58,24 +58,6 @@ def test_many_networks_compute_what_flax_computes(atari_spec, normal_like, size)
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_integers_are_scaled_and_floats_are_not(atari_spec, normal_like):
-    module = DeepGA(18, size="small")
-    net = genotype(module, atari_spec)
-    params = net.from_noise(normal_like(jax.eval_shape(net.policy.init, jax.random.key(0))))
-    x = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 4), np.uint8)
-    scaled = (x / 255).astype(np.float32)
-    np.testing.assert_allclose(
-        module.apply({"params": params}, x), module.apply({"params": params}, scaled), rtol=1e-4, atol=1e-6
-    )
-
-
-def test_hidden_layers_and_activation_are_options(atari_spec):
-    module = DeepGA(18, size="small", hidden=(32, 16), activation=nn.tanh)
-    params = jax.eval_shape(genotype(module, atari_spec).policy.init, jax.random.key(0))
-    assert [params[f"Dense_{i}"]["kernel"].shape[1] for i in range(3)] == [32, 16, 18]
-    assert [module.initial_std((f"Dense_{i}", "kernel")) for i in range(3)] == [1.0, 1.0, 0.1]
-
-
 SPEC = probe.target(size=3).spec
 
 
@@ -110,11 +92,6 @@ def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
     first = net.from_noise(jax.tree.map(lambda x: jnp.ones(x.shape), code.like))
     np.testing.assert_array_equal(first["VirtualBatchNorm_0"]["bias"], np.zeros(5))
     np.testing.assert_allclose(first["Dense_1"]["kernel"], np.full((5, 3), 5**-0.5), rtol=1e-6)
-
-
-def test_the_config_has_the_module_and_the_size_of_the_batch():
-    config = reference_genotype(Net(), SPEC, REFERENCE).policy.config
-    assert config == {"type": "volvox.networks.reference_genotype", "module": Net(), "reference": 20}
 
 
 @pytest.mark.parametrize(

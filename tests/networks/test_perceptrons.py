@@ -60,15 +60,3 @@ def test_actions_are_within_the_bounds_whatever_rounding_does():
         scaled = np.asarray(made.scale(jnp.full((1, 200), action)))[0]
         assert ((scaled >= low) & (scaled <= high)).all()
         np.testing.assert_allclose(scaled, bound, rtol=1e-5)
-
-
-def test_a_network_may_have_no_parameters():
-    class Still(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return jnp.zeros((x.shape[0], 2))
-
-    made = actor_and_critics(ActorAndCritic(Still(), QNetwork((2,))), make_box(-np.ones(2), np.ones(2)))
-    params = made.init(jax.random.key(0))
-    assert params.actor == {}
-    np.testing.assert_array_equal(made.act(params.actor, jnp.ones((3, 4))), np.zeros((3, 2)))

@@ -3,13 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes as probe
 import pytest
-from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volvox import networks
 from volvox.ops.circulant import block_circulant, formed
 
 
@@ -76,31 +73,3 @@ def test_the_matrix_is_formed_in_gradients_of_many_rows_only():
         for f, expected in ((product, False), (jax.grad(product), made)):
             text = jax.jit(f).lower(kernel, normal(rows, 16)).as_text()
             assert ("tensor<16x16xf32>" in text) is expected
-
-
-@pytest.mark.parametrize(("shape", "block"), [((10, 3), 4), ((8, 3), 0), ((7, 3), 7)])
-def test_shapes_that_do_not_fit_are_refused(shape, block):
-    with pytest.raises(ValueError, match="block"):
-        block_circulant(normal(2, shape[0] if block != 7 else 8), normal(*shape), block)
-
-
-class Net(nn.Module):
-    """One circulant layer between two dense ones."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Dense(16)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(3)(nn.relu(networks.BlockCirculantDense(24, block=8)(x)))
-
-
-def test_a_network_with_such_a_layer_is_a_genotype():
-    """It mutates and plays like any other."""
-    net = networks.genotype(Net(), probe.target(size=3).spec)
-    params = net.policy.init(jax.random.key(0))
-    assert params["BlockCirculantDense_0"]["circulant"].shape == (2, 8, 3)
-    many = jax.tree.map(lambda x: x + 0.1 * jnp.arange(3.0).reshape(-1, *[1] * x.ndim), params)
-    x = normal(3, 1, 3, seed=3)
-    together = jax.jit(jax.vmap(lambda p, x: net.policy.apply(p, x, ())[0]))(many, x)
-    for i in range(3):
-        one = Net().apply({"params": jax.tree.map(lambda leaf, i=i: leaf[i], many)}, x[i])
-        np.testing.assert_allclose(together[i], one, rtol=1e-4, atol=1e-5)

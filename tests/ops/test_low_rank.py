@@ -15,9 +15,7 @@ from volvox.ops.matmul import matmul
 
 INDICES = {
     "all one": lambda p, n: np.full(n, p - 1),
-    "sorted": lambda p, n: np.sort(np.arange(n) % p),
     "unsorted": lambda p, n: np.random.default_rng(1).integers(0, p, n),
-    "few of many": lambda p, n: np.where(np.arange(n) % 3, 0, p - 1),
 }
 
 
@@ -30,7 +28,7 @@ def formed(kernel: LowRankKernel):
     return base + (np.asarray(kernel.a, np.float64) @ np.asarray(kernel.b, np.float64).T).reshape(base.shape)
 
 
-@pytest.mark.parametrize(("num_bases", "rows"), [(1, 1), (2, 3), (7, 1), (20, 1)])
+@pytest.mark.parametrize(("num_bases", "rows"), [(1, 1), (7, 1), (20, 1)])
 @pytest.mark.parametrize("kind", INDICES)
 def test_shared_kernels(kind, num_bases, rows):
     """However rows fall on kernels, the grouped product is the product with each row's own kernel."""
@@ -92,14 +90,6 @@ def test_conv_elsewhere_is_the_same():
     )
 
 
-def test_ragged_matmul_is_the_formula():
-    """`lax.ragged_dot` replaces the CPU's grouped product on other devices."""
-    x, w, index = normal(9, 2, 200), normal(4, 200, 100, seed=1), np.array([3, 0, 0, 1, 3, 3, 0, 1, 3], np.int32)
-    program = jax.jit(matmul).trace(x, w, index).lower(lowering_platforms=("cuda",)).as_text()
-    assert "ragged" in program
-    np.testing.assert_allclose(matmul(x, w, index), np.einsum("bmk,bkn->bmn", x, w[index]), atol=1e-3)
-
-
 class Mixed(nn.Module):
     """Every kind of layer and parameter there is a rule for, and two for which there is none."""
 
@@ -113,15 +103,6 @@ class Mixed(nn.Module):
         return nn.Dense(3, use_bias=False)(x @ self.param("matrix", nn.initializers.ones, (5, 5)))
 
 
-def test_kernels_of_a_mixed_module_are_found():
-    module, x = Mixed(), normal(2, 6, 6, 1)
-    params = module.init(jax.random.key(0), x)["params"]
-    found = low_rank_kernels(lambda params, x: module.apply({"params": params}, x), params, x)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    names = {tuple(key.key for key in path) for path, leaf in leaves if leaf.ndim > 1}
-    assert found == names - {("matrix",)}
-
-
 def test_a_mixed_module_takes_low_rank_kernels():
     """Unmodified modules, members vmapped: against explicitly formed weights."""
     module, n, num_bases = Mixed(), 4, 2
@@ -129,7 +110,7 @@ def test_a_mixed_module_takes_low_rank_kernels():
     inits = [module.init(jax.random.key(i), x[0])["params"] for i in range(num_bases)]
     bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *inits)
     found = low_rank_kernels(lambda params, x: module.apply({"params": params}, x), inits[0], x[0])
-    assert len(found) > 10
+    assert len(found) == sum(leaf.ndim > 1 for leaf in jax.tree.leaves(inits[0])) - 1  # all but `matrix`
     paths, treedef = jax.tree_util.tree_flatten_with_path(bases)
     members, dense = [], []
     for i in range(n):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from volvox.networks import DeepGA, use_kernels
+from volvox.networks import DeepGA
+from volvox.networks.interception import use_kernels
 from volvox.ops.conv import conv, conv_low_rank
 from volvox.ops.low_rank import LowRankKernel, low_rank_dense
 from volvox.ops.matmul import matmul

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import probes as probe
@@ -59,46 +58,3 @@ def test_the_same_settings_train_both_kinds_of_learners():
     assert 26 <= int(live.sum()) < 64
     assert 0.5 < metrics["compression"] < 0.9
     algorithm.close()
-
-
-class Convolutions(nn.Module):
-    """A small image's worth of features before a large layer."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = x.reshape(-1, 1, 1, 1) * jnp.ones((1, 4, 4, 8))
-        x = nn.relu(nn.Conv(8, (3, 3))(x)).reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(32)(x))
-        return nn.Dense(2)(x), nn.Dense(1)(x)[:, 0]
-
-
-def clipped(learning_rate):
-    return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(learning_rate))
-
-
-def test_only_what_is_grouped_is_pruned_and_the_rest_is_as_it_would_be():
-    """Convolutions stay whole; gradients are clipped inside, where pruned weights have none."""
-    gst = GroupSparse(block=4, final_sparsity=0.9, increment=0.1, every=2)
-    settings = vx.A3C(
-        optimizer=gst.optimizer(clipped), max_gradient_norm=None, segment_length=4, updates_per_iteration=60
-    )
-    algorithm = vx.learn(settings, gst.network(Convolutions()), ENV)
-    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
-    masks = masks_of(state.learning.optimizer)["inner"]
-    assert masks["Conv_0"]["kernel"].ndim == masks["Dense_1"]["kernel"].ndim == 0
-    assert masks["Dense_0"]["circulant"].shape == (32, 1, 8)
-    algorithm.close()
-
-
-@pytest.mark.parametrize("block", [1, 4])
-def test_networks_of_small_layers_are_refused(block):
-    with pytest.raises(ValueError):
-        td3(GroupSparse(min_side=33, block=block))
-
-
-def test_single_weights_of_critics_alone_may_be_large_enough():
-    gst = GroupSparse(block=1)
-    made = gst.optimizer(optax.sgd(0.5))  # the optimiser has its own rate
-    algorithm = td3(gst, networks.MLP(1, hidden=(16,)), optimizer=made, learning_rate=None)
-    masks = masks_of(algorithm.init(jax.random.key(0)).learning.optimizer.critics)
-    assert masks[0]["Dense_1"]["kernel"].shape == (1, 32, 1, 32)

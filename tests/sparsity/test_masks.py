@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from volvox.sparsity import compression, is_sparse, masks_of, table
-from volvox.sparsity.masks import kernels
+from volvox.sparsity.masks import compression, is_sparse, kernels, masks_of, table
 
 
 def test_biases_and_scales_are_no_kernels():

@@ -6,18 +6,15 @@
 and with a human. The module `groups` has building blocks for other kinds of environments.
 """
 
-from volvox.envs import groups, maze, preprocessing
+from volvox.envs import groups, preprocessing
 from volvox.envs.classic_control import cartpole
-from volvox.envs.envpool_group import envpool
-from volvox.envs.envpool_tasks import atari, atari_game, atari_games, human_normalized, mujoco
-from volvox.envs.functional import from_functions
+from volvox.envs.envpool_tasks import atari, atari_games, envpool, human_normalized, mujoco
+from volvox.envs.functional import brax, from_functions, gymnax
 from volvox.envs.gymnasium_group import gymnasium
-from volvox.envs.jax_suites import brax, gymnax
 from volvox.envs.maze import hard_maze
 
 __all__ = [
     "atari",
-    "atari_game",
     "atari_games",
     "brax",
     "cartpole",
@@ -28,7 +25,6 @@ __all__ = [
     "gymnax",
     "hard_maze",
     "human_normalized",
-    "maze",
     "mujoco",
     "preprocessing",
 ]

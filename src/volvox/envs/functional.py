@@ -1,6 +1,10 @@
-"""Environments made from three pure functions of one environment, behind the same interface as envpool's."""
+"""Environments in pure JAX, behind the same interface as envpool's: of three functions, of gymnax, and of Brax.
 
-import dataclasses
+A time limit of gymnax and Brax becomes `max_episode_steps`, so that it truncates and everything else terminates:
+gymnax's `step_env` reports only the ends by the rules, and the wrapper of Brax that limits episodes is left out.
+"""
+
+import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,8 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer
-from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
+from volvox.envs.groups import action_bounds, checked_action, consistent, recipe, unknown_name
 from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
+
+_NO_LIMIT = 2**30
+"""Timesteps of the time limit of a task that has none."""
 
 
 class FunctionalState(NamedTuple):
@@ -87,7 +94,7 @@ def from_functions(
       action_low: Smallest allowed values of a continuous action (not enforced): a number, or an array
         `[*action_shape]`.
       action_high: Largest allowed values, likewise.
-      extras: state -> further entries of `TimeStep.extras` by name.
+      extras: state -> further entries of `TimeStep.extras` by name, besides `elapsed_steps`.
       reset_batch: Number of environments of a group that are reset together. With None every timestep computes a reset
         of each environment, which is fastest for cheap resets. With a number it computes resets only for episodes that
         begin, in batches of this size: use a small number, such as 1 to 8, if a reset costs many timesteps. The results
@@ -120,10 +127,19 @@ def from_functions(
     elif action_shape is not None:
         action_shape = tuple(action_shape)
         low, high = action_bounds(action_low, action_high, action_shape)
+    action = jax.ShapeDtypeStruct(action_shape or (), np.int32 if low is None else np.float32)
+    extras = extras or (lambda state: {})
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(reset, key)
+    after, reward, terminated = jax.eval_shape(step, state, action, key)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
+    if reward.shape != () or terminated.shape != ():
+        raise ValueError(f"reward and terminated must be scalars, got shapes {reward.shape}, {terminated.shape}")
+    observation = jax.eval_shape(observe, state)
     spec = EnvSpec(
         name=name,
-        observation_shape=(),
-        observation_dtype=np.dtype(np.float32),
+        observation_shape=jax.tree.map(lambda x: tuple(x.shape), observation),
+        observation_dtype=jax.tree.map(lambda x: np.dtype(x.dtype), observation),
         num_actions=num_actions,
         action_shape=action_shape,
         action_low=low,
@@ -131,84 +147,50 @@ def from_functions(
         max_episode_steps=int(max_episode_steps),
         frame_skip=1,
         num_choices=None if num_choices is None else tuple(num_choices),
+        extras=("elapsed_steps", *jax.eval_shape(extras, state)),
     )
-    functions = _Functions(reset, step, observe, extras or (lambda state: {}), spec.action, reset_batch)
-    observation, further = functions.check()
-    spec = spec._replace(
-        observation_shape=jax.tree.map(lambda x: tuple(x.shape), observation),
-        observation_dtype=jax.tree.map(lambda x: np.dtype(x.dtype), observation),
-        extras=("elapsed_steps", *further),
-    )
-    # All groups share these compiled functions, so that another group, seed or cutoff compiles nothing twice.
-    init = jax.jit(functions.init, static_argnames="num_envs")
-    recv = jax.jit(functions.recv, inline=True)
-    return recipe(spec, partial(_group, init, recv), num_envs=num_envs, groups=groups, config=config)
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Functions:
-    """The functions of one environment; `action` is the shape and dtype of an action."""
-
-    reset: Callable[[Array], ArrayTree]
-    step: Callable[[ArrayTree, Array, Array], tuple[ArrayTree, Any, Any]]
-    observe: Callable[[ArrayTree], ArrayTree]
-    extras: Callable[[ArrayTree], dict[str, Array]]
-    action: jax.ShapeDtypeStruct
-    reset_batch: int | None
-
-    def check(self) -> tuple[ArrayTree, dict[str, Any]]:
-        """Returns shapes and dtypes of observation and extras; checks that the functions fit."""
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        state = jax.eval_shape(self.reset, key)
-        after, reward, terminated = jax.eval_shape(self.step, state, self.action, key)
-        chex.assert_trees_all_equal_structs(state, after)
-        chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
-        if reward.shape != () or terminated.shape != ():
-            raise ValueError(f"reward and terminated must be scalars, got shapes {reward.shape}, {terminated.shape}")
-        further = jax.eval_shape(self.extras, state)
-        if "elapsed_steps" in further:
-            raise ValueError("extras must not contain 'elapsed_steps', which is always there")
-        return jax.eval_shape(self.observe, state), further
-
-    def init(self, key: Array, index: int | Array, *, num_envs: int) -> FunctionalState:
+    def init(key: Array, index: int | Array, *, num_envs: int) -> FunctionalState:
         """Returns the state in which all environments of group `index` are about to begin an episode."""
         keys, elapsed = _keys(key, index, num_envs), jnp.zeros(num_envs, jnp.int32)
         # The first `recv` resets all environments; here they are reset for their shapes.
-        inner = jax.vmap(self.reset)(keys)
-        return FunctionalState(keys, inner, elapsed, jnp.ones(num_envs, jnp.bool_), zeros(self.action, num_envs))
+        inner = jax.vmap(reset)(keys)
+        return FunctionalState(keys, inner, elapsed, jnp.ones(num_envs, jnp.bool_), zeros(action, num_envs))
 
-    def recv(self, state: FunctionalState, limit: Array) -> tuple[FunctionalState, TimeStep]:
-        """Steps all environments; `limit` is the number of timesteps that truncates an episode."""
-        begun = None if self.reset_batch is None else self._begun(state, self.reset_batch)
-        return jax.vmap(self._recv_one, in_axes=(0, None, 0))(state, limit, begun)
-
-    def _recv_one(
-        self, state: FunctionalState, limit: Array, begun: ArrayTree | None
-    ) -> tuple[FunctionalState, TimeStep]:
-        """Steps one environment; `begun` is the state of a new episode, None if it is still to be computed."""
-        key, reset_key, step_key = jax.random.split(state.key, 3)
-        first = state.done
-        stepped, reward, terminated = self.step(state.inner, state.action, step_key)
-        begun = self.reset(reset_key) if begun is None else begun
-        inner = jax.tree.map(partial(jnp.where, first), begun, stepped)
-        elapsed = jnp.where(first, 0, state.elapsed + 1)
-        extras = {**self.extras(inner), "elapsed_steps": elapsed}
-        timestep = consistent(TimeStep(self.observe(inner), reward, first, terminated, elapsed >= limit, extras))
-        done = timestep.terminated | timestep.truncated
-        return FunctionalState(key, inner, elapsed, done, state.action), timestep
-
-    def _begun(self, state: FunctionalState, size: int) -> ArrayTree:
+    def reset_in_batches(state: FunctionalState, size: int) -> ArrayTree:
         """Resets the environments that begin an episode, `size` at once; returns states for these environments."""
         keys = jax.vmap(lambda key: jax.random.split(key, 3)[1])(state.key)
 
         def reset_some(carry: tuple[Array, ArrayTree]) -> tuple[Array, ArrayTree]:
             waiting, states = carry
             rows = jnp.nonzero(waiting, size=size, fill_value=len(waiting))[0]
-            begun = jax.vmap(self.reset)(keys[jnp.minimum(rows, len(waiting) - 1)])
+            begun = jax.vmap(reset)(keys[jnp.minimum(rows, len(waiting) - 1)])
             states = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), states, begun)
             return waiting.at[rows].set(False, mode="drop"), states
 
         return jax.lax.while_loop(lambda carry: carry[0].any(), reset_some, (state.done, state.inner))[1]
+
+    def recv_one(state: FunctionalState, limit: Array, begun: ArrayTree | None) -> tuple[FunctionalState, TimeStep]:
+        """Steps one environment; `begun` is the state of a new episode, None if it is still to be computed."""
+        key, reset_key, step_key = jax.random.split(state.key, 3)
+        first = state.done
+        stepped, reward, terminated = step(state.inner, state.action, step_key)
+        begun = reset(reset_key) if begun is None else begun
+        inner = jax.tree.map(partial(jnp.where, first), begun, stepped)
+        elapsed = jnp.where(first, 0, state.elapsed + 1)
+        further = {**extras(inner), "elapsed_steps": elapsed}
+        timestep = consistent(TimeStep(observe(inner), reward, first, terminated, elapsed >= limit, further))
+        done = timestep.terminated | timestep.truncated
+        return FunctionalState(key, inner, elapsed, done, state.action), timestep
+
+    def recv(state: FunctionalState, limit: Array) -> tuple[FunctionalState, TimeStep]:
+        """Steps all environments; `limit` is the number of timesteps that truncates an episode."""
+        begun = None if reset_batch is None else reset_in_batches(state, reset_batch)
+        return jax.vmap(recv_one, in_axes=(0, None, 0))(state, limit, begun)
+
+    # All groups share these compiled functions, so that another group, seed or cutoff compiles nothing twice.
+    compiled = jax.jit(init, static_argnames="num_envs"), jax.jit(recv, inline=True)
+    return recipe(spec, partial(_group, *compiled), num_envs=num_envs, groups=groups, config=config)
 
 
 def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
@@ -217,7 +199,7 @@ def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
 
 
 def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
-    """Makes group number `index`; `init` and `recv` are those of `_Functions`, compiled."""
+    """Makes group number `index`; `init` and `recv` are those of `from_functions`, compiled."""
 
     def key_of(seed: int) -> Array:
         return jax.random.key(integer("seed", seed, low=0, high=2**32 - 1))
@@ -239,3 +221,137 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
 
     functions = (partial(init, key_of(seed), index, num_envs=num_envs), receive, send, restart, lambda: None)
     return EnvGroup(spec, num_envs, not host, *functions, resumable=not host, rekey=rekey)
+
+
+def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int | None = None, **params: Any) -> Env:
+    """Makes a recipe for an environment of gymnax, which is compiled with the loop; `pip install "volvox[gymnax]"`.
+
+    Example:
+      >>> env = volvox.envs.gymnax("CartPole-v1", num_envs=64, groups=2)  # doctest: +SKIP
+
+    Args:
+      task: A name that `gymnax.make` takes.
+      num_envs: Environments in all groups together.
+      groups: Number of groups, which take turns; a divisor of `num_envs`.
+      max_episode_steps: Timesteps after which an episode is truncated; None takes the task's own.
+      **params: Fields of the environment's parameters in place of the defaults.
+
+    Returns:
+      The recipe.
+
+    Raises:
+      ImportError: gymnax is not installed.
+      ValueError: An unknown task or parameter, a number out of range, or actions of another space than Discrete or Box.
+    """
+    config = {"type": "volvox.envs.gymnax", **locals()}
+    config |= config.pop("params")
+    package = _import("gymnax", extra="gymnax")
+    if task not in package.registered_envs:
+        raise unknown_name("task of gymnax", task, package.registered_envs)
+    env, defaults = package.make(task)
+    known = vars(defaults).keys() - {"max_steps_in_episode"} | {"max_episode_steps"}
+    if unknown := params.keys() - known:
+        raise unknown_name(f"parameter of {task}", unknown.pop(), known)
+    limit = getattr(defaults, "max_steps_in_episode", _NO_LIMIT) if max_episode_steps is None else max_episode_steps
+    if hasattr(defaults, "max_steps_in_episode"):  # some observations include the share of it that has passed
+        params["max_steps_in_episode"] = limit
+    values = defaults.replace(**params)
+
+    def reset(key: Array) -> Any:
+        return env.reset_env(key, values)
+
+    def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
+        observation, inner, reward, done, _ = env.step_env(key, state[1], action, values)
+        return _like(state, (observation, inner)), jnp.float32(reward), done
+
+    return from_functions(
+        reset,
+        step,
+        lambda state: state[0],
+        name=task,
+        num_envs=num_envs,
+        groups=groups,
+        max_episode_steps=limit,
+        **_actions(task, env.action_space(values)),
+        config=config,
+    )
+
+
+def brax(
+    task: str,
+    *,
+    num_envs: int,
+    groups: int = 1,
+    max_episode_steps: int = 1_000,
+    backend: str | None = None,
+    reset_batch: int | None = None,
+    **options: Any,
+) -> Env:
+    """Makes a recipe for an environment of Brax, which is compiled with the loop; `pip install "volvox[brax]"`.
+
+    Example:
+      >>> env = volvox.envs.brax("ant", num_envs=64, groups=2)  # doctest: +SKIP
+
+    Args:
+      task: A name that `brax.envs.get_environment` takes.
+      num_envs: Environments in all groups together.
+      groups: Number of groups, which take turns; a divisor of `num_envs`.
+      max_episode_steps: Timesteps after which an episode is truncated.
+      backend: Physics of Brax, such as "generalized", "positional", "spring" or "mjx"; None takes the task's own.
+      reset_batch: See `from_functions`.
+      **options: Further arguments of the environment.
+
+    Returns:
+      The recipe.
+
+    Raises:
+      ImportError: Brax is not installed.
+      ValueError: An unknown task, or a number out of range.
+    """
+    config = {"type": "volvox.envs.brax", **locals()}
+    config |= config.pop("options")
+    package = _import("brax.envs", extra="brax")
+    try:
+        env = package.get_environment(task, **({"backend": backend} if backend else {}), **options)
+    except KeyError as error:
+        raise unknown_name("task of Brax", task, ()) from error
+
+    def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
+        after = _like(state, env.step(state, action))
+        return after, after.reward, after.done > 0
+
+    return from_functions(
+        env.reset,
+        step,
+        lambda state: state.obs,
+        name=task,
+        num_envs=num_envs,
+        groups=groups,
+        max_episode_steps=max_episode_steps,
+        action_shape=(env.action_size,),
+        reset_batch=reset_batch,
+        config=config,
+    )
+
+
+def _like(before: Any, after: Any) -> Any:
+    """Returns a state in the dtypes of the one before, which some environments change in their first step."""
+    return jax.tree.map(lambda old, new: jnp.asarray(new, jnp.asarray(old).dtype), before, after)
+
+
+def _actions(task: str, space: Any) -> dict[str, Any]:
+    """Returns the arguments of `from_functions` on the actions of gymnax's space."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return {"num_actions": int(space.n)}
+    if kind == "Box":
+        low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
+        return {"action_shape": tuple(space.shape), "action_low": low, "action_high": high}
+    raise ValueError(f"{task} has actions of the space {kind}; supported are Discrete and Box")
+
+
+def _import(module: str, *, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f'{module} cannot be imported ({error}): pip install "volvox[{extra}]"') from error

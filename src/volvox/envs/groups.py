@@ -95,6 +95,14 @@ def recipe(
     group_size(num_envs, groups)
     spec = spec._replace(observation_shape=jax.tree.map(lambda x: _channels_last(x.shape), spec.observation))
 
+    def converted(group: EnvGroup) -> EnvGroup:
+        def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
+            state, timestep = group.recv(state)
+            observation = convert_observation(timestep.observation, group.spec.observation, group.spec.name)
+            return state, timestep._replace(observation=observation)
+
+        return group._replace(recv=recv)
+
     def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0, **options):
         seed = integer("seed", seed, low=0, high=None)
         count = env.num_groups if num_groups is None else num_groups
@@ -102,39 +110,35 @@ def recipe(
         cut = _with_cutoff(spec, max_episode_steps)
         indices = range(first_group, first_group + count)
         made = (make_group(cut, size, index=index, seed=seed, host=host, **options) for index in indices)
-        return tuple(_converted(group) for group in made)
+        return tuple(converted(group) for group in made)
 
     env = Env(spec, int(num_envs), int(groups), make, {} if config is None else config)
     return env
 
 
-def _converted(group: EnvGroup) -> EnvGroup:
-    def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
-        state, timestep = group.recv(state)
-        observation = convert_observation(timestep.observation, group.spec.observation, group.spec.name)
-        return state, timestep._replace(observation=observation)
-
-    return group._replace(recv=recv)
-
-
 def wrapped(
-    env: Env, wrapper: Any, *, spec: EnvSpec | None = None, hidden_steps: int = 0, config: Config | None = None
+    env: Env,
+    init: Callable[[int], ArrayTree],
+    observe: Callable[[Any, TimeStep], tuple[Any, TimeStep]],
+    act: Callable[[Any, Any], Any] = lambda state, action: action,
+    *,
+    spec: EnvSpec | None = None,
+    hidden_steps: int = 0,
+    config: Config | None = None,
 ) -> Env:
     """Makes a recipe whose groups are those of another recipe with other time steps or actions.
 
-    A wrapper is an object with three functions. They are called with NumPy arrays if Python drives the group, and
-    inside `jit` otherwise; `array_module` finds the right module.
-
-    - `init(num_envs) -> state`, a pytree of NumPy arrays: the wrapper's state before the first episode and after a
-      restart;
-    - `observe(state, timestep) -> (state, timestep)`: the time step that replaces the group's;
-    - `act(state, action) -> action`: the actions `[B, ...]` that are sent to the group.
+    The three functions are called with NumPy arrays if Python drives the group, and inside `jit` otherwise;
+    `array_module` finds the right module.
 
     Example: `volvox.envs.preprocessing` has two wrappers.
 
     Args:
       env: The recipe to wrap.
-      wrapper: Changes time steps and actions.
+      init: num_envs -> state, a pytree of NumPy arrays: the wrapper's state before the first episode and after a
+        restart.
+      observe: (state, timestep) -> (state, timestep): the time step that replaces the group's.
+      act: (state, action) -> action: the actions `[B, ...]` that are sent to the group.
       spec: The spec of the wrapped environment; None if it is that of `env`.
       hidden_steps: Timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
       config: `Env.config` of the new recipe.
@@ -144,42 +148,41 @@ def wrapped(
     """
     outer = env.spec if spec is None else spec
 
+    def wrap(inner: EnvGroup, spec: EnvSpec) -> EnvGroup:
+        """Wraps one group; its state is (state of the group, state of the wrapper)."""
+
+        def begin(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+            own = init(inner.num_envs)
+            return state, jax.tree.map(jnp.asarray, own) if inner.traceable else own
+
+        def recv(state: tuple[ArrayTree, ArrayTree]) -> tuple[tuple[ArrayTree, ArrayTree], TimeStep]:
+            inner_state, timestep = inner.recv(state[0])
+            own, timestep = observe(state[1], timestep)
+            return (inner_state, own), timestep
+
+        def send(state: tuple[ArrayTree, ArrayTree], action: Any) -> tuple[ArrayTree, ArrayTree]:
+            action = checked_action(inner.spec, inner.num_envs, (jnp if inner.traceable else np).asarray(action))
+            return inner.send(state[0], act(state[1], action)), state[1]
+
+        def rekey(state: tuple[ArrayTree, ArrayTree], where: Any, keys: Any) -> tuple[ArrayTree, ArrayTree]:
+            assert inner.rekey is not None
+            return inner.rekey(state[0], where, keys), state[1]
+
+        return inner._replace(
+            spec=spec,
+            init=lambda: begin(inner.init()),
+            recv=recv,
+            send=send,
+            restart=lambda state, seed=None: begin(inner.restart(state[0], seed)),
+            rekey=None if inner.rekey is None else rekey,
+        )
+
     def make(seed: int, *, max_episode_steps: int | None = None, **options: Any) -> tuple[EnvGroup, ...]:
         cut = _with_cutoff(outer, max_episode_steps)
         inner = env.make(seed, max_episode_steps=cut.max_episode_steps + hidden_steps, **options)
-        return tuple(_wrapped_group(group, wrapper, cut) for group in inner)
+        return tuple(wrap(group, cut) for group in inner)
 
     return env._replace(spec=outer, make=make, config={} if config is None else config)
-
-
-def _wrapped_group(inner: EnvGroup, wrapper: Any, spec: EnvSpec) -> EnvGroup:
-    """Wraps one group; its state is (state of the group, state of the wrapper)."""
-
-    def begin(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-        wrapper_state = wrapper.init(inner.num_envs)
-        return state, jax.tree.map(jnp.asarray, wrapper_state) if inner.traceable else wrapper_state
-
-    def recv(state: tuple[ArrayTree, ArrayTree]) -> tuple[tuple[ArrayTree, ArrayTree], TimeStep]:
-        inner_state, timestep = inner.recv(state[0])
-        wrapper_state, timestep = wrapper.observe(state[1], timestep)
-        return (inner_state, wrapper_state), timestep
-
-    def send(state: tuple[ArrayTree, ArrayTree], action: Any) -> tuple[ArrayTree, ArrayTree]:
-        action = checked_action(inner.spec, inner.num_envs, (jnp if inner.traceable else np).asarray(action))
-        return inner.send(state[0], wrapper.act(state[1], action)), state[1]
-
-    def rekey(state: tuple[ArrayTree, ArrayTree], where: Any, keys: Any) -> tuple[ArrayTree, ArrayTree]:
-        assert inner.rekey is not None
-        return inner.rekey(state[0], where, keys), state[1]
-
-    return inner._replace(
-        spec=spec,
-        init=lambda: begin(inner.init()),
-        recv=recv,
-        send=send,
-        restart=lambda state, seed=None: begin(inner.restart(state[0], seed)),
-        rekey=None if inner.rekey is None else rekey,
-    )
 
 
 def array_module(array: Any) -> Any:
@@ -222,8 +225,8 @@ def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> A
       The observations.
 
     Raises:
-      ValueError: An observation has another structure, shape or kind of numbers, or a number does not fit into the
-        dtype. The numbers in a `jax.Array` are not checked, because compiled code cannot raise.
+      ValueError: An observation has another structure or shape, or a number does not fit into the dtype. The numbers in
+        a `jax.Array` are not checked, because compiled code cannot raise.
     """
     likes, treedef = jax.tree_util.tree_flatten_with_path(like)
     leaves = treedef.flatten_up_to(observation)
@@ -244,9 +247,7 @@ def _converted_array(x: Any, like: Any, what: str) -> Any:
         return x
     if isinstance(x, jax.Array):
         return x.astype(dtype)
-    if x.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
-        raise ValueError(f"the {what} must be {dtype} numbers, got {x.dtype}; do not scale integers")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         cast = x.astype(dtype)
     if not np.can_cast(x.dtype, dtype):
         wrong = cast != x if dtype.kind in "iub" else np.isinf(cast) & np.isfinite(x)
@@ -295,10 +296,7 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
         return xp.clip(action, 0, np.array(spec.num_choices or spec.num_actions, np.int32) - 1)
     if xp is np:
         if np.isnan(action).any():
-            raise FloatingPointError(
-                f"an action for {spec.name} is NaN: the parameters of the policy or its observations are no longer "
-                "finite; a lower learning rate often helps"
-            )
+            raise FloatingPointError(f"an action for {spec.name} is NaN; a lower learning rate often helps")
         slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
         if ((action < low - slack) | (action > high + slack)).any():
             raise ValueError(f"actions for {spec.name} are out of bounds ({low} to {high}): {action}; clip them")
@@ -358,11 +356,7 @@ def group_size(num_envs: object, num_groups: object) -> int:
     total = integer("num_envs", num_envs, low=1)
     groups = integer("groups", num_groups, low=1)
     if total % groups:
-        below = max(total // groups, 1) * groups
-        raise ValueError(
-            f"num_envs must be a multiple of groups: got num_envs={total} and groups={groups}; use num_envs={below} "
-            f"or num_envs={below + groups}, or another number of groups"
-        )
+        raise ValueError(f"num_envs must be a multiple of groups: got num_envs={total} and groups={groups}")
     return total // groups
 
 

@@ -7,25 +7,27 @@ observation of the next episode.
 """
 
 import functools
+import signal
+import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import gymnasium as gym
 import jax
 import numpy as np
+from gymnasium import spaces
+from gymnasium.envs import registration
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from volvox._checks import integer
-from volvox.envs.groups import (
-    bounded_action,
-    checked_action,
-    consistent,
-    environment_action,
-    environment_seeds,
-    recipe,
-)
+from volvox.envs import groups as blocks
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
 _CLOSE_SECONDS = 5.0
 """Time that workers have to answer a last call before they are killed."""
+_MAX_CHOICES = 2**20
+"""Integer actions with more values than this are numbers, not choices."""
 
 
 def gymnasium(
@@ -75,12 +77,10 @@ def gymnasium(
     """
     config = {"type": "volvox.envs.gymnasium", **locals()}
     config |= config.pop("options")
-    from volvox.envs import gymnasium_vector, spaces
-
     integer("workers", workers, low=0)
     if max_episode_steps is not None:
         integer("max_episode_steps", max_episode_steps, low=1)
-    probe: Any = gymnasium_vector.make_environment(make_env, options, max_episode_steps)
+    probe: Any = _make_environment(make_env, options, max_episode_steps)
     name = str(name or (make_env if isinstance(make_env, str) else type(probe.unwrapped).__name__))
     # Workers know the specification also if they do not know the name.
     recreate = (probe.spec, {}) if isinstance(make_env, str) else (make_env, options)
@@ -91,7 +91,7 @@ def gymnasium(
         raise ValueError(f"{name} has no limit on the timesteps of an episode: give max_episode_steps")
     spec = EnvSpec(
         name=name,
-        **spaces.spec_fields(name, *own_spaces),
+        **spec_fields(name, *own_spaces),
         max_episode_steps=int(limit),
         frame_skip=1,
         extras=("elapsed_steps",),
@@ -99,58 +99,68 @@ def gymnasium(
 
     def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
         del host  # Python always drives it
-        make_one = functools.partial(gymnasium_vector.make_environment, *recreate, spec.max_episode_steps)
-        if count := max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0):
-            # multiprocessing cannot share float16.
-            shared = np.dtype(np.float16) not in jax.tree.leaves(spec.observation_dtype)
-            arguments = (make_one, own_spaces, num_envs, count)
-            start = functools.partial(gymnasium_vector.in_workers, *arguments, shared_memory=shared)
-        else:
-            start = functools.partial(gymnasium_vector.in_process, make_one, num_envs)
-        group = _Group(spec, num_envs, index, start, count)
+        make_one = functools.partial(_make_environment, *recreate, spec.max_episode_steps)
+        count = max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0)
+        group = _Group(spec, num_envs, index, make_one, own_spaces, count)
         init = functools.partial(group.restart, None, seed)
         return EnvGroup(spec, num_envs, False, init, group.recv, group.send, group.restart, group.close)
 
-    return recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
-
-
-class GymnasiumState(NamedTuple):
-    """State of a group; the environments themselves are outside of it.
-
-    Attributes:
-      done: bool `[B]`: the last timestep ended the episode, or there was none yet; the next observation begins one.
-      elapsed: int32 `[B]`: timesteps since the episode began.
-    """
-
-    done: np.ndarray
-    elapsed: np.ndarray
+    return blocks.recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
 
 
 class _Group:
-    """The functions of an `EnvGroup`. `_answer` computes, or waits for, the answer of the environments."""
+    """The functions of an `EnvGroup`. `_answer` computes, or waits for, the answer of the environments.
 
-    def __init__(self, spec: EnvSpec, num_envs: int, index: int, start: Callable[[], Any], workers: int):
+    The state has two arrays `[B]`: whether the next observation begins an episode, and int32 timesteps since it began.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, index: int, make_one: Any, own_spaces: Any, workers: int):
         self._spec, self._num_envs, self._index, self._workers = spec, num_envs, index, workers
-        self._start = start
+        self._make_one, self._spaces = make_one, own_spaces
         self._vector: Any = None
         self._answer: Callable[..., Any] | None = None
 
-    def restart(self, state: Any, seed: int | None = None) -> GymnasiumState:
+    def _start(self) -> SyncVectorEnv | AsyncVectorEnv:
+        """Makes the environments; raises RuntimeError if workers cannot start."""
+        if not self._workers:
+            return _in_process(self._make_one, self._num_envs)
+        # Processes inherit the blocked signals of this thread: Ctrl-C is for the main process to handle.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return AsyncVectorEnv(
+                [functools.partial(WorkerEnvs, self._make_one, self._spaces, self._num_envs // self._workers)]
+                * self._workers,
+                # multiprocessing cannot share float16.
+                shared_memory=np.dtype(np.float16) not in jax.tree.leaves(self._spec.observation_dtype),
+                context="spawn",  # a fork of a process with threads may block
+                autoreset_mode=AutoresetMode.DISABLED,  # the workers reset their environments
+            )
+        except Exception as error:
+            raise RuntimeError(
+                f"the workers did not start ({type(error).__name__}: {error}). They import the main program, so its "
+                'statements must be under `if __name__ == "__main__":`. They unpickle make_env; if that fails, give '
+                "its module, as in 'my_module:MyEnv-v0'"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def restart(self, state: Any, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         del state
         if self._vector is None:
             self._vector = self._start()
         seeds: Any = None
         if seed is not None:
-            seeds = environment_seeds(seed, group=self._index, num_envs=self._num_envs)
+            seeds = blocks.environment_seeds(seed, group=self._index, num_envs=self._num_envs)
         if self._workers:
             per_worker = [None] * self._workers if seeds is None else np.reshape(seeds, (self._workers, -1)).tolist()
             self._vector.reset_async(seed=per_worker)
             self._answer = self._vector.reset_wait
         else:
             self._answer = functools.partial(self._vector.reset, seed=seeds)
-        return GymnasiumState(np.ones(self._num_envs, np.bool_), np.zeros(self._num_envs, np.int32))
+        return np.ones(self._num_envs, np.bool_), np.zeros(self._num_envs, np.int32)
 
-    def recv(self, state: GymnasiumState) -> tuple[GymnasiumState, TimeStep]:
+    def recv(self, state: Any) -> tuple[Any, TimeStep]:
+        first, elapsed = state
         answer, self._answer = self._answer, None
         if answer is None:
             raise RuntimeError(f"no action was sent to this group of {self._spec.name}, or it was closed")
@@ -168,14 +178,14 @@ class _Group:
             observation = jax.tree.map(lambda x: x.reshape(self._num_envs, *x.shape[2:]), observation)
         fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
         reward, terminated, truncated = (np.reshape(field, self._num_envs) for field in fields)
-        elapsed = np.where(state.done, 0, state.elapsed + 1).astype(np.int32)
-        rest: Any = (reward, state.done, terminated, truncated, {"elapsed_steps": elapsed})
-        timestep: Any = consistent(TimeStep(observation, *rest))
-        return GymnasiumState(timestep.terminated | timestep.truncated, elapsed), timestep
+        elapsed = np.where(first, 0, elapsed + 1).astype(np.int32)
+        rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
+        timestep: Any = blocks.consistent(TimeStep(observation, *rest))
+        return (timestep.terminated | timestep.truncated, elapsed), timestep
 
-    def send(self, state: GymnasiumState, action: Any) -> GymnasiumState:
-        action = checked_action(self._spec, self._num_envs, np.asarray(action))
-        action = environment_action(self._spec, bounded_action(self._spec, action))
+    def send(self, state: Any, action: Any) -> Any:
+        action = blocks.checked_action(self._spec, self._num_envs, np.asarray(action))
+        action = blocks.environment_action(self._spec, blocks.bounded_action(self._spec, action))
         if self._workers:
             self._vector.step_async(action.reshape(self._workers, -1, *action.shape[1:]))
             self._answer = self._vector.step_wait
@@ -202,3 +212,132 @@ class _Group:
             process.kill()
             process.join()
         self._vector.closed, self._vector = True, None
+
+
+def _make_environment(make_env: Any, options: dict[str, Any], max_episode_steps: int | None) -> gym.Env:
+    """Makes one environment by its name, its specification, or the class or function that makes it.
+
+    Raises:
+      ValueError: Gymnasium does not know the name or the options.
+      TypeError: `make_env` makes something else.
+    """
+    if isinstance(make_env, str | registration.EnvSpec):
+        try:
+            return gym.make(make_env, max_episode_steps=max_episode_steps, **options)
+        except gym.error.Error as error:
+            raise ValueError(f"Gymnasium cannot make {make_env!r}: {error}") from error
+    env = make_env(**options) if callable(make_env) else make_env
+    if not callable(make_env) or not isinstance(env, gym.Env):
+        raise TypeError(f"make_env must be a name, or make an environment of Gymnasium; {make_env!r} gave {env!r}")
+    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+
+
+class NoInfo(gym.Wrapper):
+    """Drops `info`: it is not used here, and Gymnasium cannot batch it if it differs between environments."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment."""
+        observation, _ = self.env.reset(seed=seed, options=options)
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps the environment."""
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        return observation, reward, terminated, truncated, {}
+
+
+class WorkerEnvs(gym.Env):
+    """The environments of one worker as a single environment with batched spaces, which `AsyncVectorEnv` can step.
+
+    Errors are raised again as a RuntimeError with the traceback as its message, because Gymnasium waits for ever for an
+    error that cannot be pickled.
+    """
+
+    def __init__(self, make_one: Callable[[], gym.Env], own_spaces: tuple[Any, Any], size: int):
+        self.observation_space, self.action_space = (batch_space(space, size) for space in own_spaces)
+        self._make, self._envs = functools.partial(_in_process, make_one, size), None
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments; `seed` is a list of seeds, or None. The first call makes the environments."""
+        return self._call(lambda envs: envs.reset(seed=seed))
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps all environments."""
+        return self._call(lambda envs: envs.step(action))
+
+    def close(self) -> None:
+        """Closes all environments."""
+        if self._envs is not None:
+            self._envs.close()
+
+    def _call(self, function: Callable[[SyncVectorEnv], Any]) -> Any:
+        try:
+            if self._envs is None:
+                self._envs = self._make()
+            return function(self._envs)
+        except Exception:
+            raise RuntimeError(traceback.format_exc()) from None
+
+
+def _in_process(make_one: Callable[[], gym.Env], num_envs: int) -> SyncVectorEnv:
+    """Makes environments that this process steps."""
+    return SyncVectorEnv([lambda: NoInfo(make_one())] * num_envs)
+
+
+def spec_fields(name: str, observation_space: spaces.Space, action_space: spaces.Space) -> dict[str, Any]:
+    """Returns the fields of `EnvSpec` on observations and actions.
+
+    Args:
+      name: The environment, for messages.
+      observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
+      action_space: Discrete, MultiDiscrete, MultiBinary or Box.
+
+    Raises:
+      ValueError: Another space.
+    """
+    return {
+        "observation_shape": _map_spaces(name, observation_space, lambda space: tuple(space.shape)),
+        "observation_dtype": _map_spaces(name, observation_space, lambda space: blocks.narrow(space.dtype)),
+        **_action_fields(name, action_space),
+    }
+
+
+def _map_spaces(name: str, space: Any, read: Callable[[Any], Any]) -> Any:
+    """Applies a function to each space in Dict and Tuple spaces, or to a single space."""
+    if isinstance(space, spaces.Dict):
+        return {key: _map_spaces(name, part, read) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_map_spaces(name, part, read) for part in space)
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        raise ValueError(
+            f"{name} has observations of the space {space}; supported are Box, Discrete, MultiDiscrete, MultiBinary, "
+            "and Dict and Tuple of these: use gymnasium.wrappers.TransformObservation"
+        )
+    return read(space)
+
+
+def _action_fields(name: str, space: Any) -> dict[str, Any]:
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = blocks.action_bounds(space.low, space.high, space.shape)
+        bounds = {"action_shape": low.shape, "action_low": low, "action_high": high}
+        return {"num_actions": None, **bounds, "action_range": (space.low, space.high)}
+    lowest, counts = 0, np.zeros(0)
+    if isinstance(space, spaces.Discrete):
+        lowest, counts = space.start, np.asarray(space.n)
+    elif isinstance(space, spaces.MultiDiscrete):
+        lowest, counts = space.start, space.nvec
+    elif isinstance(space, spaces.MultiBinary):
+        counts = np.full(space.shape, 2)
+    elif isinstance(space, spaces.Box):
+        lowest, counts = space.low, space.high.astype(np.int64) - space.low + 1
+    if not counts.size or counts.max() > _MAX_CHOICES:
+        raise ValueError(
+            f"{name} has actions of the space {space}; supported are Discrete, MultiDiscrete, MultiBinary, and Box: "
+            "use gymnasium.wrappers.TransformAction"
+        )
+    low = np.broadcast_to(np.asarray(lowest, space.dtype), counts.shape)
+    fields = {"action_low": None, "action_high": None, "action_range": (low, (low + counts - 1).astype(space.dtype))}
+    if isinstance(space, spaces.Discrete):
+        return {"num_actions": int(counts), "action_shape": None, **fields}
+    choices = tuple(int(count) for count in counts.ravel())
+    return {"num_actions": None, "num_choices": choices, "action_shape": (len(choices),), **fields}

@@ -1,6 +1,5 @@
 """Wrappers that change actions and observations before anything else sees them: recipes made of recipes."""
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -38,37 +37,30 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
     """
     if env.spec.num_actions is None:
         raise ValueError(f"{env.spec.name} has no discrete actions; an opening needs them")
-    for action in actions:
-        if integer("an action of the opening", action, low=0) >= env.spec.num_actions:
-            raise ValueError(f"opening action {action} is not below {env.spec.num_actions}, as {env.spec.name} needs")
-    played = tuple(int(action) for action in actions)
+    highest = env.spec.num_actions - 1
+    played = tuple(integer("each action of the opening", action, low=0, high=highest) for action in actions)
     if not played:
         return env
     config = {"type": "volvox.envs.preprocessing.opening", "env": env.config, "actions": played}
-    return wrapped(env, _Opening(played), hidden_steps=len(played), config=config)
+    count = len(played)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Opening:
-    """Plays `actions` first. The state is int32 `[B]`: how many of them still have their timesteps to come."""
-
-    actions: tuple[int, ...]
-
-    def init(self, num_envs: int) -> np.ndarray:
+    def init(num_envs: int) -> np.ndarray:
+        """Returns the numbers `[B]` of actions whose timesteps are still to come."""
         return np.zeros(num_envs, np.int32)
 
-    def observe(self, left: Any, timestep: TimeStep) -> tuple[Any, TimeStep]:
-        xp, count = array_module(left), len(self.actions)
-        extras = dict(timestep.extras)
+    def observe(left: Any, timestep: TimeStep) -> tuple[Any, TimeStep]:
+        xp, extras = array_module(left), dict(timestep.extras)
         if "elapsed_steps" in extras:
             extras["elapsed_steps"] = xp.maximum(extras["elapsed_steps"] - count, 0)
         shown = consistent(timestep._replace(first=timestep.first | (left > 0), extras=extras))
         return xp.where(timestep.first, count, xp.maximum(left - 1, 0)).astype(xp.int32), shown
 
-    def act(self, left: Any, action: Any) -> Any:
+    def act(left: Any, action: Any) -> Any:
         xp = array_module(left)
-        played = xp.asarray(np.array([*self.actions, 0], np.int32))
-        return xp.where(left > 0, played[len(self.actions) - left], action)
+        table = xp.asarray(np.array([*played, 0], np.int32))
+        return xp.where(left > 0, table[count - left], action)
+
+    return wrapped(env, init, observe, act, hidden_steps=count, config=config)
 
 
 def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
@@ -102,32 +94,22 @@ def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
     spec = env.spec._replace(observation_shape=(size, size, stack), observation_dtype=np.dtype(np.float32))
     config = {"type": "volvox.envs.preprocessing.bilinear_frames", "env": env.config}
     config |= {"image_size": size, "stack": stack}
-    return wrapped(env, _Frames(size, stack), spec=spec, config=config)
 
+    def init(num_envs: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the frames before the next, `[B, size, size, stack - 1]`, and the runtime zero.
 
-@dataclasses.dataclass(frozen=True)
-class _Frames:
-    """Makes screens stacks of `stack` images of `size` by `size` pixels.
+        With it, both forms of the loop round alike.
+        """
+        return np.zeros((num_envs, size, size, stack - 1), np.float32), np.zeros((), np.int32)
 
-    The state is the frames before the next, float32 `[B, size, size, stack - 1]`, and the runtime zero (int32), so that
-    both forms round alike.
-    """
-
-    size: int
-    stack: int
-
-    def init(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros((num_envs, self.size, self.size, self.stack - 1), np.float32), np.zeros((), np.int32)
-
-    def observe(self, state: tuple[Any, Any], timestep: TimeStep) -> tuple[tuple[Any, Any], TimeStep]:
+    def observe(state: tuple[Any, Any], timestep: TimeStep) -> tuple[tuple[Any, Any], TimeStep]:
         older, zero = state
         observation = _stacked(older, timestep.observation, timestep.first, zero)
         if not isinstance(timestep.first, jax.Array):
             observation = np.asarray(observation)
         return (observation[..., 1:], zero), timestep._replace(observation=observation)
 
-    def act(self, state: tuple[Any, Any], action: Any) -> Any:
-        return action
+    return wrapped(env, init, observe, spec=spec, config=config)
 
 
 @partial(jax.jit, inline=True)

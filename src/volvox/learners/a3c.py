@@ -30,7 +30,7 @@ from volvox.data.segments import Segment
 from volvox.learners.learner import Schedule, Turn, with_metrics
 from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
 from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer
-from volvox.sparsity import clipped
+from volvox.sparsity.optimizers import clipped
 from volvox.types import Array, ArrayTree, Env
 
 

@@ -17,7 +17,7 @@ from volvox.learners.learner import Learner, Turn
 from volvox.learners.optimizers import make_optimizer
 from volvox.networks.actor_critics import actor_critic
 from volvox.networks.distributions import clip_action
-from volvox.sparsity import init_optimizers
+from volvox.sparsity.optimizers import init_optimizers
 from volvox.types import Array, ArrayTree, Env, TimeStep, replaced, zeros
 
 _MICRO_BATCH_TRANSITIONS = 64

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from volvox.sparsity import compression, is_sparse, masks_of, table
-from volvox.sparsity.masks import is_grouped
+from volvox.sparsity import masks_of, table
+from volvox.sparsity.masks import compression, is_grouped, is_sparse
 from volvox.types import Array, ArrayTree, Axis
 
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]

@@ -29,7 +29,8 @@ from volvox.learners.learner import Learner, Schedule, Turn, with_metrics
 from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer, over_devices, pick
 from volvox.learners.training import LearnState
 from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
-from volvox.sparsity import init_optimizers, is_sparse, pruned
+from volvox.sparsity.masks import is_sparse, pruned
+from volvox.sparsity.optimizers import init_optimizers
 from volvox.types import Array, ArrayTree, Env, Policy, TimeStep, replaced, zeros
 
 _LEARNING = 2**31

@@ -20,8 +20,7 @@ from volvox.learners.learner import Acting, LearnerSettings, LearnerStages
 from volvox.learners.optimizers import compression_row
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import ALONE, Devices, devices_of
-from volvox.rollout.loop import Loop, Monitor, copied, seed_of
-from volvox.rollout.loop import Stages
+from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, zeros
 
 

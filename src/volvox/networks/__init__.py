@@ -10,13 +10,29 @@ from volvox.networks.actor_critics import (
     SmallTorso,
     actor_critic,
 )
-from volvox.networks.circulant import BlockCirculantDense, Grouped
 from volvox.networks.genotypes import genotype, genotype_from_functions
-from volvox.networks.interception import use_kernels
+from volvox.networks.interception import Grouped
 from volvox.networks.neuroevolution import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
-from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork, actor_and_critics
+from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
 
-__all__ = ["GA3C", "MLP", "ActorAndCritic", "ActorCritic", "BlockCirculantDense", "CategoricalMLP", "DeepGA"]
-__all__ += ["GaussianMLP", "Grouped", "NatureTorso", "NextObservationNetwork", "QNetwork", "RecurrentActorCritic"]
-__all__ += ["SmallTorso", "VirtualBatchNorm", "VirtualBatchNormNet", "actor_and_critics", "actor_critic", "genotype"]
-__all__ += ["genotype_from_functions", "reference_genotype", "use_kernels"]
+__all__ = [
+    "GA3C",
+    "MLP",
+    "ActorAndCritic",
+    "ActorCritic",
+    "CategoricalMLP",
+    "DeepGA",
+    "GaussianMLP",
+    "Grouped",
+    "NatureTorso",
+    "NextObservationNetwork",
+    "QNetwork",
+    "RecurrentActorCritic",
+    "SmallTorso",
+    "VirtualBatchNorm",
+    "VirtualBatchNormNet",
+    "actor_critic",
+    "genotype",
+    "genotype_from_functions",
+    "reference_genotype",
+]

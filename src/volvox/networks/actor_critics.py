@@ -52,8 +52,6 @@ class GA3C(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """(logits `[B, num_outputs]`, value `[B]`) of observations `[B, 84, 84, 4]`."""
-        if self.size not in _SIZES:
-            raise ValueError(f"GA3C has sizes {', '.join(_SIZES)}; got {self.size!r}")
         if x.ndim != 4 or not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes")
         x = x.astype(jnp.float32) / 128 - 1

@@ -193,12 +193,10 @@ def check_module(
     except Exception as error:  # the module's code may raise anything
         raise ValueError(f"{name} cannot take observations of {spec.name}, {shape_text(inputs)}: {error}") from error
     others = sorted(set(variables) - set(collections))
-    if others == ["reference"]:
-        raise ValueError(f"{name} has VirtualBatchNorm layers; make a genotype with volvox.networks.reference_genotype")
     if others:
         raise ValueError(
-            f"{name} has variables besides parameters: {', '.join(others)}; use layers without running statistics or "
-            "caches, such as nn.LayerNorm instead of nn.BatchNorm"
+            f"{name} has variables besides parameters: {', '.join(others)}; use layers without running statistics, "
+            "such as nn.LayerNorm, or VirtualBatchNorm with volvox.networks.reference_genotype"
         )
     if output is not None:
         check_output(name, spec, inputs, found, output, f" as the {role}")

@@ -82,8 +82,6 @@ class DeepGA(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Logits `[B, num_actions]` of observations `[B, 84, 84, 4]`."""
-        if self.size not in CONVOLUTIONS:
-            raise ValueError(f"DeepGA has sizes {', '.join(CONVOLUTIONS)}; got {self.size!r}")
         x = torso(x, self.size, self._hidden, self.activation, kernel_init=_NORMAL, dtype=self.dtype)
         output = nn.initializers.variance_scaling(_OUTPUT_STD**2, "fan_in", "normal")
         return nn.Dense(self.num_actions, kernel_init=output)(x)
@@ -159,10 +157,7 @@ def reference_genotype(module: nn.Module, spec: EnvSpec, reference: Array | np.n
     """
     frames, wanted = np.asarray(reference), spec.observation
     if frames.shape[1:] != wanted.shape or frames.dtype != wanted.dtype or not frames.size:
-        raise ValueError(
-            f"the reference batch is {frames.dtype} {list(frames.shape)}; {spec.name} has observations of "
-            f"{wanted.dtype} [R, {', '.join(map(str, wanted.shape))}]"
-        )
+        raise ValueError(f"the reference batch is {frames.dtype}{frames.shape}; {spec.name} needs R of {wanted}")
     variables = genotypes.check_module(module, spec, (genotypes.observations(spec),), collections=("params", REFERENCE))
     name = type(module).__name__
     if REFERENCE not in variables:

@@ -8,7 +8,3 @@
 Import functions from the modules, because some modules are named as their function:
 `from volvox.ops.matmul import matmul`.
 """
-
-from volvox.ops import batching, circulant, conv, flat, low_rank, matmul, order
-
-__all__ = ["batching", "circulant", "conv", "flat", "low_rank", "matmul", "order"]

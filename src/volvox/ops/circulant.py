@@ -8,6 +8,7 @@ gradients of many rows form the matrix, because they spend little time on readin
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -34,13 +35,9 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
 
     Returns:
       `[..., N]` of the promoted dtype.
-
-    Raises:
-      ValueError: The shapes do not fit, or the block does not divide K.
     """
-    if kernel.ndim != 2 or x.ndim < 1 or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(f"block_circulant needs x [..., K] and a kernel [K, N / block]; got {x.shape}, {kernel.shape}")
-    check_block(block, kernel.shape[0])
+    chex.assert_shape(kernel, (x.shape[-1], None))
+    chex.assert_is_divisible(kernel.shape[0], block)
     rows = x.reshape(-1, x.shape[-1])
     # The two differ only in their gradients. Exported programs with a symbolic number of rows have no gradients.
     many = not jax.export.is_symbolic_dim(rows.shape[0]) and rows.shape[0] >= _MANY_ROWS
@@ -51,18 +48,8 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
 def formed(kernel: Array, block: int) -> Array:
     """Returns the dense matrix `[K, N]` that a kernel `[K, N / block]` stores."""
     rows, columns = kernel.shape
-    check_block(block, rows)
     numbers = kernel.reshape(rows // block, block, columns)
     return jnp.stack([jnp.roll(numbers, q, axis=1) for q in range(block)], axis=3).reshape(rows, columns * block)
-
-
-def check_block(block: int, *lengths: int) -> None:
-    """Raises ValueError unless a block is positive and divides the sides of a layer."""
-    if block < 1 or any(length % block for length in lengths):
-        raise ValueError(
-            f"block={block} does not divide a layer of {' x '.join(map(str, lengths))}; choose another block, or keep "
-            "the layer dense"
-        )
 
 
 def _rolled(x: Array, kernel: Array, block: int) -> Array:

@@ -5,7 +5,6 @@ convolution, which is slow on CPU; `conv_many` replaces it. On CPU, `conv_gradie
 are XLA's, which are grouped under such a `vmap`.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ from volvox.ops.matmul import served
 from volvox.types import Array
 
 Padding = str | Sequence[tuple[int, int]]
-_PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 
 
 class Window(NamedTuple):
@@ -68,9 +66,6 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
-
-    Raises:
-      ValueError: Shapes, strides or padding do not fit.
     """
     window = window_of(x.shape, kernel.shape, strides, padding)
     dtype = jnp.result_type(x, kernel)
@@ -78,19 +73,10 @@ def conv(x: Array, kernel: Array, *, strides: Sequence[int] = (1, 1), padding: P
 
 
 def window_of(x: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding) -> Window:
-    """Returns the geometry of images and kernel of these shapes; raises ValueError if they do not fit."""
-    if len(x) != 4 or len(kernel) != 4 or x[3] != kernel[2]:
-        raise ValueError(f"conv needs x [B, H, W, C] and a kernel [kh, kw, C, F]; got {tuple(x)} and {tuple(kernel)}")
-    if len(strides) != 2 or min(strides) < 1:
-        raise ValueError(f"conv needs two positive strides; got {tuple(strides)}")
-    if isinstance(padding, str) and padding not in _PADDINGS:
-        raise ValueError(f"conv has the paddings {', '.join(_PADDINGS)}, and numbers of zeros; got {padding!r}")
+    """Returns the geometry of images and kernel of these shapes."""
     pads: Any = lax.padtype_to_pads(x[1:3], kernel[:2], strides, padding) if isinstance(padding, str) else padding
     (top, bottom), (left, right) = ((int(before), int(after)) for before, after in pads)
-    window = Window((kernel[0], kernel[1]), (int(strides[0]), int(strides[1])), ((top, bottom), (left, right)))
-    if min(top, bottom, left, right) < 0 or min(window.output_size(*x[1:3])) < 1:
-        raise ValueError(f"The window {window.size} does not fit into images of {tuple(x[1:3])} with {padding=}")
-    return window
+    return Window((kernel[0], kernel[1]), (int(strides[0]), int(strides[1])), ((top, bottom), (left, right)))
 
 
 # Reverse mode through `custom_vmap` raises, so `custom_vjp` is outermost.
@@ -141,17 +127,8 @@ def conv_low_rank(
 
     Returns:
       `[B, M, H', W', F]` of the promoted dtype.
-
-    Raises:
-      ValueError: Shapes, strides or padding do not fit.
     """
     window = window_of(x.shape[1:], kernels.shape[1:], strides, padding)
-    k = math.prod(kernels.shape[1:4])
-    if a.shape[1:-1] != (k,) or b.shape[1:] != (kernels.shape[4], a.shape[-1]):
-        raise ValueError(
-            f"conv_low_rank needs a [B, {k}, r] and b [B, {kernels.shape[4]}, r] beside kernels {kernels.shape}; got "
-            f"{a.shape} and {b.shape}"
-        )
     dtype = jnp.result_type(x, kernels, a, b)
 
     def many(*operands):

@@ -72,9 +72,6 @@ def low_rank_conv(
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
-
-    Raises:
-      ValueError: As in `volvox.ops.conv.conv`, or `a` and `b` do not fit the bases.
     """
     assert kernel.bases is not None
     row = jax.tree.map(lambda leaf: leaf[None], (kernel.index, kernel.a, kernel.b))

@@ -12,6 +12,7 @@ Example:
 import math
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -45,20 +46,12 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
       `[B, M, N]` of the promoted dtype.
 
     Raises:
-      ValueError: The shapes do not fit, or the implementation is not available for them.
-      TypeError: `index` does not hold integers.
+      AssertionError: The shapes do not fit.
+      ValueError: The implementation is not available for them.
     """
-    if x.ndim != 3 or w.ndim != 3 or x.shape[2] != w.shape[1]:
-        raise ValueError(f"matmul needs x [B, M, K] and w [P, K, N]; got {x.shape} and {w.shape}")
-    if index is None:
-        if x.shape[0] != w.shape[0]:
-            raise ValueError(
-                f"Without an index there must be one kernel for each block of rows; got {x.shape} and {w.shape}"
-            )
-    elif index.shape != x.shape[:1]:
-        raise ValueError(f"index must have shape {x.shape[:1]}, one entry for each block of rows; got {index.shape}")
-    elif not jnp.issubdtype(index.dtype, jnp.integer):
-        raise TypeError(f"index must hold integers; got {index.dtype}")
+    chex.assert_shape(w, (x.shape[0] if index is None else None, x.shape[2], None))
+    if index is not None:
+        chex.assert_shape(index, x.shape[:1])
     return _matmul(x, w, index, implementation)
 
 
@@ -71,12 +64,8 @@ def dense(x: Array, kernel: Array) -> Array:
 
     Returns:
       `[..., N]` of the promoted dtype.
-
-    Raises:
-      ValueError: The shapes do not fit.
     """
-    if x.ndim < 1 or kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(f"dense needs x [..., K] and a kernel [K, N]; got {x.shape} and {kernel.shape}")
+    chex.assert_shape(kernel, (x.shape[-1], None))
     out = _dense(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), kernel)
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 
@@ -89,10 +78,7 @@ def served(x: Array, w: Array, index: Array | None = None, *, implementation: st
     """
     available = implementations(x, w, index)
     if implementation not in (None, *available):
-        raise ValueError(
-            f"{implementation=} cannot multiply {x.shape} by {w.shape} here (compute capability: {capability()}); "
-            f"available: {', '.join(available)}"
-        )
+        raise ValueError(f"{implementation=} cannot multiply {x.shape} by {w.shape} here; available: {available}")
     how = plan(x, w, index, on=capability())
     if how is None or implementation == "xla":
         return matmul_xla(x, w, index)

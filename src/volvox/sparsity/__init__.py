@@ -9,27 +9,20 @@
 combines both, under a sparsity that rises while returns hold up.
 """
 
-from volvox.sparsity.masks import Kernel, SparseState, compression, is_sparse, masks_of, pruned, table
-from volvox.sparsity.optimizers import GroupSparse, SparseOptimizer, clipped, init_optimizers, sparse
-from volvox.sparsity.rules import Dynamic, KeepNOfM, Magnitude, Rule
-from volvox.sparsity.schedules import Cubic, RewardAware, Schedule
+from volvox.sparsity.masks import masks_of, pruned, table
+from volvox.sparsity.optimizers import GroupSparse, SparseOptimizer, sparse
+from volvox.sparsity.rules import Cubic, Dynamic, KeepNOfM, Magnitude, RewardAware, Rule, Schedule
 
 __all__ = [
     "Cubic",
     "Dynamic",
     "GroupSparse",
     "KeepNOfM",
-    "Kernel",
     "Magnitude",
     "RewardAware",
     "Rule",
     "Schedule",
     "SparseOptimizer",
-    "SparseState",
-    "clipped",
-    "compression",
-    "init_optimizers",
-    "is_sparse",
     "masks_of",
     "pruned",
     "sparse",

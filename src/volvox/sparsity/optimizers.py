@@ -11,11 +11,10 @@ import optax
 from flax import linen as nn
 
 from volvox._checks import check_type, integers
-from volvox.networks.circulant import Grouped
+from volvox.networks.interception import Grouped
 from volvox.sparsity import masks as masking
 from volvox.sparsity.masks import SparseState, apply_masks, is_sparse, pruned, where
-from volvox.sparsity.rules import Magnitude, Rule
-from volvox.sparsity.schedules import Cubic, RewardAware, check_sparsity
+from volvox.sparsity.rules import Cubic, Magnitude, RewardAware, Rule, check_sparsity
 from volvox.types import Array, ArrayTree
 
 Optimizer = TypeVar("Optimizer")
@@ -215,7 +214,7 @@ def init_optimizers(
 ) -> tuple[tuple[ArrayTree, ...], tuple[ArrayTree, ...]]:
     """Initialises one optimiser, sparse or not, for each of several networks.
 
-        (actor, critics), states = vx.sparsity.init_optimizers(optimizer, (actor, critics))
+        (actor, critics), states = init_optimizers(optimizer, (actor, critics))
 
     Args:
       optimizer: Any optimiser.
@@ -241,8 +240,8 @@ def init_optimizers(
 def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> optax.GradientTransformationExtraArgs:
     """Clips gradients by their global norm before an optimiser; gradients of masked weights do not count.
 
-        optimizer = vx.sparsity.clipped(vx.sparsity.sparse(optax.adam(3e-4), rule), 0.5)
-        optimizer = vx.sparsity.clipped(optax.adam(3e-4), 0.5)  # optax.chain(optax.clip_by_global_norm(0.5), ...)
+        optimizer = clipped(sparse(optax.adam(3e-4), rule), 0.5)
+        optimizer = clipped(optax.adam(3e-4), 0.5)  # optax.chain(optax.clip_by_global_norm(0.5), ...)
 
     Rules see the clipped gradients of masked weights, too, as `Dynamic` grows weights by them.
 
