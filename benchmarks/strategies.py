@@ -46,7 +46,7 @@ class Options:
 def volvox_generation(options: Options) -> Callable[[Any, jax.Array], Any]:
     """(state or None, returns) -> state."""
     import volvox as vx
-from volvox.population.decoding import Member, decode
+    from volvox.population.decoding import Member, decode
 
     spec = vx.EnvSpec("none", (1,), np.float32, None, (1,), -np.ones(1, np.float32), np.ones(1, np.float32), 1, 1)
     genotype = vx.networks.genotype_from_functions(
@@ -68,9 +68,7 @@ from volvox.population.decoding import Member, decode
     def decode_each(code, population):
         """Returns a number that depends on all parameters of all members, which are decoded one after the other."""
         members = Member(*population[1:5])
-        sums = jax.lax.map(
-            lambda one: decode(code, population.bases, one)["weights"].sum(), members
-        )
+        sums = jax.lax.map(lambda one: decode(code, population.bases, one)["weights"].sum(), members)
         return sums.sum()
 
     def generation(state, returns):
