@@ -26,6 +26,7 @@ from scipy import stats
 import volvox as vx
 from volvox.report import read_metrics
 from volvox.report.files import write_file
+from volvox.runs.config import to_json
 from volvox.runs.directory import check_unused
 from volvox.runs.train import run_path
 from volvox.sparsity import Cubic, Dynamic, GroupSparse, KeepNOfM, Magnitude
@@ -287,7 +288,8 @@ def report(found: dict[str, dict[str, Any]]) -> None:
 def check_settings(settings: Settings) -> None:
     """Raises ValueError if the directory holds runs with other settings, which could not be compared with these."""
     free = {"ways": (), "evaluate_every": None, "run_dir": "", "resume": False}
-    path, text = Path(settings.run_dir) / "settings.txt", repr(dataclasses.replace(settings, **free)) + "\n"
+    path = Path(settings.run_dir) / "settings.json"
+    text = json.dumps(to_json(dataclasses.replace(settings, **free)), indent=2) + "\n"
     if path.exists() and path.read_text() != text:
         raise ValueError(
             f"{settings.run_dir} holds runs with other settings, see {path}; use these, or another --run-dir"

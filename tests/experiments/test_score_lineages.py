@@ -38,8 +38,9 @@ def test_every_lineage_has_a_committed_score(run):
 def test_one_start_of_each_lineage_scores_as_committed(run):
     """Of 30 starts the one with a single no-op."""
     loaded = vx.load(RESULTS / run)
-    options = {name: value for name, value in loaded.algorithm.env.config.items() if name != "type"}
-    env = vx.envs.atari(**{**options, "noop_max": 1})
+    options = dict(loaded.algorithm.env.config)
+    make = getattr(vx.envs, options.pop("type").rpartition(".")[2])  # atari or envpool
+    env = make(**{**options, "noop_max": 1})
     score = vx.play(env, loaded.algorithm.policy, loaded.variables(), protocol="exact")
     committed = exact_score(run)
     (episode,) = zip(score.returns.tolist(), score.lengths.tolist(), strict=True)
