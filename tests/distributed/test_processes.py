@@ -21,8 +21,9 @@ import volvox as vx
 sys.path.insert(0, str(Path(__file__).parent))
 import process
 
-PROGRAM = Path(__file__).parent / "process.py"
-SOURCES = Path(vx.__file__).parent.parent, Path(__file__).parent.parent  # volvox and probes
+HERE = Path(__file__).parent
+PROGRAM = "import json, sys, process; process.main(json.loads(sys.argv[1]))"  # classes are of `process`, as below
+SOURCES = Path(vx.__file__).parent.parent, HERE.parent, HERE  # volvox, probes, process
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
 PATIENCE = 600.0  # seconds, for loaded machines
 
@@ -37,7 +38,7 @@ def started(count, folder, **settings):
     for i in range(count):
         given = json.dumps(settings | {"join": [address, count, i], "out": str(folder / f"p-{i}")})
         with (folder / f"p-{i}.log").open("w") as log:
-            words = [sys.executable, str(PROGRAM), given]
+            words = [sys.executable, "-c", PROGRAM, given]
             run.append(subprocess.Popen(words, stdout=log, stderr=log, env=ENVIRONMENT))
     try:
         yield run
@@ -54,7 +55,7 @@ def logs(folder):
 def on_two_devices(code, tmp_path):
     """The last line that a program with two devices prints, as JSON."""
     program = tmp_path / "program.py"
-    program.write_text(f"import sys\nsys.path.insert(0, {str(PROGRAM.parent)!r})\n{code}")
+    program.write_text(code)
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     done = subprocess.run([sys.executable, program], env=ENVIRONMENT | flags, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
