@@ -87,7 +87,7 @@ def env_and_network(given: argparse.Namespace, divided: int) -> tuple[Any, Any]:
 
 def efficiency(given: argparse.Namespace) -> dict[str, Any]:
     """Plays generations without Ray, on one actor, and on an actor per core, in turns."""
-    start_ray(2 * given.cores)  # for two sides, of which one computes at a time
+    start_ray(2 * given.cores)  # two evaluators share the cluster; one computes at a time
     one = vx.distributed.ray(num_actors="nodes", num_cpus_per_actor=1)
     several = vx.distributed.ray(num_actors=given.cores)
     kinds = {"no actor": (1, None), "one actor": (1, one), "an actor a core": (given.cores, several)}

@@ -28,7 +28,7 @@ class Run:
       checkpoint_every: Rows of metrics between checkpoints.
       log: Write the members of each generation to --run-dir/log, for volvox.report.cloud; populations only.
       video: Record an episode of the result, if observations are images.
-      score_episodes: Episodes by which the result and random play are scored at the end, on Atari with sticky actions
+      score_episodes: Episodes for the final score of the result and of random play, on Atari with sticky actions
         (publications have 100 or more). The result is also scored from each no-op start. 0: no score. With evaluations
         the result is the best policy, and the last policy is scored as well.
       tune: Find the fastest settings on this machine first, by some minutes of trials. machine: settings that hardly

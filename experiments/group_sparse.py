@@ -213,7 +213,7 @@ def difference_interval(ours: list[float], theirs: list[float]) -> list[float] |
 
 
 def at_equal_return(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Average compression of group-sparse training minus that of iterative pruning, both at 95% of the dense return.
+    """Compares the average compression of group-sparse training and iterative pruning at 95% of the dense return.
 
     Takes the speed of iterative pruning that compresses most at that return. Returns None if one of the two is missing.
     """
