@@ -300,7 +300,7 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
         raise
     left = asked is None or len(run.metrics) < asked
     if flags.minutes is not None and left and not run.interrupted and spent(run.metrics) >= 60 * flags.minutes:
-        tell(f"{run_dir}: its {flags.minutes:g} minutes are over; more --minutes and --resume continue it")
+        tell(f"{run_dir}: stopped after {flags.minutes:g} min; continue with more --minutes and --resume")
     if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has a directory
         algorithm.close()
         if flags.score_episodes:
