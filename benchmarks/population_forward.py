@@ -109,7 +109,8 @@ def variants(num_networks: int, size: str) -> dict[str, Callable[[], jax.Array]]
 def check(ours: jax.Array, plain: jax.Array) -> float:
     """The largest difference; ends the program if it is more than rounding."""
     difference, scale = float(jnp.abs(ours - plain).max()), float(jnp.abs(plain).max())
-    if not difference <= 1e-4 * scale:
+    # GPUs multiply with 10 bits of mantissa unless told otherwise.
+    if not difference <= (1e-4 if jax.default_backend() == "cpu" else 1e-2) * scale:
         raise SystemExit(
             f"volvox and plain flax differ by {difference} where outputs reach {scale}; no speed is reported"
         )

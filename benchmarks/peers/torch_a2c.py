@@ -73,6 +73,8 @@ def tuned(net, num_transitions: int) -> tuple[float, int]:
         for _ in range(8):
             began = time.perf_counter()
             gradient(net, observation, action, returns, returns + 1, micro_batch)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
         net.zero_grad()
         best = min(filter(None, (best, (statistics.median(times[1:]), micro_batch))))
@@ -92,6 +94,8 @@ def main() -> None:
     options = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("high")  # as JAX multiplies on a GPU
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     if options.gradients:
         net = Net(6, options.size, options.first_stride).to(memory_format=torch.channels_last)
         seconds, micro_batch = tuned(net, options.gradients)
@@ -107,6 +111,10 @@ def main() -> None:
     observations = torch.empty((length, n, 4, 84, 84), dtype=torch.uint8)
     actions = torch.empty((length, n), dtype=torch.long)
     rewards, ends, valid = (torch.empty((length, n)) for _ in range(3))
+
+    def given(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x).to(rewards.device)
+
     seen, _ = pool.reset()
     dummy = np.zeros(n, bool)  # envpool discards the action after an end
     began, updates = time.perf_counter(), -3
@@ -114,17 +122,17 @@ def main() -> None:
         if updates == 0:
             began = time.perf_counter()
         for t in range(length):
-            observations[t] = torch.from_numpy(seen)
+            observations[t] = given(seen)
             with torch.no_grad():
                 logits, _ = net(observations[t])
                 actions[t] = torch.distributions.Categorical(logits=logits, validate_args=False).sample()
-            seen, reward, terminated, truncated, _ = pool.step(actions[t].numpy().astype(np.int32))
-            rewards[t] = torch.from_numpy(np.clip(reward, -1, 1).astype(np.float32))
-            valid[t] = torch.from_numpy(~dummy)
+            seen, reward, terminated, truncated, _ = pool.step(actions[t].cpu().numpy().astype(np.int32))
+            rewards[t] = given(np.clip(reward, -1, 1).astype(np.float32))
+            valid[t] = given(~dummy)
             dummy = terminated | truncated
-            ends[t] = torch.from_numpy(dummy)
+            ends[t] = given(dummy)
         with torch.no_grad():
-            _, following = net(torch.from_numpy(seen))
+            _, following = net(given(seen))
         returns = torch.empty((length, n))
         for t in reversed(range(length)):
             returns[t] = following = rewards[t] + 0.99 * (1 - ends[t]) * following

@@ -137,6 +137,8 @@ def main() -> None:
     options = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("high")  # as JAX multiplies on a GPU
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     atari, n, length = options.preset == "atari", options.num_envs, options.segment_length
     name = f"{options.task}-v5" if atari else options.task
     pool = envpool.make(name, env_type="gymnasium", num_envs=n, num_threads=threads, seed=0)
@@ -157,12 +159,15 @@ def main() -> None:
     terminations, truncations = (torch.zeros((length, n)) for _ in range(2))
     seen_moments, return_moments, running = Moments(shape), Moments(()), np.zeros(n)
 
+    def given(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x).to(observations.device)
+
     def normalized(seen: np.ndarray) -> torch.Tensor:
         if atari:
-            return torch.from_numpy(seen)
+            return given(seen)
         seen_moments.update(seen)
         scaled = (seen - seen_moments.mean) / np.sqrt(seen_moments.var + 1e-8)
-        return torch.from_numpy(np.clip(scaled, -10, 10).astype(np.float32))
+        return given(np.clip(scaled, -10, 10).astype(np.float32))
 
     def learn(data: tuple[torch.Tensor, ...], chosen: torch.Tensor, part: int) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -180,6 +185,8 @@ def main() -> None:
             for _ in range(6):
                 began = time.perf_counter()
                 call()
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
                 times.append(time.perf_counter() - began)
             return statistics.median(times[1:])
 
@@ -207,7 +214,7 @@ def main() -> None:
                 output, values[t] = net(seen)
                 actions[t] = net.sample(output)
                 log_probs[t] = net.log_prob(output, actions[t])
-            action = actions[t].numpy()
+            action = actions[t].cpu().numpy()
             action = action.astype(np.int32) if atari else np.clip(action, -1, 1).astype(np.float64)
             raw, reward, terminated, truncated, info = pool.step(action)
             ended = terminated | truncated
@@ -219,9 +226,9 @@ def main() -> None:
                 return_moments.update(running)
                 running = np.where(terminated, 0.0, running)
                 reward = np.clip(reward / np.sqrt(return_moments.var + 1e-8), -10, 10)
-            rewards[t] = torch.from_numpy(reward.astype(np.float32))
-            terminations[t], truncations[t] = torch.from_numpy(terminated), torch.from_numpy(truncated)
-            valid[t] = torch.from_numpy(~dummy)
+            rewards[t] = given(reward.astype(np.float32))
+            terminations[t], truncations[t] = given(terminated), given(truncated)
+            valid[t] = given(~dummy)
             dummy, seen = ended, normalized(raw)
         with torch.no_grad():
             following = net(seen)[1]
@@ -231,8 +238,8 @@ def main() -> None:
             delta = rewards[t] + going_on * following - values[t]
             advantages[t] = gae = delta + going_on * 0.95 * (1 - truncations[t]) * gae
             following = values[t]
-        given = (observations, actions, log_probs, advantages, advantages + values, values, valid)
-        flat = tuple(x.flatten(0, 1) for x in given)
+        rows = (observations, actions, log_probs, advantages, advantages + values, values, valid)
+        flat = tuple(x.flatten(0, 1) for x in rows)
         torch.set_num_threads(learning_threads)
         for _ in range(options.num_epochs):
             for chosen in torch.randperm(n * length).split(size):
