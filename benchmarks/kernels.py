@@ -29,6 +29,7 @@ KERNELS = (
     ("deep_ga_large_hidden", "bfloat16", 512, 0),
     ("deep_ga_large_hidden", "float32", 512, 20),
     ("deep_ga_large_hidden", "float32", 512, 1),
+    ("deep_ga_large_patches_1", "float32", 512, 20),
     ("deep_ga_small_hidden", "float32", 512, 0),
     ("deep_ga_small_hidden", "bfloat16", 512, 0),
     ("deep_ga_large_patches_0", "bfloat16", 2048, 0),

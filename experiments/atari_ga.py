@@ -44,6 +44,10 @@ PRESETS = {
         "As desktop, but every member is a fresh initialisation.",
         Settings(strategy=vx.GA.random_search()),
     ),
+    "gpu": (
+        "As published, for one GPU and 16 cores: 1 billion frames, in fewer environments than members.",
+        published(Settings(strategy=vx.GA.paper(), validation=PAPER), frames=1_000_000_000, num_envs=256),
+    ),
     "paper": (
         "The genetic algorithm of Such et al. 2017: 6 billion frames; weeks on a desktop's CPU.",
         published(Settings(strategy=vx.GA.paper(), validation=PAPER), frames=6_000_000_000),

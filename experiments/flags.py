@@ -199,12 +199,12 @@ def annealed(learner: vx.PPO, timesteps: int) -> None:
         )
 
 
-def published(settings: Any, *, frames: int) -> Any:
+def published(settings: Any, *, frames: int, num_envs: int = 128) -> Any:
     """Returns a script's settings with preprocessing, cutoffs and budget in frames as in publications."""
     episodes = {"max_episode_steps": "5000", "test_max_episode_steps": 100_000, "noise": "published"}
     return dataclasses.replace(
         settings,
-        env=dataclasses.replace(settings.env, num_envs=128, preprocessing="uber"),
+        env=dataclasses.replace(settings.env, num_envs=num_envs, preprocessing="uber"),
         population=dataclasses.replace(settings.population, **episodes, generations=None),
         run=dataclasses.replace(settings.run, minutes=None, frames=frames),
     )

@@ -10,7 +10,7 @@ from layer_shapes import MATMULS, MatmulShape
 
 from volvox.ops import matmul as dispatch
 from volvox.ops.matmul import matmul
-from volvox.ops.matmul_mosaic import Streamed, Tiled, capability, matmul_mosaic, plan
+from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan
 
 HOPPER = (9, 0)
 INDICES = {"identity": None, "one-block": (0,), "unsorted": (2, 0, 0, 3, 2, 2, 0, 2, 2)}
@@ -19,8 +19,8 @@ DTYPES = {  # of rows and kernels
     "half": ("bfloat16", "bfloat16"),
     "half-kernels": ("float32", "bfloat16"),
 }
-STREAMED = ("deep_ga_large_hidden", "deep_ga_small_hidden", "tiles")
-TILED = ("deep_ga_large_patches_0", "deep_ga_large_patches_1", "deep_ga_large_patches_2", "half_a_tile")
+BY_INDEX = [kind for kind, index in INDICES.items() if index is not None]
+SERVED = ("deep_ga_large_hidden", "deep_ga_small_hidden", "tiles")
 on_a_gpu = pytest.mark.skipif((capability() or (0,))[0] not in (9, 10), reason="needs a Hopper or Blackwell GPU")
 
 
@@ -58,20 +58,17 @@ def test_xla_is_the_formula(name, kind):
 
 @pytest.mark.gpu
 @on_a_gpu
-@each_kind
-@pytest.mark.parametrize("name", STREAMED + TILED)
+@pytest.mark.parametrize("kind", BY_INDEX)
+@pytest.mark.parametrize("name", SERVED)
 def test_mosaic_is_the_formula(name, kind):
     for dtypes in DTYPES:
-        x, w, index = operands(MATMULS[name], INDICES[kind], dtypes)
-        if plan(x, w, index, on=capability()):
-            check(jax.jit(partial(matmul, implementation="mosaic")), name, kind, dtypes)
+        check(jax.jit(partial(matmul, implementation="mosaic")), name, kind, dtypes)
 
 
 @pytest.mark.gpu
 @on_a_gpu
-@pytest.mark.parametrize("kind", ["identity", "unsorted"])
-def test_gradients_of_mosaic_are_those_of_xla(kind):
-    x, w, index = operands(MATMULS["tiles"], INDICES[kind])
+def test_gradients_of_mosaic_are_those_of_xla():
+    x, w, index = operands(MATMULS["tiles"], INDICES["unsorted"])
 
     def loss(implementation, x, w):
         return jnp.sin(matmul(x, w, index, implementation=implementation)).sum()
@@ -82,9 +79,8 @@ def test_gradients_of_mosaic_are_those_of_xla(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiles", "half_a_tile"])
-def test_mosaic_is_the_formula_in_a_simulator(name):
-    """It finds races between threads, but a missing wait for a copy or for the tensor cores changes nothing here."""
+def test_mosaic_is_the_formula_in_a_simulator():
+    """It finds races between threads, but a missing wait for a copy changes nothing here."""
     params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")  # private so far
     callbacks = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
 
@@ -93,45 +89,45 @@ def test_mosaic_is_the_formula_in_a_simulator(name):
         return matmul_mosaic(x, w, index, how=how._replace(stages=min(how.stages, 2)))
 
     with params.force_gpu_interpret_mode(params.InterpretGPUParams(detect_races=True)):
-        for kind in ("identity", "unsorted"):
-            check(multiply, name, kind, "single" if name in STREAMED else "half")
+        check(multiply, "tiles", "unsorted", "single")
     assert not callbacks.get_races().races_found
 
 
+INDEX = jax.ShapeDtypeStruct((512,), jnp.int32)
+
+
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
-@pytest.mark.parametrize(("name", "dtypes"), [("tiles", "single"), ("tiles", "half-kernels"), ("half_a_tile", "half")])
-def test_the_kernels_lower_for_cuda(name, dtypes, semantics, monkeypatch):
+@pytest.mark.parametrize("dtypes", ["single", "half-kernels"])
+def test_the_kernel_lowers_for_cuda(dtypes, semantics, monkeypatch):
     """Without a GPU, with programs of lanes (jax 0.10) and of warpgroups (jax 0.11)."""
     plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
     params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics[semantics])
     monkeypatch.setattr(plgpu, "kernel", partial(plgpu.kernel, compiler_params=params))
-    (rows, k, n), (of_x, of_w) = MATMULS[name], DTYPES[dtypes]
-    for num_kernels, index in ((512, None), (300, jax.ShapeDtypeStruct((512,), jnp.int32))):
-        x, w = jax.ShapeDtypeStruct((512, rows, k), of_x), jax.ShapeDtypeStruct((num_kernels, k, n), of_w)
-        multiply = partial(matmul_mosaic, how=plan(x, w, index, on=HOPPER))
-        assert "mosaic_gpu" in jax.jit(multiply).trace(x, w, index).lower(lowering_platforms=("cuda",)).as_text()
+    (rows, k, n), (of_x, of_w) = MATMULS["tiles"], DTYPES[dtypes]
+    x, w = jax.ShapeDtypeStruct((512, rows, k), of_x), jax.ShapeDtypeStruct((300, k, n), of_w)
+    multiply = partial(matmul_mosaic, how=plan(x, w, INDEX, on=HOPPER))
+    assert "mosaic_gpu" in jax.jit(multiply).trace(x, w, INDEX).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "on", "kernel"),
+    ("name", "dtype", "on", "used"),
     [
-        *((name, "float32", HOPPER, Streamed) for name in STREAMED),
-        *((name, "bfloat16", (10, 0), Streamed) for name in STREAMED),
-        *((name, "bfloat16", HOPPER, Tiled) for name in TILED),
-        ("deep_ga_large_patches_0", "float32", HOPPER, None),
-        ("deep_ga_large_patches_0", "bfloat16", (10, 0), None),
-        ("deep_ga_large_output", "float32", HOPPER, None),  # 18 columns
-        ("deep_ga_large_hidden", "float64", HOPPER, None),
-        ("deep_ga_large_hidden", "float32", (12, 0), None),
-        ("deep_ga_large_hidden", "float32", None, None),
+        *((name, "float32", HOPPER, True) for name in SERVED),
+        *((name, "bfloat16", (10, 0), True) for name in SERVED),
+        ("deep_ga_large_patches_0", "bfloat16", HOPPER, False),  # 441 rows
+        ("deep_ga_large_output", "float32", HOPPER, False),  # 18 columns
+        ("deep_ga_large_hidden", "float64", HOPPER, False),
+        ("deep_ga_large_hidden", "float32", (12, 0), False),
+        ("deep_ga_large_hidden", "float32", None, False),
     ],
 )
-def test_the_plan_is_by_shape_dtype_and_capability(name, dtype, on, kernel):
+def test_the_plan_is_by_shape_dtype_and_capability(name, dtype, on, used):
     rows, k, n = MATMULS[name]
-    x, w = (jax.ShapeDtypeStruct(shape, np.dtype(jnp.dtype(dtype))) for shape in ((64, rows, k), (64, k, n)))
-    how = plan(x, w, on=on)
-    assert how is None if kernel is None else isinstance(how, kernel)
-    if isinstance(how, Streamed):
+    x, w = (jax.ShapeDtypeStruct(shape, np.dtype(jnp.dtype(dtype))) for shape in ((512, rows, k), (300, k, n)))
+    how = plan(x, w, INDEX, on=on)
+    assert (how is not None) == used
+    assert plan(x, w, None, on=on) is None
+    if how is not None:
         assert how.stages * how.tile_k * (128 * w.dtype.itemsize + 4 * how.rows) <= 100 * 1024
         assert k % how.tile_k == 0
 
@@ -139,22 +135,23 @@ def test_the_plan_is_by_shape_dtype_and_capability(name, dtype, on, kernel):
 @pytest.mark.parametrize(("num_kernels", "rows"), [(512, 1), (20, 8), (15, None)])
 def test_rows_of_one_kernel_share_its_reading_unless_they_are_many(num_kernels, rows):
     x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((512, 1, 7744), (num_kernels, 7744, 512)))
-    how = plan(x, w, jax.ShapeDtypeStruct((512,), jnp.int32), on=HOPPER)
+    how = plan(x, w, INDEX, on=HOPPER)
     assert (how and how.rows) == rows
 
 
 def test_dispatch_is_by_platform_and_capability(monkeypatch):
-    x, w, _ = operands(MATMULS["tiles"], None)
+    x, w, index = operands(MATMULS["tiles"], INDICES["unsorted"])
     monkeypatch.setattr(dispatch, "capability", lambda: HOPPER)
-    assert dispatch.implementations(x, w) == ("mosaic", "xla")
+    assert dispatch.implementations(x, w, index) == ("mosaic", "xla")
     for implementation, platform, used in ((None, "cuda", True), ("xla", "cuda", False), (None, "cpu", False)):
-        traced = jax.jit(partial(matmul, implementation=implementation)).trace(x, w)
+        traced = jax.jit(partial(matmul, implementation=implementation)).trace(x, w, index)
         assert ("mosaic_gpu" in traced.lower(lowering_platforms=(platform,)).as_text()) == used
 
 
 def test_a_forced_implementation_is_not_dropped_under_vmap(monkeypatch):
-    """Four times eight rows for each kernel are more than the kernel takes."""
+    """Four times eight rows of a block are more than the kernel takes."""
     monkeypatch.setattr(dispatch, "capability", lambda: HOPPER)
-    x, w, _ = operands(MatmulShape(4, 96, 256), None)
+    x, w, index = operands(MatmulShape(4, 96, 256), (0, 1))
+    multiply = partial(matmul, index=index, implementation="mosaic")
     with pytest.raises(ValueError, match="mosaic"):
-        jax.jit(jax.vmap(partial(matmul, implementation="mosaic"), (0, None))).trace(jnp.stack([x] * 8), w)
+        jax.jit(jax.vmap(multiply, (0, None))).trace(jnp.stack([x] * 8), w)

@@ -39,8 +39,10 @@ def assert_same(f, *operands):
 INDEX = np.array([2, 0, 0, 3, 2, 2, 0], np.int32)
 
 
-def test_many_rows_by_index():
-    assert_same(lambda x, w: matmul(x, w, INDEX, implementation="xla"), normal(7, 5, 600), normal(5, 600, 40, seed=1))
+@pytest.mark.parametrize("rows", [5, 30])  # of a block: few sort blocks by kernel, many gather kernels
+def test_rows_by_index(rows):
+    x, w = normal(7, rows, 600), normal(5, 600, 40, seed=1)
+    assert_same(lambda x, w: matmul(x, w, INDEX, implementation="xla"), x, w)
 
 
 def test_gradients_by_index():

@@ -25,7 +25,7 @@ from volvox.types import Array
 def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str, ...]:
     """Returns the names of the implementations for these operands on this machine, the preferred one first.
 
-    "mosaic" are the kernels of `matmul_mosaic`, for GPUs; "xla" runs everywhere.
+    "mosaic" is the kernel of `matmul_mosaic`, for rows that name their kernels on a GPU; "xla" runs everywhere.
     """
     return ("mosaic", "xla") if plan(x, w, index, on=capability()) else ("xla",)
 
@@ -80,10 +80,9 @@ def served(x: Array, w: Array, index: Array | None = None, *, implementation: st
     if implementation not in (None, *available):
         raise ValueError(f"{implementation=} cannot multiply {x.shape} by {w.shape} here; available: {available}")
     how = plan(x, w, index, on=capability())
-    if how is None or implementation == "xla":
+    if index is None or how is None or implementation == "xla":
         return matmul_xla(x, w, index)
-    operands = (x, w) if index is None else (x, w, index)
-    return jax.lax.platform_dependent(*operands, cuda=partial(matmul_mosaic, how=how), default=matmul_xla)
+    return jax.lax.platform_dependent(x, w, index, cuda=partial(matmul_mosaic, how=how), default=matmul_xla)
 
 
 def product_gradients(x: Array, w: Array, g: Array) -> tuple[Array, Array]:

@@ -1,11 +1,14 @@
-"""Heterogeneous matmul as Pallas kernels for NVIDIA's data centre GPUs: Hopper, and in part Blackwell.
+"""Heterogeneous matmul as a Pallas kernel for NVIDIA's data centre GPUs, Hopper and Blackwell.
 
-Both kernels read weights in place, without gathering them. With few rows for each kernel the product is bound by
-reading weights: `_streamed` moves tiles of weights through shared memory and multiplies them on ordinary cores, up to 8
-rows at a time, in float32. With many rows, such as patches of a convolution, `_tiled` multiplies half-precision
-operands on the tensor cores. Both keep sums in float32.
+It serves rows that name their kernels by index, a few rows for each kernel, such as members that descend from a few
+bases. Rows of one kernel are put side by side, and weights are read in place, without gathering them: tiles of weights
+move through shared memory and are multiplied on ordinary cores, up to 8 rows at a time, with sums in float32. On an
+H100, 512 rows through 20 kernels `[7744, 512]` take 0.30 ms, and with `ragged_dot` 0.50 ms (`benchmarks/kernels.py`).
 
-Bias and activation are not part of the kernels, because XLA fuses them into the following operations, and because they
+If every block of rows has its own kernel, XLA's batched products read weights at the rate of a copy, and so there is no
+kernel for them here.
+
+Bias and activation are not part of the kernel, because XLA fuses them into the following operations, and because they
 are only `N` numbers for each row, against `K * N` weights.
 """
 
@@ -21,18 +24,19 @@ from volvox.types import Array
 
 Shaped = Array | jax.ShapeDtypeStruct
 
-_MAX_STREAMED_ROWS = 16
+_MAX_ROWS = 16
 _ROWS_AT_ONCE = 8
-# Largest number of times that a kernel is read for the rows that share it; beyond, XLA uses tensor cores. Not measured.
+# Largest number of times that a kernel is read for the rows that share it; with 64 times, XLA took 0.09 ms of tensor
+# cores where reading so often would take a millisecond.
 _MAX_READINGS = 4
-# Columns of a streamed tile: one for each thread of a warpgroup.
+# Columns of a tile: one for each thread of a warpgroup.
 _COLUMNS = 128
 # Bytes for tiles in flight: two blocks fit into a multiprocessor.
 _SHARED_BYTES = 100 * 1024
 
 
-class Streamed(NamedTuple):
-    """Tile sizes of `_streamed`.
+class Tiles(NamedTuple):
+    """Tile sizes of the kernel.
 
     Attributes:
       rows: Rows that share one reading of a kernel.
@@ -42,22 +46,6 @@ class Streamed(NamedTuple):
 
     rows: int
     tile_k: int
-    stages: int
-
-
-class Tiled(NamedTuple):
-    """Tile sizes of `_tiled`.
-
-    Attributes:
-      tile_m: Rows of a tile of `x` and of the result.
-      tile_k: Length of the contraction in a tile.
-      tile_n: Columns of a tile of `w` and of the result.
-      stages: Tiles in flight.
-    """
-
-    tile_m: int
-    tile_k: int
-    tile_n: int
     stages: int
 
 
@@ -72,8 +60,8 @@ def capability() -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
-def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, int] | None) -> Streamed | Tiled | None:
-    """Chooses the kernel for these operands, and its tile sizes.
+def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | None) -> Tiles | None:
+    """Chooses the tile sizes for these operands.
 
     Args:
       x: `[B, M, K]`.
@@ -82,66 +70,39 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None = None, *, on: tuple[int, in
       on: Compute capability of the GPU; None if there is none.
 
     Returns:
-      The tile sizes; None if there is no kernel for these operands.
+      The tile sizes; None if the kernel does not serve these operands.
     """
     # Later GPUs than the Blackwell of data centres (10) have less shared memory.
-    if on is None or on[0] not in (9, 10) or 0 in (*x.shape, *w.shape):
+    if index is None or on is None or on[0] not in (9, 10) or 0 in (*x.shape, *w.shape):
         return None
     (b, m, k), (p, _, n) = x.shape, w.shape
     floating = (jnp.float32, jnp.bfloat16, jnp.float16)
     if x.dtype not in floating or w.dtype not in floating:
         return None
-    if m <= _MAX_STREAMED_ROWS:
-        # Copies into shared memory are multiples of 128 bytes.
-        tile_k = next((size for size in (64, 32) if k % size == 0), None)
-        if tile_k is None or n % _COLUMNS:
-            return None
-        each = m if index is None else -(-b * m // p)
-        if each > _MAX_READINGS * _ROWS_AT_ONCE:
-            return None
-        rows = min(_ROWS_AT_ONCE, 1 << (each - 1).bit_length())
-        tile = tile_k * (_COLUMNS * w.dtype.itemsize + rows * 4)
-        return Streamed(rows, tile_k, min(_SHARED_BYTES // tile, 8, k // tile_k))
-    # Blackwell has other tensor core instructions.
-    if on[0] == 9 and x.dtype == w.dtype and x.dtype != jnp.float32:
-        tile_n = next((size for size in (128, 64, 32, 16) if n % size == 0), None)
-        if k % 64 or tile_n is None:
-            return None
-        tile_m = 128 if m > 64 and tile_n <= 64 else 64
-        return Tiled(tile_m, 64, tile_n, min(4, k // 64))
-    return None
+    # Copies into shared memory are multiples of 128 bytes.
+    tile_k = next((size for size in (64, 32) if k % size == 0), None)
+    rows_of_each = -(-b * m // p)
+    if tile_k is None or n % _COLUMNS or m > _MAX_ROWS or rows_of_each > _MAX_READINGS * _ROWS_AT_ONCE:
+        return None
+    rows = min(_ROWS_AT_ONCE, 1 << (rows_of_each - 1).bit_length())
+    tile = tile_k * (_COLUMNS * w.dtype.itemsize + rows * 4)
+    return Tiles(rows, tile_k, min(_SHARED_BYTES // tile, 8, k // tile_k))
 
 
-def matmul_mosaic(x: Array, w: Array, index: Array | None = None, *, how: Streamed | Tiled) -> Array:
+def matmul_mosaic(x: Array, w: Array, index: Array, *, how: Tiles) -> Array:
     """Computes `out[b] = x[b] @ w[index[b]]`.
+
+    Rows of one kernel are put side by side, `how.rows` to an item; an item without rows names no kernel.
 
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: `int [B]`, or None for the identity (`B == P`).
+      index: `int [B]`.
       how: The result of `plan` for these operands.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
     """
-    if isinstance(how, Tiled):
-        return _tiled(x, w, jnp.arange(x.shape[0]) if index is None else index, how)
-    out = _by_blocks(x, w, how) if index is None else _by_groups(x, w, index, how)
-    return out.astype(jnp.result_type(x, w))
-
-
-def _by_blocks(x: Array, w: Array, how: Streamed) -> Array:
-    """Multiplies the rows of each block, `how.rows` at a time, with the block's own kernel."""
-    b, m, k = x.shape
-    items = -(-m // how.rows)
-    padded = jnp.pad(x, ((0, 0), (0, items * how.rows - m), (0, 0)))
-    kernel = jnp.repeat(jnp.arange(b), items, total_repeat_length=b * items)
-    out = _streamed(padded.reshape(b * items, how.rows, k), w, kernel, how)
-    return out.reshape(b, items * how.rows, -1)[:, :m]
-
-
-def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
-    """Puts the rows of one kernel side by side, `how.rows` to an item; an item without rows names no kernel."""
     (b, m, k), p = x.shape, w.shape[0]
     num_rows = b * m
     groups = sorted_by_kernel(jnp.repeat(index, m, total_repeat_length=num_rows), p)
@@ -153,10 +114,11 @@ def _by_groups(x: Array, w: Array, index: Array, how: Streamed) -> Array:
     rows = jnp.zeros((num_items, how.rows, k), x.dtype).at[item, slot].set(x.reshape(num_rows, k)[groups.order])
     kernel = jnp.full(num_items, -1).at[item].set(groups.kernel)
     out = _streamed(rows, w, kernel, how)[item, slot]
-    return jnp.zeros_like(out).at[groups.order].set(out).reshape(b, m, -1)
+    out = jnp.zeros_like(out).at[groups.order].set(out).reshape(b, m, -1)
+    return out.astype(jnp.result_type(x, w))
 
 
-def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
+def _streamed(x: Array, w: Array, kernel: Array, how: Tiles) -> Array:
     """Computes `out[t] = x[t] @ w[kernel[t]]` in float32, x `[T, rows, K]`; a negative kernel `[T]` skips an item."""
     from jax.experimental.pallas import mosaic_gpu as plgpu  # slow to import
 
@@ -204,52 +166,3 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Streamed) -> Array:
         scratch_types=[plgpu.SMEM((rows, _COLUMNS), jnp.float32)],
     )
     return call(x.astype(jnp.float32), w, kernel.astype(jnp.int32))
-
-
-def _tiled(x: Array, w: Array, index: Array, how: Tiled) -> Array:
-    """Computes `out[b] = x[b] @ w[index[b]]` on the tensor cores, in the operands' half precision.
-
-    The rows of each block are padded to whole tiles, which copies them.
-    """
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    m = x.shape[1]
-    x = jnp.pad(x, ((0, 0), (0, -m % how.tile_m), (0, 0)))
-    (b, padded, k), n = x.shape, w.shape[2]
-    # Both operands of the instruction must have the same layout in shared memory.
-    swizzle = plgpu.find_swizzle(min(how.tile_n, how.tile_k) * x.dtype.itemsize * 8)
-    transforms = (plgpu.TilingTransform((8, swizzle // x.dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
-
-    def tiled_matmul(x_gmem, w_gmem, index_gmem, out_gmem, out_smem):
-        row, column, block = (jax.lax.axis_index(name) for name in ("row", "column", "block"))
-        which = index_gmem[block]
-
-        def product(sums):
-            def multiply(_, x_smem, w_smem):
-                plgpu.wgmma(sums, x_smem, w_smem)
-                plgpu.wgmma_wait(0)
-
-            specs = [
-                plgpu.BlockSpec((how.tile_m, how.tile_k), lambda step: (row, step), transforms=transforms),
-                plgpu.BlockSpec((how.tile_k, how.tile_n), lambda step: (step, column), transforms=transforms),
-            ]
-            grid, stages = (k // how.tile_k,), how.stages
-            pipeline = plgpu.emit_pipeline(multiply, grid=grid, in_specs=specs, max_concurrent_steps=stages)
-            pipeline(x_gmem.at[block], w_gmem.at[which])
-            return sums[...]
-
-        sums = pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((how.tile_m, how.tile_n), jnp.float32))
-        out_smem[...] = sums.astype(out_smem.dtype)
-        plgpu.commit_smem()
-        rows, columns = pl.ds(row * how.tile_m, how.tile_m), pl.ds(column * how.tile_n, how.tile_n)
-        plgpu.copy_smem_to_gmem(out_smem, out_gmem.at[block, rows, columns])
-        plgpu.wait_smem_to_gmem(0)
-
-    call = plgpu.kernel(
-        tiled_matmul,
-        out_type=jax.ShapeDtypeStruct((b, padded, n), x.dtype),
-        grid=(padded // how.tile_m, n // how.tile_n, b),
-        grid_names=("row", "column", "block"),
-        scratch_types=[plgpu.SMEM((how.tile_m, how.tile_n), x.dtype, transforms=transforms)],
-    )
-    return call(x, w, index.astype(jnp.int32))[:, :m]

@@ -44,8 +44,8 @@ _SMALL = 2**14
 def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
     """Computes `out[b] = x[b] @ w[index[b]]` as batched products.
 
-    With `index`, blocks are sorted by kernel, so that kernels are not gathered. Small kernels, and the kernel of a
-    single block, are gathered.
+    With `index`, blocks are sorted by kernel, so that kernels are not gathered. Small kernels, the kernel of a single
+    block, and on GPUs kernels that are small beside the rows of a block, are gathered.
 
     Args:
       x: `[B, M, K]`.
@@ -61,8 +61,10 @@ def matmul_xla(x: Array, w: Array, index: Array | None = None) -> Array:
     if w.shape[0] == 1:
         return _paired(x.reshape(1, -1, x.shape[2]), w).reshape(*x.shape[:2], w.shape[2])
     if x.shape[0] <= 1 or w.shape[1] * w.shape[2] <= _SMALL:
-        return _paired(x, w[index])
-    return lax.platform_dependent(x, w, index, cpu=_grouped, default=_ragged)
+        return _gathered(x, w, index)
+    # `ragged_dot` multiplies all rows with all kernels on a GPU, and needs memory in proportion, so many rows gather.
+    elsewhere = _gathered if w.shape[2] <= 2 * x.shape[1] else _ragged
+    return lax.platform_dependent(x, w, index, cpu=_grouped, default=elsewhere)
 
 
 def _paired(x: Array, w: Array) -> Array:
@@ -89,6 +91,10 @@ def _chunked(x: Array, w: Array, chunk: int) -> Array:
         preferred_element_type=sums,
     )
     return parts.sum(1).astype(dtype)
+
+
+def _gathered(x: Array, w: Array, index: Array) -> Array:
+    return _paired(x, w[index])
 
 
 class Sorted(NamedTuple):
