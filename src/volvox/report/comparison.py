@@ -82,7 +82,7 @@ class Comparison:
         """
         figure = plots.new_figure(figsize=(6.5, 4.2), layout="constrained")
         axes = figure.add_subplot()
-        for (name, curve), style in zip(self.curves.items(), plots.styles(), strict=False):
+        for (name, curve), style in zip(self.curves.items(), itertools.cycle(plots.STYLES), strict=False):
             axes.step(self.points, curve.value, where="post", label=name, **style)
             if curve.low is not None:
                 band = {"step": "post", "color": style["color"], "alpha": 0.2, "linewidth": 0}

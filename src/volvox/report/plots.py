@@ -7,7 +7,7 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +24,11 @@ if TYPE_CHECKING:  # matplotlib is slow to import
 _VERMILLION = "#D55E00"
 _COLORS = (_VERMILLION, "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 """Colours that colour-blind readers can distinguish (Okabe and Ito)."""
+STYLES = [{"color": color, "linestyle": style} for style in ("-", "--", ":") for color in _COLORS]
 _MAX_PANELS = 9
 _SCORE = re.compile(r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)(_\d+)?$")
 _SPREADS = {"_standard_error": "± std. error", "_std": "± std. deviation"}
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes)|generation|iteration|update|updates|step")
-
-
-def styles() -> Iterator[dict[str, Any]]:
-    """Yields line styles that can be told apart."""
-    for linestyle, color in itertools.cycle(itertools.product(("-", "--", ":"), _COLORS)):
-        yield {"color": color, "linestyle": linestyle}
 
 
 def learning_curve(
@@ -75,7 +70,7 @@ def learning_curve(
     by_frames = figure.add_subplot(grid[:2, :2])
     by_time = figure.add_subplot(grid[:2, 2:], sharey=by_frames)
     for axes, x in ((by_frames, data.get("frames", steps)), (by_time, seconds / size)):
-        for name, style in zip(scores, styles(), strict=False):
+        for name, style in zip(scores, itertools.cycle(STYLES), strict=False):
             _draw(axes, x, data, name, style)
         if scores and random is not None:
             axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play (published)")
