@@ -6,7 +6,7 @@ vx.testing.check_strategy(strategy)
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -68,7 +68,8 @@ def actions_for(env: Env, num_timesteps: int, num_envs: int | None = None, seed:
     shape = (num_timesteps, num_envs or env.num_envs, *(spec.action_shape or ()))
     if not spec.continuous:
         return rng.integers(0, spec.num_actions or spec.num_choices, shape).astype(np.int32)
-    low, high = np.nan_to_num(spec.action_low, neginf=-1.0), np.nan_to_num(spec.action_high, posinf=1.0)
+    low = np.nan_to_num(np.asarray(spec.action_low), neginf=-1.0)
+    high = np.nan_to_num(np.asarray(spec.action_high), posinf=1.0)
     return rng.uniform(low, high, shape).astype(np.float32)
 
 
@@ -126,7 +127,7 @@ def _check_arrays(spec: EnvSpec, step: TimeStep) -> None:
     assert wanted == found, f"observations [T, B, ...] must be {wanted}, as in the spec; they are {found}"
     for name, dtype in (("reward", np.float32), ("first", bool), ("terminated", bool), ("truncated", bool)):
         x = getattr(step, name)
-        assert x.dtype == dtype and x.shape == size, f"{name} must be {dtype} {size}; it is {x.dtype} {x.shape}"
+        assert (x.dtype, x.shape) == (dtype, size), f"{name} must be {dtype} {size}; it is {x.dtype} {x.shape}"
     assert set(step.extras) == set(spec.extras), f"extras must be those of the spec; they are {[*step.extras]}"
     assert all(x.shape[:2] == size for x in step.extras.values()), "extras must be arrays [B, ...]"
     floats = [x for x in jax.tree.leaves((step.observation, step.reward)) if x.dtype.kind == "f"]
@@ -138,9 +139,10 @@ def _check_episodes(step: TimeStep, restarted: int, limit: int) -> None:
     begins = np.concatenate([np.ones_like(done[:1]), done[:-1]])
     begins[restarted] = True
     again = np.concatenate([np.zeros_like(done[:1]), first[:-1]])  # `first` may hold several times in a row
-    assert first[0].all() and first[restarted].all(), "`first` must hold after init and after restart"
+    assert first[[0, restarted]].all(), "`first` must hold after init and after restart"
     assert (first | ~begins).all(), "`first` must hold at the timestep after an end"
-    assert (~first | begins | again).all() and not first.all(), "`first` must hold only where an episode begins"
+    assert (~first | begins | again).all(), "`first` must hold only where an episode begins"
+    assert not first.all(), "`first` must hold only where an episode begins"
     assert not (first & done).any(), "an episode must not end where `first` holds (see envs.groups.consistent)"
     assert (step.reward[first] == 0).all(), "the reward must be 0 where `first` holds (see envs.groups.consistent)"
     assert not (step.terminated & step.truncated).any(), "an episode must not be both terminated and truncated"
@@ -211,10 +213,11 @@ def check_strategy(strategy: Strategy, *, num_generations: int = 6, improves: bo
             elites.append(jax.device_get(algorithm.variables(state)))
         return elites
 
-    with closing(evolve(strategy, network, env, noise=noise)) as algorithm:
-        elites = run(0)
-        assert _is_equal(elites, run(0)), "the same key must give the same run: draw from the keys that are passed"
-        assert not _is_equal(elites, run(1)), "another key must give another run: ask must use its key"
+    algorithm = evolve(strategy, network, env, noise=noise)
+    elites = run(0)
+    assert _is_equal(elites, run(0)), "the same key must give the same run: draw from the keys that are passed"
+    assert not _is_equal(elites, run(1)), "another key must give another run: ask must use its key"
+    algorithm.close()
     if improves:
         outputs = [algorithm.policy.apply(elite, jnp.zeros((1, 1)), ())[0] for elite in elites]
         errors = [float(jnp.abs(algorithm.policy.mode(output) - 0.7).max()) for output in outputs]

@@ -241,9 +241,8 @@ def _metric(runs: Sequence[_Run], metric: str | None, x: str) -> str:
     common = set.intersection(*(set(metrics.latest(rows)) for rows in compared))
     if found := next((name for name in wanted if name in common), None):
         return found
-    raise ValueError(
-        f"until the shortest ends, all runs must have {x!r} and {' or '.join(wanted)}; they have {sorted(common)}"
-    )
+    known = sorted(set.intersection(*(set(run.columns) for run in runs)))
+    raise ValueError(f"until the shortest ends, all runs must have {x!r} and {' or '.join(wanted)}; they have {known}")
 
 
 def _curve(run: _Run, x: str, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # matplotlib is slow to import
 _VERMILLION = "#D55E00"
 _COLORS = (_VERMILLION, "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 """Colours that colour-blind readers can distinguish (Okabe and Ito)."""
-STYLES = [{"color": color, "linestyle": style} for style in ("-", "--", ":") for color in _COLORS]
+STYLES: list[dict[str, Any]] = [{"color": c, "linestyle": s} for s in ("-", "--", ":") for c in _COLORS]
 _MAX_PANELS = 9
 _SCORE = re.compile(r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)(_\d+)?$")
 _SPREADS = {"_standard_error": "± std. error", "_std": "± std. deviation"}
@@ -117,7 +117,8 @@ def cloud(
       ValueError: No behaviours of at least two numbers were recorded.
     """
     logged = read_log(Path(run_dir) / LOG)
-    steps, members = list(logged), None
+    steps = list(logged)
+    members: Any = None
     if logged[steps[0]]["behavior"].shape[1] < 2:
         raise ValueError(f"{run_dir}: no behaviours of two numbers were recorded; give volvox.evolve a behavior")
     shown = {steps[i]: logged[steps[i]] for i in np.linspace(0, len(steps) - 1, panels).round().astype(int)}

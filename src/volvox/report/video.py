@@ -84,8 +84,8 @@ def record_video(
             groups += recipe.make(seed, max_episode_steps=limit, num_envs=1, num_groups=1, host=True)
             stack.callback(groups[-1].close)
         # Its own process group: Ctrl-C is for this process. imageio's writer would fork, which JAX does not survive.
-        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-        encoder: Any = stack.enter_context(subprocess.Popen(command, process_group=0, **pipes))
+        started = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0)
+        encoder: Any = stack.enter_context(started)
         states, recurrent = [group.init() for group in groups], policy.initial_state(1)
         episode_return, length, done = 0.0, 0, False
         with contextlib.suppress(BrokenPipeError):  # ffmpeg failed; its exit code is checked below
