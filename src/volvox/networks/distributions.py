@@ -135,25 +135,6 @@ class Gaussian:
         return jnp.sum(self._parts(output)[1] + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Deterministic:
-    """One continuous action, which is the output `[..., size]` in the action's shape.
-
-    Attributes:
-      shape: Shape of one action.
-    """
-
-    shape: tuple[int, ...]
-
-    def sample(self, key: Array, output: Array) -> Array:
-        """Raises ValueError, because there is no distribution."""
-        raise ValueError("the network gives one continuous action and no distribution to sample from")
-
-    def mode(self, output: Array) -> Array:
-        """Actions `[..., *shape]`."""
-        return output.reshape(*output.shape[:-1], *self.shape)
-
-
 Distribution = Categorical | MultiCategorical | Gaussian
 
 
