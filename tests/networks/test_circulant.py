@@ -7,7 +7,7 @@ import pytest
 
 from volvox import networks
 from volvox.networks.interception import use_kernels
-from volvox.ops.circulant import formed
+from volvox.ops.matmul import formed
 
 
 @pytest.mark.parametrize(("inputs", "rows"), [(32, 8), (33, 9)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volvox.ops.circulant import block_circulant, formed
+from volvox.ops.matmul import block_circulant, formed
 
 
 def normal(*shape, seed=0):

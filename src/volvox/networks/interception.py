@@ -20,11 +20,10 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import canonicalize_padding
 
 from volvox._checks import integer
-from volvox.ops.circulant import block_circulant
 from volvox.ops.conv import conv
 from volvox.ops.flat import leaf_path
 from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense
-from volvox.ops.matmul import dense
+from volvox.ops.matmul import block_circulant, dense
 from volvox.types import Array
 
 
