@@ -55,6 +55,4 @@ def test_a_grouped_network_begins_with_the_spread_of_its_own():
 def test_what_the_inner_network_has_the_grouped_one_has_too():
     grouped = networks.Grouped(networks.RecurrentActorCritic(2, networks.MLP(32, hidden=(32,))))
     assert grouped.initial_state(3)[0].shape == (3, 256)
-    assert networks.Grouped(networks.GaussianMLP(2)).distribution == "gaussian"
-    plain = networks.Grouped(networks.MLP(3))
-    assert plain.initial_state is plain.distribution is None
+    assert networks.Grouped(networks.MLP(3)).initial_state is None

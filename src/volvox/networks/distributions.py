@@ -8,7 +8,6 @@ log_prob, entropy = actions.log_prob(output, action), actions.entropy(output)
 import dataclasses
 import itertools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,6 @@ class Categorical:
       size: Length of the output: the number of actions.
     """
 
-    kind: ClassVar[str] = "categorical"
     size: int
 
     def sample(self, key: Array, output: Array) -> Array:
@@ -58,7 +56,6 @@ class MultiCategorical:
       num_choices: Number of choices of each component.
     """
 
-    kind: ClassVar[str] = "categorical"
     num_choices: tuple[int, ...]
 
     @property
@@ -103,7 +100,6 @@ class Gaussian:
       shape: Shape of one action.
     """
 
-    kind: ClassVar[str] = "gaussian"
     shape: tuple[int, ...]
 
     @property

@@ -88,7 +88,6 @@ def sparse(
         drawn = rule.init(key, _sparse_kernels(params, dense, min_side, only_circulant))
         flags = [drawn.get(name, jnp.ones((), bool)) for name in masking.by_name(params)]
         masks = jax.tree.unflatten(jax.tree.structure(params), flags)
-        masking.check_masks(params, masks)
         inner = inner_optimizer.init(params)
         if is_sparse(inner):
             raise ValueError("sparse needs an optimiser that is not sparse already")
