@@ -45,7 +45,6 @@ def test_what_is_stored():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: table({"circulant": jnp.zeros((2, 4, 4, 4))}),
         lambda: table({"a": jnp.zeros((4, 3))}, {"a": jnp.ones((4, 1, 2), bool)}),
         lambda: table({"a": jnp.zeros(3)}, {"b": jnp.ones((), bool)}),
         lambda: masks_of(optax.adam(1.0).init({"a": jnp.zeros(3)})),

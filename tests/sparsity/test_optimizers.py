@@ -301,7 +301,6 @@ def test_group_sparse_training_prunes_blocks_on_top_of_grouping(make):
     masks = masks_of(state)
     assert int(masks["a"]["Dense_0"]["circulant"].sum()) == round(128 * 4 * 0.15)
     assert all(mask.ndim == 0 for mask in jax.tree.leaves(masks["b"]))
-    assert GroupSparse(pruning=False).optimizer(optax.sgd) is optax.sgd
     assert GroupSparse(end=9).rule.schedule == Cubic(final_sparsity=0.9, begin=0, end=9)
 
 

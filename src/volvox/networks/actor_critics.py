@@ -11,17 +11,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox.networks.distributions import Distribution, clip_action, distribution
-from volvox.networks.genotypes import (
-    BATCH,
-    Activation,
-    apply_module,
-    batch_of,
-    check_module,
-    init_params,
-    observations,
-    torso,
-)
-from volvox.networks.perceptrons import flat, hidden_layers
+from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations, torso
+from volvox.networks.perceptrons import Activation, flat, hidden_layers
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 

@@ -267,8 +267,6 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     observation, action = jax.tree.map(lambda x: batch_of(*x.shape), (spec.observation, spec.action))
     features = encoded = observation
     if (module := networks.representation) is not None:
-        if not isinstance(observation, jax.ShapeDtypeStruct):
-            raise ValueError(f"{spec.name} has observations of several arrays; a representation predicts one array")
         variables = check_module(module, spec, (observation, action), observation, role="representation")
         params = variables.get("params", {})
         features = jax.eval_shape(made.encode_observation, params, observation)

@@ -68,21 +68,13 @@ def kernels(params: ArrayTree) -> dict[str, Kernel]:
     """Returns the kernels among parameters, by name.
 
     Kernels are parameters of two or more dimensions, `[inputs..., outputs]`, except those named "bias" or "scale".
-    Kernels named "circulant", `[K / b, b, N / b]`, are cut into their blocks, others into single weights.
-
-    Raises:
-      ValueError: A block-circulant kernel has further axes, such as an axis of several learners.
+    Kernels named "circulant", `[..., K / b, b, N / b]`, are cut into their blocks, others into single weights.
     """
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = "/".join(leaf_path(path))
         if leaf_path(path)[-1:] == ("circulant",):
-            if leaf.ndim != 3:
-                raise ValueError(
-                    f"{name} has shape {list(leaf.shape)}; a block-circulant kernel has shape [K / b, b, N / b]. Give "
-                    "the parameters of one learner."
-                )
-            found[name] = Kernel(leaf, block=leaf.shape[1])
+            found[name] = Kernel(leaf.reshape(-1, *leaf.shape[-2:]), block=leaf.shape[-2])
         elif is_kernel(path, leaf):
             found[name] = Kernel(leaf.reshape(-1, 1, leaf.shape[-1]), block=1)
     return found

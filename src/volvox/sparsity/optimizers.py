@@ -234,9 +234,9 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> 
       optimizer: Any optimiser.
       max_norm: Largest global norm; None returns the optimiser as it is.
     """
-    if max_norm is None:
-        return optax.with_extra_args_support(optimizer)
     optimizer = optax.with_extra_args_support(optimizer)
+    if max_norm is None:
+        return optimizer
 
     def update_fn(updates, state, params=None, **extra_args):
         norm = optax.tree.norm(apply_masks(updates, masking.masks_of(state)) if is_sparse(state) else updates)
@@ -271,7 +271,6 @@ class GroupSparse:
       begin: Update before which nothing is pruned.
       every: Updates from one change to the next.
       min_side: Layers with fewer inputs or outputs stay dense.
-      pruning: Whether blocks are pruned; False only groups.
       end: Update until which the sparsity rises by a cubic, independent of returns (`Cubic`). None: `RewardAware`.
 
     Raises:
@@ -285,16 +284,15 @@ class GroupSparse:
     begin: int = 0
     every: int = 5_000
     min_side: int = 32
-    pruning: bool = True
     end: int | None = None
 
     def __post_init__(self):
         integers(self, "block", "min_side", low=1)
         check_sparsity("final_sparsity", self.final_sparsity)
-        if self.pruning and self.final_sparsity < (grouped := 1.0 - 1.0 / self.block):
+        if self.final_sparsity < (grouped := 1.0 - 1.0 / self.block):
             raise ValueError(
                 f"final_sparsity={self.final_sparsity} is below {grouped:g}, which block={self.block} alone reaches; "
-                "raise it, or take pruning=False"
+                "raise it, or only group the layers with volvox.networks.Grouped"
             )
         _ = self.rule  # checks the other settings
 
@@ -319,6 +317,4 @@ class GroupSparse:
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Returns the optimiser, a transformation or a function of the learning rate, wrapped by `sparse`."""
-        if not self.pruning:
-            return optimizer
         return sparse(optimizer, self.rule, min_side=self.min_side, only_circulant=self.block > 1)
