@@ -1,4 +1,4 @@
-"""Block-circulant products against the dense matrices they stand for."""
+"""Block-circulant products against products with the dense matrices."""
 
 import jax
 import jax.numpy as jnp

@@ -42,7 +42,7 @@ def test_shared_kernels(kind, num_bases, rows):
 @pytest.mark.parametrize(("num_bases", "rank"), [(1, 1), (4, 3)])
 @pytest.mark.parametrize("name", ["deep_ga_small_hidden", "prime", "rows"])
 def test_dense(name, num_bases, rank):
-    """A population of low-rank kernels gives what the formed kernels give."""
+    """Low-rank kernels under `vmap` against the formed kernels."""
     shape, n = MATMULS[name], 6
     index = np.arange(n) % num_bases
     x, bases = normal(n, shape.rows, shape.k), normal(num_bases, shape.k, shape.n, seed=1)
@@ -77,7 +77,7 @@ def test_conv(name):
 
 
 def test_conv_elsewhere_is_the_same():
-    """The form for other platforms, which nothing chooses on a CPU."""
+    """The implementation for other platforms against that for CPUs."""
     from volvox.ops.low_rank import _convs_mapped, _convs_of_patches
 
     shape = CONVS["deep_ga_small_1"]

@@ -84,7 +84,7 @@ def test_low_rank():
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_a_whole_network(dtype):
-    """Many large networks are many times one, whatever kernels serve them."""
+    """Large networks under `vmap` against one network after the other."""
     net = DeepGA(6, dtype=dtype)
     x = np.random.default_rng(0).integers(0, 256, (3, 1, 84, 84, 4)).astype(np.uint8)
     params = jax.vmap(lambda key: net.init(key, x[0]))(jax.random.split(jax.random.key(0), 3))

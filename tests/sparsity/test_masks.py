@@ -22,8 +22,8 @@ def test_kernels_are_cut_into_weights_or_blocks():
     assert [kernel.mask_shape for kernel in found.values()] == [(24, 1, 4), (16, 1, 8)]
 
 
-def test_what_is_stored():
-    """A bit for each group of a kernel that is not whole says where its numbers belong."""
+def test_storage_counts_numbers_and_index_bits():
+    """A kernel with pruned groups needs one bit for each group."""
     params = {"a": {"kernel": jnp.ones((8, 4))}, "b": {"circulant": jnp.ones((4, 4, 2))}, "bias": jnp.ones(5)}
     masks = {
         "a": {"kernel": jnp.arange(32).reshape(8, 1, 4) < 8},
