@@ -226,9 +226,9 @@ class Magnitude:
     pruned groups with the largest gradients are restored, from 0.
 
     Attributes:
-      schedule: Schedule of the sparsity: `Cubic`, `RewardAware`, or any object with their methods `init` and `advance`. A
-        block-circulant kernel stores one of b weights anyway, so its groups are pruned only if the sparsity exceeds
-        `1 - 1 / b`.
+      schedule: Schedule of the sparsity: `Cubic`, `RewardAware`, or any object with their methods `init` and
+        `advance`. A block-circulant kernel stores one of b weights anyway, so its groups are pruned only if the
+        sparsity exceeds `1 - 1 / b`.
       group: Weights in a group, consecutive along the input axis of one column. The groups of a block-circulant kernel
         are its blocks.
       every: Updates from one pruning to the next.
