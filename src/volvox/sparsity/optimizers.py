@@ -158,9 +158,7 @@ def _sparse_kernels(
     return {
         name: kernel
         for name, kernel in found.items()
-        if min(kernel.sides) >= min_side
-        and not f"/{name}".endswith(ends)
-        and (kernel.block > 1 or not only_circulant)
+        if min(kernel.sides) >= min_side and not f"/{name}".endswith(ends) and (kernel.block > 1 or not only_circulant)
     }
 
 
