@@ -118,7 +118,7 @@ def conv_many(x: Array, kernel: Array, window: Window) -> Array:
     """
 
     def mapped(x: Array, kernel: Array) -> Array:
-        return lax.map(lambda operands: conv_shared(*operands, window), (x, kernel))
+        return lax.map(lambda operands: conv_shared(operands[0], operands[1], window), (x, kernel))
 
     return lax.platform_dependent(x, kernel, cpu=mapped, default=partial(_conv_patches, window=window))
 
