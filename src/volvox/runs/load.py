@@ -22,7 +22,7 @@ from volvox.runs.export import is_exported, load_exported
 from volvox.runs.run import Run
 from volvox.types import Algorithm, Env, Genotype
 
-_GENOTYPES = tuple(f"volvox.networks.{name}" for name in ("genotype", "genotype_from_functions", "reference_genotype"))
+_GENOTYPES = ("volvox.networks.genotype", "volvox.networks.genotype_from_functions")
 _LAYOUT = ("num_envs", "groups", "threads")
 """Arguments of an environment that do not change what is played."""
 
