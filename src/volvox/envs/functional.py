@@ -18,9 +18,6 @@ from volvox._checks import integer
 from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
 from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
 
-_NO_LIMIT = 2**30
-"""Timesteps of the time limit of a task that has none."""
-
 
 class FunctionalState(NamedTuple):
     """State of a group of functional environments.
@@ -241,13 +238,12 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
     config = {"type": "volvox.envs.gymnax", **locals()}
     config |= config.pop("params")
     env, values = importlib.import_module("gymnax").make(task)
-    limit = getattr(values, "max_steps_in_episode", _NO_LIMIT) if max_episode_steps is None else max_episode_steps
+    limit = int(values.max_steps_in_episode) if max_episode_steps is None else max_episode_steps
     # Some observations include the share of the limit that has passed.
-    own_limit = {"max_steps_in_episode": limit} if hasattr(values, "max_steps_in_episode") else {}
-    values = values.replace(**params, **own_limit)
+    values = values.replace(**params, max_steps_in_episode=limit)
     space = env.action_space(values)
     if hasattr(space, "n"):
-        actions = {"num_actions": int(space.n)}
+        actions: dict[str, Any] = {"num_actions": int(space.n)}
     else:
         actions = {"action_shape": space.shape, "action_low": space.low, "action_high": space.high}
 

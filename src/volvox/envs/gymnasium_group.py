@@ -16,6 +16,7 @@ import gymnasium as gym
 import jax
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs import registration
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -79,7 +80,7 @@ def gymnasium(
     name = str(name or (make_env if isinstance(make_env, str) else type(probe.unwrapped).__name__))
     # Workers know the specification also if they do not know the name.
     recreate = (probe.spec, {}) if isinstance(make_env, str) else (make_env, options)
-    limit = max_episode_steps or getattr(probe.spec, "max_episode_steps", None)
+    limit: Any = max_episode_steps or getattr(probe.spec, "max_episode_steps", None)
     own_spaces = probe.observation_space, probe.action_space
     probe.close()
     spec = EnvSpec(
@@ -130,9 +131,9 @@ class _Group:
         del state
         if self._vector is None:
             self._vector = self._start()
-        seeds: list[int | None] = [None] * self._num_envs
+        seeds: Any = [None] * self._num_envs
         if seed is not None:
-            seeds = [*blocks.environment_seeds(seed, group=self._index, num_envs=self._num_envs)]
+            seeds = blocks.environment_seeds(seed, group=self._index, num_envs=self._num_envs)
         if self._workers:
             self._vector.reset_async(seed=np.reshape(seeds, (self._workers, -1)).tolist())
             self._answer = self._vector.reset_wait
@@ -157,9 +158,9 @@ class _Group:
             observation = jax.tree.map(lambda x: x.reshape(self._num_envs, *x.shape[2:]), observation)
         fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
         reward, terminated, truncated = (np.reshape(field, self._num_envs) for field in fields)
-        elapsed: Any = np.where(first, 0, elapsed + 1).astype(np.int32)
-        extras = {"elapsed_steps": elapsed}
-        timestep: Any = blocks.consistent(TimeStep(observation, reward, first, terminated, truncated, extras))
+        elapsed = np.where(first, 0, elapsed + 1).astype(np.int32)
+        rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
+        timestep: Any = blocks.consistent(TimeStep(observation, *rest))
         return (timestep.terminated | timestep.truncated, elapsed), timestep
 
     def send(self, state: Any, action: Any) -> Any:
@@ -200,7 +201,7 @@ def _make_environment(make_env: Any, options: dict[str, Any], max_episode_steps:
       gymnasium.error.Error: Gymnasium does not know the name.
       TypeError: `make_env` makes something else.
     """
-    if isinstance(make_env, str | gym.envs.registration.EnvSpec):
+    if isinstance(make_env, str | registration.EnvSpec):
         return gym.make(make_env, max_episode_steps=max_episode_steps, **options)
     env = make_env(**options)
     if not isinstance(env, gym.Env):
@@ -311,8 +312,8 @@ def _action_fields(name: str, space: Any) -> dict[str, Any]:
             )
     fields = {"num_actions": None, "action_low": None, "action_high": None, "action_range": (low, high)}
     if np.issubdtype(space.dtype, np.floating):
-        low, high = blocks.action_bounds(low, high, space.shape)
-        return {**fields, "action_shape": space.shape, "action_low": low, "action_high": high}
+        low, high = blocks.action_bounds(low, high, low.shape)
+        return {**fields, "action_shape": low.shape, "action_low": low, "action_high": high}
     counts = (high.astype(np.int64) - low + 1).ravel().tolist()
     if isinstance(space, spaces.Discrete):
         return {**fields, "action_shape": None, "num_actions": counts[0]}
