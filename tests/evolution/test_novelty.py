@@ -11,7 +11,7 @@ import pytest
 
 from volvox import evolution, networks, population, rollout
 from volvox.evolution import ES, GA, Novelty
-from volvox.evolution.novelty import Archive, novelty, novelty_in
+from volvox.evolution.novelty import Archive, novelty
 from volvox.evolution.strategy import centered_ranks
 from volvox.types import Evaluation
 
@@ -201,7 +201,7 @@ def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
     behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, room))
     others[:2] = behaviors[:2]
     archive = Archive(jnp.zeros((room, 3)), jnp.int32(0)).add(others, jnp.arange(room) < held)
-    got = novelty_in(archive, behaviors, 5)
+    got = novelty(behaviors, archive.behaviors, archive.held, 5)
     np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
 
 

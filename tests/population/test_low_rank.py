@@ -193,7 +193,7 @@ def test_the_last_seed_reads_no_number_twice():
     net = networks.genotype(networks.MLP(3, hidden=(3,)), ENV.spec)
     code = population.encoding(net, population.LowRank(rank=3, source=population.Table(size=2_000)))
     assert code.num_drawn > code.num_parameters
-    last = population.draw_seeds(code, jax.random.key(0), (10_000,)).max()
+    last = code.draw_seeds(jax.random.key(0), (10_000,)).max()
     assert last == 2_000 - code.num_drawn
     drawn = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(mutation_noise(code, last))])
     assert len(np.unique(drawn)) == len(drawn) == code.num_drawn

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,15 @@ from flax import linen as nn
 from volvox import networks
 from volvox._checks import check_has, check_type, integer, typed_key
 from volvox.envs.envpool_tasks import whole_games
-from volvox.evolution.schedules import Cutoff, parse_cutoff
 from volvox.evolution.strategy import (
+    Cutoff,
     EliteScore,
     Strategy,
     Validation,
     choose,
     fitness,
     mean_length,
+    parse_cutoff,
     scores_and_errors,
     summary,
 )
@@ -36,9 +37,6 @@ from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
 from volvox.rollout.loop import Monitor, Times, seed_of
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
-
-Role = Literal["training", "validation", "test"]
-"""The parts of a generation: training and validation share a cutoff, test has its own."""
 
 
 class Counts(NamedTuple):
@@ -149,13 +147,15 @@ def evolve(
     if whole_games(env) and env.config.get("settings", env.config).get("episodic_life"):
         raise ValueError("episodic_life=True would let members continue each other's games; leave it out to evolve.")
     longest = env.spec.max_episode_steps
-    cutoff = parse_cutoff(longest if max_episode_steps is None else max_episode_steps)
-    test_cutoff = longest if test_max_episode_steps is None else test_max_episode_steps
-    test_cutoff = integer("test_max_episode_steps", test_cutoff, low=1)
+    max_episode_steps = longest if max_episode_steps is None else max_episode_steps
+    test_max_episode_steps = longest if test_max_episode_steps is None else test_max_episode_steps
+    integer("test_max_episode_steps", test_max_episode_steps, low=1)
+    cutoff = parse_cutoff(max_episode_steps)
     recorded = compared if behavior is None else behavior
     behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
-    run = _Evolution(strategy, validation, genotype, env, cutoff, test_cutoff, outline(genotype, noise), recorded.size)
+    encoding = outline(genotype, noise)
+    run = _Evolution(strategy, validation, genotype, env, cutoff, test_max_episode_steps, encoding)
     make_local = functools.partial(
         PopulationEvaluator, genotype, noise, env, recorded, run.capacity, chunk_seconds=chunk_seconds
     )
@@ -178,8 +178,8 @@ def evolve(
             "validation": validation,
             "noise": noise,
             "behavior": behavior,
-            "max_episode_steps": cutoff.text,
-            "test_max_episode_steps": test_cutoff,
+            "max_episode_steps": max_episode_steps,
+            "test_max_episode_steps": test_max_episode_steps,
         },
         close=run.evaluator.close,
         genome=run.genome if run.has_lineage else None,
@@ -210,8 +210,8 @@ class _Evolution:
       num_rows: Rows of the bases of each population, the elite included: the same in training and validation, so that
         the loop is compiled once. With lineages it is P.
       num_candidates: C.
-      names_challengers: Whether the strategy names the challengers.
       capacity: The largest number of episodes of an evaluation.
+      roles: The parts of a generation in order. The position of a role is a part of its random keys.
       evaluator: Set by `evolve`.
     """
 
@@ -224,18 +224,18 @@ class _Evolution:
         genotype: Genotype,
         env: Env,
         cutoff: Cutoff,
-        test_cutoff: int,
+        test_max_episode_steps: int,
         encoding: Encoding,
-        behavior_size: int,
     ):
         """Computes shapes alone; raises ValueError if noise, validation or memory do not fit."""
         self.validation, self.genotype, self.env, self.name = validation, genotype, env, type(strategy).__name__
-        self.cutoff, self.test_cutoff = cutoff, test_cutoff
-        population_size = strategy.population_size
+        self.cutoff, self.test_max_episode_steps = cutoff, test_max_episode_steps
+        self.num_members = n = integer("population_size", strategy.population_size, low=1)
         optional = {name: getattr(strategy, name, default) for name, default in _OPTIONAL.items()}
         self.strategy = strategy = SimpleNamespace(init=strategy.init, ask=strategy.ask, tell=strategy.tell, **optional)
-        self.num_members = n = integer("population_size", population_size, low=1)
         e = integer("num_episodes", strategy.num_episodes, low=1)
+        after = ("validation", "test") if validation.num_test_episodes else ("validation",)
+        self.roles = (*after, "training") if strategy.validates_first else ("training", *after)
 
         def ask(key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
             population, state = strategy.ask(key, state, encoding)
@@ -245,21 +245,19 @@ class _Evolution:
         self._ask, self._tell = wrap(ask), wrap(lambda *args: _strong(strategy.tell(*args)))
         self._candidates, self._adopt = wrap(strategy.candidates), wrap(strategy.adopt)
 
-        state, challengers = jax.eval_shape(strategy.init, jax.random.key(0), encoding), None
+        state, challengers, num_bases = jax.eval_shape(strategy.init, jax.random.key(0), encoding), None, n
         self.has_lineage = getattr(state, "survivors", None) is not None
-        self.names_challengers, self.num_rows = strategy.candidates is not _OPTIONAL["candidates"], n
         if strategy.traceable:
-            asked, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
-            shapes = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (np.float32, np.int32, bool)]
-            played = Evaluation(*shapes, jax.ShapeDtypeStruct((n, e, behavior_size), np.float32))  # pyright: ignore
-            given = (None, None) if strategy.validates_first else (asked, played)
-            challengers = jax.eval_shape(strategy.candidates, state, *given, encoding)
-            self.names_challengers = challengers is not None
-            self.num_rows = 0 if self.has_lineage else _num_rows(asked.bases)
-        self.num_rows = (state.survivors.seed.shape[0] if self.has_lineage else self.num_rows) + 1
+            population, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
+            num_bases = num_bases if self.has_lineage else _num_rows(population.bases)
+            arrays = [jnp.zeros((n, e), dtype) for dtype in (jnp.float32, jnp.int32, bool)]
+            evaluation = Evaluation(*arrays, behaviors=jnp.zeros((n, e, strategy.behavior.size), jnp.float32))
+            played = (None, None) if strategy.validates_first else (population, evaluation)
+            challengers = jax.eval_shape(strategy.candidates, state, *played, encoding)
+        self.num_rows = (state.survivors.seed.size if self.has_lineage else num_bases) + 1
         self.num_candidates = validation.num_elite_candidates
         if challengers is not None:
-            self.num_candidates = challengers.seed.shape[0] + 1
+            self.num_candidates = challengers.seed.size + 1
         elif self.num_candidates > n:
             raise ValueError(
                 f"num_elite_candidates={self.num_candidates} exceeds population_size={n}; candidates are the best "
@@ -270,10 +268,6 @@ class _Evolution:
         bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_rows, *x.shape), x.dtype), encoding.like)
         formed = self.has_lineage and encoding.rank is not None  # slots of first ancestors
         check_memory(genotype, dataclasses.replace(encoding, formed=formed), env.num_envs, state, bases)
-
-        # The position of a role is a part of its random keys.
-        after: tuple[Role, ...] = ("validation", "test") if validation.num_test_episodes else ("validation",)
-        self.roles: tuple[Role, ...] = (*after, "training") if strategy.validates_first else ("training", *after)
 
     def init(self, key: int | Array) -> EvolveState:
         key = typed_key(key)
@@ -318,15 +312,14 @@ class _Evolution:
         self, state: EvolveState, row: dict[str, Any], monitor: Monitor | None
     ) -> tuple[EvolveState, Population, Evaluation]:
         """Plays the population of `ask`, and gives its evaluation to `tell`."""
-        ask_key, tell_key = self._keys(state)
-        population, inner = self._ask(ask_key, state.strategy, self.evaluator.encoding)
-        evaluation, state = self._play(
-            state, "training", self._on_bases(population, state), self.strategy.num_episodes, row, monitor
-        )
-        inner, metrics = self._tell(tell_key, inner, population, evaluation, self.evaluator.encoding)
+        code, (ask_key, tell_key) = self.evaluator.encoding, self._keys(state)
+        population, inner = self._ask(ask_key, state.strategy, code)
+        played, e = self._on_bases(population, state), self.strategy.num_episodes
+        evaluation, state = self._play(state, "training", played, e, row, monitor)
+        inner, metrics = self._tell(tell_key, inner, population, evaluation, code)
         row["fraction_cut"] = float((evaluation.lengths >= state.max_episode_steps).sum()) / evaluation.lengths.size
         row |= _numbers(_summary(evaluation) | metrics)
-        members = _members(population._replace(bases=()), evaluation)
+        members = members_of(population)._asdict() | _results(evaluation)
         return state._replace(strategy=inner, members=members), population, evaluation
 
     def _validate(
@@ -338,29 +331,17 @@ class _Evolution:
         monitor: Monitor | None,
     ) -> tuple[EvolveState, Member]:
         """Plays validation and test; returns the state, and how the elite descends from the bases."""
-        code, v, first = self.evaluator.encoding, self.validation.num_validation_episodes, state.generation == 0
-        length, has_elite = jnp.float32(state.score.length), jnp.bool_(not first)
-        asked: Any = population
-        if self.names_challengers:
-            asked = self._candidates(state.strategy, population, evaluation, code)
-        elite_row = self.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
-        given = (asked._replace(bases=()), elite_row, length, has_elite, v)
-        if self.names_challengers:
-            candidates = _elite_last(*given)
-        else:
-            candidates = _elite_first(*given, evaluation, self.num_candidates)
-        elite = None if first else candidates.seed.shape[0] - 1 if self.names_challengers else 0
-        candidates = self._on_bases(candidates._replace(bases=asked.bases), state)
+        code, v = self.evaluator.encoding, self.validation.num_validation_episodes
+        challengers = self._candidates(state.strategy, population, evaluation, code)
+        candidates, elite = self._with_elite(state, population, challengers)
         result, state = self._play(state, "validation", candidates, v, row, monitor)
-        lengths = np.asarray(candidates.priority)
-        challenger, winner, score, chosen = choose(self.validation, state.score, elite, result, lengths)
+        challenger, winner, score, chosen = choose(self.validation, state.score, elite, result, candidates.priority)
         inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), code)
-        state = state._replace(strategy=inner)
         row |= chosen | _numbers(metrics)
         if t := self.validation.num_test_episodes:
             i = challenger if self.strategy.validates_first else winner
             tested = jax.tree.map(lambda x: x[i : i + 1], candidates._replace(bases=()))
-            tested = tested._replace(bases=candidates.bases, episodes=jnp.full(1, t, jnp.int32))
+            tested = tested._replace(bases=candidates.bases, episodes=np.full(1, t, np.int32))
             result, state = self._play(state, "test", tested, t, row, monitor)
             scores, errors = scores_and_errors(result)
             row["test_score"], row["test_standard_error"] = float(scores[0]), float(errors[0])
@@ -369,12 +350,42 @@ class _Evolution:
         if state.lineage is None and winner != elite:
             members = jax.tree.map(lambda x: x[None], member)
             state = state._replace(bases=_decode_many(code, candidates.bases, members))
-        return state._replace(score=score), member
+        return state._replace(strategy=inner, score=score), member
+
+    def _with_elite(
+        self, state: EvolveState, population: Population | None, challengers: Population | None
+    ) -> tuple[Population, int | None]:
+        """Returns the candidates, and the index of the elite so far among them; None in the first generation."""
+        first, v = state.generation == 0, self.validation.num_validation_episodes
+        source: Any = population if challengers is None else challengers
+        row = self.num_rows - 1 if state.lineage is not None else _num_rows(source.bases)
+        elite = (*Member(np.int32(row), np.int32(0), np.float32(0), np.bool_(False)), np.float32(state.score.length))
+        if challengers is None:  # the elite is ahead of the best members, and takes the place of the last
+            results: Any = state.members
+            best = np.argsort(-np.asarray(results["fitness"]), kind="stable")[: self.num_candidates]
+            fields = [np.asarray(results[name])[best] for name in (*Member._fields, "length")]
+            if not first:
+                fields = [np.append(x, field[:-1]) for x, field in zip(elite, fields, strict=True)]
+            episodes, index = np.full(self.num_candidates, v, np.int32), 0
+        else:
+            fields = (*members_of(challengers), challengers.priority)
+            fields = [np.append(field, x) for field, x in zip(fields, elite, strict=True)]
+            plays = np.append(challengers.episodes > 0, not first)
+            episodes, index = np.where(plays, v, 0).astype(np.int32), len(plays) - 1
+        *members, lengths = fields
+        candidates: Any = Population(source.bases, *members, episodes=episodes, priority=lengths)
+        return self._on_bases(candidates, state), None if first else index
+
+    def _on_bases(self, population: Population, state: EvolveState) -> Population:
+        """Gives a population its bases: those of the run, or its own with the elite behind them."""
+        if state.lineage is not None:
+            return population._replace(bases=state.bases)
+        return population._replace(bases=_join(population.bases, state.bases, self.num_rows))
 
     def _play(
         self,
         state: EvolveState,
-        role: Role,
+        role: str,
         population: Population,
         num_episodes: int,
         row: dict[str, Any],
@@ -385,16 +396,15 @@ class _Evolution:
         evaluation, statistics = self.evaluator.evaluate(
             population,
             num_episodes,
-            max_episode_steps=self.test_cutoff if test else state.max_episode_steps,
+            max_episode_steps=self.test_max_episode_steps if test else state.max_episode_steps,
             # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
             seed=seed_of(state.key, state.generation, i),
             pool_seed=seed_of(state.key, state.generation, len(self.roles) + test),
             test=test,
             lineage=state.lineage,
-            monitor=None if monitor is None else self._monitor(state, role, monitor),
+            monitor=None if monitor is None else self._monitor(role, monitor),
         )
-        where = f"{self.env.spec.name}, {role} in generation {state.generation + 1}"
-        check_evaluation(evaluation, where, compares_behaviors=not test and bool(self.strategy.behavior.size))
+        _check_returns(evaluation, f"{self.env.spec.name}, {role} in generation {state.generation + 1}")
         lengths, seconds = np.asarray(evaluation.lengths), time.perf_counter() - began
         timesteps, row[f"{role}_seconds"] = int(lengths.sum(dtype=np.int64)), seconds
         if role == "training":
@@ -410,22 +420,21 @@ class _Evolution:
         )
         return evaluation, state._replace(counts=counts)
 
-    def _monitor(self, state: EvolveState, role: Role, monitor: Monitor) -> Monitor:
-        """Adds to the figures of an evaluation its place in the generation."""
+    def _monitor(self, role: str, monitor: Monitor) -> Monitor:
+        """Adds the role and the progress of the generation to the figures of an evaluation."""
         episodes = {
             "training": self.num_members * self.strategy.num_episodes,
             "validation": self.num_candidates * self.validation.num_validation_episodes,
             "test": self.validation.num_test_episodes,
         }
         before = sum(episodes[earlier] for earlier in self.roles[: self.roles.index(role)])
-        place = {"generation": state.generation + 1, "role": role}
 
         def watch(figures: dict[str, Any]) -> bool | None:
-            if "stepped" not in figures:
-                return monitor(figures | place)
-            rate = figures.pop("timesteps_per_second") * self.env.spec.frame_skip
-            done = {"step_done": before + figures["done"], "step_total": sum(episodes.values())}
-            return monitor({"phase": role, "frames_per_second": rate, **figures, **done, **place})
+            if "stepped" in figures:
+                rate = figures.pop("timesteps_per_second") * self.env.spec.frame_skip
+                done = {"step_done": before + figures["done"], "step_total": sum(episodes.values())}
+                figures = {"phase": role, "frames_per_second": rate, **figures, **done}
+            return monitor(figures)
 
         return watch
 
@@ -433,12 +442,6 @@ class _Evolution:
         """The keys of `ask` and `tell`."""
         key, i = jax.random.fold_in(state.key, state.generation), self.roles.index("training")
         return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.roles) + i)
-
-    def _on_bases(self, population: Population, state: EvolveState) -> Population:
-        """Gives a population its bases: those of the run, or its own with the elite behind them."""
-        if state.lineage is not None:
-            return population._replace(bases=state.bases)
-        return population._replace(bases=_with_elite(population.bases, state.bases, self.num_rows))
 
     def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, Times]:
         """Times the parts of the loop on the population of the next generation."""
@@ -449,7 +452,6 @@ class _Evolution:
         return state, times
 
     def genome(self, state: EvolveState) -> Any:
-        _check_completed(state)
         assert state.lineage is not None
         return lineages.genome(state.lineage, self.num_rows - 1)
 
@@ -457,7 +459,8 @@ class _Evolution:
         return jax.jit(self.genotype.prepare)(lineages.rebuild(self.evaluator.encoding, genome))
 
     def variables(self, state: EvolveState) -> ArrayTree:
-        _check_completed(state)
+        if not state.generation:
+            raise ValueError("no generation is complete yet, so there is no elite; take a step first.")
         return jax.jit(self.genotype.prepare)(jax.tree.map(lambda x: x[-1], state.bases))
 
     def save(self, state: EvolveState) -> EvolveState:
@@ -487,42 +490,14 @@ _decode_many = jax.jit(decode_many)
 _summary = jax.jit(summary)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 4))
-def _elite_last(challengers: Population, row: int, length: Array, has_elite: Array, num_episodes: int) -> Population:
-    """The challengers that a strategy names, and the elite, which is base `row`."""
-    plays = jnp.append(challengers.episodes > 0, has_elite)
-    members = jax.tree.map(jnp.append, members_of(challengers), _elite_member(row))
-    episodes = jnp.where(plays, num_episodes, 0).astype(jnp.int32)
-    return Population((), *members, episodes=episodes, priority=jnp.append(challengers.priority, length))
-
-
-@functools.partial(jax.jit, static_argnums=(1, 4, 6))
-def _elite_first(
-    population: Population,
-    row: int,
-    length: Array,
-    has_elite: Array,
-    num_episodes: int,
-    evaluation: Evaluation,
-    count: int,
-) -> Population:
-    """The elite, which is base `row`, and the best members; one member more if there is no elite yet."""
-    best = jnp.argsort(-fitness(evaluation), stable=True)[:count]
-
-    def behind(first: Array, others: Array) -> Array:
-        return jnp.where(has_elite, jnp.concatenate([first[None], others[:-1]]), others)
-
-    members = jax.tree.map(behind, _elite_member(row), jax.tree.map(lambda x: x[best], members_of(population)))
-    priority = behind(length, mean_length(evaluation)[best])
-    return Population((), *members, episodes=jnp.full(count, num_episodes, jnp.int32), priority=priority)
-
-
-def _elite_member(row: int) -> Member:
-    return Member(jnp.int32(row), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+@jax.jit
+def _results(evaluation: Evaluation) -> dict[str, Array]:
+    behavior = evaluation.behaviors[:, 0]
+    return {"fitness": fitness(evaluation), "length": mean_length(evaluation), "behavior": behavior}
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _with_elite(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
+def _join(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
     """Joins bases `[K, ...]` and the elite `[1, ...]`, and fills up to `num_rows` with zeros."""
 
     def join(bases: Array, elite: Array) -> Array:
@@ -530,16 +505,6 @@ def _with_elite(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
         return jnp.pad(joined, [(0, max(num_rows - len(joined), 0))] + [(0, 0)] * (joined.ndim - 1))
 
     return jax.tree.map(join, bases, elite)
-
-
-@jax.jit
-def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]:
-    return {
-        **members_of(population)._asdict(),
-        "fitness": fitness(evaluation),
-        "length": mean_length(evaluation),
-        "behavior": evaluation.behaviors[:, 0],
-    }
 
 
 @jax.jit
@@ -560,17 +525,8 @@ def _strong(tree: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 
-def check_evaluation(evaluation: Evaluation, where: str, *, compares_behaviors: bool) -> None:
-    """Checks that members can be ranked. Members with NaN returns are ranked last if others have a return.
-
-    Args:
-      evaluation: The evaluation.
-      where: Environment, role and generation, for the message.
-      compares_behaviors: Behaviours are compared, so they must be finite.
-
-    Raises:
-      FloatingPointError: A return is infinite, all are NaN, or the behaviour of a ranked episode is not finite.
-    """
+def _check_returns(evaluation: Evaluation, where: str) -> None:
+    """Raises FloatingPointError if a return is infinite or all are NaN; members with NaN returns are ranked last."""
     valid, returns = np.asarray(evaluation.valid), np.asarray(evaluation.returns)
     nan, infinite = int(np.isnan(returns[valid]).sum()), int(np.isinf(returns[valid]).sum())
     counted = f"{where}: of {valid.sum()} returns {nan} are NaN and {infinite} infinite"
@@ -578,12 +534,3 @@ def check_evaluation(evaluation: Evaluation, where: str, *, compares_behaviors: 
         raise FloatingPointError(f"{counted}. Rewards and observations must be finite.")
     if nan:
         warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
-    if compares_behaviors:
-        vectors = np.asarray(evaluation.behaviors)[valid & ~np.isnan(returns)]
-        if wrong := int((~np.isfinite(vectors)).any(axis=-1).sum()):
-            raise FloatingPointError(f"{where}: of {len(vectors)} behaviours {wrong} are not finite.")
-
-
-def _check_completed(state: EvolveState) -> None:
-    if not state.generation:
-        raise ValueError("no generation is complete yet, so there is no elite; take a step first.")

@@ -15,9 +15,8 @@ import optax
 
 from volvox._checks import check_type, integers, numbers
 from volvox.evolution.novelty import Novelty
-from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.strategy import SHAPINGS, Metrics, Shaping, fitness, mean_length
-from volvox.population.decoding import Encoding, decode_many, draw_seeds, explicit, first_ancestors, weighted_noise
+from volvox.evolution.strategy import SHAPINGS, Metrics, Scheduled, Shaping, fitness, mean_length, schedule
+from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors, weighted_noise
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
@@ -56,7 +55,7 @@ class ES:
     Attributes:
       population_size: N, members of a generation: N/2 pairs.
       noise_std: Standard deviation of the noise: a number, or a schedule over generations (see
-        `volvox.evolution.schedules.schedule`).
+        `volvox.evolution.strategy.schedule`).
       learning_rate: Of the optimiser: a number, or a schedule over updates, which with several bases counts the updates
         of each base apart; None if `optimizer` is a ready-made transformation.
       optimizer: A function of the learning rate that makes an optax transformation, or a ready-made transformation.
@@ -102,13 +101,13 @@ class ES:
     def transformation(self) -> optax.GradientTransformation:
         """The optimiser with its learning rate."""
         optimizer, rate = self.optimizer, self.learning_rate
-        if callable(optimizer) and rate is not None:
-            optimizer = optimizer(schedule("learning_rate", rate))
-        elif callable(optimizer) or rate is not None:
+        if callable(optimizer) is (rate is None):
             raise ValueError(
                 f"learning_rate={rate}: give one with a function such as optax.adam, and None with a ready-made "
                 "transformation, which has its own."
             )
+        if callable(optimizer) and rate is not None:
+            optimizer = optimizer(schedule("learning_rate", rate))
         check_type("optimizer", optimizer, optax.GradientTransformation, "optax, for example optax.adam")
         return optimizer
 
@@ -120,7 +119,7 @@ class ES:
     def init(self, key: Array, encoding: Encoding) -> ESState:
         """Returns the first state: M first ancestors."""
         m = self.num_bases
-        bases = decode_many(encoding, encoding.zeros(1), first_ancestors(draw_seeds(encoding, key, (m,))))
+        bases = decode_many(encoding, encoding.zeros(1), first_ancestors(encoding.draw_seeds(key, (m,))))
         return ESState(
             bases=bases,
             optimizer=jax.vmap(self.transformation.init)(bases),
@@ -158,7 +157,7 @@ class ES:
         population = Population(
             bases=state.bases,
             parent=jnp.full(n, base, jnp.int32),
-            seed=jnp.repeat(draw_seeds(encoding, key_seed, (n // 2,)), 2),
+            seed=jnp.repeat(encoding.draw_seeds(key_seed, (n // 2,)), 2),
             scale=self._std(state) * jnp.tile(jnp.array([1.0, -1.0], jnp.float32), n // 2),
             initial=jnp.zeros(n, bool),
             episodes=jnp.full(n, self.num_episodes, jnp.int32),

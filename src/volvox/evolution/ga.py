@@ -17,9 +17,8 @@ import jax.numpy as jnp
 
 from volvox._checks import check_type, integers
 from volvox.evolution.novelty import Novelty
-from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.strategy import Metrics, fitness, mean_length
-from volvox.population.decoding import Encoding, Member, draw_seeds, first_ancestors, members_of
+from volvox.evolution.strategy import Metrics, Scheduled, fitness, mean_length, schedule
+from volvox.population.decoding import Encoding, Member, first_ancestors, members_of
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.types import Array, Evaluation, Population
 
@@ -56,7 +55,7 @@ class GA:
       num_parents: T, the best of a generation, from which the next one descends. 0 is random search: every member of
         every generation is a fresh initialisation, and `mutation_std` and `objective` stay at their defaults.
       mutation_std: Standard deviation of the noise that is added to every parameter ("mutation power"): a number, or a
-        schedule over generations (see `volvox.evolution.schedules.schedule`).
+        schedule over generations (see `volvox.evolution.strategy.schedule`).
       objective: None: parents are the members of the highest returns. `Novelty(...)`: the most novel members.
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
@@ -113,17 +112,15 @@ class GA:
     def ask(self, key: Array, state: GAState, encoding: Encoding) -> tuple[Population, GAState]:
         """Returns mutated copies of parents drawn uniformly; first ancestors at first, or without parents."""
         n, (key_parent, key_seed) = self.population_size, jax.random.split(key)
-        initial = jnp.full(n, (state.generation == 0) | (self.num_parents == 0))
         parent = jax.random.randint(key_parent, (n,), 0, max(self.num_parents, 1), jnp.int32)
-        priority = state.expected_length[parent] if self.num_parents else jnp.zeros(n, jnp.float32)
         population = Population(
             bases=None,
             parent=parent,
-            seed=draw_seeds(encoding, key_seed, (n,)),
+            seed=encoding.draw_seeds(key_seed, (n,)),
             scale=jnp.full(n, schedule("mutation_std", self.mutation_std)(state.generation), jnp.float32),
-            initial=initial,
+            initial=jnp.full(n, (state.generation == 0) | (self.num_parents == 0)),
             episodes=jnp.full(n, self.num_episodes, jnp.int32),
-            priority=jnp.where(initial, 0.0, priority),
+            priority=state.expected_length[parent] if self.num_parents else jnp.zeros(n, jnp.float32),
         )
         return population, state
 

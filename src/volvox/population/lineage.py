@@ -117,7 +117,7 @@ def rebuild(encoding: Encoding, genome: list[Any]) -> ArrayTree:
         raise ValueError(
             f"the genome has seed {max(seeds)}, but a network of {encoding.num_parameters} parameters and a table "
             f"of {encoding.data.size} numbers allow 0 to {last}; was it evolved with a larger table "
-            "(volvox.population.published_table()) or with another network?"
+            "(volvox.population.Table.published()) or with another network?"
         )
     # Padded to a power of two, so that a run compiles this a few times, not once a generation.
     pad = (0, (1 << (len(seeds) - 1).bit_length()) - len(seeds))

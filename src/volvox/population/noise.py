@@ -41,6 +41,15 @@ class Table:
         integers(self, "size", low=1)
         integers(self, "seed", low=0, high=2**32 - 1)
 
+    @classmethod
+    def published(cls) -> "Table":
+        """The table behind published genomes: `RandomState(123).randn(250_000_000)` as float32, 1 GB.
+
+        Example:
+          >>> algorithm = vx.evolve(vx.GA(), network, env, noise=vx.population.Table.published())
+        """
+        return cls(size=250_000_000, seed=123)
+
     def length(self, num_numbers: int) -> int:
         """Returns the size of the table; raises ValueError if it is too small for noise of `num_numbers`."""
         length = max(8 * num_numbers, 2**20) if self.size is None else self.size
@@ -71,16 +80,6 @@ class Table:
             like,
             flat.leaf_offsets(like),
         )
-
-
-def published_table() -> Table:
-    """The table behind published genomes: `RandomState(123).randn(250_000_000)` as float32, 1 GB.
-
-    Example:
-      >>> algorithm = vx.evolve(vx.GA(), network, env, noise=vx.population.published_table())
-      >>> first = dataclasses.replace(vx.population.published_table(), size=1_000_000)  # its first numbers alone
-    """
-    return Table(size=250_000_000, seed=123)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
