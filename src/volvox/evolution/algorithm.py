@@ -64,7 +64,7 @@ class EvolveState(NamedTuple):
       strategy: The strategy's own state.
       bases: Parameters, leaves `[P, ...]`. The last is the elite; with lineages, the parents are before it.
       score: The score of the elite.
-      lineage: How the bases of each generation descend from those before, fields `[G, P]`; None without lineages.
+      lineage: Descent of the bases of each generation from the previous bases, fields `[G, P]`; None without lineages.
       max_episode_steps: The current cutoff of training and validation, timesteps.
       counts: Cumulative counts.
       members: Arrays of the last generation for `log`; None before the first generation and after a resume.
@@ -125,7 +125,7 @@ def evolve(
       `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and the
       strategy's own. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
       `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
-      `base_seed`, `base_scale` and `base_initial`: how each base descends from those before, the elite last.
+      `base_seed`, `base_scale` and `base_initial`: the descent of each base from the previous bases, the elite last.
 
     Raises:
       TypeError: an argument of another type.
@@ -156,8 +156,9 @@ def evolve(
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
     encoding = outline(genotype, noise)
     run = _Evolution(strategy, validation, genotype, env, cutoff, test_max_episode_steps, encoding)
+    capacity = max(members * episodes for members, episodes in run.sizes.values())
     make_local = functools.partial(
-        PopulationEvaluator, genotype, noise, env, recorded, run.capacity, chunk_seconds=chunk_seconds
+        PopulationEvaluator, genotype, noise, env, recorded, capacity, chunk_seconds=chunk_seconds
     )
     if workers is None:
         run.evaluator = make_local()
@@ -209,9 +210,8 @@ class _Evolution:
     Attributes:
       num_rows: Rows of the bases of each population, the elite included: the same in training and validation, so that
         the loop is compiled once. With lineages it is P.
-      num_candidates: C.
-      capacity: The largest number of episodes of an evaluation.
-      roles: The parts of a generation in order. The position of a role is a part of its random keys.
+      sizes: Members and episodes of each, by role, in the order of play. The position of a role is a part of its random
+        keys.
       evaluator: Set by `evolve`.
     """
 
@@ -230,12 +230,10 @@ class _Evolution:
         """Computes shapes alone; raises ValueError if noise, validation or memory do not fit."""
         self.validation, self.genotype, self.env, self.name = validation, genotype, env, type(strategy).__name__
         self.cutoff, self.test_max_episode_steps = cutoff, test_max_episode_steps
-        self.num_members = n = integer("population_size", strategy.population_size, low=1)
+        n = integer("population_size", strategy.population_size, low=1)
         optional = {name: getattr(strategy, name, default) for name, default in _OPTIONAL.items()}
         self.strategy = strategy = SimpleNamespace(init=strategy.init, ask=strategy.ask, tell=strategy.tell, **optional)
         e = integer("num_episodes", strategy.num_episodes, low=1)
-        after = ("validation", "test") if validation.num_test_episodes else ("validation",)
-        self.roles = (*after, "training") if strategy.validates_first else ("training", *after)
 
         def ask(key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
             population, state = strategy.ask(key, state, encoding)
@@ -245,26 +243,27 @@ class _Evolution:
         self._ask, self._tell = wrap(ask), wrap(lambda *args: _strong(strategy.tell(*args)))
         self._candidates, self._adopt = wrap(strategy.candidates), wrap(strategy.adopt)
 
-        state, challengers, num_bases = jax.eval_shape(strategy.init, jax.random.key(0), encoding), None, n
+        state = jax.eval_shape(strategy.init, jax.random.key(0), encoding)
+        challengers, self.num_rows = None, n + 1
         self.has_lineage = getattr(state, "survivors", None) is not None
         if strategy.traceable:
             population, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
-            num_bases = num_bases if self.has_lineage else _num_rows(population.bases)
+            if population.bases is not None:
+                self.num_rows = _num_rows(population.bases) + 1
             arrays = [jnp.zeros((n, e), dtype) for dtype in (jnp.float32, jnp.int32, bool)]
             evaluation = Evaluation(*arrays, behaviors=jnp.zeros((n, e, strategy.behavior.size), jnp.float32))
             played = (None, None) if strategy.validates_first else (population, evaluation)
             challengers = jax.eval_shape(strategy.candidates, state, *played, encoding)
-        self.num_rows = (state.survivors.seed.size if self.has_lineage else num_bases) + 1
-        self.num_candidates = validation.num_elite_candidates
-        if challengers is not None:
-            self.num_candidates = challengers.seed.size + 1
-        elif self.num_candidates > n:
-            raise ValueError(
-                f"num_elite_candidates={self.num_candidates} exceeds population_size={n}; candidates are the best "
-                "members of a generation."
-            )
-        validated = self.num_candidates * validation.num_validation_episodes
-        self.capacity = max(n * e, validated, validation.num_test_episodes)
+        if self.has_lineage:
+            self.num_rows = state.survivors.seed.size + 1
+        if challengers is None:
+            num_candidates = integer("num_elite_candidates", validation.num_elite_candidates, low=2, high=n)
+        else:
+            num_candidates = challengers.seed.size + 1
+        sizes = {"training": (n, e), "validation": (num_candidates, validation.num_validation_episodes)}
+        sizes["test"] = (1, validation.num_test_episodes)
+        order = ("validation", "test", "training") if strategy.validates_first else tuple(sizes)
+        self.sizes = {role: sizes[role] for role in order if sizes[role][1]}
         bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_rows, *x.shape), x.dtype), encoding.like)
         formed = self.has_lineage and encoding.rank is not None  # slots of first ancestors
         check_memory(genotype, dataclasses.replace(encoding, formed=formed), env.num_envs, state, bases)
@@ -277,14 +276,42 @@ class _Evolution:
         return EvolveState(key, 0, inner, bases, EliteScore(), lineage, self.cutoff.start)
 
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
-        began, frames = time.perf_counter(), state.counts.total_frames
+        began, frames, code = time.perf_counter(), state.counts.total_frames, self.evaluator.encoding
         row: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
-        if self.strategy.validates_first:
-            state, elite = self._validate(state, None, None, row, monitor)
-            state, _, _ = self._train(state, row, monitor)
-        else:
-            state, population, evaluation = self._train(state, row, monitor)
-            state, elite = self._validate(state, population, evaluation, row, monitor)
+        trained: Any = (None, None)  # the population and its evaluation
+        candidates: Any = None
+        challenger = winner = 0
+        for role in self.sizes:
+            if role == "training":
+                ask_key, tell_key = self._keys(state)
+                population, inner = self._ask(ask_key, state.strategy, code)
+                evaluation, state = self._play(state, role, self._on_bases(population, state), row, monitor)
+                inner, metrics = self._tell(tell_key, inner, population, evaluation, code)
+                trained = (population, evaluation)
+                members = members_of(population)._asdict() | _results(evaluation)
+                state = state._replace(strategy=inner, members=members)
+                row["fraction_cut"] = float(np.mean(np.asarray(evaluation.lengths) >= state.max_episode_steps))
+                row |= _numbers(summary(evaluation) | metrics)
+            elif role == "validation":
+                challengers = self._candidates(state.strategy, *trained, code)
+                candidates, elite = self._with_elite(state, trained[0], challengers)
+                result, state = self._play(state, role, candidates, row, monitor)
+                challenger, winner, score, chosen = choose(self.validation, state.score, elite, result)
+                inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), code)
+                score = score._replace(length=float(candidates.priority[winner]))
+                state = state._replace(strategy=inner, score=score)
+                row |= chosen | _numbers(metrics)
+                if state.lineage is None and winner != elite:
+                    members = jax.tree.map(lambda x: x[winner : winner + 1], members_of(candidates))
+                    state = state._replace(bases=_decode_many(code, candidates.bases, members))
+            else:
+                i = challenger if self.strategy.validates_first else winner
+                tested = jax.tree.map(lambda x: x[i : i + 1], candidates._replace(bases=()))
+                tested = tested._replace(bases=candidates.bases, episodes=np.full(1, self.sizes[role][1], np.int32))
+                result, state = self._play(state, role, tested, row, monitor)
+                scores, errors = scores_and_errors(result)
+                row["test_score"], row["test_standard_error"] = float(scores[0]), float(errors[0])
+                row["test_best"] = float(np.asarray(result.returns).max())
         if state.lineage is None:  # moved by gradients; with lineages, bases are sums of few numbers
             if not _are_finite((state.bases, getattr(state.strategy, "bases", ()))):
                 raise FloatingPointError(
@@ -292,11 +319,12 @@ class _Evolution:
                     "dropped. Lower learning_rate or noise_std."
                 )
         else:
+            elite = jax.tree.map(lambda x: x[winner], members_of(candidates))
             survivors = jax.tree.map(jnp.append, state.strategy.survivors, elite)
             state = state._replace(
-                bases=_decode_many(self.evaluator.encoding, state.bases, survivors),
+                bases=_decode_many(code, state.bases, survivors),
                 lineage=lineages.extend(state.lineage, survivors),
-                members={**(state.members or {}), **{f"base_{name}": x for name, x in survivors._asdict().items()}},
+                members=(state.members or {}) | {f"base_{name}": x for name, x in survivors._asdict().items()},
             )
         elapsed = time.perf_counter() - began
         state = state._replace(generation=state.generation + 1)
@@ -308,65 +336,21 @@ class _Evolution:
         row |= state.counts._asdict() | {"frames_per_second": frames_per_second, "generation_seconds": elapsed}
         return state, row | self.evaluator.figures()
 
-    def _train(
-        self, state: EvolveState, row: dict[str, Any], monitor: Monitor | None
-    ) -> tuple[EvolveState, Population, Evaluation]:
-        """Plays the population of `ask`, and gives its evaluation to `tell`."""
-        code, (ask_key, tell_key) = self.evaluator.encoding, self._keys(state)
-        population, inner = self._ask(ask_key, state.strategy, code)
-        played, e = self._on_bases(population, state), self.strategy.num_episodes
-        evaluation, state = self._play(state, "training", played, e, row, monitor)
-        inner, metrics = self._tell(tell_key, inner, population, evaluation, code)
-        row["fraction_cut"] = float((evaluation.lengths >= state.max_episode_steps).sum()) / evaluation.lengths.size
-        row |= _numbers(_summary(evaluation) | metrics)
-        members = members_of(population)._asdict() | _results(evaluation)
-        return state._replace(strategy=inner, members=members), population, evaluation
-
-    def _validate(
-        self,
-        state: EvolveState,
-        population: Population | None,
-        evaluation: Evaluation | None,
-        row: dict[str, Any],
-        monitor: Monitor | None,
-    ) -> tuple[EvolveState, Member]:
-        """Plays validation and test; returns the state, and how the elite descends from the bases."""
-        code, v = self.evaluator.encoding, self.validation.num_validation_episodes
-        challengers = self._candidates(state.strategy, population, evaluation, code)
-        candidates, elite = self._with_elite(state, population, challengers)
-        result, state = self._play(state, "validation", candidates, v, row, monitor)
-        challenger, winner, score, chosen = choose(self.validation, state.score, elite, result, candidates.priority)
-        inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), code)
-        row |= chosen | _numbers(metrics)
-        if t := self.validation.num_test_episodes:
-            i = challenger if self.strategy.validates_first else winner
-            tested = jax.tree.map(lambda x: x[i : i + 1], candidates._replace(bases=()))
-            tested = tested._replace(bases=candidates.bases, episodes=np.full(1, t, np.int32))
-            result, state = self._play(state, "test", tested, t, row, monitor)
-            scores, errors = scores_and_errors(result)
-            row["test_score"], row["test_standard_error"] = float(scores[0]), float(errors[0])
-            row["test_best"] = float(np.asarray(result.returns).max())
-        member = jax.tree.map(lambda x: x[winner], members_of(candidates))
-        if state.lineage is None and winner != elite:
-            members = jax.tree.map(lambda x: x[None], member)
-            state = state._replace(bases=_decode_many(code, candidates.bases, members))
-        return state._replace(strategy=inner, score=score), member
-
     def _with_elite(
         self, state: EvolveState, population: Population | None, challengers: Population | None
     ) -> tuple[Population, int | None]:
         """Returns the candidates, and the index of the elite so far among them; None in the first generation."""
-        first, v = state.generation == 0, self.validation.num_validation_episodes
+        first, (count, v) = state.generation == 0, self.sizes["validation"]
         source: Any = population if challengers is None else challengers
         row = self.num_rows - 1 if state.lineage is not None else _num_rows(source.bases)
         elite = (*Member(np.int32(row), np.int32(0), np.float32(0), np.bool_(False)), np.float32(state.score.length))
         if challengers is None:  # the elite is ahead of the best members, and takes the place of the last
             results: Any = state.members
-            best = np.argsort(-np.asarray(results["fitness"]), kind="stable")[: self.num_candidates]
+            best = np.argsort(-np.asarray(results["fitness"]), kind="stable")[:count]
             fields = [np.asarray(results[name])[best] for name in (*Member._fields, "length")]
             if not first:
                 fields = [np.append(x, field[:-1]) for x, field in zip(elite, fields, strict=True)]
-            episodes, index = np.full(self.num_candidates, v, np.int32), 0
+            episodes, index = np.full(count, v, np.int32), 0
         else:
             fields = (*members_of(challengers), challengers.priority)
             fields = [np.append(field, x) for field, x in zip(fields, elite, strict=True)]
@@ -377,35 +361,35 @@ class _Evolution:
         return self._on_bases(candidates, state), None if first else index
 
     def _on_bases(self, population: Population, state: EvolveState) -> Population:
-        """Gives a population its bases: those of the run, or its own with the elite behind them."""
+        """Sets the bases of a population: the bases of the run, or its own bases followed by the elite."""
         if state.lineage is not None:
             return population._replace(bases=state.bases)
         return population._replace(bases=_join(population.bases, state.bases, self.num_rows))
 
     def _play(
-        self,
-        state: EvolveState,
-        role: str,
-        population: Population,
-        num_episodes: int,
-        row: dict[str, Any],
-        monitor: Monitor | None,
+        self, state: EvolveState, role: str, population: Population, row: dict[str, Any], monitor: Monitor | None
     ) -> tuple[Evaluation, EvolveState]:
         """Evaluates a population, checks the results, and counts frames."""
-        began, i, test = time.perf_counter(), self.roles.index(role), role == "test"
+        began, i, test = time.perf_counter(), list(self.sizes).index(role), role == "test"
         evaluation, statistics = self.evaluator.evaluate(
             population,
-            num_episodes,
+            self.sizes[role][1],
             max_episode_steps=self.test_max_episode_steps if test else state.max_episode_steps,
             # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
             seed=seed_of(state.key, state.generation, i),
-            pool_seed=seed_of(state.key, state.generation, len(self.roles) + test),
+            pool_seed=seed_of(state.key, state.generation, len(self.sizes) + test),
             test=test,
             lineage=state.lineage,
             monitor=None if monitor is None else self._monitor(role, monitor),
         )
-        _check_returns(evaluation, f"{self.env.spec.name}, {role} in generation {state.generation + 1}")
-        lengths, seconds = np.asarray(evaluation.lengths), time.perf_counter() - began
+        seconds, (returns, lengths, valid) = time.perf_counter() - began, map(np.asarray, evaluation[:3])
+        nan, infinite = int(np.isnan(returns[valid]).sum()), int(np.isinf(returns[valid]).sum())
+        counted = f"{self.env.spec.name}, {role} in generation {state.generation + 1}: "
+        counted += f"of {valid.sum()} returns {nan} are NaN and {infinite} infinite"
+        if infinite or nan == valid.sum():
+            raise FloatingPointError(f"{counted}. Rewards and observations must be finite.")
+        if nan:
+            warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
         timesteps, row[f"{role}_seconds"] = int(lengths.sum(dtype=np.int64)), seconds
         if role == "training":
             row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound(lengths)
@@ -416,23 +400,19 @@ class _Evolution:
             frames=counts.frames + (0 if test else scored),
             training_frames=counts.training_frames + (scored if role == "training" else 0),
             total_frames=counts.total_frames + statistics.stepped * frame_skip,
-            episodes=counts.episodes + int(evaluation.valid.sum()),
+            episodes=counts.episodes + int(valid.sum()),
         )
         return evaluation, state._replace(counts=counts)
 
     def _monitor(self, role: str, monitor: Monitor) -> Monitor:
         """Adds the role and the progress of the generation to the figures of an evaluation."""
-        episodes = {
-            "training": self.num_members * self.strategy.num_episodes,
-            "validation": self.num_candidates * self.validation.num_validation_episodes,
-            "test": self.validation.num_test_episodes,
-        }
-        before = sum(episodes[earlier] for earlier in self.roles[: self.roles.index(role)])
+        episodes = [members * episodes for members, episodes in self.sizes.values()]
+        before = sum(episodes[: list(self.sizes).index(role)])
 
         def watch(figures: dict[str, Any]) -> bool | None:
             if "stepped" in figures:
                 rate = figures.pop("timesteps_per_second") * self.env.spec.frame_skip
-                done = {"step_done": before + figures["done"], "step_total": sum(episodes.values())}
+                done = {"step_done": before + figures["done"], "step_total": sum(episodes)}
                 figures = {"phase": role, "frames_per_second": rate, **figures, **done}
             return monitor(figures)
 
@@ -440,8 +420,8 @@ class _Evolution:
 
     def _keys(self, state: EvolveState) -> tuple[Array, Array]:
         """The keys of `ask` and `tell`."""
-        key, i = jax.random.fold_in(state.key, state.generation), self.roles.index("training")
-        return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.roles) + i)
+        key, i = jax.random.fold_in(state.key, state.generation), list(self.sizes).index("training")
+        return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.sizes) + i)
 
     def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, Times]:
         """Times the parts of the loop on the population of the next generation."""
@@ -487,7 +467,6 @@ class _Evolution:
 
 
 _decode_many = jax.jit(decode_many)
-_summary = jax.jit(summary)
 
 
 @jax.jit
@@ -521,16 +500,5 @@ def _numbers(metrics: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _strong(tree: ArrayTree) -> ArrayTree:
-    """The same values without weak types; `jnp.full(3, 0.5)` has one, and the next call would be compiled anew."""
+    """Drops weak types, such as that of `jnp.full(3, 0.5)`; otherwise the next call would be compiled again."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
-
-
-def _check_returns(evaluation: Evaluation, where: str) -> None:
-    """Raises FloatingPointError if a return is infinite or all are NaN; members with NaN returns are ranked last."""
-    valid, returns = np.asarray(evaluation.valid), np.asarray(evaluation.returns)
-    nan, infinite = int(np.isnan(returns[valid]).sum()), int(np.isinf(returns[valid]).sum())
-    counted = f"{where}: of {valid.sum()} returns {nan} are NaN and {infinite} infinite"
-    if infinite or nan == valid.sum():
-        raise FloatingPointError(f"{counted}. Rewards and observations must be finite.")
-    if nan:
-        warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)

@@ -175,10 +175,10 @@ class ES:
             weights = shape(fitness(evaluation))
         else:
             weights = self.objective.weigh(state.novelty, evaluation, shape)
-        params = _row(state.bases, base)
+        params, optimizer = jax.tree.map(lambda x: x[base], (state.bases, state.optimizer))
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
-        updates, optimizer = self.transformation.update(gradient, _row(state.optimizer, base), params)
+        updates, optimizer = self.transformation.update(gradient, optimizer, params)
         params = optax.apply_updates(params, updates)
         metrics = {
             "gradient_norm": optax.tree.norm(gradient),
@@ -186,13 +186,11 @@ class ES:
             "parameter_norm": optax.tree.norm(params),
             "noise_std": self._std(state),
         }
-        state = state._replace(
-            bases=_put(state.bases, base, params),
-            optimizer=_put(state.optimizer, base, optimizer),
-            generation=state.generation + 1,
-            updated=base,
+        bases, optimizer = jax.tree.map(
+            lambda x, new: x.at[base].set(new), (state.bases, state.optimizer), (params, optimizer)
         )
-        return state, metrics
+        generation = state.generation + 1
+        return state._replace(bases=bases, optimizer=optimizer, generation=generation, updated=base), metrics
 
     def _validated(self, state: ESState) -> Array:
         """The vectors that play validation, bool `[M]`: all at first, then the one that was updated."""
@@ -200,11 +198,3 @@ class ES:
 
     def _std(self, state: ESState) -> Array:
         return jnp.asarray(schedule("noise_std", self.noise_std)(state.generation), jnp.float32)
-
-
-def _row(tree: ArrayTree, i: Array) -> ArrayTree:
-    return jax.tree.map(lambda x: x[i], tree)
-
-
-def _put(tree: ArrayTree, i: Array | int, value: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda x, new: x.at[i].set(new), tree, value)

@@ -28,7 +28,7 @@ class EvosaxState(NamedTuple):
 
     Attributes:
       algorithm: The algorithm's own state.
-      begun: bool: The first population was told.
+      begun: bool: Whether `tell` was called.
     """
 
     algorithm: Any

@@ -6,7 +6,7 @@ members by their returns, and the elite is one of them; with a novelty objective
 search has no parents.
 
 The published code reports another result than the elite: it replaces its solution by a generation's elite when the mean
-over the validation of all candidates exceeds that of every generation before, whatever the cutoffs.
+over the validation of all candidates exceeds that of every earlier generation, even at another cutoff.
 """
 
 import dataclasses
@@ -68,10 +68,8 @@ class GA:
 
     def __post_init__(self) -> None:
         integers(self, "population_size", "num_episodes", low=1)
-        integers(self, "num_parents", low=0)
+        integers(self, "num_parents", low=0, high=self.population_size)
         schedule("mutation_std", self.mutation_std)
-        if self.num_parents > self.population_size:
-            raise ValueError(f"num_parents={self.num_parents} exceeds population_size={self.population_size}.")
         if not self.num_parents and (self.mutation_std, self.objective) != (GA.mutation_std, GA.objective):
             raise ValueError("random search (num_parents=0) takes no mutation_std and no objective: leave both out.")
         check_type("objective", self.objective, (Novelty, type(None)), "vx.Novelty(...), or None for returns")

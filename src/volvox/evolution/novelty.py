@@ -47,7 +47,7 @@ class Archive(NamedTuple):
 def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
     """Mean Euclidean distance to the `k` nearest other behaviours; to all if there are fewer, 0 if there are none.
 
-    The nearest are found by `|a|^2 + |b|^2 - 2ab`, one matmul; the distances to them are then computed from their
+    The nearest neighbours are found by `|a|^2 + |b|^2 - 2ab`, one matmul. Their distances are then computed from the
     differences, without cancellation. Behaviours that are not finite are ignored as neighbours and have no novelty.
 
     Args:
@@ -134,15 +134,11 @@ class Novelty:
     patience: int = 50
 
     def __post_init__(self) -> None:
-        integers(self, "num_neighbors", "archive_size", "num_archived", "patience", low=1)
+        integers(self, "num_neighbors", "num_archived", "patience", low=1)
+        integers(self, "archive_size", low=max(self.num_neighbors, self.num_archived))
         numbers(self, "reward_weight", low=0, high=1)
         check_kind("behavior", self.behavior)
         numbers(self, "reward_weight_step", above=0, high=1)
-        if self.archive_size < max(self.num_neighbors, self.num_archived):
-            raise ValueError(
-                f"archive_size={self.archive_size} is below num_neighbors={self.num_neighbors} or "
-                f"num_archived={self.num_archived}."
-            )
 
     @classmethod
     def ns_es(cls, *, behavior: Behavior, **settings: Any) -> "Novelty":

@@ -50,21 +50,17 @@ class Strategy(Protocol):
     @property
     def population_size(self) -> int:
         """N, members of a generation."""
-        ...
 
     def init(self, key: Array, encoding: Encoding) -> Any:
         """Returns the first state."""
-        ...
 
     def ask(self, key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
         """Returns N members, for example by `volvox.population.explicit`, and the state."""
-        ...
 
     def tell(
         self, key: Array, state: Any, population: Population, evaluation: Evaluation, encoding: Encoding
     ) -> tuple[Any, Metrics]:
         """Returns the state after the evaluation of a population, and scalars by name for the row of metrics."""
-        ...
 
 
 def mean_over_episodes(values: Array, valid: Array) -> Array:
@@ -89,7 +85,7 @@ _standard_errors = jax.jit(lambda returns: jnp.std(returns, axis=1, ddof=1) / jn
 def scores_and_errors(evaluation: Evaluation) -> tuple[np.ndarray, np.ndarray]:
     """Fitness, and standard errors of the mean returns, float32 `[N]`; errors are NaN for one episode."""
     n, e = evaluation.returns.shape
-    # With one episode the device would compute NaN, which it may be told to refuse.
+    # With one episode the device would compute NaN, which is an error under jax_debug_nans.
     errors = np.asarray(_standard_errors(evaluation.returns)) if e > 1 else np.full(n, np.nan)
     return np.asarray(_fitness(evaluation)), errors
 
@@ -99,6 +95,7 @@ def mean_length(evaluation: Evaluation) -> Array:
     return _mean(evaluation.lengths, evaluation.valid)
 
 
+@jax.jit
 def summary(evaluation: Evaluation) -> Metrics:
     """Metrics of training: `training_best`, `_mean`, `_std`, `_median` of fitness, lengths, and `num_nan`.
 
@@ -257,7 +254,7 @@ class Validation:
 
 
 class EliteScore(NamedTuple):
-    """The score of the elite in validation, at one cutoff; numbers of the host.
+    """The score of the elite in validation at one cutoff, as Python numbers.
 
     A mean by which a network was chosen is biased upwards, so it is kept apart: the score is the mean over all
     validation episodes that the elite has played since. When the cutoff grows, the score is dropped, so that scores of
@@ -288,7 +285,7 @@ class EliteScore(NamedTuple):
 
 
 def choose(
-    validation: Validation, score: EliteScore, elite: int | None, evaluation: Evaluation, lengths: np.ndarray
+    validation: Validation, score: EliteScore, elite: int | None, evaluation: Evaluation
 ) -> tuple[int, int, EliteScore, dict[str, Any]]:
     """Chooses the elite. The elite so far gives way only to a better challenger.
 
@@ -297,7 +294,6 @@ def choose(
       score: The score of the elite so far.
       elite: Index of the elite so far among the candidates; None if there is none.
       evaluation: Validation episodes of the C candidates.
-      lengths: float32 `[C]`: Expected lengths, timesteps.
 
     Returns:
       (index of the best challenger, index of the elite, score of the elite, metrics). The metrics are
@@ -319,7 +315,6 @@ def choose(
     winner = challenger if is_new or elite is None else elite
     won = returns[winner][valid[winner]]
     score = EliteScore(selecting=float(scores[winner])) if is_new else score.extended(won)
-    score = score._replace(length=float(lengths[winner]))
     ranked = scores[np.isfinite(scores)]
     metrics = {
         "validation_mean": float(scores[winner]),

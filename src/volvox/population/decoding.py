@@ -28,7 +28,7 @@ _FACTORS_AT_ONCE = 64
 
 
 class Member(NamedTuple):
-    """Members of a population as seeds; all fields have one shape `[...]`.
+    """Members of a population as seeds; all fields have the same shape `[...]`.
 
     Attributes:
       parent: int32: Index of the base.
@@ -149,7 +149,15 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
     shapes = {flat.leaf_path(path): tuple(leaf.shape) for path, leaf in paths}
     factored, rank = (False,) * len(shapes), None
     if isinstance(noise, LowRank):
-        factored, rank, noise = _factored(shapes, genotype, noise), noise.rank, noise.source
+        factored = tuple(path in genotype.low_rank and "/".join(path) not in noise.full for path in shapes)
+        for (path, shape), is_factored in zip(shapes.items(), factored, strict=True):
+            if not is_factored and len(shape) > 1 and (name := "/".join(path)) not in noise.full:
+                raise ValueError(
+                    f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, "
+                    f"nn.Conv and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every "
+                    "slot."
+                )
+        rank, noise = noise.rank, noise.source
     without_data = Encoding(
         data=jax.ShapeDtypeStruct((0,), jnp.float32),  # pyright: ignore[reportArgumentType]
         zero=jax.ShapeDtypeStruct((), jnp.int32),  # pyright: ignore[reportArgumentType]
@@ -161,18 +169,6 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
         factored=factored,
     )
     return dataclasses.replace(without_data, data=jax.ShapeDtypeStruct((without_data.num_drawn,), jnp.float32))
-
-
-def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], genotype: Genotype, noise: LowRank) -> tuple[bool, ...]:
-    named = {"/".join(path): shape for path, shape in shapes.items()}
-    factored = tuple(path in genotype.low_rank and "/".join(path) not in noise.full for path in shapes)
-    for (name, shape), is_factored in zip(named.items(), factored, strict=True):
-        if not is_factored and len(shape) > 1 and name not in noise.full:
-            raise ValueError(
-                f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, nn.Conv "
-                f"and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every slot."
-            )
-    return factored
 
 
 class Factors(NamedTuple):
