@@ -302,11 +302,11 @@ class _Evolution:
                 state = state._replace(strategy=inner, score=score)
                 row |= chosen | _numbers(metrics)
                 if state.lineage is None and winner != elite:
-                    members = jax.tree.map(lambda x: x[winner : winner + 1], members_of(candidates))
+                    members = _take(members_of(candidates), slice(winner, winner + 1))
                     state = state._replace(bases=_decode_many(code, candidates.bases, members))
             else:
                 i = challenger if self.strategy.validates_first else winner
-                tested = jax.tree.map(lambda x: x[i : i + 1], candidates._replace(bases=()))
+                tested = _take(candidates._replace(bases=()), slice(i, i + 1))
                 tested = tested._replace(bases=candidates.bases, episodes=np.full(1, self.sizes[role][1], np.int32))
                 result, state = self._play(state, role, tested, row, monitor)
                 scores, errors = scores_and_errors(result)
@@ -319,8 +319,7 @@ class _Evolution:
                     "dropped. Lower learning_rate or noise_std."
                 )
         else:
-            elite = jax.tree.map(lambda x: x[winner], members_of(candidates))
-            survivors = jax.tree.map(jnp.append, state.strategy.survivors, elite)
+            survivors = jax.tree.map(jnp.append, state.strategy.survivors, _take(members_of(candidates), winner))
             state = state._replace(
                 bases=_decode_many(code, state.bases, survivors),
                 lineage=lineages.extend(state.lineage, survivors),
@@ -343,21 +342,21 @@ class _Evolution:
         first, (count, v) = state.generation == 0, self.sizes["validation"]
         source: Any = population if challengers is None else challengers
         row = self.num_rows - 1 if state.lineage is not None else _num_rows(source.bases)
-        elite = (*Member(np.int32(row), np.int32(0), np.float32(0), np.bool_(False)), np.float32(state.score.length))
+        elite = (np.int32(row), np.int32(0), np.float32(0), np.bool_(False), np.float32(state.score.length))
         if challengers is None:  # the elite is ahead of the best members, and takes the place of the last
             results: Any = state.members
             best = np.argsort(-np.asarray(results["fitness"]), kind="stable")[:count]
             fields = [np.asarray(results[name])[best] for name in (*Member._fields, "length")]
             if not first:
                 fields = [np.append(x, field[:-1]) for x, field in zip(elite, fields, strict=True)]
-            episodes, index = np.full(count, v, np.int32), 0
+            plays, index = np.ones(count, bool), 0
         else:
             fields = (*members_of(challengers), challengers.priority)
             fields = [np.append(field, x) for field, x in zip(fields, elite, strict=True)]
             plays = np.append(challengers.episodes > 0, not first)
-            episodes, index = np.where(plays, v, 0).astype(np.int32), len(plays) - 1
-        *members, lengths = fields
-        candidates: Any = Population(source.bases, *members, episodes=episodes, priority=lengths)
+            index = len(plays) - 1
+        *members, priority = fields
+        candidates = Population._make((source.bases, *members, np.where(plays, v, 0).astype(np.int32), priority))
         return self._on_bases(candidates, state), None if first else index
 
     def _on_bases(self, population: Population, state: EvolveState) -> Population:
@@ -489,6 +488,10 @@ def _join(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
 @jax.jit
 def _are_finite(tree: ArrayTree) -> Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _take(tree: Any, index: int | slice) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def _num_rows(bases: ArrayTree) -> int:

@@ -101,13 +101,13 @@ class ES:
     def transformation(self) -> optax.GradientTransformation:
         """The optimiser with its learning rate."""
         optimizer, rate = self.optimizer, self.learning_rate
-        if callable(optimizer) is (rate is None):
+        if callable(optimizer) and rate is not None:
+            optimizer = optimizer(schedule("learning_rate", rate))
+        elif callable(optimizer) or rate is not None:
             raise ValueError(
                 f"learning_rate={rate}: give one with a function such as optax.adam, and None with a ready-made "
                 "transformation, which has its own."
             )
-        if callable(optimizer) and rate is not None:
-            optimizer = optimizer(schedule("learning_rate", rate))
         check_type("optimizer", optimizer, optax.GradientTransformation, "optax, for example optax.adam")
         return optimizer
 

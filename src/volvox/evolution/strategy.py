@@ -50,17 +50,21 @@ class Strategy(Protocol):
     @property
     def population_size(self) -> int:
         """N, members of a generation."""
+        ...
 
     def init(self, key: Array, encoding: Encoding) -> Any:
         """Returns the first state."""
+        ...
 
     def ask(self, key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
         """Returns N members, for example by `volvox.population.explicit`, and the state."""
+        ...
 
     def tell(
         self, key: Array, state: Any, population: Population, evaluation: Evaluation, encoding: Encoding
     ) -> tuple[Any, Metrics]:
         """Returns the state after the evaluation of a population, and scalars by name for the row of metrics."""
+        ...
 
 
 def mean_over_episodes(values: Array, valid: Array) -> Array:
