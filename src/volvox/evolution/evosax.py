@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from volvox._checks import integers
 from volvox.evolution.strategy import Metrics, fitness, raw
 from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors
-from volvox.types import Array, ArrayTree, Evaluation, Population
+from volvox.types import Array, Evaluation, Population
 
 _INIT = 2**31  # apart from the numbers of generations, which derive the keys of `ask` and `tell`
 _SCORES = ("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness")
@@ -92,7 +93,7 @@ class Evosax:
         if not self._has_mean:  # the first population is played as it is
             best = getattr(state.algorithm, "population_best", state.algorithm.population)  # PSO moves on from its best
             first = algorithm.get_population(state.algorithm.replace(population=best)), state.algorithm
-            asked, after = _where(state.begun, (asked, after), first)
+            asked, after = optax.tree.where(state.begun, (asked, after), first)
         return explicit(asked), state._replace(algorithm=after)
 
     def tell(
@@ -104,7 +105,7 @@ class Evosax:
         key_tell, key_init = jax.random.split(key)
         new, _ = algorithm.tell(key_tell, population.bases, loss, state.algorithm, params)
         if not self._has_mean:
-            new = _where(state.begun, new, algorithm.init(key_init, population.bases, loss, params))
+            new = optax.tree.where(state.begun, new, algorithm.init(key_init, population.bases, loss, params))
         metrics = {"noise_std": jnp.mean(new.std)} if hasattr(new, "std") else {}
         return EvosaxState(new, jnp.bool_(True)), metrics
 
@@ -140,7 +141,3 @@ class Evosax:
                 population_size=self.population_size, solution=encoding.zeros(), metrics_fn=lambda *_: {}, **settings
             )
             return algorithm, algorithm.default_params.replace(**self.params)
-
-
-def _where(condition: Array, one: ArrayTree, other: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
