@@ -23,7 +23,6 @@ from parts import env_steps_per_s, machine, repeatedly, show
 
 import volvox as vx
 from volvox.ops.low_rank import with_bases
-from volvox.population import draw_seeds
 from volvox.population.decoding import Encoding, Member, decode_many, first_ancestors
 from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
@@ -68,12 +67,12 @@ class Setting:
     def population(self, code: Encoding, size: int, seed: int) -> vx.Population:
         """Returns mutants of random parents, with one episode each."""
         keys = jax.random.split(jax.random.key(seed), 3)
-        ancestors = first_ancestors(draw_seeds(code, keys[0], (NUM_PARENTS,)))
+        ancestors = first_ancestors(code.draw_seeds(keys[0], (NUM_PARENTS,)))
         full = dataclasses.replace(code, formed=code.rank is not None)  # first ancestors have full noise
         bases = jax.jit(decode_many)(full, code.zeros(1), ancestors)
         parent = jax.random.randint(keys[1], (size,), 0, NUM_PARENTS, jnp.int32)
         scale, initial = jnp.full(size, MUTATION_STD, jnp.float32), jnp.zeros(size, bool)
-        seeds, episodes = draw_seeds(code, keys[2], (size,)), jnp.ones(size, jnp.int32)
+        seeds, episodes = code.draw_seeds(keys[2], (size,)), jnp.ones(size, jnp.int32)
         return vx.Population(bases, parent, seeds, scale, initial, episodes, jnp.zeros(size))
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import volvox as vx
 from volvox._checks import integers, numbers
-from volvox.evolution.schedules import parse_cutoff
+from volvox.evolution.strategy import parse_cutoff
 from volvox.runs.train import run_path
 
 Noise = Literal["table", "published", "generator", "low-rank"]
@@ -175,7 +175,7 @@ class Population:
             raise ValueError(f"rank={self.rank} belongs to noise='low-rank'; the noise is {self.noise!r}.")
         makers = {
             "table": vx.population.Table,
-            "published": vx.population.published_table,
+            "published": vx.population.Table.published,
             "generator": vx.population.Generator,
             "low-rank": lambda: vx.population.LowRank(rank=self.rank),
         }

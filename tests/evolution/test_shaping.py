@@ -24,7 +24,7 @@ def test_z_scores():
     np.testing.assert_array_equal(z_scores(jnp.full(4, 3.0)), np.zeros(4))
 
 
-def test_raw_puts_what_is_missing_last():
+def test_raw_replaces_missing_fitness_by_the_lowest():
     np.testing.assert_array_equal(raw(jnp.array([2.0, -jnp.inf, -3.0])), [2.0, -3.0, -3.0])
     np.testing.assert_array_equal(raw(jnp.full(3, -jnp.inf)), np.zeros(3))
     np.testing.assert_array_equal(raw(jnp.array([2.0, jnp.inf, -3.0])), [2.0, 2.0, -3.0])

@@ -36,13 +36,13 @@ def test_table_made_in_chunks_is_the_same_table():
 def test_default_table_fits_the_network():
     assert population.Table().make_data(300_000).shape == (8 * 300_000,)
     assert population.Table().make_data(10).shape == (2**20,)
-    assert population.published_table() == population.Table(size=250_000_000)
+    assert population.Table.published() == population.Table(size=250_000_000)
 
 
 @pytest.mark.parametrize("noise", [population.Table(size=5_000), population.Generator()], ids=["table", "generator"])
 def test_noise_is_standard_normal_and_named_by_its_seed(noise):
     code = make(noise)
-    seeds = population.draw_seeds(code, jax.random.key(1), (200,))
+    seeds = code.draw_seeds(jax.random.key(1), (200,))
     assert seeds.dtype == jnp.int32
     assert len(np.unique(seeds)) > 150
     sample = jax.vmap(lambda seed: flat.flatten(code.noise.sample(code.data, seed, code.like)))(seeds)
@@ -55,7 +55,7 @@ def test_noise_is_standard_normal_and_named_by_its_seed(noise):
 
 def test_seeds_reach_both_ends_of_the_table():
     code = make(population.Table(size=NUM_PARAMETERS + 1_000))
-    seeds = population.draw_seeds(code, jax.random.key(1), (10_000,))
+    seeds = code.draw_seeds(jax.random.key(1), (10_000,))
     assert (seeds.min(), seeds.max()) == (0, 1_000)
 
 

@@ -21,9 +21,9 @@ def population_of(code, n, episodes=1, priority=None, num_bases=3):
     keys = jax.random.split(jax.random.key(1), 2)
     noise = jax.vmap(lambda seed: code.noise.sample(code.data, seed, code.like))
     return Population(
-        bases=noise(population.draw_seeds(code, keys[0], (num_bases,))),
+        bases=noise(code.draw_seeds(keys[0], (num_bases,))),
         parent=jnp.arange(n, dtype=jnp.int32) % num_bases,
-        seed=population.draw_seeds(code, keys[1], (n,)),
+        seed=code.draw_seeds(keys[1], (n,)),
         scale=jnp.full(n, 0.5),
         initial=jnp.zeros(n, bool),
         episodes=jnp.broadcast_to(jnp.asarray(episodes, jnp.int32), (n,)),

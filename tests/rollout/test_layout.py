@@ -34,9 +34,9 @@ def everyone(code, num_bases=3):
     keys = jax.random.split(jax.random.key(1), 2)
     noise = jax.vmap(lambda seed: code.noise.sample(code.data, seed, code.like))
     return Population(
-        bases=noise(population.draw_seeds(code, keys[0], (num_bases,))),
+        bases=noise(code.draw_seeds(keys[0], (num_bases,))),
         parent=jnp.arange(N, dtype=jnp.int32) % num_bases,
-        seed=population.draw_seeds(code, keys[1], (N,)),
+        seed=code.draw_seeds(keys[1], (N,)),
         scale=jnp.full(N, 0.5),
         initial=jnp.zeros(N, bool),
         episodes=jnp.array([E, 1, 0, 2] * 3, jnp.int32)[:N],

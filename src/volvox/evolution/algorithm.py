@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,15 @@ from flax import linen as nn
 from volvox import networks
 from volvox._checks import check_has, check_type, integer, typed_key
 from volvox.envs.envpool_tasks import whole_games
-from volvox.evolution.schedules import Cutoff, parse_cutoff
 from volvox.evolution.strategy import (
+    Cutoff,
     EliteScore,
     Strategy,
     Validation,
     choose,
     fitness,
     mean_length,
+    parse_cutoff,
     scores_and_errors,
     summary,
 )
@@ -36,9 +37,6 @@ from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
 from volvox.rollout.loop import Monitor, Times, seed_of
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
-
-Role = Literal["training", "validation", "test"]
-"""The parts of a generation: training and validation share a cutoff, test has its own."""
 
 
 class Counts(NamedTuple):
@@ -66,7 +64,7 @@ class EvolveState(NamedTuple):
       strategy: The strategy's own state.
       bases: Parameters, leaves `[P, ...]`. The last is the elite; with lineages, the parents are before it.
       score: The score of the elite.
-      lineage: How the bases of each generation descend from those before, fields `[G, P]`; None without lineages.
+      lineage: Descent of the bases of each generation from the previous bases, fields `[G, P]`; None without lineages.
       max_episode_steps: The current cutoff of training and validation, timesteps.
       counts: Cumulative counts.
       members: Arrays of the last generation for `log`; None before the first generation and after a resume.
@@ -127,7 +125,7 @@ def evolve(
       `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and the
       strategy's own. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
       `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
-      `base_seed`, `base_scale` and `base_initial`: how each base descends from those before, the elite last.
+      `base_seed`, `base_scale` and `base_initial`: the descent of each base from the previous bases, the elite last.
 
     Raises:
       TypeError: an argument of another type.
@@ -149,15 +147,18 @@ def evolve(
     if whole_games(env) and env.config.get("settings", env.config).get("episodic_life"):
         raise ValueError("episodic_life=True would let members continue each other's games; leave it out to evolve.")
     longest = env.spec.max_episode_steps
-    cutoff = parse_cutoff(longest if max_episode_steps is None else max_episode_steps)
-    test_cutoff = longest if test_max_episode_steps is None else test_max_episode_steps
-    test_cutoff = integer("test_max_episode_steps", test_cutoff, low=1)
+    max_episode_steps = longest if max_episode_steps is None else max_episode_steps
+    test_max_episode_steps = longest if test_max_episode_steps is None else test_max_episode_steps
+    integer("test_max_episode_steps", test_max_episode_steps, low=1)
+    cutoff = parse_cutoff(max_episode_steps)
     recorded = compared if behavior is None else behavior
     behaviors.check(recorded, env.spec, max(cutoff.start, cutoff.max))
     genotype = network if isinstance(network, Genotype) else networks.genotype(network, env.spec)
-    run = _Evolution(strategy, validation, genotype, env, cutoff, test_cutoff, outline(genotype, noise), recorded.size)
+    encoding = outline(genotype, noise)
+    run = _Evolution(strategy, validation, genotype, env, cutoff, test_max_episode_steps, encoding)
+    capacity = max(members * episodes for members, episodes in run.sizes.values())
     make_local = functools.partial(
-        PopulationEvaluator, genotype, noise, env, recorded, run.capacity, chunk_seconds=chunk_seconds
+        PopulationEvaluator, genotype, noise, env, recorded, capacity, chunk_seconds=chunk_seconds
     )
     if workers is None:
         run.evaluator = make_local()
@@ -178,8 +179,8 @@ def evolve(
             "validation": validation,
             "noise": noise,
             "behavior": behavior,
-            "max_episode_steps": cutoff.text,
-            "test_max_episode_steps": test_cutoff,
+            "max_episode_steps": max_episode_steps,
+            "test_max_episode_steps": test_max_episode_steps,
         },
         close=run.evaluator.close,
         genome=run.genome if run.has_lineage else None,
@@ -209,9 +210,8 @@ class _Evolution:
     Attributes:
       num_rows: Rows of the bases of each population, the elite included: the same in training and validation, so that
         the loop is compiled once. With lineages it is P.
-      num_candidates: C.
-      names_challengers: Whether the strategy names the challengers.
-      capacity: The largest number of episodes of an evaluation.
+      sizes: Members and episodes of each, by role, in the order of play. The position of a role is a part of its random
+        keys.
       evaluator: Set by `evolve`.
     """
 
@@ -224,17 +224,15 @@ class _Evolution:
         genotype: Genotype,
         env: Env,
         cutoff: Cutoff,
-        test_cutoff: int,
+        test_max_episode_steps: int,
         encoding: Encoding,
-        behavior_size: int,
     ):
         """Computes shapes alone; raises ValueError if noise, validation or memory do not fit."""
         self.validation, self.genotype, self.env, self.name = validation, genotype, env, type(strategy).__name__
-        self.cutoff, self.test_cutoff = cutoff, test_cutoff
-        population_size = strategy.population_size
+        self.cutoff, self.test_max_episode_steps = cutoff, test_max_episode_steps
+        n = integer("population_size", strategy.population_size, low=1)
         optional = {name: getattr(strategy, name, default) for name, default in _OPTIONAL.items()}
         self.strategy = strategy = SimpleNamespace(init=strategy.init, ask=strategy.ask, tell=strategy.tell, **optional)
-        self.num_members = n = integer("population_size", population_size, low=1)
         e = integer("num_episodes", strategy.num_episodes, low=1)
 
         def ask(key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
@@ -245,35 +243,30 @@ class _Evolution:
         self._ask, self._tell = wrap(ask), wrap(lambda *args: _strong(strategy.tell(*args)))
         self._candidates, self._adopt = wrap(strategy.candidates), wrap(strategy.adopt)
 
-        state, challengers = jax.eval_shape(strategy.init, jax.random.key(0), encoding), None
+        state = jax.eval_shape(strategy.init, jax.random.key(0), encoding)
+        challengers, self.num_rows = None, n + 1
         self.has_lineage = getattr(state, "survivors", None) is not None
-        self.names_challengers, self.num_rows = strategy.candidates is not _OPTIONAL["candidates"], n
         if strategy.traceable:
-            asked, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
-            shapes = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (np.float32, np.int32, bool)]
-            played = Evaluation(*shapes, jax.ShapeDtypeStruct((n, e, behavior_size), np.float32))  # pyright: ignore
-            given = (None, None) if strategy.validates_first else (asked, played)
-            challengers = jax.eval_shape(strategy.candidates, state, *given, encoding)
-            self.names_challengers = challengers is not None
-            self.num_rows = 0 if self.has_lineage else _num_rows(asked.bases)
-        self.num_rows = (state.survivors.seed.shape[0] if self.has_lineage else self.num_rows) + 1
-        self.num_candidates = validation.num_elite_candidates
-        if challengers is not None:
-            self.num_candidates = challengers.seed.shape[0] + 1
-        elif self.num_candidates > n:
-            raise ValueError(
-                f"num_elite_candidates={self.num_candidates} exceeds population_size={n}; candidates are the best "
-                "members of a generation."
-            )
-        validated = self.num_candidates * validation.num_validation_episodes
-        self.capacity = max(n * e, validated, validation.num_test_episodes)
+            population, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
+            if population.bases is not None:
+                self.num_rows = _num_rows(population.bases) + 1
+            arrays = [jnp.zeros((n, e), dtype) for dtype in (jnp.float32, jnp.int32, bool)]
+            evaluation = Evaluation(*arrays, behaviors=jnp.zeros((n, e, strategy.behavior.size), jnp.float32))
+            played = (None, None) if strategy.validates_first else (population, evaluation)
+            challengers = jax.eval_shape(strategy.candidates, state, *played, encoding)
+        if self.has_lineage:
+            self.num_rows = state.survivors.seed.size + 1
+        if challengers is None:
+            num_candidates = integer("num_elite_candidates", validation.num_elite_candidates, low=2, high=n)
+        else:
+            num_candidates = challengers.seed.size + 1
+        sizes = {"training": (n, e), "validation": (num_candidates, validation.num_validation_episodes)}
+        sizes["test"] = (1, validation.num_test_episodes)
+        order = ("validation", "test", "training") if strategy.validates_first else tuple(sizes)
+        self.sizes = {role: sizes[role] for role in order if sizes[role][1]}
         bases = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.num_rows, *x.shape), x.dtype), encoding.like)
         formed = self.has_lineage and encoding.rank is not None  # slots of first ancestors
         check_memory(genotype, dataclasses.replace(encoding, formed=formed), env.num_envs, state, bases)
-
-        # The position of a role is a part of its random keys.
-        after: tuple[Role, ...] = ("validation", "test") if validation.num_test_episodes else ("validation",)
-        self.roles: tuple[Role, ...] = (*after, "training") if strategy.validates_first else ("training", *after)
 
     def init(self, key: int | Array) -> EvolveState:
         key = typed_key(key)
@@ -283,14 +276,42 @@ class _Evolution:
         return EvolveState(key, 0, inner, bases, EliteScore(), lineage, self.cutoff.start)
 
     def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
-        began, frames = time.perf_counter(), state.counts.total_frames
+        began, frames, code = time.perf_counter(), state.counts.total_frames, self.evaluator.encoding
         row: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
-        if self.strategy.validates_first:
-            state, elite = self._validate(state, None, None, row, monitor)
-            state, _, _ = self._train(state, row, monitor)
-        else:
-            state, population, evaluation = self._train(state, row, monitor)
-            state, elite = self._validate(state, population, evaluation, row, monitor)
+        trained: Any = (None, None)  # the population and its evaluation
+        candidates: Any = None
+        challenger = winner = 0
+        for role in self.sizes:
+            if role == "training":
+                ask_key, tell_key = self._keys(state)
+                population, inner = self._ask(ask_key, state.strategy, code)
+                evaluation, state = self._play(state, role, self._on_bases(population, state), row, monitor)
+                inner, metrics = self._tell(tell_key, inner, population, evaluation, code)
+                trained = (population, evaluation)
+                members = members_of(population)._asdict() | _results(evaluation)
+                state = state._replace(strategy=inner, members=members)
+                row["fraction_cut"] = float(np.mean(np.asarray(evaluation.lengths) >= state.max_episode_steps))
+                row |= _numbers(summary(evaluation) | metrics)
+            elif role == "validation":
+                challengers = self._candidates(state.strategy, *trained, code)
+                candidates, elite = self._with_elite(state, trained[0], challengers)
+                result, state = self._play(state, role, candidates, row, monitor)
+                challenger, winner, score, chosen = choose(self.validation, state.score, elite, result)
+                inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), code)
+                score = score._replace(length=float(candidates.priority[winner]))
+                state = state._replace(strategy=inner, score=score)
+                row |= chosen | _numbers(metrics)
+                if state.lineage is None and winner != elite:
+                    members = _take(members_of(candidates), slice(winner, winner + 1))
+                    state = state._replace(bases=_decode_many(code, candidates.bases, members))
+            else:
+                i = challenger if self.strategy.validates_first else winner
+                tested = _take(candidates._replace(bases=()), slice(i, i + 1))
+                tested = tested._replace(bases=candidates.bases, episodes=np.full(1, self.sizes[role][1], np.int32))
+                result, state = self._play(state, role, tested, row, monitor)
+                scores, errors = scores_and_errors(result)
+                row["test_score"], row["test_standard_error"] = float(scores[0]), float(errors[0])
+                row["test_best"] = float(np.asarray(result.returns).max())
         if state.lineage is None:  # moved by gradients; with lineages, bases are sums of few numbers
             if not _are_finite((state.bases, getattr(state.strategy, "bases", ()))):
                 raise FloatingPointError(
@@ -298,11 +319,11 @@ class _Evolution:
                     "dropped. Lower learning_rate or noise_std."
                 )
         else:
-            survivors = jax.tree.map(jnp.append, state.strategy.survivors, elite)
+            survivors = jax.tree.map(jnp.append, state.strategy.survivors, _take(members_of(candidates), winner))
             state = state._replace(
-                bases=_decode_many(self.evaluator.encoding, state.bases, survivors),
+                bases=_decode_many(code, state.bases, survivors),
                 lineage=lineages.extend(state.lineage, survivors),
-                members={**(state.members or {}), **{f"base_{name}": x for name, x in survivors._asdict().items()}},
+                members=(state.members or {}) | {f"base_{name}": x for name, x in survivors._asdict().items()},
             )
         elapsed = time.perf_counter() - began
         state = state._replace(generation=state.generation + 1)
@@ -314,88 +335,60 @@ class _Evolution:
         row |= state.counts._asdict() | {"frames_per_second": frames_per_second, "generation_seconds": elapsed}
         return state, row | self.evaluator.figures()
 
-    def _train(
-        self, state: EvolveState, row: dict[str, Any], monitor: Monitor | None
-    ) -> tuple[EvolveState, Population, Evaluation]:
-        """Plays the population of `ask`, and gives its evaluation to `tell`."""
-        ask_key, tell_key = self._keys(state)
-        population, inner = self._ask(ask_key, state.strategy, self.evaluator.encoding)
-        evaluation, state = self._play(
-            state, "training", self._on_bases(population, state), self.strategy.num_episodes, row, monitor
-        )
-        inner, metrics = self._tell(tell_key, inner, population, evaluation, self.evaluator.encoding)
-        row["fraction_cut"] = float((evaluation.lengths >= state.max_episode_steps).sum()) / evaluation.lengths.size
-        row |= _numbers(_summary(evaluation) | metrics)
-        members = _members(population._replace(bases=()), evaluation)
-        return state._replace(strategy=inner, members=members), population, evaluation
-
-    def _validate(
-        self,
-        state: EvolveState,
-        population: Population | None,
-        evaluation: Evaluation | None,
-        row: dict[str, Any],
-        monitor: Monitor | None,
-    ) -> tuple[EvolveState, Member]:
-        """Plays validation and test; returns the state, and how the elite descends from the bases."""
-        code, v, first = self.evaluator.encoding, self.validation.num_validation_episodes, state.generation == 0
-        length, has_elite = jnp.float32(state.score.length), jnp.bool_(not first)
-        asked: Any = population
-        if self.names_challengers:
-            asked = self._candidates(state.strategy, population, evaluation, code)
-        elite_row = self.num_rows - 1 if asked.bases is None else _num_rows(asked.bases)
-        given = (asked._replace(bases=()), elite_row, length, has_elite, v)
-        if self.names_challengers:
-            candidates = _elite_last(*given)
+    def _with_elite(
+        self, state: EvolveState, population: Population | None, challengers: Population | None
+    ) -> tuple[Population, int | None]:
+        """Returns the candidates, and the index of the elite so far among them; None in the first generation."""
+        first, (count, v) = state.generation == 0, self.sizes["validation"]
+        source: Any = population if challengers is None else challengers
+        row = self.num_rows - 1 if state.lineage is not None else _num_rows(source.bases)
+        elite = (np.int32(row), np.int32(0), np.float32(0), np.bool_(False), np.float32(state.score.length))
+        if challengers is None:  # the elite is ahead of the best members, and takes the place of the last
+            results: Any = state.members
+            best = np.argsort(-np.asarray(results["fitness"]), kind="stable")[:count]
+            fields = [np.asarray(results[name])[best] for name in (*Member._fields, "length")]
+            if not first:
+                fields = [np.append(x, field[:-1]) for x, field in zip(elite, fields, strict=True)]
+            plays, index = np.ones(count, bool), 0
         else:
-            candidates = _elite_first(*given, evaluation, self.num_candidates)
-        elite = None if first else candidates.seed.shape[0] - 1 if self.names_challengers else 0
-        candidates = self._on_bases(candidates._replace(bases=asked.bases), state)
-        result, state = self._play(state, "validation", candidates, v, row, monitor)
-        lengths = np.asarray(candidates.priority)
-        challenger, winner, score, chosen = choose(self.validation, state.score, elite, result, lengths)
-        inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), code)
-        state = state._replace(strategy=inner)
-        row |= chosen | _numbers(metrics)
-        if t := self.validation.num_test_episodes:
-            i = challenger if self.strategy.validates_first else winner
-            tested = jax.tree.map(lambda x: x[i : i + 1], candidates._replace(bases=()))
-            tested = tested._replace(bases=candidates.bases, episodes=jnp.full(1, t, jnp.int32))
-            result, state = self._play(state, "test", tested, t, row, monitor)
-            scores, errors = scores_and_errors(result)
-            row["test_score"], row["test_standard_error"] = float(scores[0]), float(errors[0])
-            row["test_best"] = float(np.asarray(result.returns).max())
-        member = jax.tree.map(lambda x: x[winner], members_of(candidates))
-        if state.lineage is None and winner != elite:
-            members = jax.tree.map(lambda x: x[None], member)
-            state = state._replace(bases=_decode_many(code, candidates.bases, members))
-        return state._replace(score=score), member
+            fields = (*members_of(challengers), challengers.priority)
+            fields = [np.append(field, x) for field, x in zip(fields, elite, strict=True)]
+            plays = np.append(challengers.episodes > 0, not first)
+            index = len(plays) - 1
+        *members, priority = fields
+        candidates = Population._make((source.bases, *members, np.where(plays, v, 0).astype(np.int32), priority))
+        return self._on_bases(candidates, state), None if first else index
+
+    def _on_bases(self, population: Population, state: EvolveState) -> Population:
+        """Sets the bases of a population: the bases of the run, or its own bases followed by the elite."""
+        if state.lineage is not None:
+            return population._replace(bases=state.bases)
+        return population._replace(bases=_join(population.bases, state.bases, self.num_rows))
 
     def _play(
-        self,
-        state: EvolveState,
-        role: Role,
-        population: Population,
-        num_episodes: int,
-        row: dict[str, Any],
-        monitor: Monitor | None,
+        self, state: EvolveState, role: str, population: Population, row: dict[str, Any], monitor: Monitor | None
     ) -> tuple[Evaluation, EvolveState]:
         """Evaluates a population, checks the results, and counts frames."""
-        began, i, test = time.perf_counter(), self.roles.index(role), role == "test"
+        began, i, test = time.perf_counter(), list(self.sizes).index(role), role == "test"
         evaluation, statistics = self.evaluator.evaluate(
             population,
-            num_episodes,
-            max_episode_steps=self.test_cutoff if test else state.max_episode_steps,
+            self.sizes[role][1],
+            max_episode_steps=self.test_max_episode_steps if test else state.max_episode_steps,
             # Seeds depend on the generation, so that a resumed run does not repeat its no-op starts.
             seed=seed_of(state.key, state.generation, i),
-            pool_seed=seed_of(state.key, state.generation, len(self.roles) + test),
+            pool_seed=seed_of(state.key, state.generation, len(self.sizes) + test),
             test=test,
             lineage=state.lineage,
-            monitor=None if monitor is None else self._monitor(state, role, monitor),
+            monitor=None if monitor is None else self._monitor(role, monitor),
         )
-        where = f"{self.env.spec.name}, {role} in generation {state.generation + 1}"
-        check_evaluation(evaluation, where, compares_behaviors=not test and bool(self.strategy.behavior.size))
-        lengths, seconds = np.asarray(evaluation.lengths), time.perf_counter() - began
+        seconds, (returns, lengths, valid) = time.perf_counter() - began, map(np.asarray, evaluation[:3])
+        nan, infinite = int(np.isnan(returns[valid]).sum()), int(np.isinf(returns[valid]).sum())
+        counted = f"{self.env.spec.name}, {role} in generation {state.generation + 1}: "
+        counted += f"of {valid.sum()} returns {nan} are NaN and {infinite} infinite"
+        if infinite or nan == valid.sum():
+            raise FloatingPointError(f"{counted}. Rewards and observations must be finite.")
+        if nan:
+            warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
         timesteps, row[f"{role}_seconds"] = int(lengths.sum(dtype=np.int64)), seconds
         if role == "training":
             row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound(lengths)
@@ -406,39 +399,28 @@ class _Evolution:
             frames=counts.frames + (0 if test else scored),
             training_frames=counts.training_frames + (scored if role == "training" else 0),
             total_frames=counts.total_frames + statistics.stepped * frame_skip,
-            episodes=counts.episodes + int(evaluation.valid.sum()),
+            episodes=counts.episodes + int(valid.sum()),
         )
         return evaluation, state._replace(counts=counts)
 
-    def _monitor(self, state: EvolveState, role: Role, monitor: Monitor) -> Monitor:
-        """Adds to the figures of an evaluation its place in the generation."""
-        episodes = {
-            "training": self.num_members * self.strategy.num_episodes,
-            "validation": self.num_candidates * self.validation.num_validation_episodes,
-            "test": self.validation.num_test_episodes,
-        }
-        before = sum(episodes[earlier] for earlier in self.roles[: self.roles.index(role)])
-        place = {"generation": state.generation + 1, "role": role}
+    def _monitor(self, role: str, monitor: Monitor) -> Monitor:
+        """Adds the role and the progress of the generation to the figures of an evaluation."""
+        episodes = [members * episodes for members, episodes in self.sizes.values()]
+        before = sum(episodes[: list(self.sizes).index(role)])
 
         def watch(figures: dict[str, Any]) -> bool | None:
-            if "stepped" not in figures:
-                return monitor(figures | place)
-            rate = figures.pop("timesteps_per_second") * self.env.spec.frame_skip
-            done = {"step_done": before + figures["done"], "step_total": sum(episodes.values())}
-            return monitor({"phase": role, "frames_per_second": rate, **figures, **done, **place})
+            if "stepped" in figures:
+                rate = figures.pop("timesteps_per_second") * self.env.spec.frame_skip
+                done = {"step_done": before + figures["done"], "step_total": sum(episodes)}
+                figures = {"phase": role, "frames_per_second": rate, **figures, **done}
+            return monitor(figures)
 
         return watch
 
     def _keys(self, state: EvolveState) -> tuple[Array, Array]:
         """The keys of `ask` and `tell`."""
-        key, i = jax.random.fold_in(state.key, state.generation), self.roles.index("training")
-        return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.roles) + i)
-
-    def _on_bases(self, population: Population, state: EvolveState) -> Population:
-        """Gives a population its bases: those of the run, or its own with the elite behind them."""
-        if state.lineage is not None:
-            return population._replace(bases=state.bases)
-        return population._replace(bases=_with_elite(population.bases, state.bases, self.num_rows))
+        key, i = jax.random.fold_in(state.key, state.generation), list(self.sizes).index("training")
+        return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.sizes) + i)
 
     def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, Times]:
         """Times the parts of the loop on the population of the next generation."""
@@ -449,7 +431,6 @@ class _Evolution:
         return state, times
 
     def genome(self, state: EvolveState) -> Any:
-        _check_completed(state)
         assert state.lineage is not None
         return lineages.genome(state.lineage, self.num_rows - 1)
 
@@ -457,7 +438,8 @@ class _Evolution:
         return jax.jit(self.genotype.prepare)(lineages.rebuild(self.evaluator.encoding, genome))
 
     def variables(self, state: EvolveState) -> ArrayTree:
-        _check_completed(state)
+        if not state.generation:
+            raise ValueError("no generation is complete yet, so there is no elite; take a step first.")
         return jax.jit(self.genotype.prepare)(jax.tree.map(lambda x: x[-1], state.bases))
 
     def save(self, state: EvolveState) -> EvolveState:
@@ -484,45 +466,16 @@ class _Evolution:
 
 
 _decode_many = jax.jit(decode_many)
-_summary = jax.jit(summary)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 4))
-def _elite_last(challengers: Population, row: int, length: Array, has_elite: Array, num_episodes: int) -> Population:
-    """The challengers that a strategy names, and the elite, which is base `row`."""
-    plays = jnp.append(challengers.episodes > 0, has_elite)
-    members = jax.tree.map(jnp.append, members_of(challengers), _elite_member(row))
-    episodes = jnp.where(plays, num_episodes, 0).astype(jnp.int32)
-    return Population((), *members, episodes=episodes, priority=jnp.append(challengers.priority, length))
-
-
-@functools.partial(jax.jit, static_argnums=(1, 4, 6))
-def _elite_first(
-    population: Population,
-    row: int,
-    length: Array,
-    has_elite: Array,
-    num_episodes: int,
-    evaluation: Evaluation,
-    count: int,
-) -> Population:
-    """The elite, which is base `row`, and the best members; one member more if there is no elite yet."""
-    best = jnp.argsort(-fitness(evaluation), stable=True)[:count]
-
-    def behind(first: Array, others: Array) -> Array:
-        return jnp.where(has_elite, jnp.concatenate([first[None], others[:-1]]), others)
-
-    members = jax.tree.map(behind, _elite_member(row), jax.tree.map(lambda x: x[best], members_of(population)))
-    priority = behind(length, mean_length(evaluation)[best])
-    return Population((), *members, episodes=jnp.full(count, num_episodes, jnp.int32), priority=priority)
-
-
-def _elite_member(row: int) -> Member:
-    return Member(jnp.int32(row), jnp.int32(0), jnp.float32(0), jnp.bool_(False))
+@jax.jit
+def _results(evaluation: Evaluation) -> dict[str, Array]:
+    behavior = evaluation.behaviors[:, 0]
+    return {"fitness": fitness(evaluation), "length": mean_length(evaluation), "behavior": behavior}
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _with_elite(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
+def _join(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
     """Joins bases `[K, ...]` and the elite `[1, ...]`, and fills up to `num_rows` with zeros."""
 
     def join(bases: Array, elite: Array) -> Array:
@@ -533,18 +486,12 @@ def _with_elite(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
 
 
 @jax.jit
-def _members(population: Population, evaluation: Evaluation) -> dict[str, Array]:
-    return {
-        **members_of(population)._asdict(),
-        "fitness": fitness(evaluation),
-        "length": mean_length(evaluation),
-        "behavior": evaluation.behaviors[:, 0],
-    }
-
-
-@jax.jit
 def _are_finite(tree: ArrayTree) -> Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _take(tree: Any, index: int | slice) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def _num_rows(bases: ArrayTree) -> int:
@@ -556,34 +503,5 @@ def _numbers(metrics: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _strong(tree: ArrayTree) -> ArrayTree:
-    """The same values without weak types; `jnp.full(3, 0.5)` has one, and the next call would be compiled anew."""
+    """Drops weak types, such as that of `jnp.full(3, 0.5)`; otherwise the next call would be compiled again."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
-
-
-def check_evaluation(evaluation: Evaluation, where: str, *, compares_behaviors: bool) -> None:
-    """Checks that members can be ranked. Members with NaN returns are ranked last if others have a return.
-
-    Args:
-      evaluation: The evaluation.
-      where: Environment, role and generation, for the message.
-      compares_behaviors: Behaviours are compared, so they must be finite.
-
-    Raises:
-      FloatingPointError: A return is infinite, all are NaN, or the behaviour of a ranked episode is not finite.
-    """
-    valid, returns = np.asarray(evaluation.valid), np.asarray(evaluation.returns)
-    nan, infinite = int(np.isnan(returns[valid]).sum()), int(np.isinf(returns[valid]).sum())
-    counted = f"{where}: of {valid.sum()} returns {nan} are NaN and {infinite} infinite"
-    if infinite or nan == valid.sum():
-        raise FloatingPointError(f"{counted}. Rewards and observations must be finite.")
-    if nan:
-        warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
-    if compares_behaviors:
-        vectors = np.asarray(evaluation.behaviors)[valid & ~np.isnan(returns)]
-        if wrong := int((~np.isfinite(vectors)).any(axis=-1).sum()):
-            raise FloatingPointError(f"{where}: of {len(vectors)} behaviours {wrong} are not finite.")
-
-
-def _check_completed(state: EvolveState) -> None:
-    if not state.generation:
-        raise ValueError("no generation is complete yet, so there is no elite; take a step first.")

@@ -15,9 +15,8 @@ import optax
 
 from volvox._checks import check_type, integers, numbers
 from volvox.evolution.novelty import Novelty
-from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.strategy import SHAPINGS, Metrics, Shaping, fitness, mean_length
-from volvox.population.decoding import Encoding, decode_many, draw_seeds, explicit, first_ancestors, weighted_noise
+from volvox.evolution.strategy import SHAPINGS, Metrics, Scheduled, Shaping, fitness, mean_length, schedule
+from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors, weighted_noise
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
@@ -56,7 +55,7 @@ class ES:
     Attributes:
       population_size: N, members of a generation: N/2 pairs.
       noise_std: Standard deviation of the noise: a number, or a schedule over generations (see
-        `volvox.evolution.schedules.schedule`).
+        `volvox.evolution.strategy.schedule`).
       learning_rate: Of the optimiser: a number, or a schedule over updates, which with several bases counts the updates
         of each base apart; None if `optimizer` is a ready-made transformation.
       optimizer: A function of the learning rate that makes an optax transformation, or a ready-made transformation.
@@ -120,7 +119,7 @@ class ES:
     def init(self, key: Array, encoding: Encoding) -> ESState:
         """Returns the first state: M first ancestors."""
         m = self.num_bases
-        bases = decode_many(encoding, encoding.zeros(1), first_ancestors(draw_seeds(encoding, key, (m,))))
+        bases = decode_many(encoding, encoding.zeros(1), first_ancestors(encoding.draw_seeds(key, (m,))))
         return ESState(
             bases=bases,
             optimizer=jax.vmap(self.transformation.init)(bases),
@@ -158,7 +157,7 @@ class ES:
         population = Population(
             bases=state.bases,
             parent=jnp.full(n, base, jnp.int32),
-            seed=jnp.repeat(draw_seeds(encoding, key_seed, (n // 2,)), 2),
+            seed=jnp.repeat(encoding.draw_seeds(key_seed, (n // 2,)), 2),
             scale=self._std(state) * jnp.tile(jnp.array([1.0, -1.0], jnp.float32), n // 2),
             initial=jnp.zeros(n, bool),
             episodes=jnp.full(n, self.num_episodes, jnp.int32),
@@ -176,10 +175,10 @@ class ES:
             weights = shape(fitness(evaluation))
         else:
             weights = self.objective.weigh(state.novelty, evaluation, shape)
-        params = _row(state.bases, base)
+        params, optimizer = jax.tree.map(lambda x: x[base], (state.bases, state.optimizer))
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
-        updates, optimizer = self.transformation.update(gradient, _row(state.optimizer, base), params)
+        updates, optimizer = self.transformation.update(gradient, optimizer, params)
         params = optax.apply_updates(params, updates)
         metrics = {
             "gradient_norm": optax.tree.norm(gradient),
@@ -187,13 +186,11 @@ class ES:
             "parameter_norm": optax.tree.norm(params),
             "noise_std": self._std(state),
         }
-        state = state._replace(
-            bases=_put(state.bases, base, params),
-            optimizer=_put(state.optimizer, base, optimizer),
-            generation=state.generation + 1,
-            updated=base,
+        bases, optimizer = jax.tree.map(
+            lambda x, new: x.at[base].set(new), (state.bases, state.optimizer), (params, optimizer)
         )
-        return state, metrics
+        generation = state.generation + 1
+        return state._replace(bases=bases, optimizer=optimizer, generation=generation, updated=base), metrics
 
     def _validated(self, state: ESState) -> Array:
         """The vectors that play validation, bool `[M]`: all at first, then the one that was updated."""
@@ -201,11 +198,3 @@ class ES:
 
     def _std(self, state: ESState) -> Array:
         return jnp.asarray(schedule("noise_std", self.noise_std)(state.generation), jnp.float32)
-
-
-def _row(tree: ArrayTree, i: Array) -> ArrayTree:
-    return jax.tree.map(lambda x: x[i], tree)
-
-
-def _put(tree: ArrayTree, i: Array | int, value: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda x, new: x.at[i].set(new), tree, value)

@@ -8,17 +8,17 @@ All members exist at once, so networks are small: a generation takes N times the
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 
 from volvox._checks import integers
 from volvox.evolution.strategy import Metrics, fitness, raw
-from volvox.population.decoding import Encoding, decode_many, draw_seeds, explicit, first_ancestors
-from volvox.types import Array, ArrayTree, Evaluation, Population
+from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors
+from volvox.types import Array, Evaluation, Population
 
 _INIT = 2**31  # apart from the numbers of generations, which derive the keys of `ask` and `tell`
 _SCORES = ("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness")
@@ -29,7 +29,7 @@ class EvosaxState(NamedTuple):
 
     Attributes:
       algorithm: The algorithm's own state.
-      begun: bool: The first population was told.
+      begun: bool: Whether `tell` was called.
     """
 
     algorithm: Any
@@ -59,7 +59,7 @@ class Evosax:
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
 
-    algorithm: Callable[..., Any]
+    algorithm: type[Any]
     _: dataclasses.KW_ONLY
     population_size: int
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -68,7 +68,7 @@ class Evosax:
 
     def __post_init__(self) -> None:
         integers(self, "population_size", "num_episodes", low=1)
-        if not isinstance(self.algorithm, type) or not self._init_arguments & {"mean", "population"}:
+        if not (isinstance(self.algorithm, type) and hasattr(self.algorithm, "tell")):
             raise TypeError(f"algorithm={self.algorithm!r}: give a class of evosax.algorithms, such as CMA_ES.")
 
     def init(self, key: Array, encoding: Encoding) -> EvosaxState:
@@ -78,7 +78,7 @@ class Evosax:
         algorithm, params = self._made(encoding)
         count = 1 if self._has_mean else self.population_size
         key_networks, key = jax.random.split(jax.random.fold_in(key, _INIT))
-        seeds = draw_seeds(encoding, key_networks, (count,))
+        seeds = encoding.draw_seeds(key_networks, (count,))
         first = decode_many(encoding, encoding.zeros(1), first_ancestors(seeds))
         if self._has_mean:
             state = algorithm.init(key, jax.tree.map(lambda x: x[0], first), params)
@@ -93,7 +93,7 @@ class Evosax:
         if not self._has_mean:  # the first population is played as it is
             best = getattr(state.algorithm, "population_best", state.algorithm.population)  # PSO moves on from its best
             first = algorithm.get_population(state.algorithm.replace(population=best)), state.algorithm
-            asked, after = _where(state.begun, (asked, after), first)
+            asked, after = optax.tree.where(state.begun, (asked, after), first)
         return explicit(asked), state._replace(algorithm=after)
 
     def tell(
@@ -105,7 +105,7 @@ class Evosax:
         key_tell, key_init = jax.random.split(key)
         new, _ = algorithm.tell(key_tell, population.bases, loss, state.algorithm, params)
         if not self._has_mean:
-            new = _where(state.begun, new, algorithm.init(key_init, population.bases, loss, params))
+            new = optax.tree.where(state.begun, new, algorithm.init(key_init, population.bases, loss, params))
         metrics = {"noise_std": jnp.mean(new.std)} if hasattr(new, "std") else {}
         return EvosaxState(new, jnp.bool_(True)), metrics
 
@@ -127,26 +127,17 @@ class Evosax:
         return state._replace(algorithm=kept.replace(**scores))
 
     @property
-    def _init_arguments(self) -> set[str]:
-        return set(inspect.signature(getattr(self.algorithm, "init", lambda: None)).parameters)
-
-    @property
     def _has_mean(self) -> bool:
-        return "mean" in self._init_arguments
+        return "mean" in inspect.signature(self.algorithm.init).parameters
 
     def _made(self, encoding: Encoding) -> tuple[Any, Any]:
         """The algorithm for a network, and its parameters."""
         settings = {
             name: value() if name == "optimizer" and callable(value) else value for name, value in self.settings.items()
         }
-        solution = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), encoding.like)
         # Arrays that the constructor computes are constants, and must not be traced.
         with jax.ensure_compile_time_eval():
             algorithm = self.algorithm(
-                population_size=self.population_size, solution=solution, metrics_fn=lambda *_: {}, **settings
+                population_size=self.population_size, solution=encoding.zeros(), metrics_fn=lambda *_: {}, **settings
             )
             return algorithm, algorithm.default_params.replace(**self.params)
-
-
-def _where(condition: Array, one: ArrayTree, other: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)

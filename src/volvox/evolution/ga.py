@@ -6,7 +6,7 @@ members by their returns, and the elite is one of them; with a novelty objective
 search has no parents.
 
 The published code reports another result than the elite: it replaces its solution by a generation's elite when the mean
-over the validation of all candidates exceeds that of every generation before, whatever the cutoffs.
+over the validation of all candidates exceeds that of every earlier generation, even at another cutoff.
 """
 
 import dataclasses
@@ -17,9 +17,8 @@ import jax.numpy as jnp
 
 from volvox._checks import check_type, integers
 from volvox.evolution.novelty import Novelty
-from volvox.evolution.schedules import Scheduled, schedule
-from volvox.evolution.strategy import Metrics, fitness, mean_length
-from volvox.population.decoding import Encoding, Member, draw_seeds, first_ancestors, members_of
+from volvox.evolution.strategy import Metrics, Scheduled, fitness, mean_length, schedule
+from volvox.population.decoding import Encoding, Member, first_ancestors, members_of
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.types import Array, Evaluation, Population
 
@@ -56,7 +55,7 @@ class GA:
       num_parents: T, the best of a generation, from which the next one descends. 0 is random search: every member of
         every generation is a fresh initialisation, and `mutation_std` and `objective` stay at their defaults.
       mutation_std: Standard deviation of the noise that is added to every parameter ("mutation power"): a number, or a
-        schedule over generations (see `volvox.evolution.schedules.schedule`).
+        schedule over generations (see `volvox.evolution.strategy.schedule`).
       objective: None: parents are the members of the highest returns. `Novelty(...)`: the most novel members.
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
@@ -69,10 +68,8 @@ class GA:
 
     def __post_init__(self) -> None:
         integers(self, "population_size", "num_episodes", low=1)
-        integers(self, "num_parents", low=0)
+        integers(self, "num_parents", low=0, high=self.population_size)
         schedule("mutation_std", self.mutation_std)
-        if self.num_parents > self.population_size:
-            raise ValueError(f"num_parents={self.num_parents} exceeds population_size={self.population_size}.")
         if not self.num_parents and (self.mutation_std, self.objective) != (GA.mutation_std, GA.objective):
             raise ValueError("random search (num_parents=0) takes no mutation_std and no objective: leave both out.")
         check_type("objective", self.objective, (Novelty, type(None)), "vx.Novelty(...), or None for returns")
@@ -113,17 +110,15 @@ class GA:
     def ask(self, key: Array, state: GAState, encoding: Encoding) -> tuple[Population, GAState]:
         """Returns mutated copies of parents drawn uniformly; first ancestors at first, or without parents."""
         n, (key_parent, key_seed) = self.population_size, jax.random.split(key)
-        initial = jnp.full(n, (state.generation == 0) | (self.num_parents == 0))
         parent = jax.random.randint(key_parent, (n,), 0, max(self.num_parents, 1), jnp.int32)
-        priority = state.expected_length[parent] if self.num_parents else jnp.zeros(n, jnp.float32)
         population = Population(
             bases=None,
             parent=parent,
-            seed=draw_seeds(encoding, key_seed, (n,)),
+            seed=encoding.draw_seeds(key_seed, (n,)),
             scale=jnp.full(n, schedule("mutation_std", self.mutation_std)(state.generation), jnp.float32),
-            initial=initial,
+            initial=jnp.full(n, (state.generation == 0) | (self.num_parents == 0)),
             episodes=jnp.full(n, self.num_episodes, jnp.int32),
-            priority=jnp.where(initial, 0.0, priority),
+            priority=state.expected_length[parent] if self.num_parents else jnp.zeros(n, jnp.float32),
         )
         return population, state
 

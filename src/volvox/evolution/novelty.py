@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -39,8 +38,6 @@ class Archive(NamedTuple):
 
     def add(self, behaviors: Array, mask: Array) -> "Archive":
         """Adds the behaviours `[M, D]` for which `mask`, bool `[M]`, holds; a full archive drops its oldest. M <= C."""
-        chex.assert_shape(mask, behaviors.shape[:1])
-        chex.assert_equal_shape_suffix([self.behaviors, behaviors], 1)
         capacity = self.behaviors.shape[0]
         place = (self.added + jnp.cumsum(mask, dtype=jnp.int32) - 1) % capacity
         place = jnp.where(mask, place, capacity)  # out of range: dropped
@@ -50,7 +47,7 @@ class Archive(NamedTuple):
 def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
     """Mean Euclidean distance to the `k` nearest other behaviours; to all if there are fewer, 0 if there are none.
 
-    The nearest are found by `|a|^2 + |b|^2 - 2ab`, one matmul; the distances to them are then computed from their
+    The nearest neighbours are found by `|a|^2 + |b|^2 - 2ab`, one matmul. Their distances are then computed from the
     differences, without cancellation. Behaviours that are not finite are ignored as neighbours and have no novelty.
 
     Args:
@@ -62,7 +59,6 @@ def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
     Returns:
       float32 `[M]`; -inf if the behaviour is not finite.
     """
-    chex.assert_rank([behaviors, others], 2)
     known, usable = (jnp.isfinite(x).all(axis=1) for x in (behaviors, others))
     behaviors, others = jnp.where(known[:, None], behaviors, 0.0), jnp.where(usable[:, None], others, 0.0)
     held = jnp.broadcast_to(held & usable, (behaviors.shape[0], others.shape[0]))
@@ -84,11 +80,6 @@ def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
     distance = jax.lax.map(to_nearest, (behaviors, index), batch_size=64)
     mean = jnp.where(counts, distance, 0.0).sum(1) / jnp.maximum(counts.sum(1), 1)
     return jnp.where(known, mean, -jnp.inf)
-
-
-def novelty_in(archive: Archive, behaviors: Array, k: int) -> Array:
-    """Novelty `[M]` of behaviours `[M, D]` among those the archive holds; see `novelty`."""
-    return novelty(behaviors, archive.behaviors, archive.held, k)
 
 
 class NoveltyState(NamedTuple):
@@ -143,15 +134,11 @@ class Novelty:
     patience: int = 50
 
     def __post_init__(self) -> None:
-        integers(self, "num_neighbors", "archive_size", "num_archived", "patience", low=1)
+        integers(self, "num_neighbors", "num_archived", "patience", low=1)
+        integers(self, "archive_size", low=max(self.num_neighbors, self.num_archived))
         numbers(self, "reward_weight", low=0, high=1)
         check_kind("behavior", self.behavior)
         numbers(self, "reward_weight_step", above=0, high=1)
-        if self.archive_size < max(self.num_neighbors, self.num_archived):
-            raise ValueError(
-                f"archive_size={self.archive_size} is below num_neighbors={self.num_neighbors} or "
-                f"num_archived={self.num_archived}."
-            )
 
     @classmethod
     def ns_es(cls, *, behavior: Behavior, **settings: Any) -> "Novelty":
@@ -208,7 +195,7 @@ class Novelty:
         behaviors = jnp.where(played[:, None], latest, state.behaviors)
         archive = state.archive.add(behaviors, played & returned)
         state = self._adapted(state._replace(archive=archive, behaviors=behaviors), fitness(evaluation).max())
-        values = novelty_in(archive, behaviors, self.num_neighbors)
+        values = novelty(behaviors, archive.behaviors, archive.held, self.num_neighbors)
         return state, {"novelty_mean": jnp.mean(values, where=jnp.isfinite(values))} | _metrics(state)
 
     def forget_scores(self, state: NoveltyState) -> NoveltyState:
@@ -217,21 +204,20 @@ class Novelty:
 
     def choose(self, key: Array, state: NoveltyState) -> Array:
         """Draws the index of a vector in proportion to its novelty; uniformly if nothing is novel."""
-        novelty = self._novelty_of_bases(state)
-        return jax.random.categorical(key, jnp.where(novelty.sum() > 0, jnp.log(novelty), 0.0)).astype(jnp.int32)
+        values = novelty(state.behaviors, state.archive.behaviors, state.archive.held, self.num_neighbors)
+        values = jnp.maximum(values, 0.0)
+        return jax.random.categorical(key, jnp.where(values.sum() > 0, jnp.log(values), 0.0)).astype(jnp.int32)
 
     def weigh(self, state: NoveltyState, evaluation: Evaluation, shape: Callable[[Array], Array]) -> Array:
         """Weighs the members around a vector by shaped returns and shaped novelty; float32 `[N]`."""
         (n, e, size), returns = evaluation.behaviors.shape, fitness(evaluation)
-        values = novelty_in(state.archive, evaluation.behaviors.reshape(n * e, size), self.num_neighbors)
+        behaviors, archive = evaluation.behaviors.reshape(n * e, size), state.archive
+        values = novelty(behaviors, archive.behaviors, archive.held, self.num_neighbors)
         values = mean_over_episodes(values.reshape(n, e), evaluation.valid & jnp.isfinite(returns)[:, None])
         return self._mixed(state, shape(returns), shape(values))
 
     def _mixed(self, state: NoveltyState, returns: Array, novelty: Array) -> Array:
         return state.reward_weight * returns + (1 - state.reward_weight) * novelty
-
-    def _novelty_of_bases(self, state: NoveltyState) -> Array:
-        return jnp.maximum(novelty_in(state.archive, state.behaviors, self.num_neighbors), 0.0)
 
     def _adapted(self, state: NoveltyState, score: Array) -> NoveltyState:
         """Counts the generations without a better score, and adapts the weight of returns."""

@@ -1,14 +1,16 @@
-"""The strategy interface, functions of an `Evaluation` that strategies share, and validation."""
+"""The strategy interface, functions and settings that strategies share, validation, and cutoffs of episodes."""
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from volvox._checks import integers
+from volvox._checks import INT32, integers
 from volvox.population.decoding import Encoding
 from volvox.types import Array, Evaluation, Population
 
@@ -87,7 +89,7 @@ _standard_errors = jax.jit(lambda returns: jnp.std(returns, axis=1, ddof=1) / jn
 def scores_and_errors(evaluation: Evaluation) -> tuple[np.ndarray, np.ndarray]:
     """Fitness, and standard errors of the mean returns, float32 `[N]`; errors are NaN for one episode."""
     n, e = evaluation.returns.shape
-    # With one episode the device would compute NaN, which it may be told to refuse.
+    # With one episode the device would compute NaN, which is an error under jax_debug_nans.
     errors = np.asarray(_standard_errors(evaluation.returns)) if e > 1 else np.full(n, np.nan)
     return np.asarray(_fitness(evaluation)), errors
 
@@ -97,6 +99,7 @@ def mean_length(evaluation: Evaluation) -> Array:
     return _mean(evaluation.lengths, evaluation.valid)
 
 
+@jax.jit
 def summary(evaluation: Evaluation) -> Metrics:
     """Metrics of training: `training_best`, `_mean`, `_std`, `_median` of fitness, lengths, and `num_nan`.
 
@@ -168,6 +171,53 @@ SHAPINGS: dict[str, Callable[[Array], Array]] = {"centered_ranks": centered_rank
 """Fitness `[N]`, -inf for a member without one -> finite float32 `[N]` in the same order."""
 
 
+Scheduled = float | str | optax.Schedule
+"""A positive number, `"linear:start,end,generations"`, `"exponential:start,end,generations"`, or an optax schedule."""
+
+
+def schedule(name: str, value: Scheduled) -> optax.Schedule:
+    """Returns the optax schedule of a setting.
+
+    Example:
+      >>> schedule("mutation_std", "linear:0.01,0.002,100")(50)
+      Array(0.006, dtype=float32, weak_type=True)
+
+    Args:
+      name: Name of the setting, for messages.
+      value: A positive number; `"linear:start,end,generations"` (from `start` to `end` in that many generations, then
+        constant); `"exponential:start,end,generations"` (the same, with a constant factor a generation); or any optax
+        schedule, which is returned unchanged.
+
+    Returns:
+      The schedule, count -> value; the first count is 0.
+
+    Raises:
+      ValueError: `value` has another form, or a number is not positive and finite.
+    """
+    if callable(value):
+        return value
+    kind, start, end, generations = "constant", value, value, 1
+    try:
+        if isinstance(value, str) and ":" in value:
+            kind, numbers = value.split(":")
+            start, end, generations = numbers.split(",")
+        start, end, generations = float(start), float(end), int(generations)
+    except (TypeError, ValueError):
+        start = end = generations = 0
+    # The device computes in float32 and int32.
+    positive = 1e-38 < start < 3e38 and 1e-38 < end < 3e38 and 1 <= generations <= INT32
+    if not positive or kind not in ("constant", "linear", "exponential"):
+        raise ValueError(
+            f'{name}={value!r}: give a positive number, "linear:start,end,generations" or '
+            '"exponential:start,end,generations"; all numbers are positive and fit into 32 bits.'
+        )
+    if kind == "linear":
+        return optax.linear_schedule(start, end, generations)
+    if kind == "exponential":
+        return optax.exponential_decay(start, generations, end / start, end_value=end)
+    return optax.constant_schedule(start)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Validation:
     """How the elite, which is the result of a run, is chosen, scored and tested.
@@ -208,7 +258,7 @@ class Validation:
 
 
 class EliteScore(NamedTuple):
-    """The score of the elite in validation, at one cutoff; numbers of the host.
+    """The score of the elite in validation at one cutoff, as Python numbers.
 
     A mean by which a network was chosen is biased upwards, so it is kept apart: the score is the mean over all
     validation episodes that the elite has played since. When the cutoff grows, the score is dropped, so that scores of
@@ -239,7 +289,7 @@ class EliteScore(NamedTuple):
 
 
 def choose(
-    validation: Validation, score: EliteScore, elite: int | None, evaluation: Evaluation, lengths: np.ndarray
+    validation: Validation, score: EliteScore, elite: int | None, evaluation: Evaluation
 ) -> tuple[int, int, EliteScore, dict[str, Any]]:
     """Chooses the elite. The elite so far gives way only to a better challenger.
 
@@ -248,7 +298,6 @@ def choose(
       score: The score of the elite so far.
       elite: Index of the elite so far among the candidates; None if there is none.
       evaluation: Validation episodes of the C candidates.
-      lengths: float32 `[C]`: Expected lengths, timesteps.
 
     Returns:
       (index of the best challenger, index of the elite, score of the elite, metrics). The metrics are
@@ -270,7 +319,6 @@ def choose(
     winner = challenger if is_new or elite is None else elite
     won = returns[winner][valid[winner]]
     score = EliteScore(selecting=float(scores[winner])) if is_new else score.extended(won)
-    score = score._replace(length=float(lengths[winner]))
     ranked = scores[np.isfinite(scores)]
     metrics = {
         "validation_mean": float(scores[winner]),
@@ -283,3 +331,65 @@ def choose(
         "candidates_mean": float(ranked.mean()) if ranked.size else float("nan"),
     }
     return challenger, winner, score, metrics
+
+
+class Cutoff(NamedTuple):
+    """Timesteps after which training and validation episodes are cut; fixed if `fraction` is 1.
+
+    Attributes:
+      start: Timesteps in the first generation.
+      fraction: The cutoff grows when more than this fraction of training episodes reach it.
+      ratio: Factor by which it grows.
+      max: Timesteps it never exceeds; 0 means `start`.
+    """
+
+    start: int
+    fraction: float = 1.0
+    ratio: float = 1.0
+    max: int = 0
+
+    def grown(self, current: int, fraction_cut: float) -> int:
+        """The cutoff of the next generation, in timesteps.
+
+        Args:
+          current: Timesteps in this generation.
+          fraction_cut: Fraction of this generation's training episodes that reached the cutoff.
+        """
+        if self.fraction >= 1 or fraction_cut <= self.fraction:
+            return current
+        return min(max(int(min(current * self.ratio, self.max)), current + 1), self.max)
+
+
+def parse_cutoff(value: int | str) -> Cutoff:
+    """Reads a cutoff: timesteps, or `"adaptive:start,fraction,ratio,max"`.
+
+    Example:
+      >>> parse_cutoff("adaptive:400,0.1,1.5,5000")
+      Cutoff(start=400, fraction=0.1, ratio=1.5, max=5000)
+
+    Args:
+      value: For example `5000`, `"5000"` or `"adaptive:400,0.1,1.5,5000"` (start at 400 timesteps; grow by half when
+        more than a tenth of the episodes reach the cutoff; never exceed 5 000).
+
+    Returns:
+      `Cutoff`.
+
+    Raises:
+      ValueError: another form, timesteps that are not positive, a fraction outside [0, 1), a ratio that is not above 1,
+        or a maximum below the start.
+    """
+    try:
+        if isinstance(value, str) and value.startswith("adaptive:"):
+            start, fraction, ratio, top = value.removeprefix("adaptive:").split(",")
+            cutoff = Cutoff(int(start), float(fraction), float(ratio), int(top))
+            is_valid = 0 <= cutoff.fraction < 1 < cutoff.ratio < float("inf") and cutoff.start <= cutoff.max
+        else:
+            cutoff, is_valid = Cutoff(int(value) if isinstance(value, str) else operator.index(value)), True
+    except (TypeError, ValueError):
+        cutoff, is_valid = Cutoff(0), False
+    if not is_valid or cutoff.start < 1 or max(cutoff.start, cutoff.max) > INT32:
+        raise ValueError(
+            f'max_episode_steps={value!r}: give timesteps (e.g. 5000), or "adaptive:start,fraction,ratio,max" with a '
+            'fraction in [0, 1), a ratio above 1, and a max of at least start (e.g. "adaptive:400,0.1,1.5,5000").'
+        )
+    return cutoff

@@ -4,20 +4,18 @@ code = encoding(volvox.networks.genotype(module, env.spec), Table())
 params = rebuild(code, load("elite.json"))
 """
 
-from volvox.population.decoding import draw_seeds, encoding, explicit, from_vectors, to_vectors, weighted_noise
+from volvox.population.decoding import encoding, explicit, from_vectors, to_vectors, weighted_noise
 from volvox.population.lineage import load, rebuild
-from volvox.population.noise import Generator, LowRank, Table, published_table
+from volvox.population.noise import Generator, LowRank, Table
 
 __all__ = [
     "Generator",
     "LowRank",
     "Table",
-    "draw_seeds",
     "encoding",
     "explicit",
     "from_vectors",
     "load",
-    "published_table",
     "rebuild",
     "to_vectors",
     "weighted_noise",

@@ -1,7 +1,7 @@
 """From seeds to parameters: the only place where members and weighted sums of noise are computed.
 
 code = encoding(genotype, Table())
-seeds = draw_seeds(code, key, (population_size,))
+seeds = code.draw_seeds(key, (population_size,))
 params = decode(code, bases, Member(parent, seeds[0], scale, initial))
 """
 
@@ -28,7 +28,7 @@ _FACTORS_AT_ONCE = 64
 
 
 class Member(NamedTuple):
-    """Members of a population as seeds; all fields have one shape `[...]`.
+    """Members of a population as seeds; all fields have the same shape `[...]`.
 
     Attributes:
       parent: int32: Index of the base.
@@ -102,6 +102,10 @@ class Encoding:
         """Numbers in the noise of one member: one per parameter, or more if factors of high rank have more."""
         return max(self.num_parameters, flat.num_parameters(_noise_like(self)))
 
+    def draw_seeds(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Draws int32 seeds of the given shape, uniformly from all valid seeds."""
+        return self.noise.draw(key, shape, self.data, self.num_drawn)
+
 
 def encoding(genotype: Genotype, noise: Noise) -> Encoding:
     """Joins a network and a source of noise; makes the noise's data (the table).
@@ -145,7 +149,15 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
     shapes = {flat.leaf_path(path): tuple(leaf.shape) for path, leaf in paths}
     factored, rank = (False,) * len(shapes), None
     if isinstance(noise, LowRank):
-        factored, rank, noise = _factored(shapes, genotype, noise), noise.rank, noise.source
+        factored = tuple(path in genotype.low_rank and "/".join(path) not in noise.full for path in shapes)
+        for (path, shape), is_factored in zip(shapes.items(), factored, strict=True):
+            if not is_factored and len(shape) > 1 and (name := "/".join(path)) not in noise.full:
+                raise ValueError(
+                    f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, "
+                    f"nn.Conv and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every "
+                    "slot."
+                )
+        rank, noise = noise.rank, noise.source
     without_data = Encoding(
         data=jax.ShapeDtypeStruct((0,), jnp.float32),  # pyright: ignore[reportArgumentType]
         zero=jax.ShapeDtypeStruct((), jnp.int32),  # pyright: ignore[reportArgumentType]
@@ -157,23 +169,6 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
         factored=factored,
     )
     return dataclasses.replace(without_data, data=jax.ShapeDtypeStruct((without_data.num_drawn,), jnp.float32))
-
-
-def _factored(shapes: dict[tuple[str, ...], tuple[int, ...]], genotype: Genotype, noise: LowRank) -> tuple[bool, ...]:
-    named = {"/".join(path): shape for path, shape in shapes.items()}
-    factored = tuple(path in genotype.low_rank and "/".join(path) not in noise.full for path in shapes)
-    for (name, shape), is_factored in zip(named.items(), factored, strict=True):
-        if not is_factored and len(shape) > 1 and name not in noise.full:
-            raise ValueError(
-                f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, nn.Conv "
-                f"and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every slot."
-            )
-    return factored
-
-
-def draw_seeds(encoding: Encoding, key: Array, shape: tuple[int, ...]) -> Array:
-    """Draws int32 seeds of the given shape, uniformly from all valid seeds."""
-    return encoding.noise.draw(key, shape, encoding.data, encoding.num_drawn)
 
 
 class Factors(NamedTuple):
@@ -243,7 +238,6 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     Returns:
       Parameters, in the structure of `encoding.like`.
     """
-    chex.assert_rank(member, 0)
     # noise * std is rounded: a later sum must not be contracted with it.
     initial = encoding.from_noise(encoding.noise.sample(encoding.data, member.seed, encoding.like))
 
@@ -293,8 +287,6 @@ def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayT
     Returns:
       Parameters, leaves `[N, ...]`.
     """
-    chex.assert_rank(members, 1)
-    chex.assert_equal_shape(members)
     return jax.lax.map(lambda member: decode(encoding, bases, member), members)
 
 
@@ -309,14 +301,14 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
     Returns:
       The sum, in the structure of `encoding.like`.
     """
-    chex.assert_rank([seeds, weights], 1)
     chex.assert_equal_shape([seeds, weights])
     if not seeds.shape[0]:
         return encoding.zeros()
     # Parameters of several dimensions that are not factored may be large.
-    large = [len(s) > 1 and not factored for s, factored in zip(encoding.shapes, encoding.factored, strict=True)]
-    at_once = _AT_ONCE if encoding.rank is None or any(large) else _FACTORS_AT_ONCE
-    seeds, weights = _chunks(seeds, at_once), _chunks(weights, at_once)
+    large = any(len(s) > 1 and not factored for s, factored in zip(encoding.shapes, encoding.factored, strict=True))
+    at_once = _AT_ONCE if encoding.rank is None or large else _FACTORS_AT_ONCE
+    padding = (0, -seeds.shape[0] % at_once)
+    seeds, weights = (jnp.pad(x, padding).reshape(-1, at_once) for x in (seeds, weights))
     add = _add_vectors if encoding.rank is None else _add_factors
     return jax.lax.fori_loop(0, seeds.shape[0], partial(add, encoding, seeds, weights), encoding.zeros())
 
@@ -332,17 +324,12 @@ def _add_factors(encoding: Encoding, seeds: Array, weights: Array, i: Array, tot
     """Many outer products are one matrix product."""
 
     def one(sum_, noise):
-        if not isinstance(noise, Factors):
+        if not _is_factors(noise):
             return sum_ + jnp.tensordot(weights[i], noise, 1)
         product = jnp.einsum("jkr,jnr->kn", noise.a, weights[i, :, None, None] * noise.b)
         return sum_ + product.reshape(sum_.shape)
 
     return jax.tree.map(one, total, jax.lax.map(lambda seed: mutation_noise(encoding, seed), seeds[i]))
-
-
-def _chunks(x: Array, size: int) -> Array:
-    """`[K]` -> `[chunks, size]`, filled up with zeros."""
-    return jnp.pad(x, (0, -x.shape[0] % size)).reshape(-1, size)
 
 
 def explicit(params: ArrayTree) -> Population:

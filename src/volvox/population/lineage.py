@@ -75,7 +75,7 @@ def load(path: str | os.PathLike) -> list[Any]:
     try:
         genome = json.loads(Path(path).read_text(encoding="utf-8"))
         _seeds_and_powers(genome)
-    except (RecursionError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise ValueError(f"{os.fspath(path)}: {error}") from error
     return genome
 
@@ -85,16 +85,15 @@ def _seeds_and_powers(genome: Any) -> tuple[list[int], np.ndarray]:
     try:
         first, *mutations = genome
         seeds = [operator.index(seed) for seed in (first, *(seed for seed, _ in mutations))]
-        with np.errstate(over="ignore"):
-            powers = np.array([0.0, *(power for _, power in mutations)], np.float32)
-    except (OverflowError, TypeError, ValueError):
+        powers = np.array([0.0, *(power for _, power in mutations)], float)
+    except (TypeError, ValueError):
         seeds, powers = [-1], np.zeros(1)
-    if not (min(seeds) >= 0 and max(seeds) < 2**31 and np.isfinite(powers).all()):
+    if not (min(seeds) >= 0 and max(seeds) < 2**31 and (np.abs(powers) <= np.finfo(np.float32).max).all()):
         raise ValueError(
             f"not a genome: {str(genome)[:60]!r}; a genome is [i0, [i1, power], ...] with integer seeds in "
             "[0, 2**31) and finite float32 powers."
         )
-    return seeds, powers
+    return seeds, powers.astype(np.float32)
 
 
 def rebuild(encoding: Encoding, genome: list[Any]) -> ArrayTree:
@@ -117,7 +116,7 @@ def rebuild(encoding: Encoding, genome: list[Any]) -> ArrayTree:
         raise ValueError(
             f"the genome has seed {max(seeds)}, but a network of {encoding.num_parameters} parameters and a table "
             f"of {encoding.data.size} numbers allow 0 to {last}; was it evolved with a larger table "
-            "(volvox.population.published_table()) or with another network?"
+            "(volvox.population.Table.published()) or with another network?"
         )
     # Padded to a power of two, so that a run compiles this a few times, not once a generation.
     pad = (0, (1 << (len(seeds) - 1).bit_length()) - len(seeds))

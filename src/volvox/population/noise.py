@@ -26,7 +26,7 @@ class Table:
 
     A seed is the index at which a genome's slice begins; the slice is cut into layers in the order of
     `volvox.ops.flat`. The default seed makes every table a prefix of the published one (Such et al. 2017,
-    arXiv 1712.06567), so that lineages made with a small table mean the same with the large one.
+    arXiv 1712.06567), so that a lineage made with a small table gives the same parameters with the large table.
 
     Attributes:
       size: Numbers in the table, 4 bytes each; None: eight times the network's parameters, at least 2**20
@@ -40,6 +40,15 @@ class Table:
     def __post_init__(self):
         integers(self, "size", low=1)
         integers(self, "seed", low=0, high=2**32 - 1)
+
+    @classmethod
+    def published(cls) -> "Table":
+        """The table behind published genomes: `RandomState(123).randn(250_000_000)` as float32, 1 GB.
+
+        Example:
+          >>> algorithm = vx.evolve(vx.GA(), network, env, noise=vx.population.Table.published())
+        """
+        return cls(size=250_000_000, seed=123)
 
     def length(self, num_numbers: int) -> int:
         """Returns the size of the table; raises ValueError if it is too small for noise of `num_numbers`."""
@@ -71,16 +80,6 @@ class Table:
             like,
             flat.leaf_offsets(like),
         )
-
-
-def published_table() -> Table:
-    """The table behind published genomes: `RandomState(123).randn(250_000_000)` as float32, 1 GB.
-
-    Example:
-      >>> algorithm = vx.evolve(vx.GA(), network, env, noise=vx.population.published_table())
-      >>> first = dataclasses.replace(vx.population.published_table(), size=1_000_000)  # its first numbers alone
-    """
-    return Table(size=250_000_000, seed=123)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,12 +143,8 @@ class LowRank:
 
     def __post_init__(self):
         integers(self, "rank", low=1)
-        if isinstance(self.full, str):
-            raise ValueError(f"full={self.full!r} is one name; give a collection of them: full=({self.full!r},).")
         object.__setattr__(self, "full", tuple(sorted(self.full)))  # any collection will do; the order has no meaning
-        if isinstance(self.source, LowRank):
-            raise ValueError(f"source is of rank {self.source.rank} already; give Table() or Generator().")
 
 
 Noise = Table | Generator | LowRank
-"""A source of noise; an object with the methods of `Table` is one too."""
+"""A source of noise. An object with the methods of `Table` works too."""

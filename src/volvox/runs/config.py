@@ -41,7 +41,7 @@ _PARTS = tuple(f"volvox.{name}" for name in ("population", "evolution", "rollout
 _MODULES = ("volvox", *_CALLABLE_MODULES, *_PARTS, "jax.numpy", "numpy")
 """Modules whose public names are used, in order of preference."""
 _PACKAGES = {module.partition(".")[0] for module in _MODULES}
-_CALLABLE_NAMES = ("volvox.learn", "volvox.evolve", "volvox.population.published_table", "numpy.array")
+_CALLABLE_NAMES = ("volvox.learn", "volvox.evolve", "numpy.array")
 """Functions that a file may call: those of these modules, and the single names."""
 _MAX_ARRAY = 4096
 _MISSING = object()
