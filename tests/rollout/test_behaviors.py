@@ -22,7 +22,7 @@ def stream(behavior, steps):
     records = behaviors.start(behavior, steps[0][1].shape[0])
     for first, values in steps:
         records = behaviors.advance(behavior, records, timestep(first, values))
-    return np.asarray(jax.vmap(lambda record: behaviors.vector(behavior, record))(records))
+    return np.asarray(jax.vmap(behavior.final)(records))
 
 
 def walk(length, seed=0):

@@ -34,7 +34,7 @@ from volvox.population.noise import Noise, Table
 from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
-from volvox.rollout.loop import Monitor, Times, seed_of
+from volvox.rollout.loop import Monitor, seed_of
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
 
 Role = Literal["training", "validation", "test"]
@@ -440,11 +440,11 @@ class _Evolution:
             return population._replace(bases=state.bases)
         return population._replace(bases=_with_elite(population.bases, state.bases, self.num_rows))
 
-    def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, Times]:
+    def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, tuple[float, float, float]]:
         """Times the parts of the loop on the population of the next generation."""
         population, _ = self._ask(self._keys(state)[0], state.strategy, self.evaluator.encoding)
         seed = seed_of(state.key, state.generation)
-        options = {"max_episode_steps": state.max_episode_steps, "seed": seed, "pool_seed": seed, "seconds": seconds}
+        options = {"max_episode_steps": state.max_episode_steps, "seed": seed, "seconds": seconds}
         times = self.evaluator.profile(self._on_bases(population, state), self.strategy.num_episodes, **options)
         return state, times
 

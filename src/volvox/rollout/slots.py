@@ -9,7 +9,6 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -129,7 +128,6 @@ def make_queue(population: Population, key: Array, part: Part | None, num_episod
       `Queue`.
     """
     n = population.seed.shape[0]
-    chex.assert_shape(population[1:], (n,))
     member, episode = jnp.divmod(jnp.arange(n * num_episodes, dtype=jnp.int32), num_episodes)
     wanted = episode < population.episodes[member]
     order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))[:capacity]
@@ -216,10 +214,11 @@ class Rollout:
         """Returns the stages of the loop, over `Carry`, `Memory` and `Constants`."""
         return Stages(self.act, self.work, active, remaining, episode_keys=episode_keys)
 
+    @functools.partial(jax.jit, static_argnums=(0, 3, 4), donate_argnums=1)
     def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:
         """Hands the first entries to the slots and decodes their members; before the first beat.
 
-        Entries go round robin over the groups, so that each group gets its share of long ones.
+        `memory` is donated. Entries go round robin over the groups, so that each group gets its share of long ones.
 
         Args:
           memory: The rollout's memory.
@@ -271,7 +270,6 @@ class Rollout:
     ) -> tuple[Carry, Array]:
         """Scores the timestep, hands out entries to slots whose episode ended, and lets every slot's network act."""
         slots, policy, (queue, bases, _) = carry.slots[g], self.genotype.policy, constants
-        chex.assert_shape([timestep.reward, timestep.first, timestep.terminated, timestep.truncated], slots.entry.shape)
         busy = slots.entry >= 0
         # A slot that took an entry waits for the timestep that begins an episode; it has no reward and no length.
         started = slots.started | (busy & timestep.first)
@@ -339,7 +337,7 @@ class Rollout:
 
         def store(i, vectors):
             slot = ended_first[i]
-            vector = behaviors.vector(behavior, jax.tree.map(lambda x: x[slot], slots.records))
+            vector = behavior.final(jax.tree.map(lambda x: x[slot], slots.records))
             return vectors.at[slots.ended[slot]].set(vector)
 
         if behavior.size:
