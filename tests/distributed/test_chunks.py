@@ -1,4 +1,4 @@
-"""A population is split so that each episode is in one chunk, with the right bases."""
+"""Chunks of a population."""
 
 import numpy as np
 import pytest

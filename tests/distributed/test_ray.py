@@ -1,4 +1,4 @@
-"""Populations on Ray actors: the results of one process, whatever the number of actors, and although one dies."""
+"""Populations on Ray actors have the results of one process, for any number of actors, also if an actor dies."""
 
 import dataclasses
 import os

@@ -311,8 +311,8 @@ class RayEvaluator:
                         stepped, busy = stepped + statistics.stepped, busy + statistics.busy
                         beats[key] += statistics.makespan
                 active = len(self._idle) + sum(chunk is not None for _, chunk in self._calls.values())
-                figures = {"done": done, "total": total, "stepped": stepped, "occupancy": busy / max(stepped, 1)}
-                figures |= {"timesteps_per_second": stepped / (time.perf_counter() - began), "actors": active}
+                figures = {"done": done, "total": total, "stepped": stepped, "actors": active}
+                figures["timesteps_per_second"] = stepped / (time.perf_counter() - began)
                 waiting = {"phase": "waiting for actors"}
                 if monitor is not None and monitor(figures if active else waiting) and done < total:
                     raise Interrupted(f"{done} of {total} episodes were run and are dropped")

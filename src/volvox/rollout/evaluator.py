@@ -30,7 +30,7 @@ class RolloutStatistics(NamedTuple):
 
     Attributes:
       stepped: Timesteps of the emulators, including those of idle slots and those that begin an episode.
-      busy: Those in which the slot had an episode to play.
+      busy: Timesteps of the episodes, including those that begin one.
       makespan: Beats from the first to the last.
       num_slots: Number of slots.
     """
@@ -42,7 +42,7 @@ class RolloutStatistics(NamedTuple):
 
     @property
     def occupancy(self) -> float:
-        """Fraction of timesteps in which the slot had an episode to play."""
+        """Fraction of timesteps in which a slot plays an episode."""
         return self.busy / max(self.stepped, 1)
 
     def makespan_over_bound(self, lengths: np.ndarray) -> float:
@@ -82,7 +82,6 @@ class PopulationEvaluator:
           capacity: The largest number of episodes of an evaluation. It is a shape, so another capacity is compiled
             anew; the size of the population is not a shape.
           chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
-
         """
         self._genotype, self._noise, self._env, self._chunk_seconds = genotype, noise, env, chunk_seconds
         self._capacity = capacity
@@ -136,13 +135,13 @@ class PopulationEvaluator:
             loop, carry, memory, constants = self._start(
                 population, num_episodes, test, max_episode_steps, seed, pool_seed, part, monitor
             )
-            stepped = busy = played = 0
+            stepped = played = 0
             for chunk in loop.run(carry, memory, constants):
                 carry, memory = chunk.carry, chunk.memory
                 self._slots = memory[0]
-                stepped, busy = unwrapped(stepped, carry.stepped), unwrapped(busy, carry.busy)
-                played = int(carry.played.sum())
-                figures = {"done": played, "total": total, "stepped": stepped, "occupancy": busy / max(stepped, 1)}
+                played = int((carry.lengths > 0).sum())
+                stepped = int(carry.group_beats.sum()) * (self._env.num_envs // self._env.num_groups)
+                figures = {"done": played, "total": total, "stepped": stepped}
                 figures["timesteps_per_second"] = stepped / (time.perf_counter() - began)
                 if monitor is not None and monitor(figures) and played < total:
                     raise Interrupted(f"{played} of {total} episodes were played and are dropped")
@@ -150,6 +149,7 @@ class PopulationEvaluator:
             self.close()  # donated buffers and environments in flight cannot be trusted any more
             raise
         result = in_slots.evaluation(carry, memory[1], constants[0], population.seed.shape[0], num_episodes)
+        busy = int(np.asarray(carry.lengths).sum(dtype=np.int64)) + played
         return result, RolloutStatistics(stepped, busy, int(carry.group_beats.max()), self._env.num_envs)
 
     def profile(
@@ -225,11 +225,6 @@ class PopulationEvaluator:
         carry, memory = self._rollouts[test].begin((self._slots, vectors), constants, num_groups, group_size)
         self._slots = memory[0]
         return loop, carry, memory, constants
-
-
-def unwrapped(total: int, counter: Any) -> int:
-    """Adds to `total` the increase of a 32-bit counter, which was equal to `total` modulo 2**32 before."""
-    return total + (int(counter) - total) % 2**32
 
 
 def check_memory(

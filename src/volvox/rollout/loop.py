@@ -261,7 +261,7 @@ class Loop:
       envs: The environments' states between two chunks, one per group. The next chunk donates them.
       run_chunk: The form of the loop that is used; tests read its compiled program.
       standing: Set by the caller, to recognise the state from which the loop can continue. It is reset to None
-        whenever the loop moves.
+        when the environments step.
     """
 
     def __init__(
@@ -338,9 +338,6 @@ class Loop:
 
         Yields:
           `Chunk`; the last may have no rounds, if no work remained.
-
-        Raises:
-          ConnectionError: Another process of this run ended, or does not answer.
         """
         while (left := _MAX_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
             self.standing = None
