@@ -390,13 +390,13 @@ class RayEvaluator:
 
 def _gather(results: list[tuple[Part, Evaluation]], shape: tuple[int, int]) -> Evaluation:
     """Puts the results of all chunks into their places in the whole population."""
-    chunks = [jax.tree.map(lambda x, size=len(found.returns): x[:size], part) for part, found in results]
-    places = jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+    member = np.concatenate([part.member[: len(found.returns)] for part, found in results])
+    episode = np.concatenate([part.episode[: len(found.returns)] for part, found in results])
 
     def scatter(*parts: np.ndarray) -> jax.Array:
         values = np.concatenate(parts)
         whole = np.zeros((*shape, *values.shape[1:]), values.dtype)
-        whole[tuple(places)] = values
+        whole[member, episode] = values
         return jnp.asarray(whole)
 
     return jax.tree.map(scatter, *(evaluation for _, evaluation in results))

@@ -361,4 +361,3 @@ class Actor:
     def reset(self) -> None:
         """Forgets the recurrent state: episodes begin with the next call."""
         self._state = None
-
