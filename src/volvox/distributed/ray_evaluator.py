@@ -251,17 +251,17 @@ class RayEvaluator:
           RuntimeError: Several actors died on the same chunk.
           ValueError: The cluster has no GPUs for `num_actors="gpus"`.
         """
-        import ray
+        import ray.exceptions
 
         began = time.perf_counter()
         self._update_actors()
         host = Population(population.bases, *jax.device_get(population[1:]))
         total = int(host.episodes.sum())
         sizes = chunk_sizes(total, max(len(self._actors), 1), self._num_slots)
-        bases = None
+        bases = sent_lineage = None
         share_bases = lineage is not None or jax.tree.leaves(host.bases)[0].shape[0] <= max(sizes)
         if lineage is not None:
-            lineage = ray.put(jax.tree.map(np.asarray, lineage))
+            sent_lineage = ray.put(jax.tree.map(np.asarray, lineage))
         elif share_bases:
             bases = ray.put(jax.device_get(host.bases))
         else:
@@ -276,7 +276,7 @@ class RayEvaluator:
                     key = self._idle.pop(0)
                     settings = {"max_episode_steps": max_episode_steps, "seed": seed, "test": test}
                     settings["pool_seed"] = (pool_seed + list(self._actors).index(key)) % 2**31
-                    call = self._actors[key].evaluate.remote(chunk, bases, lineage, settings)
+                    call = self._actors[key].evaluate.remote(chunk, bases, sent_lineage, settings)
                     self._calls[call] = key, chunk
                 if not self._calls:  # there is no actor
                     time.sleep(self._chunk_seconds)

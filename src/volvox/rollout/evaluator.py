@@ -141,8 +141,8 @@ class PopulationEvaluator:
                 self._slots = memory[0]
                 played = int((carry.lengths > 0).sum())
                 stepped = int(carry.group_beats.sum()) * (self._env.num_envs // self._env.num_groups)
-                figures = {"done": played, "total": total, "stepped": stepped}
-                figures["timesteps_per_second"] = stepped / (time.perf_counter() - began)
+                rate = stepped / (time.perf_counter() - began)
+                figures = {"done": played, "total": total, "stepped": stepped, "timesteps_per_second": rate}
                 if monitor is not None and monitor(figures) and played < total:
                     raise Interrupted(f"{played} of {total} episodes were played and are dropped")
         except BaseException:

@@ -5,7 +5,6 @@ print(play(env, algorithm.policy, algorithm.variables(state), protocol="exact"))
 print(play_randomly(env))
 """
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -190,7 +189,7 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> Any:
 
 
 def act(
-    policy: Policy, sampled: bool, key: Array, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
+    policy: Policy, sampled: bool, key: Any, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
 ) -> tuple[Array, ArrayTree]:
     """Returns the policy's actions `[B, ...]` at a timestep and its next state, which begins anew with an episode."""
     state = where_rows(timestep.first, policy.initial_state(timestep.first.shape[0]), state)
@@ -232,13 +231,15 @@ def _play(
     made = {"num_envs": size, "num_groups": 1, "host": True, **options}
     (group,) = env.make(seed, max_episode_steps=max_episode_steps, **made)
     played: list[tuple[np.ndarray, np.ndarray]] = []
-    with contextlib.closing(group):
+    try:
         state = group.init()
         for wave in range(-(-count // size)):  # all environments play the last wave too, and its first episodes count
             if wave:
                 state = group.restart(state, seed_of(jax.random.key(seed), wave))
             state, returns, lengths = first_episodes(group, state, partial(choose, wave), initial_state(size))
             played.append((returns, lengths))
+    finally:
+        group.close()
     returns, lengths = (np.concatenate(parts)[:count] for parts in zip(*played, strict=True))
     mean, low, high = float(returns.mean(dtype=np.float64)), None, None
     if protocol != "exact":
@@ -352,7 +353,8 @@ class Actor:
         elif any(leaf.shape[0] != size for leaf in jax.tree.leaves(self._state)):
             raise ValueError(f"a batch of {size} observations follows one of another size: call reset() before")
         begins = jnp.broadcast_to(jnp.asarray(False if first is None else first, bool), (size,))
-        timestep: Any = TimeStep(batch, None, begins, None, None, {})  # pyright: ignore[reportArgumentType]
+        missing: Any = None  # a policy reads no rewards
+        timestep = TimeStep(batch, missing, begins, missing, missing, {})
         action, self._state = self._act(self._variables, timestep, self._state)
         action = environment_action(self.spec, np.asarray(action))
         action = action.reshape(shape + action.shape[1:])
