@@ -13,6 +13,7 @@ import argparse
 import functools
 import json
 import os
+import pickle
 import resource
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ import numpy as np
 from parts import env_steps_per_s, machine, repeatedly
 
 import volvox as vx
+from volvox.distributed.ray_evaluator import chunk_sizes, split
 from volvox.population.decoding import Member
 from volvox.rollout.evaluator import RolloutStatistics
 from volvox.rollout.slots import slot_variables
@@ -62,16 +64,15 @@ def cost(sizes: list[int], slots: int, repeats: int) -> list[dict[str, Any]]:
         rows, seconds = np.arange(members, dtype=np.int32), []
         fields: Any = (rows % 21, rows, rows * 0.1, rows < 0, rows * 0 + 1, rows * 0.0)
         population = vx.Population({"kernel": np.zeros((21, 3), np.float32)}, *fields)
-        evaluator.figures()
         for _ in range(repeats):
             began = time.perf_counter()
             evaluator.evaluate(population, 1, max_episode_steps=100, seed=0, pool_seed=0)
             seconds.append(time.perf_counter() - began)
-        figures = evaluator.figures()
-        moved = (figures["bytes_sent"] + figures["bytes_received"]) / repeats / members
+        chunks = split(population, chunk_sizes(members, 2, slots), share_bases=True)
+        moved = sum(len(pickle.dumps(chunk)) for chunk in chunks) / members
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         row = {"members": members, "seconds": seconds, "members_per_second": members / min(seconds)}
-        found.append(row | {"bytes_per_member": moved, "memory_mb": memory})
+        found.append(row | {"bytes_sent_per_member": moved, "memory_mb": memory})
         say(
             f"{members:>8,} members: {members / min(seconds):>9,.0f} members/s, {moved:.0f} bytes each, {memory:.0f} MB"
         )

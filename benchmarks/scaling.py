@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from volvox.distributed.chunks import chunk_sizes
+from volvox.distributed.ray_evaluator import chunk_sizes
 
 RESULTS = Path(__file__).parent / "results"
 FRAMES, FRAME_SKIP = 10**9, 4

@@ -331,7 +331,7 @@ class Algorithm(NamedTuple):
       last_variables: `state -> variables` of the latest policy; None if `variables` gives it.
       log: `state -> arrays` that describe the members of the last generation; None if there are none.
       profile: `(state, seconds) -> (state, times)`: runs the loop without overlap for some seconds and measures its
-        parts (`volvox.rollout.loop.Times`); None if the algorithm cannot be profiled.
+        parts (`volvox.rollout.loop.time_parts`); None if the algorithm cannot be profiled.
       step_name: Name of a step in metrics and progress.
       max_over_processes: Maximum of a number over all processes, if several train together; otherwise None.
     """

@@ -42,14 +42,24 @@ class Torso(nn.Module):
 
 
 def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -> tuple[Any, dict[str, float]]:
-    """The policy's variables, one array, and the last row."""
+    """Returns the policy's variables as one array, and the last row; checks that the saved state can be restored."""
     made = algorithm(kind, num_envs, groups, **options)
     state, row = made.init(0), {}
     for _ in range(steps):
         state, row = made.step(state)
-    variables = made.variables(state)
+    variables, restored = made.variables(state), made.restore(nested(made.save(state)))
     made.close()
+    jax.tree.map(np.testing.assert_array_equal, restored.learning, state.learning)
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(variables)]), row
+
+
+def nested(tree: Any) -> Any:
+    """Returns a state as nested dictionaries, like a checkpoint."""
+    if hasattr(tree, "_asdict"):
+        return {name: nested(part) for name, part in tree._asdict().items()}
+    if isinstance(tree, tuple | list):
+        return {str(i): nested(part) for i, part in enumerate(tree)}
+    return {key: nested(part) for key, part in tree.items()} if isinstance(tree, dict) else tree
 
 
 def main(settings: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""A population is split so that each episode is in one chunk, with the right bases."""
+"""Chunks of a population."""
 
 import numpy as np
 import pytest
 
-from volvox.distributed.chunks import chunk_sizes, split
+from volvox.distributed.ray_evaluator import chunk_sizes, split
 from volvox.types import Population
 
 
@@ -17,15 +17,17 @@ def test_chunks_hold_each_episode_once(share_bases):
     assert max(sizes) <= 16
     assert sizes == sorted(sizes, reverse=True)
     played = []
-    for chunk in split(members, sizes, share_bases=share_bases):
-        assert chunk.population.seed.size == max(sizes)
-        assert chunk.population.episodes.sum() == chunk.size
+    for size, (chunk, part) in zip(sizes, split(members, sizes, share_bases=share_bases), strict=True):
+        assert chunk.seed.size == max(sizes)
+        assert chunk.episodes.sum() == size
+        if share_bases:
+            assert chunk.bases is None  # no weights travel
         bases = members.bases if share_bases else chunk.bases
-        for i in range(chunk.size):
-            member = chunk.part.member[i]
-            played.append((member, chunk.part.episode[i]))
-            assert chunk.population.seed[i] == member
-            base = bases["kernel"][chunk.population.parent[i]]
+        for i in range(size):
+            member = part.member[i]
+            played.append((member, part.episode[i]))
+            assert chunk.seed[i] == member
+            base = bases["kernel"][chunk.parent[i]]
             np.testing.assert_array_equal(base, members.bases["kernel"][member % 30])
     assert sorted(played) == [(i, j) for i in range(100) for j in range(i % 2 + 1)]
     assert played[0] == (0, 0)  # the highest priority

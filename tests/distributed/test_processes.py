@@ -1,4 +1,4 @@
-"""Processes and devices that learn together: they learn what one does, stop together, and end if one dies."""
+"""Several processes or devices learn the same as one, stop together, and end if one dies."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ PATIENCE = 600.0  # seconds, for loaded machines
 
 @contextlib.contextmanager
 def started(count, folder, **settings):
-    """Processes of one run, which are killed in the end."""
+    """Starts the processes of one run, and kills them at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -71,7 +71,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_does_with_all_environments(tmp_path):
+def test_two_processes_learn_like_one_with_all_environments(tmp_path):
     cases = [("a3c", 4, 2, 3), ("ppo", 4, 1, 2), ("td3", 4, 2, 3)]
     with started(2, tmp_path, cases=cases) as run:
         assert [one.wait(PATIENCE) for one in run] == [0, 0], logs(tmp_path)
@@ -90,7 +90,7 @@ def test_two_processes_learn_what_one_does_with_all_environments(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_devices_of_one_process_learn_what_one_does(tmp_path):
+def test_two_devices_of_one_process_learn_like_one_device(tmp_path):
     code = """
 import json, jax, process, volvox as vx
 found = {}
@@ -135,7 +135,7 @@ def steps_after_resume(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_together_and_one_goes_on(tmp_path, sent):
+def test_processes_end_together_and_the_run_can_be_resumed(tmp_path, sent):
     """An interrupt of one process stops both in order. If one dies, the other fails and the run can be resumed."""
     settings = {"algorithm": ["a3c", 4, 2], "steps": 10_000, "run_dir": str(tmp_path / "run")}
     settings["options"] = {"heartbeat_timeout_seconds": 20}

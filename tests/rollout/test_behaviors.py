@@ -1,4 +1,4 @@
-"""Behaviours, streamed and written out."""
+"""Behaviours equal their definition over the whole episode."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def stream(behavior, steps):
     records = behaviors.start(behavior, steps[0][1].shape[0])
     for first, values in steps:
         records = behaviors.advance(behavior, records, timestep(first, values))
-    return np.asarray(jax.vmap(lambda record: behaviors.vector(behavior, record))(records))
+    return np.asarray(jax.vmap(behavior.final)(records))
 
 
 def walk(length, seed=0):
@@ -50,7 +50,7 @@ def test_a_record_begins_anew_where_an_episode_does():
     np.testing.assert_allclose(got.reshape(4, 2), values, rtol=1e-6)
 
 
-def test_members_are_booked_with_their_own_behavior():
+def test_members_have_their_own_behavior():
     """Episodes of a known length: the last `elapsed_steps` of each is its length, whatever slot played it."""
     env = probes.countdown(low=1, high=9, num_envs=6, groups=2)
     net = networks.genotype(networks.MLP(2, hidden=()), env.spec)

@@ -1,4 +1,4 @@
-"""What must be true of the compiled loop, read from its scheduled HLO."""
+"""Order and copies in the compiled loop, read from its scheduled HLO."""
 
 import math
 import re

@@ -45,7 +45,7 @@ def everyone(code, num_bases=3):
 
 
 def played(name, num_envs, groups, *, host=False, part=None, seed=5):
-    """What an evaluation of everyone, or of a part of them, gives."""
+    """The evaluation of the whole population, or of a part of it."""
     env = ENVS[name](num_envs=num_envs, groups=groups)
     net = networks.genotype(networks.MLP(env.spec.num_actions or env.spec.action_shape[0], hidden=(4,)), env.spec)
     recipe = env._replace(make=lambda seed, **given: env.make(seed, **{**given, "host": host}))

@@ -35,7 +35,7 @@ def test_greedy_takes_the_likeliest_action():
     np.testing.assert_array_equal(worst.lengths, np.full(3, 6))
 
 
-def test_sampled_draws_as_the_distribution_has_it():
+def test_sampled_actions_follow_the_distribution():
     """One step an episode, reward 1 for action 1 and -1 for action 0: the mean is the difference of probabilities."""
     env = probes.chosen_reward()
     assert scores(env, [0.0, 0.5], num_episodes=8).mean == 1

@@ -12,7 +12,7 @@ Learners (`volvox.learn`), in every process:
 """
 
 from volvox.distributed.processes import initialize
-from volvox.distributed.settings import RaySettings
+from volvox.distributed.ray_evaluator import RaySettings
 
 ray = RaySettings
 

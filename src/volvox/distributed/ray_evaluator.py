@@ -2,38 +2,34 @@
 
 A population is split into chunks of episodes, longest expected first. An idle actor takes the next chunk. Bases are
 rebuilt on the actors from their lineage; if there is none, they are sent through Ray's object store.
+
+Ray is imported when it is used, because a single process does not need it.
 """
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
 import signal
-import socket
-import threading
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import ray
-import ray.exceptions
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from volvox.distributed.chunks import Chunk, chunk_sizes, split
-from volvox.distributed.settings import RaySettings
-from volvox.population.decoding import Encoding, Member, decode
+from volvox._checks import integer, number
+from volvox.population.decoding import Encoding, Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
-from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population
+from volvox.rollout.slots import Part
+from volvox.types import ArrayTree, Evaluation, Interrupted, Population
 
-_MAX_SECONDS_BETWEEN_CHECKS = 1.0
 _MAX_LOSSES = 4
 """Actors that may die on the same chunk before the evaluation ends with an error."""
-_CONNECT_SECONDS = 5.0
 _JAX_OPTIONS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -42,9 +38,117 @@ _JAX_OPTIONS = (
     "jax_compilation_cache_dir",
 )
 """Options of JAX that actors take over, because results or the time to compile depend on them."""
+_decode_many = jax.jit(decode_many)
 
 
-@ray.remote(max_restarts=-1, max_task_retries=-1)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaySettings:
+    """Evaluates populations on Ray actors, each with its own environments, slots, and noise table.
+
+    Use it as `vx.distributed.ray(...)`. A population travels as seeds: each actor decodes the parameters itself. On
+    pure-JAX environments the results do not depend on the number of actors; on other environments the initial states
+    depend on the actor that runs the episode. If an actor dies, Ray restarts it, and another actor evaluates its chunk
+    of the population again. While no actor runs, an evaluation waits.
+
+    Network, environment and behavior are pickled, so they may be defined in a script or a notebook. Every machine needs
+    the same versions of Python, Ray, JAX and volvox, and your own modules (see `runtime_env` of `ray.init`). If this
+    process is connected to Ray already, that connection is used. Ray keeps running when the run ends; `ray.shutdown()`
+    stops a local cluster.
+
+    Example:
+      >>> workers = vx.distributed.ray(num_actors="nodes")
+      >>> algorithm = vx.evolve(vx.GA(population_size=1_000), network, env, workers=workers)
+
+    Attributes:
+      num_actors: Number of actors. `"nodes"`: one on each machine of the cluster that has CPUs, including machines that
+        join between two evaluations. `"gpus"`: one for each GPU. 1 or None evaluates in this process, without Ray.
+      num_cpus_per_actor: CPUs that Ray reserves for an actor. None: all of the machine for `"nodes"`, otherwise 1.
+      num_gpus_per_actor: GPUs that Ray reserves for an actor; always 1 for `"gpus"`.
+      address: Address of the cluster, such as `"10.0.0.1:6379"`. None: `RAY_ADDRESS`, or a cluster that runs on this
+        machine, or a new local one.
+    """
+
+    num_actors: int | Literal["nodes", "gpus"] | None = "nodes"
+    num_cpus_per_actor: int | None = None
+    num_gpus_per_actor: float = 0
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting out of range."""
+        if self.num_actors not in ("nodes", "gpus", None):
+            integer("num_actors", self.num_actors, low=1)
+        if self.num_cpus_per_actor is not None:
+            integer("num_cpus_per_actor", self.num_cpus_per_actor, low=1)
+        number("num_gpus_per_actor", self.num_gpus_per_actor, low=0)
+
+    def evaluator(self, make_local: Callable[[], Any], num_slots: int, chunk_seconds: float) -> Any:
+        """Returns the evaluator of a population; no actor starts before its first evaluation.
+
+        Args:
+          make_local: Picklable function without arguments that makes a `volvox.rollout.evaluator.PopulationEvaluator`.
+          num_slots: Environments of each actor.
+          chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
+
+        Returns:
+          A `RayEvaluator`, or the result of `make_local` if there is one actor only.
+
+        Raises:
+          ImportError: Ray is not installed.
+        """
+        if self.num_actors in (None, 1):
+            return make_local()
+        try:
+            import ray  # noqa: F401
+        except ImportError as error:
+            raise ImportError("vx.distributed.ray needs Ray: pip install 'volvox[ray]'") from error
+        return RayEvaluator(self, make_local, num_slots, chunk_seconds)
+
+
+Chunk = tuple[Population, Part]
+"""Episodes that an actor runs in one call: K rows of one episode each, and their places in the whole population.
+
+`episodes` is 0 in the rows at the end that are padding. `bases` is None if the chunk shares them with other chunks.
+"""
+
+
+def chunk_sizes(num_episodes: int, num_actors: int, num_slots: int) -> list[int]:
+    """Sizes of the chunks: at most four episodes a slot, and smaller towards the end, so that actors end together."""
+    sizes, left = [], num_episodes
+    while left:
+        size = min(max(min(math.ceil(left / (2 * num_actors)), 4 * num_slots), num_slots), left)
+        sizes, left = [*sizes, size], left - size
+    return sizes
+
+
+def split(population: Population, sizes: list[int], *, share_bases: bool) -> Iterator[Chunk]:
+    """Splits a population into chunks of one shape.
+
+    Args:
+      population: Members; all fields but `bases` are NumPy arrays, and `bases` too if they are not shared.
+      sizes: Episodes of each chunk.
+      share_bases: Leave out the bases. Otherwise each chunk has those of its own members.
+
+    Yields:
+      Each `Chunk`.
+    """
+    num_rows, episodes = max(sizes), population.episodes
+    num_bases = min(num_rows, np.unique(population.parent[episodes > 0]).size)
+    member = np.repeat(np.arange(episodes.size, dtype=np.int32), episodes)
+    episode = np.concatenate([np.arange(count, dtype=np.int32) for count in episodes])
+    order = np.argsort(-np.nan_to_num(population.priority)[member], kind="stable")
+    for end, size in zip(np.cumsum(sizes), sizes, strict=True):
+        rows = np.resize(order[end - size : end], num_rows)  # repeats rows as padding
+        chosen = Population(None, *(field[member[rows]] for field in population[1:]))
+        chosen = chosen._replace(episodes=(np.arange(num_rows) < size).astype(np.int32))
+        if not share_bases:
+            parents, index = np.unique(chosen.parent, return_inverse=True)
+            parents = np.resize(parents, num_bases)  # one shape for all chunks
+            bases = jax.tree.map(lambda x, parents=parents: x[parents], population.bases)
+            chosen = chosen._replace(bases=bases, parent=index.astype(np.int32))
+        part: Any = member[rows], episode[rows]
+        yield chosen, Part(*part)
+
+
 class PopulationActor:
     """Evaluates chunks with an evaluator of its own."""
 
@@ -55,64 +159,39 @@ class PopulationActor:
         self._lineage: Member | None = None
         self._bases: ArrayTree = None
 
-    def ready(self) -> None:
-        """Returns when the actor has started."""
-
-    @ray.method(max_task_retries=0)
     def evaluate(self, chunk: Chunk, bases: ArrayTree, lineage: Member | None, settings: dict[str, Any]) -> Any:
         """Returns the evaluation of a chunk, without padding, and the statistics."""
+        import ray
+
+        population, part = chunk
         if lineage is not None:
-            bases = self._rebuilt_bases(lineage)
+            bases = self.rebuilt_bases(lineage)
+        if bases is not None:
+            population = population._replace(bases=bases)
+        is_canceled = ray.get_runtime_context().is_canceled
         evaluation, statistics = self._local.evaluate(
-            chunk.population._replace(bases=chunk.bases if bases is None else bases),
-            1,
-            part=chunk.part,
-            monitor=lambda _: ray.get_runtime_context().is_canceled(),
-            **settings,
+            population, 1, part=part, monitor=lambda _: is_canceled(), **settings
         )
-        return jax.tree.map(lambda x: np.asarray(x)[: chunk.size, 0], evaluation), statistics
+        return jax.tree.map(lambda x: np.asarray(x)[population.episodes > 0, 0], evaluation), statistics
 
-    def _rebuilt_bases(self, lineage: Member) -> ArrayTree:
-        """Returns the newest bases of a lineage, made from those of the last call if it continues their lineage."""
-        known = 0 if self._lineage is None else self._lineage.seed.shape[0]
+    def rebuilt_bases(self, lineage: Member) -> ArrayTree:
+        """Computes the newest bases of a lineage, from those of the last call if it continues their lineage.
+
+        Args:
+          lineage: How the bases of each generation descend from those of the generation before, each field `[G, P]`.
+
+        Returns:
+          Parameters, leaves `[P, ...]`; zeros if G is 0.
+        """
+        known = 0 if self._lineage is None else len(self._lineage.seed)
         pairs = zip(self._lineage or lineage, lineage, strict=True)
-        if known and not all(np.array_equal(before, now[:known]) for before, now in pairs):
+        if not all(np.array_equal(before, now[:known]) for before, now in pairs):
             known = 0
-        self._bases = extend_bases(self._local.encoding, lineage, self._bases if known else None, known)
-        self._lineage = lineage
-        return self._bases
-
-
-def extend_bases(encoding: Encoding, lineage: Member, bases: ArrayTree = None, known: int = 0) -> ArrayTree:
-    """Computes the newest bases of a lineage.
-
-    Args:
-      encoding: Encoding of the network.
-      lineage: How the bases of each generation came from those before, each field `[G, P]`.
-      bases: Bases of generation `known`, leaves `[P, ...]`; None if that is 0.
-      known: Number of generations after which `bases` were the newest.
-
-    Returns:
-      Parameters, leaves `[P, ...]`; zeros if G is 0.
-    """
-    num_generations, num_bases = lineage.seed.shape
-    bases = encoding.zeros(num_bases) if bases is None else bases
-    needed = [np.ones(num_bases, bool)]  # of the last generation all, before that the ancestors of these
-    for g in range(num_generations - 1, known, -1):
-        parents = lineage.parent[g][needed[-1] & ~lineage.initial[g]]
-        needed.append(np.isin(np.arange(num_bases), parents))
-    for g, mask in zip(range(known, num_generations), reversed(needed), strict=False):
-        bases = _next_bases(encoding, bases, jax.tree.map(lambda x, g=g: x[g], lineage), mask)
-    return bases
-
-
-@jax.jit
-def _next_bases(encoding: Encoding, bases: ArrayTree, members: Member, needed: Array) -> ArrayTree:
-    def one(row):
-        member, is_needed = row
-        return jax.lax.cond(is_needed, lambda: decode(encoding, bases, member), encoding.zeros)
-
-    return jax.lax.map(one, (members, needed))
+        bases = self._bases if known else self._local.encoding.zeros(lineage.seed.shape[1])
+        for g in range(known, len(lineage.seed)):
+            bases = _decode_many(self._local.encoding, bases, jax.tree.map(lambda x, g=g: x[g], lineage))
+        self._lineage, self._bases = lineage, bases
+        return bases
 
 
 class RayEvaluator:
@@ -127,17 +206,13 @@ class RayEvaluator:
     ):
         """Starts nothing yet; see `RaySettings.evaluator`."""
         self._settings, self._make_local, self._num_slots = settings, make_local, num_slots
-        self._seconds_between_checks = min(chunk_seconds, _MAX_SECONDS_BETWEEN_CHECKS)
-        self._restarts = self._bytes_sent = self._bytes_received = 0
+        self._chunk_seconds, self._restarts = chunk_seconds, 0
         self._reset()
 
     def _reset(self) -> None:
         self._actors: dict[Any, Any] = {}  # by node or number
-        self._starting: dict[Any, Any] = {}  # call of `ready` -> key of the actor
-        self._idle: list[Any] = []
-        self._failed: set[Any] = set()
-        self._shared: tuple[list[Any], Any] = ([], None)
-        self._last_checked, self._last_active = -math.inf, time.monotonic()
+        self._idle: list[Any] = []  # keys of actors
+        self._calls: dict[Any, tuple[Any, Chunk | None]] = {}  # call -> key and chunk; None if the actor starts
 
     @functools.cached_property
     def encoding(self) -> Encoding:
@@ -174,236 +249,154 @@ class RayEvaluator:
         Raises:
           Interrupted: `monitor` returned True; the evaluator can be used again.
           RuntimeError: Several actors died on the same chunk.
-          TimeoutError: There has been no running actor for `RaySettings.wait` seconds.
-          ValueError: The cluster has too few CPUs or GPUs.
+          ValueError: The cluster has no GPUs for `num_actors="gpus"`.
         """
-        began, watch = time.perf_counter(), monitor or (lambda progress: False)
-        self._last_active = time.monotonic()
+        import ray.exceptions
+
+        began = time.perf_counter()
         self._update_actors()
         host = Population(population.bases, *jax.device_get(population[1:]))
-        sizes = chunk_sizes(int(host.episodes.sum()), max(len(self._actors), 1), self._num_slots)
+        total = int(host.episodes.sum())
+        sizes = chunk_sizes(total, max(len(self._actors), 1), self._num_slots)
+        bases = sent_lineage = None
         share_bases = lineage is not None or jax.tree.leaves(host.bases)[0].shape[0] <= max(sizes)
-        if not share_bases:
+        if lineage is not None:
+            sent_lineage = ray.put(jax.tree.map(np.asarray, lineage))
+        elif share_bases:
+            bases = ray.put(jax.device_get(host.bases))
+        else:
             host = host._replace(bases=jax.device_get(host.bases))
-        bases = self._put_shared(host.bases) if share_bases and lineage is None else None
-        lineage = None if lineage is None else self._put(jax.tree.map(np.asarray, lineage))
         # Chunks are made when they are needed, because some hold parameters.
         chunks, lost = split(host, sizes, share_bases=share_bases), list[Chunk]()
-        fixed = {"max_episode_steps": max_episode_steps, "seed": seed, "test": test}
-        results = _Results((host.episodes.size, num_episodes), sum(sizes), began)
-        losses, running = collections.Counter(), {}
+        losses, results, beats = collections.Counter(), list[tuple[Part, Evaluation]](), collections.Counter()
+        done = stepped = busy = 0
         try:
-            while results.done < results.total:
-                self._update_actors()
+            while done < total:
                 while self._idle and (chunk := lost.pop() if lost else next(chunks, None)) is not None:
                     key = self._idle.pop(0)
-                    settings = fixed | {"pool_seed": (pool_seed + list(self._actors).index(key)) % 2**31}
-                    self._bytes_sent += _num_bytes(chunk)
-                    call = self._actors[key].evaluate.remote(chunk, bases, lineage, settings)
-                    running[call] = key, chunk
-                for call in self._wait([*running]):
-                    key, chunk = running.pop(call)
+                    settings = {"max_episode_steps": max_episode_steps, "seed": seed, "test": test}
+                    settings["pool_seed"] = (pool_seed + list(self._actors).index(key)) % 2**31
+                    call = self._actors[key].evaluate.remote(chunk, bases, sent_lineage, settings)
+                    self._calls[call] = key, chunk
+                if not self._calls:  # there is no actor
+                    time.sleep(self._chunk_seconds)
+                    self._update_actors()
+                ended = ray.wait(list(self._calls), timeout=self._chunk_seconds)[0] if self._calls else []
+                for call in ended:
+                    key, chunk = self._calls.pop(call)
                     try:
-                        evaluation, statistics = ray.get(call)
+                        result = ray.get(call)
                     except ray.exceptions.RayTaskError:
                         self._idle.append(key)
                         raise
-                    except ray.exceptions.RayError as error:  # the actor died, and Ray restarts it
-                        self._starting[self._actors[key].ready.remote()] = key
+                    except ray.exceptions.RayError as error:
+                        if chunk is None:  # the actor cannot start, or its node is gone
+                            del self._actors[key]
+                            if getattr(error, "actor_init_failed", False):
+                                raise
+                            continue
+                        self._await_start(key)  # Ray restarts an actor that died
                         self._restarts += 1
                         losses[id(chunk)] += 1
                         if losses[id(chunk)] == _MAX_LOSSES:
                             raise RuntimeError(f"{_MAX_LOSSES} Ray actors died on the same episodes") from error
                         lost.append(chunk)
-                        watch({"phase": "waiting for actors", "note": f"a Ray actor died: {_first_line(error)}"})
+                        warnings.warn(f"Ray restarts an actor, which died: {error}", stacklevel=2)
                         continue
                     self._idle.append(key)
-                    self._bytes_received += _num_bytes(evaluation)
-                    results.add(key, chunk, evaluation, statistics)
-                active = len(self._idle) + len(running)
-                figures = results.progress() | {"actors": active} if active else {"phase": "waiting for actors"}
-                if watch(figures) and results.done < results.total:
-                    raise Interrupted(f"{results.done} of {results.total} episodes were run and are dropped")
-                self._check_active(active)
+                    if chunk is not None:
+                        evaluation, statistics = result
+                        results.append((chunk[1], evaluation))
+                        done += len(evaluation.returns)
+                        stepped, busy = stepped + statistics.stepped, busy + statistics.busy
+                        beats[key] += statistics.makespan
+                active = len(self._idle) + sum(chunk is not None for _, chunk in self._calls.values())
+                figures = {"done": done, "total": total, "stepped": stepped, "actors": active}
+                figures["timesteps_per_second"] = stepped / (time.perf_counter() - began)
+                waiting = {"phase": "waiting for actors"}
+                if monitor is not None and monitor(figures if active else waiting) and done < total:
+                    raise Interrupted(f"{done} of {total} episodes were run and are dropped")
         finally:
-            for call, (key, _) in running.items():
-                ray.cancel(call)
-                self._idle.append(key)  # it takes its next call when it has stopped
-        return results.evaluation(), results.statistics(self._num_slots)
+            for call, (key, chunk) in list(self._calls.items()):
+                if chunk is not None:
+                    ray.cancel(call)
+                    del self._calls[call]
+                    self._idle.append(key)  # it takes its next call when it has stopped
+        evaluation = _gather(results, (host.episodes.size, num_episodes))
+        return evaluation, RolloutStatistics(stepped, busy, max(beats.values()), self._num_slots * len(beats))
 
     def figures(self) -> dict[str, Any]:
-        """Returns metrics: number of actors, restarts in all, and bytes passed to and from Ray since the last call."""
-        sent, received = self._bytes_sent, self._bytes_received
-        self._bytes_sent = self._bytes_received = 0
-        num_actors = len(self._actors) - len(self._starting)
-        restarts = {"num_actors": num_actors, "actor_restarts": self._restarts}
-        return restarts | {"bytes_sent": sent, "bytes_received": received}
+        """Returns metrics: the number of running actors, and the restarts so far."""
+        return {"num_actors": len(self._idle), "actor_restarts": self._restarts}
 
     def close(self) -> None:
         """Ends the actors; the next evaluation starts new ones."""
+        import ray
+
         if ray.is_initialized():
             for actor in self._actors.values():
                 ray.kill(actor)
         self._reset()
 
-    def _put(self, tree: ArrayTree) -> Any:
-        self._bytes_sent += _num_bytes(tree)
-        return ray.put(tree)
-
-    def _put_shared(self, bases: ArrayTree) -> Any:
-        """Puts bases into Ray's object store, unless they are those of the last call."""
-        leaves, before = jax.tree.leaves(bases), self._shared[0]
-        if len(leaves) != len(before) or any(a is not b for a, b in zip(leaves, before, strict=True)):
-            self._shared = leaves, self._put(jax.device_get(bases))
-        return self._shared[1]
+    def _await_start(self, key: Any) -> None:
+        """Makes an actor idle as soon as it has started."""
+        self._calls[self._actors[key].__ray_ready__.options(max_task_retries=-1).remote()] = key, None
 
     def _update_actors(self) -> None:
-        """Starts missing actors; looks at the cluster once a second at most."""
-        if time.monotonic() - self._last_checked < _MAX_SECONDS_BETWEEN_CHECKS:
-            return
-        self._last_checked = time.monotonic()
-        _connect(self._settings.address)
+        """Connects to Ray, and starts missing actors."""
+        import ray
+
+        if not ray.is_initialized():
+            handler = signal.getsignal(signal.SIGTERM)
+            with warnings.catch_warnings():
+                # JAX warns of every fork; Ray executes another program after it.
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+                ray.init(address=self._settings.address, log_to_driver=False, logging_level=logging.ERROR)
+            with contextlib.suppress(ValueError):  # in another thread than the main one
+                # Ray's handler would end the process before `volvox.train` saves.
+                signal.signal(signal.SIGTERM, handler)
         for key, options in self._places().items():
-            if key not in self._actors and key not in self._failed:
-                actor: Any = PopulationActor.options(**options)
+            if key not in self._actors:
+                make: Any = ray.remote(max_restarts=-1, **options)(PopulationActor)
                 jax_options = {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
-                self._actors[key] = actor.remote(self._make_local, jax_options)
-                self._starting[self._actors[key].ready.remote()] = key
-
-    def _wait(self, running: list[Any]) -> list[Any]:
-        """Waits for the next event, and returns the calls of `running` that have ended."""
-        calls = [*running, *self._starting]
-        if not calls:
-            time.sleep(self._seconds_between_checks)
-            return []
-        ready, _ = ray.wait(calls, timeout=self._seconds_between_checks)
-        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0) if ready else (ready, None)
-        for call in ready:
-            if call in self._starting:
-                self._note_started(call)
-        return [call for call in ready if call in running]
-
-    def _note_started(self, call: Any) -> None:
-        """Makes an actor idle that has started; gives it up if it cannot start, or its node is gone."""
-        key = self._starting.pop(call)
-        try:
-            ray.get(call)
-        except ray.exceptions.RayError as error:
-            del self._actors[key]
-            self._failed.add(key)
-            if not self._actors and getattr(error, "actor_init_failed", False):
-                raise
-            warnings.warn(f"a Ray actor is left out: {_first_line(error)}", UserWarning, stacklevel=2)
-        else:
-            self._idle.append(key)
+                self._actors[key] = make.remote(self._make_local, jax_options)
+                self._await_start(key)
 
     def _places(self) -> dict[Any, dict[str, Any]]:
         """Returns Ray's options for each actor that there should be."""
-        settings = self._settings
-        num_cpus, num_gpus = settings.num_cpus_per_actor or 1, settings.num_gpus_per_actor
-        if settings.num_actors == "nodes":
-            nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        settings, count = self._settings, self._settings.num_actors
+        num_cpus, num_gpus = settings.num_cpus_per_actor, settings.num_gpus_per_actor
+        if count == "nodes":
+            nodes = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
             return {
                 node: {
-                    "num_cpus": settings.num_cpus_per_actor or int(resources["CPU"]),
+                    "num_cpus": num_cpus or cpus,
                     "num_gpus": num_gpus,
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
                 }
-                for node, resources in nodes.items()
-                if resources.get("CPU", 0) >= 1
+                for node, cpus in nodes.items()
+                if cpus
             }
-        resources = ray.cluster_resources()
-        if settings.num_actors == "gpus":
-            count, num_gpus = int(resources.get("GPU", 0)), 1
-        else:
-            count = int(settings.num_actors or 1)
-        if not self._actors and (
-            not count or count * num_cpus > resources.get("CPU", 0) or count * num_gpus > resources.get("GPU", 0)
-        ):
-            raise ValueError(
-                f"num_actors={settings.num_actors!r}, each with {num_cpus} CPUs and {num_gpus:g} GPUs: the cluster has "
-                f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs. Use fewer actors."
-            )
-        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
-        return dict.fromkeys(range(count), options)
-
-    def _check_active(self, active: int) -> None:
-        if active:
-            self._last_active = time.monotonic()
-        elif time.monotonic() - self._last_active > self._settings.wait:
-            raise TimeoutError(
-                f"no Ray actor has been running for {self._settings.wait:g} seconds; `ray status` shows the free "
-                "resources. Add machines, and resume the run."
-            )
+        if count == "gpus":
+            count, num_gpus = int(ray.cluster_resources().get("GPU", 0)), 1
+            if not count:
+                raise ValueError("num_actors='gpus', but the cluster has no GPUs")
+        options = {"num_cpus": num_cpus or 1, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
+        return dict.fromkeys(range(int(count or 1)), options)
 
 
-class _Results:
-    """Results of the chunks so far."""
+def _gather(results: list[tuple[Part, Evaluation]], shape: tuple[int, int]) -> Evaluation:
+    """Puts the results of all chunks into their places in the whole population."""
+    member = np.concatenate([part.member[: len(found.returns)] for part, found in results])
+    episode = np.concatenate([part.episode[: len(found.returns)] for part, found in results])
 
-    def __init__(self, shape: tuple[int, int], total: int, began: float):
-        self.total, self.done, self._began = total, 0, began
-        fields: Any = (np.zeros(shape, dtype) for dtype in (np.float32, np.int32, bool))
-        self._evaluation = Evaluation(*fields, behaviors=jnp.zeros((*shape, 0)))
-        self._stepped = self._busy = 0
-        self._beats: collections.Counter[Any] = collections.Counter()  # by actor
+    def scatter(*parts: np.ndarray) -> jax.Array:
+        values = np.concatenate(parts)
+        whole = np.zeros((*shape, *values.shape[1:]), values.dtype)
+        whole[member, episode] = values
+        return jnp.asarray(whole)
 
-    def add(self, key: Any, chunk: Chunk, evaluation: Evaluation, statistics: RolloutStatistics) -> None:
-        """Adds the results of a chunk that actor `key` has evaluated."""
-        if not self.done:
-            shape = (*self._evaluation.valid.shape, evaluation.behaviors.shape[-1])
-            behaviors: Any = np.zeros(shape, np.float32)
-            self._evaluation = self._evaluation._replace(behaviors=behaviors)
-        place = chunk.part.member[: chunk.size], chunk.part.episode[: chunk.size]
-        for all_, new in zip(self._evaluation, evaluation, strict=True):
-            all_[place] = new
-        self.done += chunk.size
-        self._stepped += statistics.stepped
-        self._busy += statistics.busy
-        self._beats[key] += statistics.makespan
-
-    def evaluation(self) -> Evaluation:
-        """Returns the evaluation of the whole population."""
-        return jax.tree.map(jnp.asarray, self._evaluation)
-
-    def progress(self) -> dict[str, Any]:
-        """Returns figures for a monitor."""
-        return {
-            "done": self.done,
-            "total": self.total,
-            "stepped": self._stepped,
-            "occupancy": self._busy / max(self._stepped, 1),
-            "timesteps_per_second": self._stepped / (time.perf_counter() - self._began),
-        }
-
-    def statistics(self, num_slots: int) -> RolloutStatistics:
-        """Returns the statistics of all actors."""
-        return RolloutStatistics(self._stepped, self._busy, max(self._beats.values()), num_slots * len(self._beats))
-
-
-def _connect(address: str | None) -> None:
-    """Connects this process to a cluster, or starts a local one, unless it is connected already."""
-    if ray.is_initialized():
-        return
-    host, _, port = (address or "").rpartition(":")
-    if port.isdigit() and "//" not in host:  # Ray itself would try for several minutes
-        try:
-            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        except OSError as error:
-            raise ConnectionError(f"no Ray cluster answers at address={address!r}: {error}") from error
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
-    with contextlib.ExitStack() as stack:
-        if callable(handler):  # Ray's handler would end the process before `volvox.train` saves
-            stack.callback(signal.signal, signal.SIGTERM, handler)
-        stack.enter_context(warnings.catch_warnings())
-        # JAX warns of every fork; Ray executes another program after it.
-        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-
-
-def _num_bytes(tree: ArrayTree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if hasattr(leaf, "nbytes"))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+    return jax.tree.map(scatter, *(evaluation for _, evaluation in results))

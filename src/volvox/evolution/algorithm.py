@@ -35,7 +35,7 @@ from volvox.population.noise import Noise, Table
 from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
-from volvox.rollout.loop import Monitor, Times, seed_of
+from volvox.rollout.loop import Monitor, seed_of
 from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
 
 
@@ -422,11 +422,11 @@ class _Evolution:
         key, i = jax.random.fold_in(state.key, state.generation), list(self.sizes).index("training")
         return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.sizes) + i)
 
-    def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, Times]:
+    def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, tuple[float, float, float]]:
         """Times the parts of the loop on the population of the next generation."""
         population, _ = self._ask(self._keys(state)[0], state.strategy, self.evaluator.encoding)
         seed = seed_of(state.key, state.generation)
-        options = {"max_episode_steps": state.max_episode_steps, "seed": seed, "pool_seed": seed, "seconds": seconds}
+        options = {"max_episode_steps": state.max_episode_steps, "seed": seed, "seconds": seconds}
         times = self.evaluator.profile(self._on_bases(population, state), self.strategy.num_episodes, **options)
         return state, times
 

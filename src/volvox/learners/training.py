@@ -20,7 +20,7 @@ from volvox.learners.learner import Acting, LearnerSettings, LearnerStages
 from volvox.learners.optimizers import compression_row
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import ALONE, Devices, devices_of
-from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of
+from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, time_parts
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, zeros
 
 
@@ -344,19 +344,10 @@ class Training:
 
     def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
         """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
-        from volvox.rollout.loop import time_parts
-
-        try:
-            _, acting, learning = self.opened(state, lambda figures: False)
-            acting, learning = copied((acting, learning))
-            key, rounds = self.loop.devices.placed(state.key), max(2, self.schedule.delay + 1)
-            acting, learning, times = time_parts(self.loop, acting, learning, key, rounds=rounds)
-            rounds = int(seconds / (sum(times) * self.schedule.beats_per_round * self.env.num_envs))
-            if rounds >= 2:
-                *_, times = time_parts(self.loop, acting, learning, key, rounds=rounds)
-            return state, times
-        finally:
-            self.loop.close()
+        _, acting, learning = self.opened(state, lambda figures: False)
+        acting, learning, key = *copied((acting, learning)), self.loop.devices.placed(state.key)
+        untimed = self.schedule.delay + 1  # the first rounds have nothing to learn from
+        return state, time_parts(self.loop, acting, learning, key, seconds=seconds, untimed_rounds=untimed)
 
     def close(self) -> None:
         """Frees all environments."""

@@ -9,7 +9,6 @@ Novelty search compares these vectors (`volvox.evolution.Novelty`).
 import dataclasses
 from typing import Any, Protocol
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -191,21 +190,9 @@ def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> Array
 
     Returns:
       The records.
-
-    Raises:
-      AssertionError: `update` changes the record's shapes or dtypes.
     """
     before = where_rows(timestep.first, start(behavior, timestep.first.shape[0]), records)
-    updated = jax.vmap(behavior.update)(before, timestep)
-    chex.assert_trees_all_equal_shapes_and_dtypes(before, updated)
-    return updated
-
-
-def vector(behavior: Behavior, record: ArrayTree) -> Array:
-    """Returns the behaviour of an episode that ended with this record, float32 `[D]`."""
-    found = behavior.final(record)
-    chex.assert_shape(found, (behavior.size,))
-    return found.astype(jnp.float32)
+    return jax.vmap(behavior.update)(before, timestep)
 
 
 def _value(timestep: TimeStep, extra: str, size: int) -> Array:

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox import _checks
-from volvox._checks import integer, size_of
+from volvox._checks import size_of
 from volvox.population.decoding import Encoding, Member, encoding
 from volvox.population.noise import Noise
 from volvox.rollout import slots as in_slots
 from volvox.rollout.behaviors import Behavior, Nothing
-from volvox.rollout.loop import Loop, Monitor, Times, seed_of, time_parts
+from volvox.rollout.loop import Loop, Monitor, seed_of, time_parts
 from volvox.rollout.slots import Carry, Constants, Memory, Part, Rollout
 from volvox.types import ArrayTree, Env, Evaluation, Genotype, Interrupted, Population, zeros
 
@@ -30,7 +30,7 @@ class RolloutStatistics(NamedTuple):
 
     Attributes:
       stepped: Timesteps of the emulators, including those of idle slots and those that begin an episode.
-      busy: Those in which the slot had an episode to play.
+      busy: Timesteps of the episodes, including those that begin one.
       makespan: Beats from the first to the last.
       num_slots: Number of slots.
     """
@@ -42,7 +42,7 @@ class RolloutStatistics(NamedTuple):
 
     @property
     def occupancy(self) -> float:
-        """Fraction of timesteps in which the slot had an episode to play."""
+        """Fraction of timesteps in which a slot plays an episode."""
         return self.busy / max(self.stepped, 1)
 
     def makespan_over_bound(self, lengths: np.ndarray) -> float:
@@ -82,17 +82,10 @@ class PopulationEvaluator:
           capacity: The largest number of episodes of an evaluation. It is a shape, so another capacity is compiled
             anew; the size of the population is not a shape.
           chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
-
-        Raises:
-          ValueError: `capacity` is not positive.
         """
         self._genotype, self._noise, self._env, self._chunk_seconds = genotype, noise, env, chunk_seconds
-        self._capacity = integer("capacity", capacity, low=1)
+        self._capacity = capacity
         self._rollouts = {False: Rollout(genotype, behavior), True: Rollout(genotype, Nothing())}
-        self._begin = {
-            test: jax.jit(rollout.begin, static_argnums=(2, 3), donate_argnums=0)
-            for test, rollout in self._rollouts.items()
-        }
         self._loops: dict[tuple[bool, int, bool], Loop] = {}  # by test, max_episode_steps, formed
         self._slots: tuple[ArrayTree, ...] | None = None
 
@@ -135,75 +128,50 @@ class PopulationEvaluator:
 
         Raises:
           Interrupted: the monitor returned True; the evaluator can be used again.
-          ValueError: no episodes or more than `capacity` are asked for, or a member asks for more than `num_episodes`.
         """
         del lineage
-        began = time.perf_counter()
-        total, most = int(population.episodes.sum()), int(population.episodes.max())
-        if not 0 < total <= self._capacity or most > num_episodes:
-            raise ValueError(
-                f"{total} episodes are asked for, at most {most} of a member: this evaluator plays 1 to "
-                f"{self._capacity} episodes, and num_episodes={num_episodes}."
-            )
+        began, total = time.perf_counter(), int(population.episodes.sum())
         try:
             loop, carry, memory, constants = self._start(
                 population, num_episodes, test, max_episode_steps, seed, pool_seed, part, monitor
             )
-            stepped = busy = played = 0
+            stepped = played = 0
             for chunk in loop.run(carry, memory, constants):
                 carry, memory = chunk.carry, chunk.memory
                 self._slots = memory[0]
-                stepped, busy = unwrapped(stepped, carry.stepped), unwrapped(busy, carry.busy)
-                played = int(carry.played.sum())
-                figures = {"done": played, "total": total, "stepped": stepped, "occupancy": busy / max(stepped, 1)}
-                figures["timesteps_per_second"] = stepped / (time.perf_counter() - began)
+                played = int((carry.lengths > 0).sum())
+                stepped = int(carry.group_beats.sum()) * (self._env.num_envs // self._env.num_groups)
+                rate = stepped / (time.perf_counter() - began)
+                figures = {"done": played, "total": total, "stepped": stepped, "timesteps_per_second": rate}
                 if monitor is not None and monitor(figures) and played < total:
                     raise Interrupted(f"{played} of {total} episodes were played and are dropped")
-                if played == total:
-                    break
-        except Interrupted:
-            raise
         except BaseException:
             self.close()  # donated buffers and environments in flight cannot be trusted any more
             raise
         result = in_slots.evaluation(carry, memory[1], constants[0], population.seed.shape[0], num_episodes)
+        busy = int(np.asarray(carry.lengths).sum(dtype=np.int64)) + played
         return result, RolloutStatistics(stepped, busy, int(carry.group_beats.max()), self._env.num_envs)
 
     def profile(
-        self,
-        population: Population,
-        num_episodes: int,
-        *,
-        max_episode_steps: int,
-        seed: int,
-        pool_seed: int,
-        seconds: float,
-    ) -> Times:
+        self, population: Population, num_episodes: int, *, max_episode_steps: int, seed: int, seconds: float
+    ) -> tuple[float, float, float]:
         """Plays a part of a population without overlap, times the parts of the loop, and drops the results.
 
         Args:
           population: `N` members.
           num_episodes: E, the largest number of episodes of a member.
           max_episode_steps: Cutoff of episodes, timesteps.
-          seed: Seed of the episodes.
-          pool_seed: Seed of the environments if they must be made.
+          seed: Seed of the episodes and the environments.
           seconds: Approximate duration, without compilation.
 
         Returns:
           Seconds per timestep of emulators, inference and decoding.
         """
-        where = (population, num_episodes, False, max_episode_steps, seed, pool_seed, None, None)
-        rounds, times = 20, Times(0.0, 0.0, 0.0)
         try:
-            for _ in range(2):  # a few beats show how many take `seconds`
-                loop, carry, memory, constants = self._start(*where)
-                _, memory, times = time_parts(loop, carry, memory, constants, rounds=rounds)
-                self._slots = memory[0]
-                rounds = min(max(round(seconds / max(sum(times) * self._env.num_envs, 1e-9)), rounds), 10_000)
-        except BaseException:
+            started = self._start(population, num_episodes, False, max_episode_steps, seed, seed, None, None)
+            return time_parts(*started, seconds=seconds)
+        finally:
             self.close()
-            raise
-        return times
 
     def figures(self) -> dict[str, Any]:
         """Returns further metrics of a generation: none."""
@@ -226,11 +194,25 @@ class PopulationEvaluator:
         part: Part | None,
         monitor: Monitor | None,
     ) -> tuple[Loop, Carry, Memory, Constants]:
-        """Begins a rollout: restarts the environments, makes the queue, and gives the slots their first episodes."""
+        """Opens the loop, restarts its environments, makes the queue, and gives the slots their first episodes."""
         # Slots of low-rank noise hold factors alone, unless they play first ancestors, whose noise is full.
         formed = self.encoding.rank is not None and bool(population.initial.any())
         code = dataclasses.replace(self.encoding, formed=formed)
-        loop = self._loop((test, max_episode_steps, formed), code, pool_seed, monitor)
+        num_groups, group_size = self._env.num_groups, self._env.num_envs // self._env.num_groups
+        if (loop := self._loops.get((test, max_episode_steps, formed))) is None:
+            if monitor is not None and monitor({"phase": "compiling"}):
+                raise Interrupted("before the loop was compiled")
+            for other in list(self._loops):
+                if other[0] == test or other[2] != formed:  # slots of both kinds would take the memory of both
+                    self._loops.pop(other).close()
+            if not self._loops:
+                slot = _slot(self._genotype, code)
+                self._slots = None  # frees the old slots before new ones are allocated
+                self._slots = tuple(zeros(slot, group_size) for _ in range(num_groups))
+            make = functools.partial(self._env.make, max_episode_steps=max_episode_steps, host=test)
+            loop = Loop(self._rollouts[test].stages(), make, chunk_seconds=self._chunk_seconds)
+            self._loops[test, max_episode_steps, formed] = loop
+            loop.open(pool_seed)
         if part is None:
             loop.restart(seed)
         else:  # environments without keys must play other episodes for each part
@@ -238,39 +220,11 @@ class PopulationEvaluator:
         key = jax.random.key(seed)
         queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
         constants: Constants = (queue, population.bases, code)
-        assert self._slots is not None
         vectors = jnp.zeros((self._capacity, self._rollouts[test].behavior.size), jnp.float32)
-        carry, memory = self._begin[test](
-            (self._slots, vectors), constants, self._env.num_groups, self._env.num_envs // self._env.num_groups
-        )
+        assert self._slots is not None  # made with the first loop
+        carry, memory = self._rollouts[test].begin((self._slots, vectors), constants, num_groups, group_size)
         self._slots = memory[0]
         return loop, carry, memory, constants
-
-    def _loop(self, key: tuple[bool, int, bool], code: Encoding, pool_seed: int, monitor: Monitor | None) -> Loop:
-        """Returns the open loop for test or not, a cutoff, and a kind of slots; it closes those it replaces."""
-        if key in self._loops:
-            return self._loops[key]
-        if monitor is not None and monitor({"phase": "compiling"}):
-            raise Interrupted("before the loop was compiled")
-        test, max_episode_steps, formed = key
-        for other in list(self._loops):
-            if other[0] == test or other[2] != formed:  # slots of both kinds would take the memory of both
-                self._loops.pop(other).close()
-        if not self._loops:
-            self._slots = None
-        if self._slots is None:
-            slot, groups = _slot(self._genotype, code), self._env.num_groups
-            self._slots = tuple(zeros(slot, self._env.num_envs // groups) for _ in range(groups))
-        make = functools.partial(self._env.make, max_episode_steps=max_episode_steps, host=test)
-        loop = Loop(self._rollouts[test].stages(), make, chunk_seconds=self._chunk_seconds)
-        loop.open(pool_seed)
-        self._loops[key] = loop
-        return loop
-
-
-def unwrapped(total: int, counter: Any) -> int:
-    """Adds to `total` the increase of a 32-bit counter, which was equal to `total` modulo 2**32 before."""
-    return total + (int(counter) - total) % 2**32
 
 
 def check_memory(

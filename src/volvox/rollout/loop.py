@@ -178,9 +178,9 @@ def driven(
             for g in list(range(len(groups))) * beats_per_round:
                 if calls.active(carry, g):
                     envs[g], timestep = calls.recv(g, envs[g], carry, constants)
-                    carry, action = calls.act(carry, memory, constants, g, timestep)
+                    carry, action = calls.act[g](carry, memory, constants, timestep)
                     envs[g] = calls.send[g](envs[g], action)
-                carry, memory = calls.work(carry, memory, constants, g)
+                carry, memory = calls.work[g](carry, memory, constants)
             carry, memory = calls.finish(carry, memory, constants)
             done += 1
         return LoopState(tuple(envs), carry, memory), done
@@ -193,38 +193,31 @@ class Calls:
 
     def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices = ALONE):
         """Compiles nothing yet; each function is compiled by its first call."""
-        self._recv = [compiled(group.recv, devices) if group.traceable else group.recv for group in groups]
+
+        def compiled(function: Callable[..., Any], *donated: int) -> Callable[..., Any]:
+            return jax.jit(devices.mapped(function), donate_argnums=donated)
+
+        def act(g: int, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, timestep: TimeStep) -> Any:
+            return stages.act(carry, memory, constants, g, timestep)
+
+        def work(g: int, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree) -> Any:
+            return stages.work(carry, memory, constants, g)
+
+        indices = range(len(groups))
+        self.act = [compiled(partial(act, g), 0) for g in indices]
+        self.work = [compiled(partial(work, g), 0, 1) for g in indices]
+        self.finish = compiled(stages.finish, 0, 1) if stages.finish else lambda carry, memory, _: (carry, memory)
+        self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
+        self.remaining = jax.jit(stages.remaining) if stages.remaining else lambda carry: True
+        self.send = [compiled(group.send) if group.traceable else group.send for group in groups]
+        self._recv = [compiled(group.recv) if group.traceable else group.recv for group in groups]
         self._groups, self._stages = groups, stages
         if stages.episode_keys is not None:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
-        self.send = [compiled(group.send, devices) if group.traceable else group.send for group in groups]
-        self.act = compiled(stages.act, devices, static=3, donate=(0,))
-        self.work = compiled(stages.work, devices, static=3, donate=(0, 1))
-        self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
-        self.remaining = jax.jit(stages.remaining) if stages.remaining else lambda carry: True
-        self.finish = lambda carry, memory, constants: (carry, memory)
-        if stages.finish is not None:
-            self.finish = compiled(stages.finish, devices, donate=(0, 1))
 
     def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
         """Gives the episodes that begin their keys, and waits for group `g`."""
         return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
-
-
-def compiled(
-    function: Callable[..., Any], devices: Devices, *, static: int | None = None, donate: tuple[int, ...] = ()
-) -> Callable[..., Any]:
-    """Returns a function that all devices call, compiled; `static` and `donate` are as in `jax.jit`."""
-    if devices.mesh is None:
-        return jax.jit(function, static_argnums=static, donate_argnums=donate)
-    if static is None:
-        return jax.jit(devices.mapped(function), donate_argnums=donate)
-
-    def call(*args: Any) -> Any:
-        arrays = (*args[:static], *args[static + 1 :])
-        return devices.mapped(lambda *given: function(*given[:static], args[static], *given[static:]))(*arrays)
-
-    return jax.jit(call, static_argnums=static, donate_argnums=donate)
 
 
 def _keyed(
@@ -255,8 +248,8 @@ class Loop:
 
     It owns the groups of environments, the compiled loop and the states of the environments, whose actions are in
     flight between two chunks. A loop is never part of an algorithm's state. Groups that can be traced run in the
-    compiled loop, others are driven from Python. If an error occurs while environments step, the groups are closed,
-    because donated buffers and actions in flight cannot be trusted any more.
+    compiled loop, others are driven from Python. After an error the loop must be closed, because donated buffers and
+    actions in flight cannot be trusted any more.
 
     Attributes:
       stages: The algorithm's part in the loop.
@@ -268,7 +261,7 @@ class Loop:
       envs: The environments' states between two chunks, one per group. The next chunk donates them.
       run_chunk: The form of the loop that is used; tests read its compiled program.
       standing: Set by the caller, to recognise the state from which the loop can continue. It is reset to None
-        whenever the loop moves.
+        when the environments step.
     """
 
     def __init__(
@@ -306,25 +299,23 @@ class Loop:
           envs: States of resumable groups (`EnvGroup.resumable`), which continue from there. They are not donated.
         """
         self.close()
-        with self.moving():
-            if self.devices.mesh is None:
-                self.groups = tuple(self.make_groups(seed))
-            else:
-                groups = [self.make_groups(seed, number) for number in self.devices.numbers]
-                self.groups = joined(self.devices, groups)
-            form = traced if all(group.traceable for group in self.groups) else driven
-            self.run_chunk = form(self.stages, self.groups, beats_per_round=self.beats_per_round, devices=self.devices)
-            self.envs = copied(envs) or tuple(group.init() for group in self.groups)
+        if self.devices.mesh is None:
+            self.groups = tuple(self.make_groups(seed))
+        else:
+            groups = [self.make_groups(seed, number) for number in self.devices.numbers]
+            self.groups = joined(self.devices, groups)
+        form = traced if all(group.traceable for group in self.groups) else driven
+        self.run_chunk = form(self.stages, self.groups, beats_per_round=self.beats_per_round, devices=self.devices)
+        self.envs = copied(envs) or tuple(group.init() for group in self.groups)
 
     def restart(self, seed: int | None = None) -> None:
         """Drops all episodes and begins new ones in the same environments, seeded by `seed` where they can be."""
-        with self.moving():
-            envs = []
-            for group, env in zip(self.groups, self.envs, strict=True):
-                recv = jax.jit(group.recv) if group.traceable else group.recv
-                env, _ = jax.block_until_ready(recv(env))  # the actions in flight must land first
-                envs.append(group.restart(env, seed))
-            self.envs = tuple(envs)
+        self.standing, envs = None, []
+        for group, env in zip(self.groups, self.envs, strict=True):
+            recv = jax.jit(group.recv) if group.traceable else group.recv
+            env, _ = jax.block_until_ready(recv(env))  # the actions in flight must land first
+            envs.append(group.restart(env, seed))
+        self.envs = tuple(envs)
 
     def run(
         self,
@@ -347,16 +338,13 @@ class Loop:
 
         Yields:
           `Chunk`; the last may have no rounds, if no work remained.
-
-        Raises:
-          ConnectionError: Another process of this run ended, or does not answer.
         """
         while (left := _MAX_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
+            self.standing = None
             began, rounds = time.perf_counter(), min(self._rounds, left)
-            with self.moving():
-                state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
-                done = int(self.devices.local(done))
-                seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
+            state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
+            done = int(self.devices.local(done))
+            seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
             self.envs, carry, memory = state
             if done == self._rounds:  # the duration of a chunk that was cut short says little about a round
                 # Towards chunks of the wanted length, at most doubling: the first chunks include compilation.
@@ -371,16 +359,6 @@ class Loop:
         for group in self.groups:
             group.close()
         self.groups, self.envs, self.run_chunk, self.standing = (), (), None, None
-
-    @contextlib.contextmanager
-    def moving(self) -> Iterator[None]:
-        """Marks a section that steps the environments; an error in it closes them."""
-        self.standing = None
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
 
 def copied(tree: ArrayTree) -> ArrayTree:
@@ -402,49 +380,34 @@ def seed_of(key: Array, *numbers: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
-class Times(NamedTuple):
-    """Seconds per timestep of one environment.
+def time_parts(
+    loop: Loop,
+    carry: ArrayTree,
+    memory: ArrayTree,
+    constants: ArrayTree = (),
+    *,
+    seconds: float,
+    untimed_rounds: int = 1,
+) -> tuple[float, float, float]:
+    """Runs an open loop without overlap, times its parts, and closes it.
 
     `act` and `work` are called from Python here, which takes some tenths of a millisecond per call; for very small
     networks their share is overestimated.
-
-    Attributes:
-      emulators: From `send` to `recv`: all threads step one group.
-      acting: `act`.
-      working: `work` and `finish`: learning, or decoding of members.
-    """
-
-    emulators: float
-    acting: float
-    working: float
-
-
-def time_parts(
-    loop: Loop, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree = (), *, rounds: int
-) -> tuple[ArrayTree, ArrayTree, Times]:
-    """Runs a few rounds of an open loop without overlap and times the parts.
-
-    The state changes as in the ordinary loop, which can continue from the result. `Stages.remaining` is not asked.
 
     Args:
       loop: The loop, which is open.
       carry: The small state; it is donated.
       memory: The large state; it is donated.
       constants: The state that no stage changes.
-      rounds: Number of rounds, at least 2, or 3 if a round is one beat; the first is not timed, because it may compile.
+      seconds: Approximate duration, without compilation.
+      untimed_rounds: Rounds at the beginning that are not timed; the first may compile.
 
     Returns:
-      (carry, memory, times); the times are means over whole rounds.
+      Seconds per timestep of one environment, as means over whole rounds: emulators (from `send` to `recv`, while all
+      threads step one group), `act`, and `work` with `finish`.
     """
-    with loop.moving():
-        state, times = _run(loop, carry, memory, constants, rounds)
-    loop.envs, carry, memory = state
-    return carry, memory, times
-
-
-def _run(loop: Loop, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, rounds: int) -> tuple[LoopState, Times]:
-    calls, envs, beats = Calls(loop.stages, loop.groups, loop.devices), list(loop.envs), loop.beats_per_round
-    num_groups, group_size, last = len(loop.groups), loop.groups[0].num_envs, rounds * beats - 1
+    calls, num_groups = Calls(loop.stages, loop.groups, loop.devices), len(loop.groups)
+    group_size = loop.groups[0].num_envs
     spent: dict[str, list[float]] = {}
 
     def timed(part: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -456,27 +419,20 @@ def _run(loop: Loop, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, 
     def step(g: int, env: ArrayTree, action: Any, carry: ArrayTree) -> Any:
         return calls.recv(g, calls.send[g](env, action), carry, constants)
 
-    received: list[Any] = [None] * num_groups  # timesteps that no action has answered yet
-    actions: list[Any] = [None] * num_groups
-    for beat in range(last + 1):
-        if beat in (0, beats):
-            spent = {"emulators": [], "acting": [], "working": []}
-        for g in range(num_groups):
-            if calls.active(carry, g):
-                if received[g] is None:
-                    envs[g], received[g] = calls.recv(g, envs[g], carry, constants)
-                carry, actions[g] = timed("acting", calls.act, carry, memory, constants, g, received[g])
-                if beat == last:  # the last actions stay in flight, as in the ordinary loop
-                    envs[g], received[g] = calls.send[g](envs[g], actions[g]), None
-                else:
-                    envs[g], received[g] = timed("emulators", step, g, envs[g], actions[g], carry)
-            carry, memory = timed("working", calls.work, carry, memory, constants, g)
-        if (beat + 1) % beats == 0:
+    with contextlib.closing(loop):
+        received = [calls.recv(g, env, carry, constants) for g, env in enumerate(loop.envs)]
+        rounds, end = -untimed_rounds, 0.0
+        while rounds < 1 or (time.perf_counter() < end and calls.remaining(carry)):
+            if rounds in (-untimed_rounds, 0):
+                spent, end = {"emulators": [], "acting": [], "working": []}, time.perf_counter() + seconds
+            for g in list(range(num_groups)) * loop.beats_per_round:
+                if calls.active(carry, g):
+                    env, timestep = received[g]
+                    carry, action = timed("acting", calls.act[g], carry, memory, constants, timestep)
+                    received[g] = timed("emulators", step, g, env, action, carry)
+                carry, memory = timed("working", calls.work[g], carry, memory, constants)
             carry, memory = timed("working", calls.finish, carry, memory, constants)
-    for g in range(num_groups):
-        if received[g] is not None:  # the group became idle: its next `recv` must find actions in flight
-            envs[g] = calls.send[g](envs[g], actions[g])
+            rounds += 1
     emulators, acting = (sum(spent[part]) / max(len(spent[part]), 1) for part in ("emulators", "acting"))
-    working = sum(spent["working"]) / (num_groups * (last + 1 - beats))
-    times = Times(emulators / group_size, acting / group_size, working / group_size)
-    return LoopState(tuple(envs), carry, memory), times
+    working = sum(spent["working"]) / (num_groups * loop.beats_per_round * rounds)
+    return emulators / group_size, acting / group_size, working / group_size

@@ -5,7 +5,6 @@ print(play(env, algorithm.policy, algorithm.variables(state), protocol="exact"))
 print(play_randomly(env))
 """
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -96,6 +95,7 @@ def play(
         "exact" the number of starts.
       max_episode_steps: Cutoff in timesteps; None: the environment's own, or 100 000 if it has none.
       num_envs: Environments that exist at a time. None: one for each episode, but at most 1 000 or `env.num_envs`.
+        With "exact" there is one for each start.
       sampled: Draw actions from the policy's distribution, instead of taking the likeliest.
       seed: Seed of the environments and the actions. With another seed than the run's, episodes are new.
 
@@ -113,12 +113,10 @@ def play(
     act_jit, key = jax.jit(partial(act, policy, sampled)), jax.random.key(seed)
 
     def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[Array, ArrayTree]:
-        if number == 0:
-            state = policy.initial_state(timestep.reward.size)
         drawn = jax.random.fold_in(jax.random.fold_in(key, _WAVES + wave) if wave else key, number)
         return act_jit(drawn, variables, jax.tree.map(jnp.asarray, timestep), state)
 
-    return _play(env, choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
+    return _play(env, policy.initial_state, choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
 
 
 def play_randomly(
@@ -155,7 +153,7 @@ def play_randomly(
         del wave, number
         return _random_actions(env.spec, timestep.reward.size, rng), state
 
-    return _play(env, choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
+    return _play(env, lambda size: (), choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
 
 
 def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> Any:
@@ -191,7 +189,7 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> Any:
 
 
 def act(
-    policy: Policy, sampled: bool, key: Array, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
+    policy: Policy, sampled: bool, key: Any, variables: ArrayTree, timestep: TimeStep, state: ArrayTree
 ) -> tuple[Array, ArrayTree]:
     """Returns the policy's actions `[B, ...]` at a timestep and its next state, which begins anew with an episode."""
     state = where_rows(timestep.first, policy.initial_state(timestep.first.shape[0]), state)
@@ -210,6 +208,7 @@ def _random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> n
 
 def _play(
     env: Env,
+    initial_state: Callable[[int], ArrayTree],
     choose: Callable[[int, int, TimeStep, Any], tuple[Any, Any]],
     protocol: Protocol | None,
     num_episodes: int | None,
@@ -219,39 +218,28 @@ def _play(
 ) -> Score:
     """Plays in waves, each until the first episode of every environment has ended.
 
-    `choose`: (wave, number of the timestep, timestep, state of the policy) -> (action, state of the policy). With
-    number 0 the state is ().
+    `initial_state`: size of the batch -> state of the policy.
+    `choose`: (wave, number of the timestep, timestep, state of the policy) -> (action, state of the policy).
     """
     protocol, options = evaluation_options(env, protocol)
-    starts = list(options.pop("seeds", ()))
+    starts = options.get("seeds", ())
     if starts and num_episodes is not None:
         raise ValueError(f"protocol='exact' plays {len(starts)} episodes, each start once: leave num_episodes out")
     count = len(starts) or integer("num_episodes", 100 if num_episodes is None else num_episodes, low=1)
     limit = max(env.num_envs, _MAX_ENVS) if num_envs is None else integer("num_envs", num_envs, low=1)
-    size = min(count, limit)
+    size = len(starts) or min(count, limit)
+    made = {"num_envs": size, "num_groups": 1, "host": True, **options}
+    (group,) = env.make(seed, max_episode_steps=max_episode_steps, **made)
     played: list[tuple[np.ndarray, np.ndarray]] = []
-    with contextlib.ExitStack() as stack:
-        group: Any = None
-        state: Any = None
+    try:
+        state = group.init()
         for wave in range(-(-count // size)):  # all environments play the last wave too, and its first episodes count
-            if group is None or starts:
-                stack.close()
-                seeds = {"seeds": (starts * 2)[wave * size : (wave + 1) * size]} if starts else {}
-                (group,) = env.make(
-                    seed,
-                    max_episode_steps=max_episode_steps,
-                    num_envs=size,
-                    num_groups=1,
-                    host=True,
-                    **options,
-                    **seeds,
-                )
-                stack.callback(group.close)
-                state = group.init()
-            else:
+            if wave:
                 state = group.restart(state, seed_of(jax.random.key(seed), wave))
-            state, *results = first_episodes(group, state, partial(choose, wave), ())
-            played.append((results[0], results[1]))
+            state, returns, lengths = first_episodes(group, state, partial(choose, wave), initial_state(size))
+            played.append((returns, lengths))
+    finally:
+        group.close()
     returns, lengths = (np.concatenate(parts)[:count] for parts in zip(*played, strict=True))
     mean, low, high = float(returns.mean(dtype=np.float64)), None, None
     if protocol != "exact":
@@ -332,15 +320,8 @@ class Actor:
     def __init__(self, policy: Policy, variables: ArrayTree, spec: EnvSpec):
         self.spec = spec
         self._initial_state, self._variables = policy.initial_state, variables
+        self._act = jax.jit(partial(act, policy, False, None))
         self._state: ArrayTree | None = None
-
-        @jax.jit
-        def act(variables: ArrayTree, observation: ArrayTree, first: jax.Array, state: ArrayTree):
-            state = where_rows(first, policy.initial_state(first.shape[0]), state)
-            output, state = policy.apply(variables, observation, state)
-            return policy.mode(output), state
-
-        self._act = act
 
     def __call__(self, observation: Any, first: np.ndarray | bool | None = None) -> np.ndarray:
         """Returns the likeliest actions.
@@ -358,40 +339,27 @@ class Actor:
           ValueError: An observation has another shape or kind of numbers, numbers do not fit into its dtype, or the
             batch size differs from that of the call before: call `reset` first.
         """
-        batch, leading = batched_observation(observation, self.spec.observation, self.spec.name)
-        size = leading[0] if leading else 1
+        like, name = self.spec.observation, self.spec.name
+        batch = convert_observation(observation, like, name)
+        pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(like), strict=True)
+        leading = {x.shape[: x.ndim - len(one.shape)] for x, one in pairs}
+        if len(leading) != 1 or len(shape := leading.pop()) > 1:
+            raise ValueError(f"observations of {name} must have one batch dimension or none, the same for all arrays")
+        if not shape:
+            batch = jax.tree.map(lambda x: x[None], batch)
+        size = shape[0] if shape else 1
         if self._state is None:
             self._state, first = self._initial_state(size), True
         elif any(leaf.shape[0] != size for leaf in jax.tree.leaves(self._state)):
             raise ValueError(f"a batch of {size} observations follows one of another size: call reset() before")
         begins = jnp.broadcast_to(jnp.asarray(False if first is None else first, bool), (size,))
-        action, self._state = self._act(self._variables, batch, begins, self._state)
+        missing: Any = None  # a policy reads no rewards
+        timestep = TimeStep(batch, missing, begins, missing, missing, {})
+        action, self._state = self._act(self._variables, timestep, self._state)
         action = environment_action(self.spec, np.asarray(action))
-        action = action.reshape(leading + action.shape[1:])
+        action = action.reshape(shape + action.shape[1:])
         return action if self.spec.continuous else action[()]
 
     def reset(self) -> None:
         """Forgets the recurrent state: episodes begin with the next call."""
         self._state = None
-
-
-def batched_observation(observation: Any, like: ArrayTree, name: str) -> tuple[ArrayTree, tuple[int, ...]]:
-    """Converts one observation, or a batch, by `convert_observation`, and adds the batch dimension.
-
-    Args:
-      observation: Arrays or lists.
-      like: Shape and dtype of one observation: `EnvSpec.observation`.
-      name: The environment, for messages.
-
-    Returns:
-      (observations `[B, ...]`, `(B,)`, or `()` if only one was given).
-
-    Raises:
-      ValueError: See `convert_observation`; or arrays have different batch dimensions.
-    """
-    observation = convert_observation(observation, like, name)
-    pairs = zip(jax.tree.leaves(observation), jax.tree.leaves(like), strict=True)
-    leading = {x.shape[: x.ndim - len(one.shape)] for x, one in pairs}
-    if len(leading) != 1 or len(shape := leading.pop()) > 1:
-        raise ValueError(f"observations of {name} must have one batch dimension or none, the same for all arrays")
-    return observation if shape else jax.tree.map(lambda x: x[None], observation), shape

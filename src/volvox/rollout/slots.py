@@ -9,7 +9,6 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -83,10 +82,7 @@ class Carry(NamedTuple):
       taken: int32: Entries that slots have taken.
       slots: The slots of each group.
       returns: float32 `[C]`, by queue entry.
-      lengths: int32 `[C]`.
-      played: bool `[C]`.
-      stepped: int32: Timesteps of all slots of the groups that were stepped, modulo 2**32.
-      busy: int32: Timesteps of slots that had an episode to play, including the one that begins it, modulo 2**32.
+      lengths: int32 `[C]`; 0 until the episode has ended.
       group_beats: int32 `[groups]`: Beats in which each group was stepped.
       num_due: int32: Slots to decode in the next `work`. It makes `work` wait for `send`.
       num_ended: int32: Slots whose behaviour the next `work` stores; likewise.
@@ -96,9 +92,6 @@ class Carry(NamedTuple):
     slots: tuple[Slots, ...]
     returns: Array
     lengths: Array
-    played: Array
-    stepped: Array
-    busy: Array
     group_beats: Array
     num_due: Array
     num_ended: Array
@@ -129,7 +122,6 @@ def make_queue(population: Population, key: Array, part: Part | None, num_episod
       `Queue`.
     """
     n = population.seed.shape[0]
-    chex.assert_shape(population[1:], (n,))
     member, episode = jnp.divmod(jnp.arange(n * num_episodes, dtype=jnp.int32), num_episodes)
     wanted = episode < population.episodes[member]
     order = jnp.lexsort((-jnp.nan_to_num(population.priority)[member], ~wanted))[:capacity]
@@ -166,7 +158,8 @@ def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num
         empty = jnp.zeros((num_members, num_episodes, *values.shape[1:]), values.dtype)
         return empty.at[queue.member, queue.episode].set(values, mode="drop")
 
-    return Evaluation(*map(scatter, (carry.returns, carry.lengths, carry.played, vectors)))
+    lengths = scatter(carry.lengths)
+    return Evaluation(scatter(carry.returns), lengths, lengths > 0, scatter(vectors))
 
 
 def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
@@ -216,10 +209,11 @@ class Rollout:
         """Returns the stages of the loop, over `Carry`, `Memory` and `Constants`."""
         return Stages(self.act, self.work, active, remaining, episode_keys=episode_keys)
 
+    @functools.partial(jax.jit, static_argnums=(0, 3, 4), donate_argnums=1)
     def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:
         """Hands the first entries to the slots and decodes their members; before the first beat.
 
-        Entries go round robin over the groups, so that each group gets its share of long ones.
+        `memory` is donated. Entries go round robin over the groups, so that each group gets its share of long ones.
 
         Args:
           memory: The rollout's memory.
@@ -254,9 +248,6 @@ class Rollout:
             slots=tuple(slots),
             returns=jnp.zeros(capacity, jnp.float32),
             lengths=jnp.zeros(capacity, jnp.int32),
-            played=jnp.zeros(capacity, bool),
-            stepped=zero,
-            busy=zero,
             group_beats=jnp.zeros(num_groups, jnp.int32),
             num_due=zero,
             num_ended=zero,
@@ -271,10 +262,8 @@ class Rollout:
     ) -> tuple[Carry, Array]:
         """Scores the timestep, hands out entries to slots whose episode ended, and lets every slot's network act."""
         slots, policy, (queue, bases, _) = carry.slots[g], self.genotype.policy, constants
-        chex.assert_shape([timestep.reward, timestep.first, timestep.terminated, timestep.truncated], slots.entry.shape)
-        busy = slots.entry >= 0
         # A slot that took an entry waits for the timestep that begins an episode; it has no reward and no length.
-        started = slots.started | (busy & timestep.first)
+        started = slots.started | ((slots.entry >= 0) & timestep.first)
         live = started & ~timestep.first
         episode_return = slots.episode_return + jnp.where(live, timestep.reward, 0.0)
         for seen in jax.tree.leaves(timestep.observation):
@@ -313,9 +302,6 @@ class Rollout:
             slots=replaced(carry.slots, g, after),
             returns=carry.returns.at[entry_ended].set(episode_return, mode="drop"),
             lengths=carry.lengths.at[entry_ended].set(length, mode="drop"),
-            played=carry.played.at[entry_ended].set(True, mode="drop"),
-            stepped=carry.stepped + busy.shape[0],
-            busy=carry.busy + busy.sum(dtype=jnp.int32),
             group_beats=carry.group_beats.at[g].add(1),
             num_due=num_refilled,
             num_ended=ended.sum(dtype=jnp.int32),
@@ -339,7 +325,7 @@ class Rollout:
 
         def store(i, vectors):
             slot = ended_first[i]
-            vector = behaviors.vector(behavior, jax.tree.map(lambda x: x[slot], slots.records))
+            vector = behavior.final(jax.tree.map(lambda x: x[slot], slots.records))
             return vectors.at[slots.ended[slot]].set(vector)
 
         if behavior.size:
