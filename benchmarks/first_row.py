@@ -61,7 +61,7 @@ def first_row(command: list[str], cache: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         began = time.perf_counter()
-        environment = {**os.environ, "VOLVOX_COMPILATION_CACHE": str(cache)}
+        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
         process = subprocess.Popen([*command, str(run_dir)], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
         rows = run_dir / "metrics.jsonl"
         while True:
