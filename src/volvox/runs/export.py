@@ -23,7 +23,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ class ExportedPolicy(Actor):
       policy: The same as a `Policy` with variables `()`, for `volvox.play` (`.stablehlo` only). It cannot be sampled.
     """
 
-    def __init__(self, header: Mapping[str, Any], run: Callable[..., Sequence[Any]], *, compiled: bool):
+    def __init__(self, header: Mapping[str, Any], run: Callable[..., Any], *, compiled: bool):
         """Makes the policy from its header, and from a function of the inputs that the header lists."""
         self.header = dict(header)
         states = header["inputs"][2:]
@@ -177,8 +177,8 @@ def _to_onnx(act: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], he
     from jax2onnx import to_onnx
 
     inlined = partial(_inline, jax.make_jaxpr(act)(*inputs.values()))
-    names = {"input_names": list(inputs), "output_names": list(outputs)}
-    model = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
+    names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
+    model: Any = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
     entry = model.metadata_props.add()
     entry.key, entry.value = "volvox", header
     return model.SerializeToString()
