@@ -69,9 +69,9 @@ def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Pr
     if algorithm.profile is None:
         raise ValueError("this algorithm cannot be profiled; those of vx.evolve and vx.learn can")
     state, rate = measure_speed(algorithm, seconds, seed=seed)
-    _, times = algorithm.profile(state, seconds)
+    _, (emulators, inference, work) = algorithm.profile(state, seconds)
     work_name = "decoding" if algorithm.step_name == "generation" else "learning"
-    return Profile(times[0], times[1], times[2], work_name, rate)
+    return Profile(emulators, inference, work, work_name, rate)
 
 
 def measure_speed(algorithm: Algorithm, seconds: float, *, seed: int = 0) -> tuple[Any, float]:
