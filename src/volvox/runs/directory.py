@@ -75,16 +75,6 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def config_of(algorithm: Algorithm, key: Array) -> dict[str, Any]:
-    """Returns the contents of `config.json` for a new run."""
-    settings = {
-        "algorithm": to_json(algorithm.config),
-        "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
-    }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return {**settings, "digest": digest, "versions": versions(), "provenance": provenance()}
-
-
 def saved_key(config: Mapping[str, Any]) -> Array:
     """Returns the key with which a run began."""
     return jax.random.wrap_key_data(jnp.asarray(config["key"]["data"], jnp.uint32), impl=config["key"]["impl"])
@@ -157,7 +147,13 @@ class RunDirectory:
     """
 
     def __init__(self, algorithm: Algorithm, path: Path | None, *, key: Array, keep_checkpoints: int):
-        self.path, self.rows, self.config = path, list[Row](), config_of(algorithm, key)
+        settings = {
+            "algorithm": to_json(algorithm.config),
+            "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
+        }
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        self.path, self.rows = path, list[Row]()
+        self.config = {**settings, "digest": digest, "versions": versions(), "provenance": provenance()}
         self._algorithm, self._keep, self._saved_step = algorithm, keep_checkpoints, -1
 
     def open(self, stack: ExitStack, *, resume: bool) -> None:

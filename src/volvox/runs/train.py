@@ -53,8 +53,9 @@ def train(
     arguments. The first process alone writes, logs, and shows progress; the others read `run_dir` to resume, and their
     `Run` has no directory. All processes stop together.
 
-    Compiled programs are kept in `~/.cache/volvox/programs` for later processes. If JAX already has a cache, such as
-    that of `JAX_COMPILATION_CACHE_DIR`, it is used instead. `JAX_ENABLE_COMPILATION_CACHE=false` turns both off.
+    Compiled programs are kept in `~/.cache/volvox/programs` for later processes; the folder may be deleted. If JAX
+    already has a cache, such as that of `JAX_COMPILATION_CACHE_DIR`, it is used instead.
+    `JAX_ENABLE_COMPILATION_CACHE=false` turns both off.
 
     Args:
       algorithm: The algorithm. It is not closed. A resumed run is compared with its `config`.
@@ -101,6 +102,7 @@ def train(
     if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009  # for type checks
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "volvox", "programs").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
     key, name = _checks.typed_key(seed), algorithm.step_name
     agree = algorithm.max_over_processes or (lambda number: number)
     is_first = algorithm.max_over_processes is None or jax.process_index() == 0
