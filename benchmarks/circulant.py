@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import tyro
 from parts import machine, show
 
-from volvox.ops.circulant import block_circulant, formed
-from volvox.ops.matmul import dense
+from volvox.ops.matmul import block_circulant, dense, formed
 
 Flag = tyro.conf.arg
 

@@ -19,7 +19,8 @@ from launch import exit_code
 
 import volvox as vx
 from volvox.report import interquartile_mean, probability_of_improvement
-from volvox.report.comparison import find_runs, has_diverged, parse_methods
+from volvox.report.comparison import find_runs, parse_methods
+from volvox.report.files import DIVERGED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Settings:
 def final_scores(methods: dict[str, list[str]]) -> dict[str, Any]:
     """Compares the scores in score.json of runs that did not diverge; {} if a run has none."""
     runs = {name: [run for path in paths for run in find_runs(path)] for name, paths in methods.items()}
-    paths = {name: [run / "score.json" for run in own if not has_diverged(run)] for name, own in runs.items()}
+    paths = {name: [run / "score.json" for run in own if not (run / DIVERGED).exists()] for name, own in runs.items()}
     if not all(path.exists() for path in itertools.chain(*paths.values())):
         return {}
     scores = {name: [final_score(json.loads(path.read_text())) for path in own] for name, own in paths.items()}

@@ -185,7 +185,7 @@ class Population:
         assert env.spec.num_actions is not None  # Atari's actions are discrete
         if self.network == "vbn":
             module = vx.networks.VirtualBatchNormNet(env.spec.num_actions)
-            return vx.networks.reference_genotype(module, env.spec, vx.reference_batch(env))
+            return vx.networks.genotype(module, env.spec, reference=vx.reference_batch(env))
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
 
 

@@ -83,7 +83,7 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
     if way.startswith("gst"):
         gst = group_sparse(settings.gst, way)
         networks = vx.networks.ActorAndCritic(gst.network(networks.actor), gst.network(networks.critic))
-        optimizer = gst.optimizer(optimizer)
+        optimizer = optimizer if way == "gst-grouping-only" else gst.optimizer(optimizer)
     elif way != "dense":
         rule, min_side = rule_of(settings, way), settings.gst.min_side
         m = rule.m if isinstance(rule, KeepNOfM) else 1
@@ -101,8 +101,6 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
 
 def group_sparse(gst: GroupSparse, way: str) -> GroupSparse:
     """Group-sparse training, or a part of it."""
-    if way == "gst-grouping-only":
-        return dataclasses.replace(gst, pruning=False)
     if way == "gst-unaware":
         # Returns cannot fall below their best by more than their range, so the sparsity always rises.
         return dataclasses.replace(gst, tolerance=1.0)

@@ -23,6 +23,7 @@ from scores import made_with
 
 import volvox as vx
 from volvox.report.files import write_file
+from volvox.report.plots import maze_walls
 from volvox.runs.train import run_path
 
 REACHED = 5.0
@@ -148,7 +149,7 @@ def main() -> int:
             write_file(folder / "maze.json", json.dumps(written) + "\n")
     draw(settings, results).savefig(folder / "maze.png", dpi=100)
     for name in results:
-        vx.report.cloud(folder / name / "seed-0", folder / f"{name}.png", background=vx.report.maze_walls, title=name)
+        vx.report.cloud(folder / name / "seed-0", folder / f"{name}.png", background=maze_walls, title=name)
     return 0
 
 

@@ -1,23 +1,17 @@
-"""Checks shared by all parts: one clear `ValueError` for each mistake, raised before anything is made."""
+"""Checks of arguments that several packages share."""
 
 import math
 import operator
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-
-Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
-"""What settings hold: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
-
 
 INT32 = 2**31 - 1
-"""The largest int32: what is counted on the device cannot be more."""
+"""The largest int32, and so the largest count on a device."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -25,7 +19,7 @@ def integer(name: str, value: object, *, low: int, high: int | None = INT32) -> 
     """Returns `value` as an int of at least `low` and of at most `high`, where None sets no limit.
 
     Raises:
-        ValueError: `value` is no integer, or it is out of that range; the message names both.
+        ValueError: `value` is not an integer, or out of that range.
     """
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]  # the TypeError is the check
@@ -39,10 +33,10 @@ def integer(name: str, value: object, *, low: int, high: int | None = INT32) -> 
 
 
 def count(name: str, value: object) -> int | None:
-    """Returns `value` as an int of at least 1. None stays None, and a float without a fraction will do, such as 1e6.
+    """Returns `value` as an int of at least 1. None stays None, and a whole float such as 1e6 is allowed.
 
     Raises:
-        ValueError: `value` is something else.
+        ValueError: `value` has another type or is below 1.
     """
     if value is None:
         return None
@@ -52,11 +46,11 @@ def count(name: str, value: object) -> int | None:
 
 
 def typed_key(key: Any) -> jax.Array:
-    """Returns the `jax.random.key` of a seed, of raw key data, or of a key, which is returned as it is.
+    """Returns the `jax.random.key` of a seed or of raw key data; returns a key unchanged.
 
     Raises:
-        ValueError: The seed has more than 32 bits, of which JAX would drop some.
-        TypeError: Something else.
+        ValueError: The seed does not fit into 32 bits; JAX would drop the others.
+        TypeError: `key` is neither an integer nor a key.
     """
     if isinstance(key, int | np.integer):
         if not -(2**31) <= key < 2**31:
@@ -73,60 +67,54 @@ def number(
     """Returns `value` as a finite float of at least `low`, above `above`, and of at most `high`.
 
     Raises:
-        ValueError: `value` is no number, or it is out of that range; the message names both.
+        ValueError: `value` is not a number, or out of that range.
     """
     known: Any = value if isinstance(value, int | float | np.number) and not isinstance(value, bool) else math.nan
-    given = float(known) if abs(known) <= _LARGEST else math.nan
-    if math.isfinite(given) and low <= given <= high and given > above:
-        return given
-    wanted = f"number from {low:g} to {high:g}" if high < math.inf else f"finite number of at least {low:g}"
-    if above > -math.inf:
-        wanted = f"number above {above:g}, up to {high:g}" if high < math.inf else f"finite number above {above:g}"
-    raise ValueError(f"{name}={value!r}: give a {wanted}.")
+    if abs(known) <= _LARGEST and low <= known <= high and known > above:
+        return float(known)
+    limits = ((low, "at least"), (above, "above"), (high, "at most"))
+    texts = [f"{text} {limit:g}" for limit, text in limits if math.isfinite(limit)]
+    raise ValueError(f"{name}={value!r}: give a finite number {' and '.join(texts)}")
 
 
 def integers(settings: object, *names: str, low: int, high: int | None = INT32) -> None:
-    """Checks fields of settings with `integer`; None is accepted if the type of a field includes it."""
+    """Checks fields of settings with `integer`; skips None."""
     for name in names:
-        if (value := getattr(settings, name)) is not None or not _optional(settings, name):
+        if (value := getattr(settings, name)) is not None:
             integer(name, value, low=low, high=high)
 
 
 def numbers(settings: object, *names: str, **limits: float) -> None:
-    """Checks fields of settings with `number`; skips functions, and None if the type of a field includes it."""
+    """Checks fields of settings with `number`; skips None and functions."""
     for name in names:
         value = getattr(settings, name)
-        if not callable(value) and (value is not None or not _optional(settings, name)):
+        if value is not None and not callable(value):
             number(name, value, **limits)
-
-
-def _optional(settings: Any, name: str) -> bool:
-    """Whether the type of a field includes None; True for objects that are no dataclasses."""
-    fields = {field.name: field.type for field in getattr(settings, "__dataclass_fields__", {}).values()}
-    return name not in fields or type(None) in typing.get_args(fields[name])
 
 
 def check_type(name: str, value: Any, wanted: type | tuple[type, ...], example: str) -> None:
     """Raises TypeError unless `value` is an instance of `wanted`.
 
     Args:
-        name: The argument, for the message.
-        value: What was given.
+        name: Name of the argument.
+        value: The argument.
         wanted: The class or classes that are allowed.
         example: How to make an allowed value, for the message.
     """
     if not isinstance(value, wanted):
-        given = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}"
-        raise TypeError(f"{name} must be made with {example}; got {given}")
+        raise TypeError(f"{name} must be made with {example}; got {_describe(value)}")
 
 
 def check_has(name: str, value: Any, attributes: Iterable[str], example: str) -> None:
     """Raises TypeError if `value` lacks one of the attributes, or is a class instead of an instance."""
     missing = [attribute for attribute in attributes if not hasattr(value, attribute)]
     if missing or isinstance(value, type):
-        given = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}"
         lacks = f", which has no {missing[0]!r}" if missing else ""
-        raise TypeError(f"{name} must be {example}; got {given}{lacks}")
+        raise TypeError(f"{name} must be {example}; got {_describe(value)}{lacks}")
+
+
+def _describe(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def size_of(tree: Any) -> int:
@@ -136,20 +124,20 @@ def size_of(tree: Any) -> int:
 
 
 def check_memory(parts: Mapping[str, int], remedy: str) -> None:
-    """Checks that arrays fit into the free memory of the device, or of the machine if that is where JAX computes.
+    """Checks that arrays fit into the free memory of the device, or of the machine if JAX computes on the CPU.
 
     Args:
-        parts: Bytes by the name of what needs them.
-        remedy: How to need less, for the message.
+        parts: Bytes by the name of the arrays.
+        remedy: How to use less memory, for the message.
 
     Raises:
-        ValueError: They do not fit; the message has the figures.
+        ValueError: The arrays do not fit.
     """
     free, needed = _free_memory(), sum(parts.values())
     if free is not None and needed > free:
-        listed = ", ".join(f"{name} {size / 1e9:.2g} GB" for name, size in parts.items() if size)
+        sizes = ", ".join(f"{name} {size / 1e9:.2g} GB" for name, size in parts.items() if size)
         raise ValueError(
-            f"{needed / 1e9:.2g} GB of memory are needed ({listed}), {free / 1e9:.2g} GB are free; {remedy}"
+            f"{needed / 1e9:.2g} GB of memory are needed ({sizes}), {free / 1e9:.2g} GB are free; {remedy}"
         )
 
 

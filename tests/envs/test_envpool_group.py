@@ -109,7 +109,8 @@ def test_episodes_of_highway_last_their_duration():
 
 def test_an_end_after_the_limit_is_a_termination():
     nothing, info = np.zeros(3, bool), {"elapsed_step": np.array([1_000, 1_001, 1_001], np.int32)}
-    step = _time_step(nothing, np.zeros((3, 1)), np.zeros(3), nothing, np.array([True, True, False]), info, limit=1_000)
+    answer = np.zeros((3, 1)), np.zeros(3), nothing, np.array([True, True, False]), info
+    step = _time_step(nothing, answer, limit=1_000)
     np.testing.assert_array_equal(step.terminated, [False, True, False])
     np.testing.assert_array_equal(step.truncated, [True, False, False])
 
@@ -192,5 +193,5 @@ def test_seeds_differ_between_environments_and_groups():
     ],
 )
 def test_mistakes_are_refused_before_anything_is_made(task, arguments):
-    with pytest.raises(ValueError, match="|".join([task.partition("-")[0], *arguments])):
+    with pytest.raises((ValueError, TypeError), match="|".join([task.partition("-")[0], *arguments])):
         envs.envpool(task, **{"num_envs": 4, **arguments})

@@ -108,7 +108,7 @@ def test_networks_that_do_not_fit_are_refused(module):
 
 
 def test_the_policy_acts_as_the_distribution_says():
-    """The likeliest action, or one that is drawn; continuous ones are within the bounds."""
+    """Modes and samples; continuous actions are within the bounds."""
     net = actor_critic(ActorCritic(6, SmallTorso()), PONG)
     params = net.policy.init(jax.random.key(0))
     output, state = net.policy.apply(params, FRAMES, ())

@@ -1,4 +1,4 @@
-"""Block-circulant layers and grouped networks against the dense ones they stand for."""
+"""Grouped networks against dense networks with the formed matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from volvox import networks
 from volvox.networks.interception import use_kernels
-from volvox.ops.circulant import formed
+from volvox.ops.matmul import formed
 
 
 @pytest.mark.parametrize(("inputs", "rows"), [(32, 8), (33, 9)])
@@ -31,8 +31,8 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
     np.testing.assert_allclose(found, net.apply({"params": dense}, x), rtol=1e-4, atol=1e-5)
 
 
-def test_it_begins_as_dense_networks_do():
-    """Each stored number is as large as a weight of a dense layer, so that outputs are."""
+def test_initial_numbers_have_the_spread_of_dense_weights():
+    """So the outputs of both have the same size."""
     params = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4).init(jax.random.key(0), jnp.zeros((1, 400)))
     assert float(params["params"]["inner"]["Dense_0"]["circulant"].std()) == pytest.approx(1 / 20, rel=0.05)
 
@@ -45,16 +45,14 @@ def test_networks_that_cannot_be_grouped_are_refused(options):
     assert networks.Grouped(net, block=1).init(jax.random.key(0), jnp.zeros((1, 64)))
 
 
-def test_a_grouped_network_begins_with_the_spread_of_its_own():
+def test_initial_std_is_that_of_the_inner_network():
     inner = networks.DeepGA(4, size="small")
     path = ("inner", "Dense_1", "kernel")
     assert networks.Grouped(inner).initial_std(path) == inner.initial_std(path[1:]) == 0.1
     assert networks.Grouped(networks.MLP(4)).initial_std is None
 
 
-def test_what_the_inner_network_has_the_grouped_one_has_too():
+def test_initial_state_is_that_of_the_inner_network():
     grouped = networks.Grouped(networks.RecurrentActorCritic(2, networks.MLP(32, hidden=(32,))))
     assert grouped.initial_state(3)[0].shape == (3, 256)
-    assert networks.Grouped(networks.GaussianMLP(2)).distribution == "gaussian"
-    plain = networks.Grouped(networks.MLP(3))
-    assert plain.initial_state is plain.distribution is None
+    assert networks.Grouped(networks.MLP(3)).initial_state is None

@@ -88,7 +88,7 @@ def test_dtype_is_as_in_flax():
 
 
 def test_half_precision_weights_are_read_as_they_are():
-    """Single-precision rows through them: flax's values, and what the kernels are handed to is not widened before."""
+    """Products with single-precision rows have flax's values, and the weights are not widened before."""
     module = nn.Dense(256)
     params, x = network(module, (2, 96), networks=4)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
@@ -113,7 +113,7 @@ def test_plain_convolutions_are_taken(module):
 
 
 class Subclass(nn.Dense):
-    """May mean anything by `__call__`."""
+    """A subclass, which may change `__call__`."""
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ class Subclass(nn.Dense):
         Subclass(4),
     ],
 )
-def test_everything_else_is_left_to_flax(module):
+def test_other_modules_run_as_flax_wrote_them(module):
     assert jaxpr(module, (2, 9, 9, 3), kernels=True) == jaxpr(module, (2, 9, 9, 3), kernels=False)
 
 
-def test_initialising_is_left_to_flax():
+def test_initialisation_is_that_of_flax():
     def init():
         return MLP(3).init(jax.random.key(0), jnp.zeros((1, 4)))
 

@@ -8,7 +8,8 @@ import pytest
 from flax import linen as nn
 
 from volvox.envs import atari
-from volvox.networks import MLP, DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, reference_genotype
+from volvox.networks import MLP, DeepGA, VirtualBatchNormNet, genotype
+from volvox.networks.genotypes import VirtualBatchNorm
 from volvox.ops.flat import leaf_offsets, num_parameters
 from volvox.population import Table, encoding
 from volvox.rollout import reference_batch
@@ -72,7 +73,7 @@ REFERENCE = np.random.RandomState(0).randn(20, 3).astype(np.float32)
 
 
 def test_outputs_are_the_formulas():
-    net = reference_genotype(Net(), SPEC, REFERENCE)
+    net = genotype(Net(), SPEC, reference=REFERENCE)
     params = net.policy.init(jax.random.key(0))
     params["VirtualBatchNorm_0"]["bias"] = jnp.arange(5.0)
     seen = np.random.RandomState(1).randn(4, 3).astype(np.float32)
@@ -86,7 +87,7 @@ def test_outputs_are_the_formulas():
 
 
 def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
-    net = reference_genotype(Net(), SPEC, REFERENCE)
+    net = genotype(Net(), SPEC, reference=REFERENCE)
     code = encoding(net, Table(size=5_000))
     assert code.num_parameters == 15 + 5 + 15 + 3
     first = net.from_noise(jax.tree.map(lambda x: jnp.ones(x.shape), code.like))
@@ -99,7 +100,7 @@ def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
 )
 def test_batches_and_modules_that_do_not_fit_are_refused(module, batch):
     with pytest.raises(ValueError):
-        reference_genotype(module, SPEC, batch)
+        genotype(module, SPEC, reference=batch)
 
 
 def test_atari_network_and_its_reference_batch():
@@ -110,7 +111,7 @@ def test_atari_network_and_its_reference_batch():
     np.testing.assert_array_equal(frames, reference_batch(env, size=5, seed=3))
     assert not np.array_equal(frames, reference_batch(env, size=5, seed=4))
     assert len({frame.tobytes() for frame in frames}) > 2  # some frames of a paused game are the same
-    net = reference_genotype(VirtualBatchNormNet(6), env.spec, frames)
+    net = genotype(VirtualBatchNormNet(6), env.spec, reference=frames)
     # The convolutions and dense layers of the small deep-GA network; a bias each, but none before normalisation.
     convolutions = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32
     size = num_parameters(jax.eval_shape(net.policy.init, jax.random.key(0)))

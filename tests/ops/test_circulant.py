@@ -1,4 +1,4 @@
-"""Block-circulant products against the dense matrices they stand for."""
+"""Block-circulant products against products with the dense matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volvox.ops.circulant import block_circulant, formed
+from volvox.ops.matmul import block_circulant, formed
 
 
 def normal(*shape, seed=0):

@@ -9,7 +9,7 @@ import pytest
 from layer_shapes import CONVS, MATMULS
 
 from volvox.networks.interception import low_rank_kernels, use_kernels
-from volvox.ops.conv import conv
+from volvox.ops.conv import conv, window_of
 from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense, with_bases, without_bases
 from volvox.ops.matmul import matmul
 
@@ -42,7 +42,7 @@ def test_shared_kernels(kind, num_bases, rows):
 @pytest.mark.parametrize(("num_bases", "rank"), [(1, 1), (4, 3)])
 @pytest.mark.parametrize("name", ["deep_ga_small_hidden", "prime", "rows"])
 def test_dense(name, num_bases, rank):
-    """A population of low-rank kernels gives what the formed kernels give."""
+    """Low-rank kernels under `vmap` against the formed kernels."""
     shape, n = MATMULS[name], 6
     index = np.arange(n) % num_bases
     x, bases = normal(n, shape.rows, shape.k), normal(num_bases, shape.k, shape.n, seed=1)
@@ -77,8 +77,8 @@ def test_conv(name):
 
 
 def test_conv_elsewhere_is_the_same():
-    """The form for other platforms, which nothing chooses on a CPU."""
-    from volvox.ops.conv import _low_rank_mapped, _low_rank_patches, window_of
+    """The implementation for other platforms against that for CPUs."""
+    from volvox.ops.low_rank import _convs_mapped, _convs_of_patches
 
     shape = CONVS["deep_ga_small_1"]
     kernels = normal(3, shape.size, shape.size, shape.channels, shape.features)
@@ -86,7 +86,7 @@ def test_conv_elsewhere_is_the_same():
     window = window_of(x.shape[1:], kernels.shape[1:], (shape.stride,) * 2, shape.padding)
     operands = jax.tree.map(jnp.asarray, (x, kernels, np.array([2, 0, 2, 1]), a, normal(4, shape.features, 1)))
     np.testing.assert_allclose(
-        _low_rank_patches(*operands, window), _low_rank_mapped(*operands, window), rtol=1e-3, atol=1e-3
+        _convs_of_patches(*operands, window), _convs_mapped(*operands, window), rtol=1e-3, atol=1e-3
     )
 
 

@@ -8,8 +8,8 @@ from flax import linen as nn
 
 from volvox.networks import DeepGA
 from volvox.networks.interception import use_kernels
-from volvox.ops.conv import conv, conv_low_rank
-from volvox.ops.low_rank import LowRankKernel, low_rank_dense
+from volvox.ops.conv import conv
+from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense
 from volvox.ops.matmul import matmul
 
 pytestmark = [
@@ -66,7 +66,12 @@ def test_convolutions_and_their_gradients(networks):
 
 def test_low_rank():
     a, b, bases = normal(7, 64, 2), normal(7, 8, 2, seed=1), normal(4, 4, 4, 4, 8, seed=2)
-    assert_same(lambda *x: conv_low_rank(*x, strides=(2, 2)), normal(7, 2, 20, 20, 4, seed=3), bases, INDEX, a, b)
+
+    def convolve(x, bases, index, a, b):
+        return low_rank_conv(x, LowRankKernel(bases, index, a, b, 0), strides=(2, 2))
+
+    images = normal(7, 2, 20, 20, 4, seed=3)
+    assert_same(jax.vmap(convolve, (0, None, 0, 0, 0)), images, bases, INDEX, a, b)
     bases = normal(4, 64, 8, seed=2)
     assert_same(
         jax.vmap(lambda x, i, a, b: low_rank_dense(x, LowRankKernel(bases, i, a, b, 0))),
@@ -79,7 +84,7 @@ def test_low_rank():
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_a_whole_network(dtype):
-    """Many large networks are many times one, whatever kernels serve them."""
+    """Large networks under `vmap` against one network after the other."""
     net = DeepGA(6, dtype=dtype)
     x = np.random.default_rng(0).integers(0, 256, (3, 1, 84, 84, 4)).astype(np.uint8)
     params = jax.vmap(lambda key: net.init(key, x[0]))(jax.random.split(jax.random.key(0), 3))

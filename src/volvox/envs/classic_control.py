@@ -1,7 +1,5 @@
 """Classic control in pure JAX, thousands at once, with the equations and constants of Gymnasium."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +20,7 @@ _MASS = CART_MASS + POLE_MASS
 _POLE_MOMENT = POLE_MASS * HALF_LENGTH
 
 
-def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500, **options: Any) -> Env:
+def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500) -> Env:
     """Makes a recipe for CartPole-v1: a pole on a cart is kept upright by pushes to the left and to the right.
 
     The task of Barto, Sutton & Anderson (1983) as Gymnasium has it. The observation is float32 `[4]`: position (m),
@@ -37,7 +35,6 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
       num_envs: environments in all groups together.
       groups: number of groups, which take turns; a divisor of `num_envs`.
       max_episode_steps: timesteps after which an episode is truncated; 200 in CartPole-v0.
-      **options: further options of `from_functions`.
 
     Returns:
       The recipe.
@@ -46,7 +43,6 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
       ValueError: a number out of range.
     """
     config = {"type": "volvox.envs.cartpole", **locals()}
-    config |= config.pop("options")
     return from_functions(
         lambda key: jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05),
         lambda state, action, key: cartpole_step(state, action),
@@ -57,7 +53,6 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
         num_actions=2,
         max_episode_steps=max_episode_steps,
         config=config,
-        **options,
     )
 
 

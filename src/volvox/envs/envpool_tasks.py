@@ -14,15 +14,12 @@ Differences from envpool:
   reference until `close`.
 """
 
-import contextlib
 import csv
-import functools
 import os
 import re
 import warnings
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +32,6 @@ from volvox.envs.gymnasium_group import spec_fields
 from volvox.envs.preprocessing import bilinear_frames, opening
 from volvox.types import Config, Env, EnvGroup, EnvSpec, TimeStep
 
-# Settings of envpool that are set here.
-_OWN_SETTINGS = frozenset(
-    ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "base_path", "gym_reset_return_info")
-)
 _OWN_RULES = re.compile(r"(gfootball|highway|jumanji|pgx|procgen)/|toy_text/.*(Blackjack|Catch|CliffWalking)")
 """Families and tasks whose episodes end by the task's own rules, whatever `max_episode_steps` is."""
 _EXTRAS = {"ram": "ram", "lives": "lives", "elapsed_step": "elapsed_steps"}
@@ -50,24 +43,10 @@ STICKINESS = 0.25
 # Rows and columns of a screen, also of the few games with more rows.
 _SCREEN = (210, 160)
 # Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place.
-_FIRE_IS_NOT_SECOND = frozenset(
-    (
-        *("Asterix", "Backgammon", "CrazyClimber", "Freeway", "Frogger", "JourneyEscape", "Koolaid", "KungFuMaster"),
-        *("LostLuggage", "MsPacman", "Pacman", "Skiing", "Surround", "Tutankham", "VideoCheckers"),
-    )
+_FIRE_IS_NOT_SECOND = (
+    *("Asterix", "Backgammon", "CrazyClimber", "Freeway", "Frogger", "JourneyEscape", "Koolaid", "KungFuMaster"),
+    *("LostLuggage", "MsPacman", "Pacman", "Skiing", "Surround", "Tutankham", "VideoCheckers"),
 )
-
-
-class PoolState(NamedTuple):
-    """State of a group of an envpool.
-
-    Attributes:
-      token: uint8 `[8]`: orders the calls inside `jit`; () when driven from Python, where the calls order themselves.
-      done: bool `[B]`: the last timestep ended the episode, or there was none yet; the next observation begins one.
-    """
-
-    token: Any
-    done: Any
 
 
 def envpool(
@@ -105,8 +84,9 @@ def envpool(
       `seed`; and settings by envpool's names, in place of the recipe's.
 
     Raises:
-      ValueError: an unknown task or setting, a number out of range, a time limit other than that of a task which ends
-        by its own rules alone, or a task of several players, without observations, or with actions of several arrays.
+      ValueError: an unknown task, a number out of range, a time limit other than that of a task which ends by its own
+        rules alone, or a task of several players, without observations, or with actions of several arrays.
+      TypeError: an unknown setting.
     """
     options = {key: value for key, value in options.items() if value is not None}
     config = {"type": "volvox.envs.envpool", **locals()}
@@ -115,23 +95,18 @@ def envpool(
     if threads is not None:
         integer("threads", threads, low=1)
     if task not in (tasks := library.list_all_envs()):
-        plain = re.sub(r"^ALE/|NoFrameskip|Deterministic", "", str(task))  # as Gymnasium calls Atari's games
-        raise blocks.unknown_name("task of envpool", plain, tasks)
-    settings = set(library.make_spec(task).config._fields) - _OWN_SETTINGS
-    for key, value in options.items():
-        if key not in settings:
-            raise blocks.unknown_name(f"setting of {task}", key, settings)
-        if key in ("frame_skip", "max_episode_steps"):
-            integer(key, value, low=1)
-    own = _own_limit(task, options)
+        raise blocks.unknown_name("task of envpool", task, tasks)
+    for key in options.keys() & {"frame_skip", "max_episode_steps"}:
+        integer(key, options[key], low=1)
+    own_limit = _own_limit(task, options)
 
     def require_limit(limit: int) -> None:
-        if own not in (None, limit):
+        if own_limit not in (None, limit):
             raise ValueError(f"max_episode_steps={limit}: {task!r} ends its episodes by its own rules; leave it out")
 
-    if own is not None:
-        require_limit(options.get("max_episode_steps", own))
-        options["max_episode_steps"] = own if own < INT32 else 0
+    if own_limit is not None:
+        require_limit(options.get("max_episode_steps", own_limit))
+        options["max_episode_steps"] = own_limit if own_limit < INT32 else 0
     native_spec = library.make_spec(task, **options)
     unlimited = native_spec.config.max_episode_steps == 0  # the task says how long each episode is
 
@@ -149,14 +124,13 @@ def envpool(
             seed=seeds or blocks.environment_seeds(seed, group=index, num_envs=num_envs),
             **{**options, **changes, "max_episode_steps": 0 if unlimited and limit == INT32 else limit},
         )
-        pool = _Pool(spec, num_envs, native, host=host)
-        return EnvGroup(spec, num_envs, not host, pool.init, pool.recv, pool.send, pool.restart, pool.close)
+        return _pool_group(spec, num_envs, native, host=host)
 
     spec = _env_spec(name or task, native_spec)
     return blocks.recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
 
 
-def load_envpool() -> ModuleType:
+def load_envpool() -> Any:
     """Imports envpool when it is first needed, because that takes a second."""
     import envpool
 
@@ -199,83 +173,73 @@ def _env_spec(name: str, native_spec: Any) -> EnvSpec:
     )._replace(action_range=None)
 
 
-class _Pool:
-    """An envpool, made with `batch_size == num_envs`, stepped from Python or by compiled functions."""
+def _pool_group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool) -> EnvGroup:
+    """Makes a group of an envpool with `batch_size == num_envs`, stepped from Python or by compiled functions.
 
-    def __init__(self, spec: EnvSpec, num_envs: int, native: Any, *, host: bool):
-        with warnings.catch_warnings():
-            # gymnasium warns of float64 bounds, once, when envpool first looks at its own space, which is not used.
-            warnings.simplefilter("ignore")
-            _ = native.observation_space
-        self._spec, self._num_envs, self._host = spec, num_envs, host
-        # The only reference, so that `close` can drop it: envpool's threads end with the last reference.
-        self._native: Any = native
-        arrays = (*native.spec.state_array_spec.values(), *native.spec.action_array_spec.values())
-        # Outside x64 mode JAX would narrow the buffers that C++ fills with 8-byte elements.
-        wide = any(blocks.narrow(array.dtype) != array.dtype for array in arrays)
-        self._boundary: Any = functools.partial(jax.enable_x64, True) if wide else contextlib.nullcontext
-        with self._boundary():
-            self._calls: Any = None if host else native.xla()
+    Its state is (token, done). The token, uint8 `[8]`, orders the calls inside `jit`; it is () if Python makes the
+    calls. `done`, bool `[B]`, marks environments whose next observation begins an episode.
+    """
+    dtype = np.dtype(native.spec.action_array_spec["action"].dtype)
+    with warnings.catch_warnings():
+        # gymnasium warns of float64 bounds, once, when envpool first looks at its own space, which is not used.
+        warnings.simplefilter("ignore")
+        _ = native.observation_space
+    # Outside x64 mode JAX would narrow the buffers that C++ fills with 8-byte elements.
+    with jax.enable_x64(True):
+        calls: Any = None if host else native.xla()
 
-    def init(self) -> PoolState:
-        self._native.async_reset()
-        if self._host:
-            return PoolState((), np.ones(self._num_envs, np.bool_))
-        return PoolState(jnp.array(self._calls[0]), jnp.ones(self._num_envs, jnp.bool_))
+    def init() -> tuple[Any, Any]:
+        native.async_reset()
+        token = () if host else jnp.array(calls[0])
+        return token, (np if host else jnp).ones(num_envs, np.bool_)
 
-    def recv(self, state: PoolState) -> tuple[PoolState, TimeStep]:
-        token = state.token
-        if self._host:
-            answer = self._native.recv()
+    def recv(state: tuple[Any, Any]) -> tuple[tuple[Any, Any], TimeStep]:
+        token, done = state
+        if host:
+            answer = native.recv()
         else:
-            with self._boundary():
-                token, answer = self._calls[1](token)
-        timestep = _time_step(state.done, *answer, limit=self._spec.max_episode_steps)
-        return PoolState(token, timestep.terminated | timestep.truncated), timestep
+            with jax.enable_x64(True):
+                token, answer = calls[1](token)
+        timestep = _time_step(done, answer, spec.max_episode_steps)
+        return (token, timestep.terminated | timestep.truncated), timestep
 
-    def send(self, state: PoolState, action: Any) -> PoolState:
-        dtype = np.dtype(self._native.spec.action_array_spec["action"].dtype)
-        action = blocks.checked_action(self._spec, self._num_envs, (np if self._host else jnp).asarray(action))
-        action = blocks.bounded_action(self._spec, action)
-        if self._host:
-            self._native.send(action.astype(dtype))
+    def send(state: tuple[Any, Any], action: Any) -> tuple[Any, Any]:
+        token, done = state
+        action = blocks.checked_action(spec, num_envs, (np if host else jnp).asarray(action))
+        action = blocks.bounded_action(spec, action)
+        if host:
+            native.send(action.astype(dtype))
             return state
-        narrowed = action.astype(blocks.narrow(dtype))
-        with self._boundary():
-            token = self._calls[2](state.token, jax.lax.convert_element_type(narrowed, dtype))
-        return state._replace(token=token)
+        with jax.enable_x64(True):
+            return calls[2](token, jax.lax.convert_element_type(action, dtype)), done
 
-    def restart(self, state: PoolState, seed: int | None = None) -> PoolState:
+    def restart(state: tuple[Any, Any], seed: int | None = None) -> tuple[Any, Any]:
         del seed  # envpool's seeds are fixed when a pool is made
         # The last `recv` may have been dispatched but not run yet; envpool aborts if it is reset in between.
-        jax.block_until_ready(state)
-        self._native.async_reset()
-        return state._replace(done=state.done | True)
+        token, done = jax.block_until_ready(state)
+        native.async_reset()
+        return token, done | True
 
-    def close(self) -> None:
+    def close() -> None:
+        nonlocal native, calls
         # A compiled loop may still be running; it uses the pool by address.
         jax.effects_barrier()
-        self._native = self._calls = None
+        native = calls = None  # the only references: envpool's threads end with the last one
+
+    return EnvGroup(spec, num_envs, not host, init, recv, send, restart, close)
 
 
-def _time_step(
-    first: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, *, limit: int
-) -> TimeStep:
+def _time_step(first: Any, answer: Any, limit: int) -> TimeStep:
     """Makes a time step of an answer of envpool; `limit` is the cutoff in timesteps."""
+    observation, reward, terminated, truncated, info = answer
     # `first` is known beforehand, but is made to depend on the answer: otherwise XLA could write it to a replay
     # before other reads of that row, and would copy the whole replay. `elapsed_step` is never negative.
     first = first | (info["elapsed_step"] < 0)
-    if "terminated" in info:
-        terminated = terminated | (truncated & (info["terminated"] != 0))
-    terminated = terminated | (truncated & (info["elapsed_step"] > limit))
-    if "reward" in info:  # of Atari, not clipped
-        reward = info["reward"]
-    extras = {ours: _narrowed(info[theirs]) for theirs, ours in _EXTRAS.items() if theirs in info}
-    return blocks.consistent(TimeStep(observation, _narrowed(reward), first, terminated, truncated, extras))
-
-
-def _narrowed(array: Any) -> Any:
-    return array.astype(blocks.narrow(array.dtype))
+    by_rules = (info.get("terminated", 0) != 0) | (info["elapsed_step"] > limit)
+    terminated = terminated | (truncated & by_rules)
+    reward = info.get("reward", reward)  # Atari's is not clipped
+    extras = {ours: info[theirs] for theirs, ours in _EXTRAS.items() if theirs in info}
+    return blocks.consistent(TimeStep(observation, reward, first, terminated, truncated, extras))
 
 
 def atari_games() -> tuple[str, ...]:
@@ -352,8 +316,7 @@ def atari(
     """
     config = {"type": "volvox.envs.atari", **locals()}
     names = {name.lower(): name for name in atari_games()}
-    folded = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", str(game))
-    folded = re.sub(r"[_ ]", "", folded).lower()
+    folded = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$|[_ ]", "", str(game)).lower()
     if folded not in names:
         raise blocks.unknown_name("Atari game", game, names.values())
     if not 0.0 <= sticky_actions < 1.0:
@@ -406,25 +369,15 @@ def color_screen(env: Env) -> Env | None:
     """
     if atari_game(env.config) is None:
         return None
-    config, actions = _unwrapped(env.config)
-    if config["type"] == "volvox.envs.atari":
-        config, actions = _emulator(config), (*_opening(config), *actions)
+    config, actions = dict(env.config), ()
+    if config.pop("type") == "volvox.envs.atari":
+        config, actions = _emulator(config), _opening(config)
     screen = {"gray_scale": False, "img_height": _SCREEN[0], "img_width": _SCREEN[1], "stack_num": 1}
-    settings = {**config, **screen, "num_envs": 1, "groups": 1}
-    settings.pop("type", None)
-    return opening(envpool(**settings), actions)
-
-
-def _unwrapped(config: Config) -> tuple[Config, tuple[int, ...]]:
-    """Returns the config of the environment inside all wrappers, and the actions of their openings."""
-    actions: tuple[int, ...] = ()
-    while "env" in config:
-        config, actions = config["env"], (*config.get("actions", ()), *actions)
-    return config, actions
+    return opening(envpool(**{**config, **screen, "num_envs": 1, "groups": 1}), actions)
 
 
 def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, dict[str, Any]]:
-    """Finds what `env.make` takes to make the environments of a protocol.
+    """Returns a protocol and the options of `env.make` for it.
 
     Args:
       env: Any recipe.
@@ -434,7 +387,7 @@ def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, d
       (protocol, options of `env.make`). With "exact" they have one of `seeds` for each no-op start.
 
     Raises:
-      ValueError: There is no such protocol, or none but "fresh" suits the environment.
+      ValueError: The protocol is unknown, or it is for Atari games and the environment is not one.
     """
     is_atari = atari_game(env.config) is not None
     protocol = protocol or ("sticky" if is_atari else "fresh")
@@ -446,7 +399,7 @@ def evaluation_options(env: Env, protocol: Protocol | None) -> tuple[Protocol, d
         raise ValueError(f"protocol={protocol!r} is for Atari games; {env.spec.name} takes 'fresh', its default")
     if protocol == "sticky":
         return protocol, {"repeat_action_probability": STICKINESS, "episodic_life": False}
-    seeds = _seeds_of_starts(_unwrapped(env.config)[0].get("noop_max", 30))
+    seeds = _seeds_of_starts(env.config.get("noop_max", 30))
     return protocol, {"repeat_action_probability": 0.0, "episodic_life": False, "seeds": seeds}
 
 
@@ -484,7 +437,7 @@ def human_normalized(game: str | None, score: float) -> float | None:
       score: Mean return, not clipped.
 
     Returns:
-      The normalised score; None for anything but these games.
+      The normalised score; None for other games.
     """
     known = known_scores(game)
     return (score - known["random"]) / (known["human"] - known["random"]) if known else None
@@ -492,19 +445,17 @@ def human_normalized(game: str | None, score: float) -> float | None:
 
 def atari_game(config: Config) -> str | None:
     """Returns the name of the Atari game of an environment's `Env.config`; None for all other environments."""
-    config, _ = _unwrapped(config)
     if config.get("type") == "volvox.envs.atari":
         return config["game"]
     game = str(config.get("task")).removesuffix("-v5")  # "Blackjack-v1" is another game than Atari's
     return game if config.get("type") == "volvox.envs.envpool" and game in atari_games() else None
 
 
-@functools.cache
 def known_scores(game: str | None) -> dict[str, float]:
     """Returns the known scores of a game: of `random` play, of a `human`, and the `least` possible score.
 
     The first two are those of `human_normalized`. The least is left out if rewards may be negative and no bound of
-    their sum is known. For anything but the 57 games the result is empty.
+    their sum is known. The result is empty for other games.
     """
     with Path(__file__).with_name("atari_scores.csv").open() as file:
         row = next((row for row in csv.DictReader(file) if row["game"] == game), {})
@@ -543,7 +494,8 @@ def mujoco(
       The recipe.
 
     Raises:
-      ValueError: an unknown task or setting, or a number out of range.
+      ValueError: an unknown task, or a number out of range.
+      TypeError: an unknown setting.
     """
     config = {"type": "volvox.envs.mujoco", **locals()}
     families = load_envpool().mujoco.gym.registration.gym_mujoco_envs

@@ -15,11 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer
-from volvox.envs.groups import action_bounds, checked_action, consistent, recipe, unknown_name
+from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
 from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
-
-_NO_LIMIT = 2**30
-"""Timesteps of the time limit of a task that has none."""
 
 
 class FunctionalState(NamedTuple):
@@ -106,13 +103,12 @@ def from_functions(
       The recipe.
 
     Raises:
-      ValueError: a number out of range, or functions whose results do not fit.
-      AssertionError: `step` changes the structure, shapes or dtypes of the state.
+      ValueError: a number out of range.
+      AssertionError: `step` changes the structure, shapes or dtypes of the state, or its other results are no scalars.
     """
     if config is None:
         config = {"type": "volvox.envs.from_functions", **locals()}
         del config["config"]
-    integer("max_episode_steps", max_episode_steps, low=1)
     if reset_batch is not None:
         integer("reset_batch", reset_batch, low=1)
     kinds = {"num_actions": num_actions, "num_choices": num_choices, "action_shape": action_shape}
@@ -127,14 +123,9 @@ def from_functions(
     elif action_shape is not None:
         action_shape = tuple(action_shape)
         low, high = action_bounds(action_low, action_high, action_shape)
-    action = jax.ShapeDtypeStruct(action_shape or (), np.int32 if low is None else np.float32)
     extras = extras or (lambda state: {})
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(reset, key)
-    after, reward, terminated = jax.eval_shape(step, state, action, key)
-    chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
-    if reward.shape != () or terminated.shape != ():
-        raise ValueError(f"reward and terminated must be scalars, got shapes {reward.shape}, {terminated.shape}")
     observation = jax.eval_shape(observe, state)
     spec = EnvSpec(
         name=name,
@@ -144,18 +135,21 @@ def from_functions(
         action_shape=action_shape,
         action_low=low,
         action_high=high,
-        max_episode_steps=int(max_episode_steps),
+        max_episode_steps=max_episode_steps,
         frame_skip=1,
         num_choices=None if num_choices is None else tuple(num_choices),
         extras=("elapsed_steps", *jax.eval_shape(extras, state)),
     )
+    after, reward, terminated = jax.eval_shape(step, state, spec.action, key)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
+    chex.assert_shape((reward, terminated), ())
 
     def init(key: Array, index: int | Array, *, num_envs: int) -> FunctionalState:
         """Returns the state in which all environments of group `index` are about to begin an episode."""
         keys, elapsed = _keys(key, index, num_envs), jnp.zeros(num_envs, jnp.int32)
         # The first `recv` resets all environments; here they are reset for their shapes.
         inner = jax.vmap(reset)(keys)
-        return FunctionalState(keys, inner, elapsed, jnp.ones(num_envs, jnp.bool_), zeros(action, num_envs))
+        return FunctionalState(keys, inner, elapsed, jnp.ones(num_envs, jnp.bool_), zeros(spec.action, num_envs))
 
     def reset_in_batches(state: FunctionalState, size: int) -> ArrayTree:
         """Resets the environments that begin an episode, `size` at once; returns states for these environments."""
@@ -201,9 +195,6 @@ def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
 def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
     """Makes group number `index`; `init` and `recv` are those of `from_functions`, compiled."""
 
-    def key_of(seed: int) -> Array:
-        return jax.random.key(integer("seed", seed, low=0, high=2**32 - 1))
-
     def receive(state: FunctionalState) -> tuple[FunctionalState, TimeStep]:
         state, timestep = recv(state, np.int32(spec.max_episode_steps))
         return state, jax.device_get(timestep) if host else timestep
@@ -213,13 +204,13 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
         return state._replace(action=action.astype(state.action.dtype))
 
     def restart(state: FunctionalState, seed: int | None = None) -> FunctionalState:
-        key = state.key if seed is None else _keys(key_of(seed), index, num_envs)
+        key = state.key if seed is None else _keys(jax.random.key(seed), index, num_envs)
         return state._replace(key=key, done=jnp.ones(num_envs, jnp.bool_))
 
     def rekey(state: FunctionalState, where: Array, keys: Array) -> FunctionalState:
         return state._replace(key=jnp.where(where, keys, state.key))
 
-    functions = (partial(init, key_of(seed), index, num_envs=num_envs), receive, send, restart, lambda: None)
+    functions = (partial(init, jax.random.key(seed), index, num_envs=num_envs), receive, send, restart, lambda: None)
     return EnvGroup(spec, num_envs, not host, *functions, resumable=not host, rekey=rekey)
 
 
@@ -241,21 +232,20 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
 
     Raises:
       ImportError: gymnax is not installed.
-      ValueError: An unknown task or parameter, a number out of range, or actions of another space than Discrete or Box.
+      ValueError: An unknown task, or a number out of range.
+      TypeError: An unknown parameter.
     """
     config = {"type": "volvox.envs.gymnax", **locals()}
     config |= config.pop("params")
-    package = _import("gymnax", extra="gymnax")
-    if task not in package.registered_envs:
-        raise unknown_name("task of gymnax", task, package.registered_envs)
-    env, defaults = package.make(task)
-    known = vars(defaults).keys() - {"max_steps_in_episode"} | {"max_episode_steps"}
-    if unknown := params.keys() - known:
-        raise unknown_name(f"parameter of {task}", unknown.pop(), known)
-    limit = getattr(defaults, "max_steps_in_episode", _NO_LIMIT) if max_episode_steps is None else max_episode_steps
-    if hasattr(defaults, "max_steps_in_episode"):  # some observations include the share of it that has passed
-        params["max_steps_in_episode"] = limit
-    values = defaults.replace(**params)
+    env, values = importlib.import_module("gymnax").make(task)
+    limit = int(values.max_steps_in_episode) if max_episode_steps is None else max_episode_steps
+    # Some observations include the share of the limit that has passed.
+    values = values.replace(**params, max_steps_in_episode=limit)
+    space = env.action_space(values)
+    if hasattr(space, "n"):
+        actions: dict[str, Any] = {"num_actions": int(space.n)}
+    else:
+        actions = {"action_shape": space.shape, "action_low": space.low, "action_high": space.high}
 
     def reset(key: Array) -> Any:
         return env.reset_env(key, values)
@@ -272,7 +262,7 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
         num_envs=num_envs,
         groups=groups,
         max_episode_steps=limit,
-        **_actions(task, env.action_space(values)),
+        **actions,
         config=config,
     )
 
@@ -283,7 +273,6 @@ def brax(
     num_envs: int,
     groups: int = 1,
     max_episode_steps: int = 1_000,
-    backend: str | None = None,
     reset_batch: int | None = None,
     **options: Any,
 ) -> Env:
@@ -297,24 +286,21 @@ def brax(
       num_envs: Environments in all groups together.
       groups: Number of groups, which take turns; a divisor of `num_envs`.
       max_episode_steps: Timesteps after which an episode is truncated.
-      backend: Physics of Brax, such as "generalized", "positional", "spring" or "mjx"; None takes the task's own.
       reset_batch: See `from_functions`.
-      **options: Further arguments of the environment.
+      **options: Further arguments of the environment, such as `backend`, the physics of Brax: "generalized",
+        "positional", "spring" or "mjx".
 
     Returns:
       The recipe.
 
     Raises:
       ImportError: Brax is not installed.
-      ValueError: An unknown task, or a number out of range.
+      KeyError: An unknown task.
+      ValueError: A number out of range.
     """
     config = {"type": "volvox.envs.brax", **locals()}
     config |= config.pop("options")
-    package = _import("brax.envs", extra="brax")
-    try:
-        env = package.get_environment(task, **({"backend": backend} if backend else {}), **options)
-    except KeyError as error:
-        raise unknown_name("task of Brax", task, ()) from error
+    env = importlib.import_module("brax.envs").get_environment(task, **options)
 
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
         after = _like(state, env.step(state, action))
@@ -337,21 +323,3 @@ def brax(
 def _like(before: Any, after: Any) -> Any:
     """Returns a state in the dtypes of the one before, which some environments change in their first step."""
     return jax.tree.map(lambda old, new: jnp.asarray(new, jnp.asarray(old).dtype), before, after)
-
-
-def _actions(task: str, space: Any) -> dict[str, Any]:
-    """Returns the arguments of `from_functions` on the actions of gymnax's space."""
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return {"num_actions": int(space.n)}
-    if kind == "Box":
-        low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
-        return {"action_shape": tuple(space.shape), "action_low": low, "action_high": high}
-    raise ValueError(f"{task} has actions of the space {kind}; supported are Discrete and Box")
-
-
-def _import(module: str, *, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f'{module} cannot be imported ({error}): pip install "volvox[{extra}]"') from error

@@ -2,8 +2,8 @@
 
 A group is a `volvox.types.EnvGroup`: `num_envs` environments that step together. Its author writes `init`, `recv`,
 `send` and `restart`. `recipe` makes an `Env` of such groups, `consistent` corrects time steps, and `checked_action` and
-`bounded_action` check actions. `wrapped` changes the time steps and actions of another recipe. Environments that are
-pure functions need none of this: use `volvox.envs.from_functions`.
+`bounded_action` check actions. Environments that are pure functions need none of this: use
+`volvox.envs.from_functions`.
 
 Example: environments that count their timesteps, and end when action 1 is sent.
 
@@ -66,8 +66,6 @@ import numpy as np
 from volvox._checks import integer
 from volvox.types import ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep
 
-_NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
-
 
 def recipe(
     spec: EnvSpec, make_group: Callable[..., EnvGroup], *, num_envs: int, groups: int, config: Config | None = None
@@ -80,8 +78,8 @@ def recipe(
     Args:
       spec: The environment; images may have their channels first.
       make_group: `(spec, num_envs, *, index, seed, host, **options) -> group`. `spec.max_episode_steps` is the cutoff
-        of this group, `index` numbers the groups from 0, `seed` is an int of at least 0 that all groups share, a group
-        with `host` is driven from Python, and `options` are the other options of `Env.make`.
+        of this group, `index` numbers the groups from 0, `seed` is an int from 0 to 2**32 - 1 that all groups share, a
+        group with `host` is driven from Python, and `options` are the other options of `Env.make`.
       num_envs: Environments in all groups together.
       groups: Number of groups; a divisor of `num_envs`.
       config: `Env.config`: {"type": the public path of the function that makes this recipe, its arguments}.
@@ -90,10 +88,11 @@ def recipe(
       The recipe. Its `make` raises ValueError if a number is out of range or groups would not be equal.
 
     Raises:
-      ValueError: `num_envs` or `groups` is no positive integer, or groups would not be equal.
+      ValueError: `num_envs`, `groups` or `spec.max_episode_steps` is no positive integer, or groups would not be equal.
     """
-    group_size(num_envs, groups)
-    spec = spec._replace(observation_shape=jax.tree.map(lambda x: _channels_last(x.shape), spec.observation))
+    _group_size(num_envs, groups)
+    shape = jax.tree.map(lambda x: _channels_last(x.shape), spec.observation)
+    spec = with_cutoff(spec._replace(observation_shape=shape), None)
 
     def converted(group: EnvGroup) -> EnvGroup:
         def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
@@ -104,85 +103,16 @@ def recipe(
         return group._replace(recv=recv)
 
     def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0, **options):
-        seed = integer("seed", seed, low=0, high=None)
+        seed = integer("seed", seed, low=0, high=2**32 - 1)
         count = env.num_groups if num_groups is None else num_groups
-        size = group_size(env.num_envs if num_envs is None else num_envs, count)
-        cut = _with_cutoff(spec, max_episode_steps)
+        size = _group_size(env.num_envs if num_envs is None else num_envs, count)
+        cut = with_cutoff(spec, max_episode_steps)
         indices = range(first_group, first_group + count)
         made = (make_group(cut, size, index=index, seed=seed, host=host, **options) for index in indices)
         return tuple(converted(group) for group in made)
 
     env = Env(spec, int(num_envs), int(groups), make, {} if config is None else config)
     return env
-
-
-def wrapped(
-    env: Env,
-    init: Callable[[int], ArrayTree],
-    observe: Callable[[Any, TimeStep], tuple[Any, TimeStep]],
-    act: Callable[[Any, Any], Any] = lambda state, action: action,
-    *,
-    spec: EnvSpec | None = None,
-    hidden_steps: int = 0,
-    config: Config | None = None,
-) -> Env:
-    """Makes a recipe whose groups are those of another recipe with other time steps or actions.
-
-    The three functions are called with NumPy arrays if Python drives the group, and inside `jit` otherwise;
-    `array_module` finds the right module.
-
-    Example: `volvox.envs.preprocessing` has two wrappers.
-
-    Args:
-      env: The recipe to wrap.
-      init: num_envs -> state, a pytree of NumPy arrays: the wrapper's state before the first episode and after a
-        restart.
-      observe: (state, timestep) -> (state, timestep): the time step that replaces the group's.
-      act: (state, action) -> action: the actions `[B, ...]` that are sent to the group.
-      spec: The spec of the wrapped environment; None if it is that of `env`.
-      hidden_steps: Timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
-      config: `Env.config` of the new recipe.
-
-    Returns:
-      The recipe.
-    """
-    outer = env.spec if spec is None else spec
-
-    def wrap(inner: EnvGroup, spec: EnvSpec) -> EnvGroup:
-        """Wraps one group; its state is (state of the group, state of the wrapper)."""
-
-        def begin(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-            own = init(inner.num_envs)
-            return state, jax.tree.map(jnp.asarray, own) if inner.traceable else own
-
-        def recv(state: tuple[ArrayTree, ArrayTree]) -> tuple[tuple[ArrayTree, ArrayTree], TimeStep]:
-            inner_state, timestep = inner.recv(state[0])
-            own, timestep = observe(state[1], timestep)
-            return (inner_state, own), timestep
-
-        def send(state: tuple[ArrayTree, ArrayTree], action: Any) -> tuple[ArrayTree, ArrayTree]:
-            action = checked_action(inner.spec, inner.num_envs, (jnp if inner.traceable else np).asarray(action))
-            return inner.send(state[0], act(state[1], action)), state[1]
-
-        def rekey(state: tuple[ArrayTree, ArrayTree], where: Any, keys: Any) -> tuple[ArrayTree, ArrayTree]:
-            assert inner.rekey is not None
-            return inner.rekey(state[0], where, keys), state[1]
-
-        return inner._replace(
-            spec=spec,
-            init=lambda: begin(inner.init()),
-            recv=recv,
-            send=send,
-            restart=lambda state, seed=None: begin(inner.restart(state[0], seed)),
-            rekey=None if inner.rekey is None else rekey,
-        )
-
-    def make(seed: int, *, max_episode_steps: int | None = None, **options: Any) -> tuple[EnvGroup, ...]:
-        cut = _with_cutoff(outer, max_episode_steps)
-        inner = env.make(seed, max_episode_steps=cut.max_episode_steps + hidden_steps, **options)
-        return tuple(wrap(group, cut) for group in inner)
-
-    return env._replace(spec=outer, make=make, config={} if config is None else config)
 
 
 def array_module(array: Any) -> Any:
@@ -228,32 +158,26 @@ def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> A
       ValueError: An observation has another structure or shape, or a number does not fit into the dtype. The numbers in
         a `jax.Array` are not checked, because compiled code cannot raise.
     """
-    likes, treedef = jax.tree_util.tree_flatten_with_path(like)
-    leaves = treedef.flatten_up_to(observation)
-    pairs = zip(likes, leaves, strict=True)
-    return treedef.unflatten(
-        _converted_array(x, one, f"observation{jax.tree_util.keystr(path)} of {name}") for (path, one), x in pairs
-    )
 
+    def convert(path: Any, like: Any, x: Any) -> Any:
+        what = f"the observation{jax.tree_util.keystr(path)} of {name}"
+        x, dtype, rank = x if isinstance(x, jax.Array) else np.asarray(x), np.dtype(like.dtype), len(like.shape)
+        shape = x.shape[x.ndim - rank :] if x.ndim >= rank else x.shape
+        if shape != like.shape and rank == 3 and _channels_last(shape) == like.shape:
+            x = array_module(x).moveaxis(x, -3, -1)
+        elif shape != like.shape:
+            raise ValueError(f"{what} must have shape {like.shape} (after batch dimensions), got {x.shape}")
+        if isinstance(x, jax.Array) or x.dtype == dtype:
+            return x.astype(dtype, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = x.astype(dtype)
+        if not np.can_cast(x.dtype, dtype):
+            wrong = cast != x if dtype.kind in "iub" else np.isinf(cast) & np.isfinite(x)
+            if wrong.any():
+                raise ValueError(f"{what} is {x[wrong][0]}, which does not fit into {dtype}; change it with a wrapper")
+        return cast
 
-def _converted_array(x: Any, like: Any, what: str) -> Any:
-    x, dtype, rank = x if isinstance(x, jax.Array) else np.asarray(x), np.dtype(like.dtype), len(like.shape)
-    shape = x.shape[x.ndim - rank :] if x.ndim >= rank else x.shape
-    if shape != like.shape and rank == 3 and _channels_last(shape) == like.shape:
-        x = array_module(x).moveaxis(x, -3, -1)
-    elif shape != like.shape:
-        raise ValueError(f"the {what} must have shape {like.shape} (after batch dimensions), got {x.shape}")
-    if x.dtype == dtype:
-        return x
-    if isinstance(x, jax.Array):
-        return x.astype(dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = x.astype(dtype)
-    if not np.can_cast(x.dtype, dtype):
-        wrong = cast != x if dtype.kind in "iub" else np.isinf(cast) & np.isfinite(x)
-        if wrong.any():
-            raise ValueError(f"the {what} is {x[wrong][0]}, which does not fit into {dtype}; change it with a wrapper")
-    return cast
+    return jax.tree_util.tree_map_with_path(convert, like, observation)
 
 
 def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -264,11 +188,6 @@ def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     """
     channels_first = len(shape) == 3 and max(shape[0], 3) < min(shape[1:])
     return (*shape[1:], shape[0]) if channels_first else tuple(shape)
-
-
-def narrow(dtype: Any) -> np.dtype:
-    """Returns the dtype of 32 bits that replaces a dtype of 64 bits; other dtypes as they are."""
-    return np.dtype(_NARROW.get(np.dtype(dtype), dtype))
 
 
 def checked_action(spec: EnvSpec, num_envs: int, action: Any) -> Any:
@@ -327,27 +246,22 @@ def action_bounds(low: Any, high: Any, shape: tuple[int, ...]) -> tuple[np.ndarr
     Raises:
       ValueError: an array has another shape, or a lower bound is not below its upper bound.
     """
-    bounds = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    if any(bound.shape not in ((), shape) for bound in bounds) or not np.all(bounds[0] < bounds[1]):
-        raise ValueError(
-            f"action_low must be below action_high, both numbers or arrays of shape {shape}; got {low!r} and {high!r}"
-        )
-    return np.broadcast_to(bounds[0], shape), np.broadcast_to(bounds[1], shape)
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
+    if not np.all(low < high):
+        raise ValueError(f"action_low must be below action_high, got {low} and {high}")
+    return low, high
 
 
 def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     """Returns the seeds of the environments of one group, `num_envs` integers below 2**31.
 
     They differ between groups, and a larger group begins with the seeds of a smaller one.
-
-    Raises:
-      ValueError: `seed` is not an integer of at least 0.
     """
-    sequence = np.random.SeedSequence([integer("seed", seed, low=0, high=None), group])
+    sequence = np.random.SeedSequence([seed, group])
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
 
 
-def group_size(num_envs: object, num_groups: object) -> int:
+def _group_size(num_envs: object, num_groups: object) -> int:
     """Returns the number of environments in each of `num_groups` equal groups.
 
     Raises:
@@ -367,6 +281,7 @@ def unknown_name(kind: str, name: object, names: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {kind} {name!r}{hint}")
 
 
-def _with_cutoff(spec: EnvSpec, max_episode_steps: int | None) -> EnvSpec:
+def with_cutoff(spec: EnvSpec, max_episode_steps: int | None) -> EnvSpec:
+    """Returns a spec with another cutoff, which is checked; None keeps that of the spec."""
     steps = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     return spec._replace(max_episode_steps=integer("max_episode_steps", steps, low=1))

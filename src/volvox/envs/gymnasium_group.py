@@ -24,10 +24,7 @@ from volvox._checks import integer
 from volvox.envs import groups as blocks
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
-_CLOSE_SECONDS = 5.0
-"""Time that workers have to answer a last call before they are killed."""
-_MAX_CHOICES = 2**20
-"""Integer actions with more values than this are numbers, not choices."""
+_NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 
 
 def gymnasium(
@@ -48,7 +45,7 @@ def gymnasium(
 
     Actions are Discrete, MultiDiscrete, MultiBinary or Box spaces. Observations are Box, Discrete, MultiDiscrete or
     MultiBinary spaces, or Dict and Tuple spaces of these. `groups.convert_observation` transposes images with their
-    channels first and makes numbers of 32 bits of those of 64; integers that do not fit raise a ValueError. Continuous
+    channels first and converts 64-bit numbers to 32 bits; integers that do not fit raise a ValueError. Continuous
     actions out of bounds raise a ValueError. Extras: `elapsed_steps` (int32 `[B]`). Environments are seeded by their
     `reset`; their state cannot be saved, so a resumed run begins new episodes.
 
@@ -72,27 +69,24 @@ def gymnasium(
       The recipe. Its groups raise RuntimeError if an environment fails in a worker, or a worker ends.
 
     Raises:
-      ValueError: An unknown name, a number out of range, spaces other than these, or no limit of episodes.
+      gymnasium.error.Error: An unknown name.
+      ValueError: A number out of range, spaces other than these, or no limit of episodes.
       TypeError: `make_env` makes no environment of Gymnasium.
     """
     config = {"type": "volvox.envs.gymnasium", **locals()}
     config |= config.pop("options")
     integer("workers", workers, low=0)
-    if max_episode_steps is not None:
-        integer("max_episode_steps", max_episode_steps, low=1)
     probe: Any = _make_environment(make_env, options, max_episode_steps)
     name = str(name or (make_env if isinstance(make_env, str) else type(probe.unwrapped).__name__))
     # Workers know the specification also if they do not know the name.
     recreate = (probe.spec, {}) if isinstance(make_env, str) else (make_env, options)
-    limit = max_episode_steps or getattr(probe.spec, "max_episode_steps", None)
+    limit: Any = max_episode_steps or getattr(probe.spec, "max_episode_steps", None)
     own_spaces = probe.observation_space, probe.action_space
     probe.close()
-    if limit is None:
-        raise ValueError(f"{name} has no limit on the timesteps of an episode: give max_episode_steps")
     spec = EnvSpec(
         name=name,
         **spec_fields(name, *own_spaces),
-        max_episode_steps=int(limit),
+        max_episode_steps=limit,  # `recipe` refuses None
         frame_skip=1,
         extras=("elapsed_steps",),
     )
@@ -118,42 +112,30 @@ class _Group:
         self._spec, self._num_envs, self._index, self._workers = spec, num_envs, index, workers
         self._make_one, self._spaces = make_one, own_spaces
         self._vector: Any = None
-        self._answer: Callable[..., Any] | None = None
+        self._answer: Any = None
 
     def _start(self) -> SyncVectorEnv | AsyncVectorEnv:
-        """Makes the environments; raises RuntimeError if workers cannot start."""
+        """Makes the environments."""
         if not self._workers:
             return _in_process(self._make_one, self._num_envs)
-        # Processes inherit the blocked signals of this thread: Ctrl-C is for the main process to handle.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return AsyncVectorEnv(
-                [functools.partial(WorkerEnvs, self._make_one, self._spaces, self._num_envs // self._workers)]
-                * self._workers,
-                # multiprocessing cannot share float16.
-                shared_memory=np.dtype(np.float16) not in jax.tree.leaves(self._spec.observation_dtype),
-                context="spawn",  # a fork of a process with threads may block
-                autoreset_mode=AutoresetMode.DISABLED,  # the workers reset their environments
-            )
-        except Exception as error:
-            raise RuntimeError(
-                f"the workers did not start ({type(error).__name__}: {error}). They import the main program, so its "
-                'statements must be under `if __name__ == "__main__":`. They unpickle make_env; if that fails, give '
-                "its module, as in 'my_module:MyEnv-v0'"
-            ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        worker = functools.partial(WorkerEnvs, self._make_one, self._spaces, self._num_envs // self._workers)
+        return AsyncVectorEnv(
+            [worker] * self._workers,
+            # multiprocessing cannot share float16.
+            shared_memory=np.dtype(np.float16) not in jax.tree.leaves(self._spec.observation_dtype),
+            context="spawn",  # a fork of a process with threads may block
+            autoreset_mode=AutoresetMode.DISABLED,  # the workers reset their environments
+        )
 
     def restart(self, state: Any, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         del state
         if self._vector is None:
             self._vector = self._start()
-        seeds: Any = None
+        seeds: Any = [None] * self._num_envs
         if seed is not None:
             seeds = blocks.environment_seeds(seed, group=self._index, num_envs=self._num_envs)
         if self._workers:
-            per_worker = [None] * self._workers if seeds is None else np.reshape(seeds, (self._workers, -1)).tolist()
-            self._vector.reset_async(seed=per_worker)
+            self._vector.reset_async(seed=np.reshape(seeds, (self._workers, -1)).tolist())
             self._answer = self._vector.reset_wait
         else:
             self._answer = functools.partial(self._vector.reset, seed=seeds)
@@ -162,8 +144,6 @@ class _Group:
     def recv(self, state: Any) -> tuple[Any, TimeStep]:
         first, elapsed = state
         answer, self._answer = self._answer, None
-        if answer is None:
-            raise RuntimeError(f"no action was sent to this group of {self._spec.name}, or it was closed")
         try:
             observation, *fields = answer()
         except Exception as error:
@@ -198,7 +178,7 @@ class _Group:
             return
         try:
             if self._workers and self._answer is not None:  # an action is in flight
-                self._answer(timeout=_CLOSE_SECONDS)
+                self._answer(timeout=5.0)
             self._vector.close()
         except Exception:
             if not self._workers:
@@ -218,16 +198,13 @@ def _make_environment(make_env: Any, options: dict[str, Any], max_episode_steps:
     """Makes one environment by its name, its specification, or the class or function that makes it.
 
     Raises:
-      ValueError: Gymnasium does not know the name or the options.
+      gymnasium.error.Error: Gymnasium does not know the name.
       TypeError: `make_env` makes something else.
     """
     if isinstance(make_env, str | registration.EnvSpec):
-        try:
-            return gym.make(make_env, max_episode_steps=max_episode_steps, **options)
-        except gym.error.Error as error:
-            raise ValueError(f"Gymnasium cannot make {make_env!r}: {error}") from error
-    env = make_env(**options) if callable(make_env) else make_env
-    if not callable(make_env) or not isinstance(env, gym.Env):
+        return gym.make(make_env, max_episode_steps=max_episode_steps, **options)
+    env = make_env(**options)
+    if not isinstance(env, gym.Env):
         raise TypeError(f"make_env must be a name, or make an environment of Gymnasium; {make_env!r} gave {env!r}")
     return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
 
@@ -273,6 +250,7 @@ class WorkerEnvs(gym.Env):
     def _call(self, function: Callable[[SyncVectorEnv], Any]) -> Any:
         try:
             if self._envs is None:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
                 self._envs = self._make()
             return function(self._envs)
         except Exception:
@@ -295,49 +273,48 @@ def spec_fields(name: str, observation_space: spaces.Space, action_space: spaces
     Raises:
       ValueError: Another space.
     """
+    arrays = _array_spaces(name, observation_space)
     return {
-        "observation_shape": _map_spaces(name, observation_space, lambda space: tuple(space.shape)),
-        "observation_dtype": _map_spaces(name, observation_space, lambda space: blocks.narrow(space.dtype)),
+        "observation_shape": jax.tree.map(lambda space: tuple(space.shape), arrays),
+        "observation_dtype": jax.tree.map(lambda space: np.dtype(_NARROW.get(space.dtype, space.dtype)), arrays),
         **_action_fields(name, action_space),
     }
 
 
-def _map_spaces(name: str, space: Any, read: Callable[[Any], Any]) -> Any:
-    """Applies a function to each space in Dict and Tuple spaces, or to a single space."""
+def _array_spaces(name: str, space: Any) -> Any:
+    """Returns the spaces of arrays in Dict and Tuple spaces as a dict or a tuple, or the space of a single array."""
     if isinstance(space, spaces.Dict):
-        return {key: _map_spaces(name, part, read) for key, part in space.items()}
+        return {key: _array_spaces(name, part) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_map_spaces(name, part, read) for part in space)
+        return tuple(_array_spaces(name, part) for part in space)
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise ValueError(
             f"{name} has observations of the space {space}; supported are Box, Discrete, MultiDiscrete, MultiBinary, "
             "and Dict and Tuple of these: use gymnasium.wrappers.TransformObservation"
         )
-    return read(space)
+    return space
 
 
 def _action_fields(name: str, space: Any) -> dict[str, Any]:
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = blocks.action_bounds(space.low, space.high, space.shape)
-        bounds = {"action_shape": low.shape, "action_low": low, "action_high": high}
-        return {"num_actions": None, **bounds, "action_range": (space.low, space.high)}
-    lowest, counts = 0, np.zeros(0)
+    match space:
+        case spaces.Box():
+            low, high = space.low, space.high
+        case spaces.Discrete():
+            low, high = (np.asarray(bound, space.dtype) for bound in (space.start, space.start + space.n - 1))
+        case spaces.MultiDiscrete():
+            low, high = space.start, space.start + space.nvec - 1
+        case spaces.MultiBinary():
+            low, high = np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
+        case _:
+            raise ValueError(
+                f"{name} has actions of the space {space}; supported are Discrete, MultiDiscrete, MultiBinary, and "
+                "Box: use gymnasium.wrappers.TransformAction"
+            )
+    fields = {"num_actions": None, "action_low": None, "action_high": None, "action_range": (low, high)}
+    if np.issubdtype(space.dtype, np.floating):
+        low, high = blocks.action_bounds(low, high, low.shape)
+        return {**fields, "action_shape": low.shape, "action_low": low, "action_high": high}
+    counts = (high.astype(np.int64) - low + 1).ravel().tolist()
     if isinstance(space, spaces.Discrete):
-        lowest, counts = space.start, np.asarray(space.n)
-    elif isinstance(space, spaces.MultiDiscrete):
-        lowest, counts = space.start, space.nvec
-    elif isinstance(space, spaces.MultiBinary):
-        counts = np.full(space.shape, 2)
-    elif isinstance(space, spaces.Box):
-        lowest, counts = space.low, space.high.astype(np.int64) - space.low + 1
-    if not counts.size or counts.max() > _MAX_CHOICES:
-        raise ValueError(
-            f"{name} has actions of the space {space}; supported are Discrete, MultiDiscrete, MultiBinary, and Box: "
-            "use gymnasium.wrappers.TransformAction"
-        )
-    low = np.broadcast_to(np.asarray(lowest, space.dtype), counts.shape)
-    fields = {"action_low": None, "action_high": None, "action_range": (low, (low + counts - 1).astype(space.dtype))}
-    if isinstance(space, spaces.Discrete):
-        return {"num_actions": int(counts), "action_shape": None, **fields}
-    choices = tuple(int(count) for count in counts.ravel())
-    return {"num_actions": None, "num_choices": choices, "action_shape": (len(choices),), **fields}
+        return {**fields, "action_shape": None, "num_actions": counts[0]}
+    return {**fields, "action_shape": (len(counts),), "num_choices": tuple(counts)}

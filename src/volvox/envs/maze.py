@@ -7,7 +7,6 @@ the maze's units, about 200 by 200.
 
 from typing import NamedTuple
 
-import chex
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,8 +39,8 @@ STEPS = 400  # timesteps of every episode
 _RADIUS = 8.0
 _RANGE = 100.0
 _RANGE_FINDERS = np.deg2rad(np.array([-90, -45, 0, 45, 90, 180])).astype(np.float32)
-_MOST_SPEED = 3.0
-_MOST_CHANGE = 0.2
+_MAX_SPEED = 3.0
+_MAX_CHANGE = 0.2
 
 
 class MazeState(NamedTuple):
@@ -110,10 +109,9 @@ def start() -> MazeState:
 
 def step(state: MazeState, action: Array) -> tuple[MazeState, Array, Array]:
     """Moves the robot by one timestep, action `[2]`; returns (state, reward, terminated), the last two scalars."""
-    chex.assert_shape(action, (2,))
-    wanted_turn, wanted_speed = jnp.clip(action, -0.5, 0.5) * (2 * _MOST_SPEED)
-    turn = state.turn + jnp.clip(wanted_turn - state.turn, -_MOST_CHANGE, _MOST_CHANGE)
-    speed = state.speed + jnp.clip(wanted_speed - state.speed, -_MOST_CHANGE, _MOST_CHANGE)
+    wanted_turn, wanted_speed = jnp.clip(action, -0.5, 0.5) * (2 * _MAX_SPEED)
+    turn = state.turn + jnp.clip(wanted_turn - state.turn, -_MAX_CHANGE, _MAX_CHANGE)
+    speed = state.speed + jnp.clip(wanted_speed - state.speed, -_MAX_CHANGE, _MAX_CHANGE)
     ahead = jnp.deg2rad(state.heading)  # the old heading: a turn shows in the next timestep
     moved = state.position + speed * jnp.stack([jnp.cos(ahead), jnp.sin(ahead)])
     position = jnp.where(distance_to_walls(moved) < _RADIUS, state.position, moved)
@@ -125,7 +123,7 @@ def step(state: MazeState, action: Array) -> tuple[MazeState, Array, Array]:
 
 
 def observe(state: MazeState) -> Array:
-    """Returns what the robot senses, float32 `[11]`; see `hard_maze`."""
+    """Returns the observation of a state, float32 `[11]`; see `hard_maze`."""
     ahead = jnp.deg2rad(state.heading)
     ranges = distance_along(state.position, ahead + _RANGE_FINDERS) / _RANGE
     x, y = GOAL - state.position
@@ -151,7 +149,6 @@ def distance_along(position: Array, angles: Array) -> Array:
 
     They are at most 100.
     """
-    chex.assert_rank([position, angles], 1)
     a, along = WALLS[:, :2], WALLS[:, 2:] - WALLS[:, :2]
     dx, dy = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     from_x, from_y = position[0] - a[:, 0], position[1] - a[:, 1]

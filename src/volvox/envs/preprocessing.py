@@ -1,115 +1,127 @@
-"""Wrappers that change actions and observations before anything else sees them: recipes made of recipes."""
+"""Wrappers of recipes that change actions and observations: the preprocessing "uber" of `volvox.envs.atari`.
 
-from collections.abc import Sequence
+Each is a recipe made of a recipe. Its `Env.config` is empty, because `atari` writes its own.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer
-from volvox.envs.groups import array_module, consistent, wrapped
+from volvox.envs.groups import array_module, consistent, with_cutoff
 from volvox.ops.order import rounded
-from volvox.types import Array, Env, TimeStep
+from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, TimeStep
+
+
+def wrapped(
+    env: Env,
+    init: Callable[[int], ArrayTree],
+    observe: Callable[[Any, TimeStep], tuple[Any, TimeStep]],
+    act: Callable[[Any, Any], Any] = lambda state, action: action,
+    *,
+    spec: EnvSpec,
+    hidden_steps: int = 0,
+) -> Env:
+    """Makes a recipe whose groups are those of another recipe with other time steps or actions.
+
+    The three functions are called with NumPy arrays if Python drives the group, and inside `jit` otherwise;
+    `array_module` finds the right module.
+
+    Args:
+      env: The recipe to wrap.
+      init: num_envs -> state, a pytree of NumPy arrays: the wrapper's state before the first episode and after a
+        restart.
+      observe: (state, timestep) -> (state, timestep): the time step that replaces the group's.
+      act: (state, action) -> action: the actions `[B, ...]` that are sent to the group.
+      spec: The spec of the wrapped environment.
+      hidden_steps: Timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
+    """
+
+    def wrap(inner: Any, spec: EnvSpec) -> EnvGroup:
+        """Wraps one group; its state is (state of the group, state of the wrapper)."""
+        xp = jnp if inner.traceable else np
+
+        def begin(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+            return state, jax.tree.map(xp.asarray, init(inner.num_envs))
+
+        def recv(state: tuple[ArrayTree, ArrayTree]) -> tuple[tuple[ArrayTree, ArrayTree], TimeStep]:
+            inner_state, timestep = inner.recv(state[0])
+            wrapper_state, timestep = observe(state[1], timestep)
+            return (inner_state, wrapper_state), timestep
+
+        def send(state: tuple[ArrayTree, ArrayTree], action: Any) -> tuple[ArrayTree, ArrayTree]:
+            return inner.send(state[0], act(state[1], xp.asarray(action))), state[1]
+
+        def rekey(state: tuple[ArrayTree, ArrayTree], where: Any, keys: Any) -> tuple[ArrayTree, ArrayTree]:
+            return inner.rekey(state[0], where, keys), state[1]
+
+        return inner._replace(
+            spec=spec,
+            init=lambda: begin(inner.init()),
+            recv=recv,
+            send=send,
+            restart=lambda state, seed=None: begin(inner.restart(state[0], seed)),
+            rekey=inner.rekey and rekey,
+        )
+
+    def make(seed: int, *, max_episode_steps: int | None = None, **options: Any) -> tuple[EnvGroup, ...]:
+        cut = with_cutoff(spec, max_episode_steps)
+        inner = env.make(seed, max_episode_steps=cut.max_episode_steps + hidden_steps, **options)
+        return tuple(wrap(group, cut) for group in inner)
+
+    return env._replace(spec=spec, make=make, config={})
 
 
 def opening(env: Env, actions: Sequence[int]) -> Env:
-    """Begins every episode with given actions, one a timestep, in place of those that are sent.
+    """Begins every episode with given discrete actions, one a timestep, in place of those that are sent.
 
     Their timesteps are `first` as well, so none of them is scored, and they count neither in `elapsed_steps` nor
-    towards the cutoff. An episode that ends among them begins anew.
-
-    Example:
-      >>> env = opening(volvox.envs.envpool("Breakout-v5", num_envs=8), (1,))  # FIRE, which serves the ball
-
-    Args:
-      env: Recipe with discrete actions.
-      actions: Played in this order; may be empty.
-
-    Returns:
-      The recipe.
-
-    Raises:
-      ValueError: an action that the environment does not have. `make` raises ValueError for tasks of envpool that end
-        by their own rules, because the timesteps of the opening would count towards their limit.
+    towards the cutoff. An episode that ends among them begins anew. `make` raises ValueError for tasks of envpool that
+    end by their own rules, because the timesteps of the opening would count towards their limit.
     """
-    if env.spec.num_actions is None:
-        raise ValueError(f"{env.spec.name} has no discrete actions; an opening needs them")
-    highest = env.spec.num_actions - 1
-    played = tuple(integer("each action of the opening", action, low=0, high=highest) for action in actions)
-    if not played:
-        return env
-    config = {"type": "volvox.envs.preprocessing.opening", "env": env.config, "actions": played}
-    count = len(played)
+    count, table = len(actions), np.array([*actions, 0], np.int32)
 
     def init(num_envs: int) -> np.ndarray:
         """Returns the numbers `[B]` of actions whose timesteps are still to come."""
         return np.zeros(num_envs, np.int32)
 
     def observe(left: Any, timestep: TimeStep) -> tuple[Any, TimeStep]:
-        xp, extras = array_module(left), dict(timestep.extras)
-        if "elapsed_steps" in extras:
-            extras["elapsed_steps"] = xp.maximum(extras["elapsed_steps"] - count, 0)
+        xp = array_module(left)
+        elapsed = xp.maximum(timestep.extras["elapsed_steps"] - count, 0)
+        extras = {**timestep.extras, "elapsed_steps": elapsed}
         shown = consistent(timestep._replace(first=timestep.first | (left > 0), extras=extras))
         return xp.where(timestep.first, count, xp.maximum(left - 1, 0)).astype(xp.int32), shown
 
     def act(left: Any, action: Any) -> Any:
         xp = array_module(left)
-        table = xp.asarray(np.array([*played, 0], np.int32))
-        return xp.where(left > 0, table[count - left], action)
+        return xp.where(left > 0, xp.asarray(table)[count - left], action)
 
-    return wrapped(env, init, observe, act, hidden_steps=count, config=config)
+    return wrapped(env, init, observe, act, spec=env.spec, hidden_steps=count) if count else env
 
 
 def bilinear_frames(env: Env, *, image_size: int, stack: int) -> Env:
-    """Makes small grey images in [0, 1] of whole screens, and stacks them.
+    """Makes small grey images in [0, 1] of whole screens, uint8 `[B, height, width, 1]`, and stacks them.
 
     Observations are float32 `[B, image_size, image_size, stack]`, the newest frame last, resized by linear
-    interpolation with aligned corners. What comes before the first frame of an episode is black.
-
-    Example:
-      >>> screens = {"stack_num": 1, "img_height": 210, "img_width": 160}
-      >>> env = volvox.envs.envpool("Pong-v5", num_envs=8, **screens)
-      >>> env = bilinear_frames(env, image_size=84, stack=4)
-
-    Args:
-      env: Recipe whose observations are uint8 `[B, height, width, 1]`.
-      image_size: Height and width of an observation in pixels, at least 2.
-      stack: Frames in an observation.
-
-    Returns:
-      The recipe.
-
-    Raises:
-      ValueError: other observations, or a number out of range.
+    interpolation with aligned corners. Frames before the first of an episode are black.
     """
-    shape = env.spec.observation_shape
-    if not isinstance(shape, tuple) or (*shape[2:], env.spec.observation_dtype) != (1, np.uint8):
-        raise ValueError(
-            f"frames are made of uint8 [height, width, 1]; {env.spec.name} has {env.spec.observation_dtype} {shape}"
-        )
-    size, stack = integer("image_size", image_size, low=2), integer("stack", stack, low=1)
-    spec = env.spec._replace(observation_shape=(size, size, stack), observation_dtype=np.dtype(np.float32))
-    config = {"type": "volvox.envs.preprocessing.bilinear_frames", "env": env.config}
-    config |= {"image_size": size, "stack": stack}
+    shape = (image_size, image_size, stack)
+    spec = env.spec._replace(observation_shape=shape, observation_dtype=np.dtype(np.float32))
 
     def init(num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the frames before the next, `[B, size, size, stack - 1]`, and the runtime zero.
-
-        With it, both forms of the loop round alike.
-        """
-        return np.zeros((num_envs, size, size, stack - 1), np.float32), np.zeros((), np.int32)
+        """Returns older frames `[B, image_size, image_size, stack - 1]`, and the runtime zero of `resize_bilinear`."""
+        return np.zeros((num_envs, image_size, image_size, stack - 1), np.float32), np.zeros((), np.int32)
 
     def observe(state: tuple[Any, Any], timestep: TimeStep) -> tuple[tuple[Any, Any], TimeStep]:
         older, zero = state
         observation = _stacked(older, timestep.observation, timestep.first, zero)
-        if not isinstance(timestep.first, jax.Array):
-            observation = np.asarray(observation)
+        observation = array_module(timestep.first).asarray(observation)
         return (observation[..., 1:], zero), timestep._replace(observation=observation)
 
-    return wrapped(env, init, observe, spec=spec, config=config)
+    return wrapped(env, init, observe, spec=spec)
 
 
 @partial(jax.jit, inline=True)
@@ -131,7 +143,6 @@ def resize_bilinear(images: Array, size: int, zero: Array) -> Array:
     Returns:
       float32 `[B, size, size]`.
     """
-    chex.assert_rank(images, 3)
 
     def between(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         at = np.arange(size, dtype=np.float32) * np.float32((length - 1) / (size - 1))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from volvox.sparsity import masks_of, table
-from volvox.sparsity.masks import compression, is_grouped, is_sparse
+from volvox.sparsity.masks import is_grouped, is_sparse
 from volvox.types import Array, ArrayTree, Axis
 
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
@@ -110,7 +110,7 @@ def compression_row(learning: Any, num_learners: int | None) -> dict[str, float]
         return {}
     stored = _stored(learning)
     each = [stored] if num_learners is None else [pick(stored, i) for i in range(num_learners)]
-    shares = [share for one in each if (share := compression(*one)) is not None]
+    shares = [table(*one)[-1]["compression"] for one in each]
     return {"compression": float(np.mean(shares))}
 
 

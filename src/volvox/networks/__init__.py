@@ -1,4 +1,4 @@
-"""Networks, and what makes genotypes of them."""
+"""Networks, and the genotypes and policies that are made of them."""
 
 from volvox.networks.actor_critics import (
     GA3C,
@@ -10,9 +10,8 @@ from volvox.networks.actor_critics import (
     SmallTorso,
     actor_critic,
 )
-from volvox.networks.genotypes import genotype, genotype_from_functions
+from volvox.networks.genotypes import DeepGA, VirtualBatchNormNet, genotype, genotype_from_functions
 from volvox.networks.interception import Grouped
-from volvox.networks.neuroevolution import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, reference_genotype
 from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
 
 __all__ = [
@@ -29,10 +28,8 @@ __all__ = [
     "QNetwork",
     "RecurrentActorCritic",
     "SmallTorso",
-    "VirtualBatchNorm",
     "VirtualBatchNormNet",
     "actor_critic",
     "genotype",
     "genotype_from_functions",
-    "reference_genotype",
 ]

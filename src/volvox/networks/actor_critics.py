@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from volvox.networks.distributions import Distribution, clip_action, distribution
-from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations
-from volvox.networks.neuroevolution import torso
+from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations, torso
 from volvox.networks.perceptrons import Activation, flat, hidden_layers
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
@@ -40,8 +39,6 @@ class GA3C(nn.Module):
       hidden: Widths of the dense layers.
       activation: Applied after all layers but the outputs.
     """
-
-    distribution = "categorical"  # kind of the policy's output; not a field
 
     num_outputs: int
     size: Literal["small", "large"] = "small"
@@ -168,8 +165,6 @@ class GaussianMLP(nn.Module):
       layer_norm: Whether hidden layers are normalised before the activation.
     """
 
-    distribution = "gaussian"  # kind of the policy's output; not a field
-
     num_components: int
     hidden: tuple[int, ...] = (64, 64)
     initial_log_std: float = 0.0
@@ -195,8 +190,6 @@ class CategoricalMLP(nn.Module):
       activation: Applied after each hidden layer.
       layer_norm: Whether hidden layers are normalised before the activation.
     """
-
-    distribution = "categorical"  # kind of the policy's output; not a field
 
     num_outputs: int
     hidden: tuple[int, ...] = (64, 64)
@@ -282,11 +275,6 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
       ValueError: The module cannot take the observations, or its outputs do not suit the actions.
     """
     actions = distribution(spec)
-    if (kind := getattr(module, "distribution", None) or actions.kind) != actions.kind:
-        raise ValueError(
-            f"{type(module).__name__} has {kind} outputs; {spec.name} needs {actions.kind} outputs, for example of "
-            f"{'GaussianMLP' if spec.continuous else 'ActorCritic or CategoricalMLP'}"
-        )
     begin: Any = getattr(module, "initial_state", None)
     recurrent = isinstance(module, nn.Module) and callable(begin)
     initial_state: Any = begin if recurrent else lambda batch_size: ()

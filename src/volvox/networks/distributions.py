@@ -8,7 +8,6 @@ log_prob, entropy = actions.log_prob(output, action), actions.entropy(output)
 import dataclasses
 import itertools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,6 @@ class Categorical:
       size: Length of the output: the number of actions.
     """
 
-    kind: ClassVar[str] = "categorical"
     size: int
 
     def sample(self, key: Array, output: Array) -> Array:
@@ -58,7 +56,6 @@ class MultiCategorical:
       num_choices: Number of choices of each component.
     """
 
-    kind: ClassVar[str] = "categorical"
     num_choices: tuple[int, ...]
 
     @property
@@ -103,7 +100,6 @@ class Gaussian:
       shape: Shape of one action.
     """
 
-    kind: ClassVar[str] = "gaussian"
     shape: tuple[int, ...]
 
     @property
@@ -133,25 +129,6 @@ class Gaussian:
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
         """Differential entropies `[...]` in nats."""
         return jnp.sum(self._parts(output)[1] + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Deterministic:
-    """One continuous action, which is the output `[..., size]` in the action's shape.
-
-    Attributes:
-      shape: Shape of one action.
-    """
-
-    shape: tuple[int, ...]
-
-    def sample(self, key: Array, output: Array) -> Array:
-        """Raises ValueError, because there is no distribution."""
-        raise ValueError("the network gives one continuous action and no distribution to sample from")
-
-    def mode(self, output: Array) -> Array:
-        """Actions `[..., *shape]`."""
-        return output.reshape(*output.shape[:-1], *self.shape)
 
 
 Distribution = Categorical | MultiCategorical | Gaussian

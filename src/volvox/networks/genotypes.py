@@ -1,65 +1,95 @@
-"""Genotypes of flax modules, or of networks that are given as functions. Genotypes evolve.
+"""Genotypes of flax modules or of functions, and the convolutional networks that were evolved on Atari.
 
 net = genotype(MLP(spec.num_outputs), spec)
 variables = net.prepare(net.policy.init(jax.random.key(0)))
 logits, state = net.policy.apply(variables, observation, net.policy.initial_state(len(observation)))
 action = net.policy.mode(logits)
+
+Genetic algorithms evolve `DeepGA` (Such et al. 2017, arXiv 1712.06567). Evolution strategies use `VirtualBatchNormNet`
+(Salimans et al. 2016, arXiv 1606.03498, and 2017, arXiv 1703.03864): its layers are normalised by the statistics of one
+fixed reference batch, which are computed once for each parameter vector, when a genotype is prepared.
 """
 
 import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from volvox._checks import check_type, typed_key
-from volvox.networks.distributions import Deterministic, clip_action, distribution
+from volvox.networks.distributions import clip_action, distribution
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.flat import is_kernel, leaf_path
 from volvox.types import Array, ArrayTree, EnvSpec, Genotype, Policy, zeros
 
+Activation = Callable[[Array], Array]
 InitialStd = Callable[[tuple[str, ...]], float]
 """Path of a kernel, such as `("Dense_0", "kernel")`, -> standard deviation times the root of its fan-in."""
-Prepare = Callable[[ArrayTree], ArrayTree]
-"""params -> variables, computed once for each network."""
 BATCH = 7
 """Size of the batches with which networks are checked; errors show it as B."""
+_REFERENCE = "reference"
+"""The collection of variables that holds the statistics of virtual batch normalisation."""
 
 
-def genotype(
-    module: nn.Module, spec: EnvSpec, *, prepare: Prepare | None = None, initial_std: InitialStd | None = None
-) -> Genotype:
+def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray | None = None) -> Genotype:
     """Makes a genotype of an unmodified flax module.
+
+        net = genotype(DeepGA(env.spec.num_outputs), env.spec)
+        net = genotype(VirtualBatchNormNet(env.spec.num_outputs), env.spec, reference=vx.reference_batch(env))
 
     The module is called as `module.apply({"params": params}, observation)`, `[B, *observation_shape]` -> `[B, A]`. Its
     plain `nn.Dense` and `nn.Conv` layers run in `volvox.ops`, which makes `jax.vmap(policy.apply)` over the parameters
-    of many networks fast.
+    of many networks fast. If it has a method `initial_std(path)`, that is the spread of the first generation's kernels,
+    see `genotype_from_functions`.
 
     Args:
-      module: Any flax module that has only parameters (no batch statistics, no dropout, no recurrent state).
+      module: Any flax module that has only parameters (no batch statistics, no dropout, no recurrent state). With a
+        reference batch, it also has `VirtualBatchNorm` layers.
       spec: The environment; it needs `A == spec.num_outputs`.
-      prepare: params -> variables, computed once for each network; the module takes its result as params.
-      initial_std: Spread of the first generation's kernels, see `genotype_from_functions`. None takes the module's
-        method `initial_std(path)` if it has one, and 1 otherwise.
+      reference: Observations `[R, *observation_shape]`, for example of `volvox.reference_batch`. `prepare` runs them
+        through the network for the statistics of `VirtualBatchNorm`.
 
     Raises:
       TypeError: `module` is no flax module.
-      ValueError: The module cannot take the observations, has other variables than parameters, or its output does not
-        fit the environment's actions.
+      ValueError: The module cannot take the observations, has other variables, or its output does not fit the
+        environment's actions; or the reference batch does not fit the environment, or no layer uses it.
     """
-    variables = check_module(module, spec, (observations(spec),))
-    init, apply = partial(init_params, module, spec), partial(apply_module, module)
-    # With `prepare`, members with low-rank noise could not share its results.
-    low_rank = () if prepare else low_rank_kernels(apply, variables.get("params", {}), observations(spec))
-    config: Any = module
-    if prepare or initial_std:
-        config = {"type": "volvox.networks.genotype", "module": module, "prepare": prepare, "initial_std": initial_std}
-    name, std = type(module).__name__, initial_std or getattr(module, "initial_std", None)
+    collections = ("params",) if reference is None else ("params", _REFERENCE)
+    variables = check_module(module, spec, (observations(spec),), collections=collections)
+    params, init = variables.get("params", {}), partial(init_params, module, spec)
+    initial_std = getattr(module, "initial_std", None)
+    if reference is None:
+        apply = partial(apply_module, module)
+        low_rank = low_rank_kernels(apply, params, observations(spec))
+        return genotype_from_functions(init, apply, spec, initial_std=initial_std, low_rank=low_rank, config=module)
+    frames, wanted = np.asarray(reference), spec.observation
+    if frames.shape[1:] != wanted.shape or frames.dtype != wanted.dtype or not frames.size:
+        raise ValueError(f"the reference batch is {frames.dtype}{frames.shape}; {spec.name} needs R of {wanted}")
+    if _REFERENCE not in variables:
+        raise ValueError(f"{type(module).__name__} has no VirtualBatchNorm layer, so it needs no reference batch")
+
+    def prepare(params: ArrayTree) -> ArrayTree:
+        # The barrier keeps XLA from folding the batch into larger constants at compile time.
+        batch = jax.lax.optimization_barrier(jnp.asarray(frames))
+        _, statistics = apply_module(module, params, batch, mutable=_REFERENCE)
+        return {"params": params, **statistics}
+
+    def apply_prepared(variables: ArrayTree, observation: Array) -> Any:
+        with use_kernels():
+            return module.apply(variables, observation)
+
     return genotype_from_functions(
-        init, apply, spec, name=name, prepare=prepare, initial_std=std, low_rank=low_rank, config=config
+        init,
+        apply_prepared,
+        spec,
+        prepare=prepare,
+        initial_std=initial_std,
+        low_rank=low_rank_kernels(prepare, params),
+        config={"type": "volvox.networks.genotype", "module": module, "reference": len(frames)},
     )
 
 
@@ -68,8 +98,7 @@ def genotype_from_functions(
     apply: Callable[[ArrayTree, Array], Array],
     spec: EnvSpec,
     *,
-    name: str | None = None,
-    prepare: Prepare | None = None,
+    prepare: Callable[[ArrayTree], ArrayTree] | None = None,
     initial_std: InitialStd | None = None,
     low_rank: Collection[tuple[str, ...]] = (),
     config: Any = None,
@@ -77,7 +106,7 @@ def genotype_from_functions(
     """Makes a genotype of a network that is given as functions.
 
         net = genotype_from_functions(lambda key: {"kernel": jnp.zeros((3, 2))}, lambda p, x: x @ p["kernel"], env.spec)
-        net = genotype_from_functions(init, apply, env.spec, name="linear", initial_std=lambda path: 0.1)
+        net = genotype_from_functions(init, apply, env.spec, initial_std=lambda path: 0.1)
 
     The first generation's parameters are a map of standard normal noise, leaf by leaf and element by element: a kernel
     (at least two dimensions, not called `bias` or `scale`) is noise times `initial_std(path) / sqrt(fan_in)`, with
@@ -87,7 +116,6 @@ def genotype_from_functions(
       init: key -> params.
       apply: (variables, observation `[B, *observation_shape]`) -> output `[B, A]`: logits, or one continuous action.
       spec: The environment; it needs `A == spec.num_outputs`.
-      name: Name of the network in errors; None takes the name of `apply`.
       prepare: params -> variables, computed once for each network; None is the identity.
       initial_std: See above; None is 1 everywhere.
       low_rank: Paths of the kernels for which `prepare` and `apply` accept a `volvox.ops.low_rank.LowRankKernel`.
@@ -101,25 +129,33 @@ def genotype_from_functions(
     """
     if config is None:
         config = {
-            **{"type": "volvox.networks.genotype_from_functions", "init": init, "apply": apply, "name": name},
+            **{"type": "volvox.networks.genotype_from_functions", "init": init, "apply": apply},
             **{"prepare": prepare, "initial_std": initial_std, "low_rank": tuple(low_rank)},
         }
     prepare, initial_std = prepare or (lambda params: params), initial_std or (lambda path: 1.0)
-    actions = Deterministic(spec.action_shape or ()) if spec.continuous else distribution(spec)
     inputs = (observations(spec),)
     output = jax.eval_shape(apply, jax.eval_shape(prepare, jax.eval_shape(init, jax.random.key(0))), *inputs)
-    name = str(name or getattr(apply, "__name__", type(apply).__name__))
     hint = "" if hasattr(output, "shape") else "; networks with several outputs are trained by volvox.learn"
-    check_output(name, spec, inputs, output, batch_of(spec.num_outputs), hint)
+    check_output("the network", spec, inputs, output, batch_of(spec.num_outputs), hint)
+
+    def one_action(output: Array) -> Array:
+        return clip_action(output.reshape(*output.shape[:-1], *(spec.action_shape or ())), spec)
+
+    actions = distribution(spec)
     policy = Policy(
         init=init,
         initial_state=lambda batch_size: (),
         apply=lambda variables, observation, state: (apply(variables, observation), state),
-        sample=actions.sample,
-        mode=lambda output: clip_action(actions.mode(output), spec),
+        sample=no_sample if spec.continuous else actions.sample,
+        mode=one_action if spec.continuous else actions.mode,
         config=config,
     )
     return Genotype(policy, prepare, _first_generation(init, initial_std), frozenset(low_rank))
+
+
+def no_sample(key: Array, output: Array) -> Array:
+    """Raises ValueError: `Policy.sample` of a network whose output is one continuous action."""
+    raise ValueError("the network gives one continuous action and no distribution to sample from")
 
 
 def _first_generation(init: Callable[[Array], ArrayTree], initial_std: InitialStd) -> Callable[[ArrayTree], ArrayTree]:
@@ -196,7 +232,7 @@ def check_module(
     if others:
         raise ValueError(
             f"{name} has variables besides parameters: {', '.join(others)}; use layers without running statistics, "
-            "such as nn.LayerNorm, or VirtualBatchNorm with volvox.networks.reference_genotype"
+            "such as nn.LayerNorm, or volvox.networks.genotypes.VirtualBatchNorm with a reference batch"
         )
     if output is not None:
         check_output(name, spec, inputs, found, output, f" as the {role}")
@@ -223,3 +259,119 @@ def shape_text(tree: ArrayTree) -> str:
         return f"{x.dtype}[{', '.join(sizes)}]"
 
     return str(jax.tree.map(one, tree)).replace("'", "")
+
+
+_EPSILON = 1e-3
+_OUTPUT_STD = 0.1
+_NORMAL = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+_CONVOLUTIONS = {"large": ((32, 8, 4), (64, 4, 2), (64, 3, 1)), "small": ((16, 8, 4), (32, 4, 2))}
+"""(features, kernel size, stride) of each layer."""
+_HIDDEN = {"large": (512,), "small": (256,)}
+"""Widths of the dense layers."""
+
+
+def torso(
+    images: Array, size: str, hidden: tuple[int, ...], activation: Activation, padding: str = "SAME", **options: Any
+) -> Array:
+    """Features `[B, n]` of images `[B, H, W, C]`, inside a compact method: convolutions, then dense layers.
+
+    Integers are scaled from 0..255 to [0, 1]. `options` are those of all layers, such as `kernel_init`.
+    """
+    if images.ndim != 4:
+        raise ValueError(f"images [B, H, W, C] are needed, not {images.ndim} axes; vx.networks.MLP takes vectors")
+    x = images.astype(jnp.float32) * jnp.float32(1 / 255) if jnp.issubdtype(images.dtype, jnp.integer) else images
+    for features, window, stride in _CONVOLUTIONS[size]:
+        x = activation(nn.Conv(features, (window, window), (stride, stride), padding=padding, **options)(x))
+    x = x.reshape(x.shape[0], -1)
+    for width in hidden:
+        x = activation(nn.Dense(width, **options)(x))
+    return x
+
+
+class DeepGA(nn.Module):
+    """Convolutional network over stacked Atari frames; with 18 actions 4 052 658 or 1 008 450 parameters.
+
+    Convolutions with SAME padding, a hidden dense layer, ReLU after all but the output. Parameters are named `Conv_i`
+    and `Dense_i`, so that their flat order (`volvox.ops.flat`) is the layer order of the published networks.
+
+        net = vx.networks.DeepGA(env.spec.num_outputs, size="small")
+
+    Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is not scaled.
+    Output: `[B, num_actions]`, float32 if the parameters are.
+
+    Attributes:
+      num_actions: Length of the output.
+      size: "large": 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. "small": 16@8x8/4, 32@4x4/2, dense 256.
+      dtype: Dtype in which all layers but the output compute, e.g. `jnp.bfloat16`; None takes that of parameters and
+        observations.
+      hidden: Widths of the dense layers; None: those of the size.
+      activation: Applied after all layers but the output.
+    """
+
+    num_actions: int
+    size: Literal["large", "small"] = "large"
+    dtype: Any = None
+    hidden: tuple[int, ...] | None = None
+    activation: Activation = nn.relu
+
+    @property
+    def _hidden(self) -> tuple[int, ...]:
+        return _HIDDEN[self.size] if self.hidden is None else self.hidden
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Logits `[B, num_actions]` of observations `[B, 84, 84, 4]`."""
+        x = torso(x, self.size, self._hidden, self.activation, kernel_init=_NORMAL, dtype=self.dtype)
+        output = nn.initializers.variance_scaling(_OUTPUT_STD**2, "fan_in", "normal")
+        return nn.Dense(self.num_actions, kernel_init=output)(x)
+
+    @nn.nowrap
+    def initial_std(self, path: tuple[str, ...]) -> float:
+        """Standard deviation of an initial kernel, times the root of its fan-in: 0.1 for the output, 1 elsewhere."""
+        return _OUTPUT_STD if path[0] == f"Dense_{len(self._hidden)}" else 1.0
+
+
+class VirtualBatchNorm(nn.Module):
+    """Normalises each feature by its mean and variance over the reference batch, and adds a bias.
+
+    If the collection `reference` is mutable, the input is the reference batch, and its statistics are stored.
+    """
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Normalised features `[B, ..., C]`."""
+        bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],))
+        axes = tuple(range(x.ndim - 1))
+        mean = self.variable(_REFERENCE, "mean", lambda: jnp.zeros(x.shape[-1]))
+        variance = self.variable(_REFERENCE, "variance", lambda: jnp.ones(x.shape[-1]))
+        if self.is_mutable_collection(_REFERENCE):
+            mean.value, variance.value = x.mean(axes), x.var(axes)
+        return (x - mean.value) * jax.lax.rsqrt(variance.value + _EPSILON) + bias
+
+
+class VirtualBatchNormNet(nn.Module):
+    """The convolutional network of evolution strategies on Atari: the small `DeepGA`, each hidden layer normalised.
+
+    Input: integers `[B, 84, 84, 4]`, scaled from 0..255 to [0, 1]; floating-point input is not scaled.
+    Output: float32 `[B, num_actions]`. `genotype` takes the reference batch.
+
+    Attributes:
+      num_actions: Length of the output.
+      hidden: Widths of the dense layers.
+      activation: Applied after all layers but the output.
+    """
+
+    num_actions: int
+    hidden: tuple[int, ...] = (256,)
+    activation: Activation = nn.relu
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Logits `[B, num_actions]` of observations `[B, 84, 84, 4]`."""
+
+        def normalized(x: Array) -> Array:
+            return self.activation(VirtualBatchNorm()(x))
+
+        x = torso(x, "small", self.hidden, normalized, kernel_init=_NORMAL, use_bias=False)
+        return nn.Dense(self.num_actions, kernel_init=_NORMAL)(x)

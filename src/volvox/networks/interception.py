@@ -20,11 +20,10 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import canonicalize_padding
 
 from volvox._checks import integer
-from volvox.ops.circulant import block_circulant
 from volvox.ops.conv import conv
-from volvox.ops.flat import leaf_path
+from volvox.ops.flat import by_path
 from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense
-from volvox.ops.matmul import dense
+from volvox.ops.matmul import block_circulant, dense
 from volvox.types import Array
 
 
@@ -35,8 +34,7 @@ def use_kernels() -> Any:
             logits = jax.vmap(lambda params: module.apply({"params": params}, x))(params_of_many)
 
     Values, dtypes and gradients are flax's. Under `vmap` over parameters, layers become heterogeneous matmuls, not
-    grouped convolutions. A kernel may be a `volvox.ops.low_rank.LowRankKernel` instead of an array; with such kernels,
-    `nn.OptimizedLSTMCell` computes as `nn.LSTMCell`.
+    grouped convolutions. A kernel may be a `volvox.ops.low_rank.LowRankKernel` instead of an array.
 
     Subclasses, modules with other options than features, kernel size, strides, padding, bias and dtypes, and modules
     that are being initialised run as flax wrote them.
@@ -63,10 +61,7 @@ def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> froz
 
     def record(next_fun, args, kwargs, context):
         path, replacement = (*context.module.path, "kernel"), _replacement(context, args, kwargs)
-        if replacement is _lstm:
-            layers = context.module.variables["params"].items()
-            found.update({(*context.module.path, name, "kernel"): np.shape(layer["kernel"]) for name, layer in layers})
-        elif replacement is not None:
+        if replacement is not None:
             found[path] = np.shape(_parameter(context.module, "kernel"))
         elif type(context.module) in (nn.Dense, nn.Conv):
             missed.add(path)  # flax computes at least one call of this layer
@@ -75,8 +70,7 @@ def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> froz
     with nn.intercept_methods(record):
         jax.eval_shape(apply, params, *args)
     # A layer inside a lifted module (`nn.vmap`, `nn.scan`) sees a part of the kernel.
-    paths = jax.tree_util.tree_flatten_with_path(params)[0]
-    whole = {leaf_path(path): tuple(leaf.shape) for path, leaf in paths}
+    whole = {path: tuple(leaf.shape) for path, leaf in by_path(params).items()}
     return frozenset(path for path, shape in found.items() if whole.get(path) == shape and path not in missed)
 
 
@@ -87,9 +81,6 @@ def is_plain_dense(module: nn.Module) -> bool:
 
 def _intercept(next_fun, args, kwargs, context) -> Any:
     replacement = _replacement(context, args, kwargs)
-    if replacement is _lstm:  # needed for low-rank kernels only
-        leaves = jax.tree.leaves(context.module.variables, is_leaf=lambda x: isinstance(x, LowRankKernel))
-        replacement = _lstm if any(isinstance(leaf, LowRankKernel) for leaf in leaves) else None
     return next_fun(*args, **kwargs) if replacement is None else replacement(context.module, *args)
 
 
@@ -98,8 +89,6 @@ def _replacement(context, args, kwargs) -> Callable[..., Any] | None:
     module = context.module
     if context.method_name != "__call__" or kwargs or module.is_initializing():
         return None
-    if type(module) is nn.OptimizedLSTMCell and len(args) == 2:
-        return _lstm
     if type(module) not in (nn.Dense, nn.Conv) or len(args) != 1:
         return None
     shape = jnp.shape(args[0])
@@ -108,14 +97,6 @@ def _replacement(context, args, kwargs) -> Callable[..., Any] | None:
     if _is_plain_conv(module) and len(shape) >= 3 and _has_kernel(module, *module.kernel_size, shape[-1]):
         return _conv
     return None
-
-
-def _lstm(module: nn.OptimizedLSTMCell, carry: Any, inputs: Array) -> Any:
-    # `nn.LSTMCell` has the same parameters and values. The optimised cell concatenates kernels, which low rank forbids.
-    functions = {"gate_fn": module.gate_fn, "activation_fn": module.activation_fn}
-    dtypes = {"dtype": module.dtype, "param_dtype": module.param_dtype}
-    cell = nn.LSTMCell(module.features, **functions, **dtypes, parent=None)
-    return cell.apply({"params": module.variables["params"]}, carry, inputs)
 
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
@@ -228,12 +209,6 @@ class Grouped(nn.Module):
     def initial_state(self) -> Any:
         """The method of the inner network, if it is recurrent; else None."""
         return getattr(self.inner, "initial_state", None)
-
-    @property
-    @nn.nowrap
-    def distribution(self) -> Any:
-        """The kind of the inner network's output, if it has one; else None."""
-        return getattr(self.inner, "distribution", None)
 
     @property
     @nn.nowrap

@@ -10,11 +10,8 @@ import numpy as np
 from flax import linen as nn
 
 from volvox._checks import check_type
-from volvox.networks.distributions import Deterministic
-from volvox.networks.genotypes import apply_module, batch_of, check_module
+from volvox.networks.genotypes import Activation, apply_module, batch_of, check_module, no_sample
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
-
-Activation = Callable[[Array], Array]
 
 
 class MLP(nn.Module):
@@ -234,7 +231,7 @@ class ActorAndCritics:
             init=init,
             initial_state=lambda batch_size: (),
             apply=lambda variables, observation, state: (act(variables, observation), state),
-            sample=Deterministic(()).sample,
+            sample=no_sample,
             mode=self.scale,
             config=self.networks,
         )
@@ -270,8 +267,6 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     observation, action = jax.tree.map(lambda x: batch_of(*x.shape), (spec.observation, spec.action))
     features = encoded = observation
     if (module := networks.representation) is not None:
-        if not isinstance(observation, jax.ShapeDtypeStruct):
-            raise ValueError(f"{spec.name} has observations of several arrays; a representation predicts one array")
         variables = check_module(module, spec, (observation, action), observation, role="representation")
         params = variables.get("params", {})
         features = jax.eval_shape(made.encode_observation, params, observation)

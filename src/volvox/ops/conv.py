@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from volvox.ops.batching import over_weights, per_index
+from volvox.ops.batching import over_weights
 from volvox.ops.matmul import served
 from volvox.types import Array
 
@@ -101,68 +101,6 @@ def _conv_backward(window, residuals, g):
 _conv.defvjp(_conv_forward, _conv_backward)
 
 
-def conv_low_rank(
-    x: Array,
-    kernels: Array,
-    index: Array,
-    a: Array,
-    b: Array,
-    *,
-    strides: Sequence[int] = (1, 1),
-    padding: Padding = "SAME",
-) -> Array:
-    """Convolves each block of images with one of a few kernels plus a matrix of low rank, without forming the sum.
-
-    The kernel of block i is `kernels[index[i]] + a[i] @ b[i].T`, its first three axes read as one. The convolution
-    remains one call under any nesting of `vmap`. It has no gradients.
-
-    Args:
-      x: Images `[B, M, H, W, C]`.
-      kernels: `[P, kh, kw, C, F]`.
-      index: `int32 [B]`, each in `[0, P)`.
-      a: `[B, kh * kw * C, r]`.
-      b: `[B, F, r]`.
-      strides: Strides of rows and columns.
-      padding: "SAME", "SAME_LOWER", "VALID", or the numbers of zeros (before, after) of rows and of columns.
-
-    Returns:
-      `[B, M, H', W', F]` of the promoted dtype.
-    """
-    window = window_of(x.shape[1:], kernels.shape[1:], strides, padding)
-    dtype = jnp.result_type(x, kernels, a, b)
-
-    def many(*operands):
-        on_cpu, elsewhere = partial(_low_rank_mapped, window=window), partial(_low_rank_patches, window=window)
-        return lax.platform_dependent(*operands, cpu=on_cpu, default=elsewhere)
-
-    return per_index(many)(x.astype(dtype), kernels.astype(dtype), index, a.astype(dtype), b.astype(dtype))
-
-
-def _low_rank_mapped(x: Array, kernels: Array, index: Array, a: Array, b: Array, window: Window) -> Array:
-    features = kernels.shape[-1]
-
-    def one(block):
-        x, index, a = block
-        # One convolution with the few columns of `a` beside the kernel takes 1.2 times as long as the kernel alone in a
-        # large DeepGA network; a separate convolution takes 1.36 times as long.
-        both = jnp.concatenate([kernels[index], a.reshape(*kernels.shape[1:-1], -1)], axis=-1)
-        out = conv_shared(x, both, window)
-        return out[..., :features], out[..., features:]
-
-    shared, own = lax.map(one, (x, index, a))
-    # This sum is outside the loop, so that XLA fuses it with the following operations and uses all cores.
-    return shared + sum(own[..., j, None] * b[:, None, None, None, :, j] for j in range(b.shape[-1]))
-
-
-def _low_rank_patches(x: Array, kernels: Array, index: Array, a: Array, b: Array, window: Window) -> Array:
-    blocks, images = x.shape[:2]
-    patches = _patches(x.reshape(blocks * images, *x.shape[2:]), window)
-    rows = patches.reshape(blocks, -1, patches.shape[-1])
-    shared = served(rows, kernels.reshape(kernels.shape[0], -1, kernels.shape[-1]), index)
-    out = shared + (rows @ a) @ jnp.swapaxes(b, 1, 2)
-    return out.reshape(blocks, images, *patches.shape[1:3], -1)
-
-
 def conv_shared(x: Array, kernel: Array, window: Window) -> Array:
     """Convolves images `[B, H, W, C]` with one kernel `[kh, kw, C, F]`, by XLA's convolution."""
     return lax.conv_general_dilated(
@@ -178,23 +116,21 @@ def conv_many(x: Array, kernel: Array, window: Window) -> Array:
     network; patches and batched matmuls take 1.5 to 2.3 times as long, and a vmapped `lax.conv_general_dilated` 7 times
     as long. Elsewhere it is one batched matmul of patches, so that one launch does all the work.
     """
-    return lax.platform_dependent(
-        x, kernel, cpu=partial(_conv_mapped, window=window), default=partial(_conv_patches, window=window)
-    )
 
+    def mapped(x: Array, kernel: Array) -> Array:
+        return lax.map(lambda operands: conv_shared(operands[0], operands[1], window), (x, kernel))
 
-def _conv_mapped(x: Array, kernel: Array, window: Window) -> Array:
-    return lax.map(lambda operands: conv_shared(operands[0], operands[1], window), (x, kernel))
+    return lax.platform_dependent(x, kernel, cpu=mapped, default=partial(_conv_patches, window=window))
 
 
 def _conv_patches(x: Array, kernel: Array, window: Window) -> Array:
     p, b = x.shape[:2]
-    patches = _patches(x.reshape(p * b, *x.shape[2:]), window)
+    patches = patches_of(x.reshape(p * b, *x.shape[2:]), window)
     out = served(patches.reshape(p, -1, patches.shape[-1]), kernel.reshape(p, -1, kernel.shape[-1]))
     return out.reshape(p, b, *patches.shape[1:3], -1)
 
 
-def _patches(x: Array, window: Window) -> Array:
+def patches_of(x: Array, window: Window) -> Array:
     """Returns the pixels under the window: images `[B, H, W, C]` -> `[B, H', W', kh * kw * C]`."""
     (kh, kw), (sh, sw) = window.size, window.strides
     oh, ow = window.output_size(*x.shape[1:3])

@@ -7,13 +7,17 @@ convolution the kernel is read as a matrix `[kh * kw * C, F]`: `x @ a` is then a
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax.struct
 import jax
+import jax.numpy as jnp
+from jax import lax
 
-from volvox.ops.conv import Padding, conv_low_rank
-from volvox.ops.matmul import matmul
+from volvox.ops.batching import per_index
+from volvox.ops.conv import Padding, Window, conv_shared, patches_of, window_of
+from volvox.ops.matmul import matmul, served
 from volvox.types import Array
 
 
@@ -29,7 +33,7 @@ class LowRankKernel:
       leaf: Position of this kernel among the leaves of the parameters, in the order of `jax.tree.leaves`.
     """
 
-    bases: Array | None
+    bases: Any
     index: Array
     a: Array
     b: Array
@@ -37,8 +41,7 @@ class LowRankKernel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the kernel."""
-        assert self.bases is not None, "with_bases must put the bases back first"
+        """Shape of the kernel, if it has its bases."""
         return self.bases.shape[1:]
 
 
@@ -52,7 +55,6 @@ def low_rank_dense(x: Array, kernel: LowRankKernel) -> Array:
     Returns:
       `[..., N]` of the promoted dtype.
     """
-    assert kernel.bases is not None
     rows = x.reshape(-1, x.shape[-1])
     shared = matmul(rows[None], kernel.bases, kernel.index[None])[0]
     out = shared + (rows @ kernel.a) @ kernel.b.T
@@ -62,20 +64,52 @@ def low_rank_dense(x: Array, kernel: LowRankKernel) -> Array:
 def low_rank_conv(
     x: Array, kernel: LowRankKernel, *, strides: Sequence[int] = (1, 1), padding: Padding = "SAME"
 ) -> Array:
-    """Convolves images with the kernel.
+    """Convolves images with the kernel. It remains one call under any nesting of `vmap`, and has no gradients.
 
     Args:
       x: Images `[B, H, W, C]`.
       kernel: Kernel of shape `[kh, kw, C, F]`.
       strides: Strides of rows and columns.
-      padding: "SAME", "VALID", or the numbers of zeros (before, after) of rows and of columns.
+      padding: "SAME", "SAME_LOWER", "VALID", or the numbers of zeros (before, after) of rows and of columns.
 
     Returns:
       `[B, H', W', F]` of the promoted dtype.
     """
-    assert kernel.bases is not None
-    row = jax.tree.map(lambda leaf: leaf[None], (kernel.index, kernel.a, kernel.b))
-    return conv_low_rank(x[None], kernel.bases, *row, strides=strides, padding=padding)[0]
+    window = window_of(x.shape, kernel.shape, strides, padding)
+    dtype = jnp.result_type(x, kernel.bases, kernel.a, kernel.b)
+    images, bases, a, b = (y.astype(dtype) for y in (x[None], kernel.bases, kernel.a[None], kernel.b[None]))
+
+    def many(*operands):
+        on_cpu, elsewhere = partial(_convs_mapped, window=window), partial(_convs_of_patches, window=window)
+        return lax.platform_dependent(*operands, cpu=on_cpu, default=elsewhere)
+
+    return per_index(many)(images, bases, kernel.index[None], a, b)[0]
+
+
+def _convs_mapped(x: Array, kernels: Array, index: Array, a: Array, b: Array, window: Window) -> Array:
+    """Convolves images `[B, M, H, W, C]`; all axes but `[P, kh, kw, C, F]` of the kernels begin with B."""
+    features = kernels.shape[-1]
+
+    def one(block):
+        x, index, a = block
+        # One convolution with the few columns of `a` beside the kernel takes 1.2 times as long as the kernel alone in a
+        # large DeepGA network; a separate convolution takes 1.36 times as long.
+        both = jnp.concatenate([kernels[index], a.reshape(*kernels.shape[1:-1], -1)], axis=-1)
+        out = conv_shared(x, both, window)
+        return out[..., :features], out[..., features:]
+
+    shared, own = lax.map(one, (x, index, a))
+    # This sum is outside the loop, so that XLA fuses it with the following operations and uses all cores.
+    return shared + sum(own[..., j, None] * b[:, None, None, None, :, j] for j in range(b.shape[-1]))
+
+
+def _convs_of_patches(x: Array, kernels: Array, index: Array, a: Array, b: Array, window: Window) -> Array:
+    blocks, images = x.shape[:2]
+    patches = patches_of(x.reshape(blocks * images, *x.shape[2:]), window)
+    rows = patches.reshape(blocks, -1, patches.shape[-1])
+    shared = served(rows, kernels.reshape(kernels.shape[0], -1, kernels.shape[-1]), index)
+    out = shared + (rows @ a) @ jnp.swapaxes(b, 1, 2)
+    return out.reshape(blocks, images, *patches.shape[1:3], -1)
 
 
 def without_bases(tree: Any) -> Any:
@@ -90,5 +124,5 @@ def with_bases(tree: Any, bases: Any) -> Any:
 
 
 def _each(tree: Any, change: Callable[[LowRankKernel], LowRankKernel]) -> Any:
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, LowRankKernel))
-    return jax.tree.unflatten(treedef, [change(leaf) if isinstance(leaf, LowRankKernel) else leaf for leaf in leaves])
+    is_kernel = lambda x: isinstance(x, LowRankKernel)  # noqa: E731
+    return jax.tree.map(lambda leaf: change(leaf) if is_kernel(leaf) else leaf, tree, is_leaf=is_kernel)

@@ -7,8 +7,6 @@ import io
 import json
 import math
 import os
-import sys
-import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -30,17 +28,16 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       ValueError: The file does not exist, or does not describe a run.
     """
-    directory = Path(directory)
-    path = directory / CONFIG
+    path = Path(directory, CONFIG)
     if not path.is_file():
-        seeds = sorted(file.parent.name for file in directory.glob(f"seed-*/{CONFIG}"))
+        seeds = sorted(file.parent.name for file in path.parent.glob(f"seed-*/{CONFIG}"))
         hint = f"; its runs are {', '.join(seeds)}" if seeds else ""
-        raise ValueError(f"{directory} holds no run: {path} does not exist{hint}")
+        raise ValueError(f"{path.parent} holds no run: {path} does not exist{hint}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (RecursionError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict) or not all(isinstance(config.get(name), dict) for name in ("algorithm", "key")):
+    if not isinstance(config, dict) or not {"algorithm", "key"} <= config.keys():
         raise ValueError(f"{path} does not describe a run: 'algorithm' or 'key' is missing")
     return config
 
@@ -48,8 +45,8 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     """Reads the rows of a metrics file; returns no rows if there is no file.
 
-    Reading ends at the first line that is not a JSON object, with a warning. The end of the last line may be missing,
-    because a run was killed or is writing it; such a line is ignored without a warning.
+    Reading ends at the first line that is not a JSON object, with a warning. An incomplete last line is ignored without
+    a warning, because a run was killed or is writing it.
     """
     path, rows = Path(path), []
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
@@ -87,9 +84,7 @@ def to_json_row(value: Any, name: str = "metrics") -> Any:
       TypeError: A value has no JSON form.
     """
     if hasattr(value, "dtype"):
-        array = np.asarray(value)
-        if array.dtype.kind in "biufV" and array.dtype.fields is None:  # bfloat16 has kind V
-            value = array.tolist()
+        value = np.asarray(value).tolist()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, bool | int | float | str):
@@ -104,7 +99,7 @@ def to_json_row(value: Any, name: str = "metrics") -> Any:
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the metrics of a row that are finite numbers; booleans are left out."""
     found = {name: value for name, value in row.items() if isinstance(value, int | float) and type(value) is not bool}
-    return {name: value for name, value in found.items() if abs(value) <= sys.float_info.max}  # false for NaN
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def write_log(directory: str | os.PathLike[str], step: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -140,7 +135,7 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
       content: Text (written as UTF-8) or bytes.
     """
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         with unfinished.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

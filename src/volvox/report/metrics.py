@@ -1,9 +1,18 @@
-"""Metrics, tasks and scores of runs, as reports show them."""
+"""Metrics of a run, and statistics over several runs.
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+The statistics are defined by Agarwal et al. 2021 (arXiv 2108.13264) and computed as in their rliable.
+
+    interquartile_mean(scores)                                # of one task
+    interquartile_mean(scores_of_pong, scores_of_breakout)    # of two, on one scale
+    probability_of_improvement([ours_on_pong, ours_on_breakout], [theirs_on_pong, theirs_on_breakout])
+"""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from volvox.envs.envpool_tasks import atari_game, known_scores
 from volvox.report.files import numbers
@@ -13,15 +22,18 @@ SCORES = (
     *("training_mean", "training_best", "best_score"),
 )
 """Metrics by which runs are compared, the most informative one first."""
+_MIN_RUNS = 3
+"""Smallest number of runs of each task for which an interval is given."""
+_RESAMPLES = 2_000
+_BATCH = 2**22
+"""Largest number of values that are resampled at once."""
 
 
 def task_of(config: Mapping[str, Any]) -> str:
     """Returns the name of the environment of a run, by its `config.json`."""
-    env = config["algorithm"].get("env")
-    while isinstance(env, Mapping) and isinstance(env.get("env"), Mapping):  # inside its wrappers
+    env = config["algorithm"].get("env") or {}
+    while "env" in env:  # a wrapper
         env = env["env"]
-    if not isinstance(env, Mapping):
-        return str(env)
     given = (env[name] for name in ("game", "task", "name", "make_env") if isinstance(env.get(name), str))
     return next(given, str(env.get("type")).rpartition(".")[2])
 
@@ -38,7 +50,7 @@ def atari_scores(env_config: Any) -> Mapping[str, float]:
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Returns each metric that is ever a finite number as float64 `[rows]`, with NaN where it is missing."""
     figures = [numbers(row) for row in rows]
-    names = dict.fromkeys(name for row in rows for name in row if any(name in figure for figure in figures))
+    names = dict.fromkeys(name for figure in figures for name in figure)
     return {name: np.array([figure.get(name, np.nan) for figure in figures], np.float64) for name in names}
 
 
@@ -59,15 +71,85 @@ def format_number(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Writes a duration: `0:07`, `1:02:03`, `3 d 4 h`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    """Writes a duration: `0:00:07`, `1:02:03`, `3 days, 4:00:00`."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def listed(items: Iterable[Any]) -> str:
-    """Writes `a, b and c`."""
-    *others, last = [str(item) for item in items] or [""]
-    return f"{', '.join(others)} and {last}" if others else last
+class Estimate(NamedTuple):
+    """A statistic over runs with its 95% bootstrap interval.
+
+    Attributes:
+      value: The statistic, a float or float64 `[...]`.
+      low: Lower end of the interval, likewise; None if a task has fewer than three runs.
+      high: Upper end, likewise.
+    """
+
+    value: Any
+    low: Any
+    high: Any
+
+
+def interquartile_mean(*tasks: ArrayLike) -> Estimate:
+    """Returns the mean of the middle half of all scores, with its 95% stratified bootstrap interval.
+
+    The scores of all tasks are sorted together, and a quarter of them, rounded down, is dropped at either end: for
+    fewer than four scores this is the mean. Runs are resampled within each task. All points of a curve share their
+    resamples, so that a band holds for each point separately, and not for the curve as a whole.
+
+    Args:
+      *tasks: Scores of the runs of each task, `[..., runs]`, where leading axes are points of a curve. Several tasks
+        must be on one scale.
+
+    Raises:
+      ValueError: A task has no runs, or a score is not finite.
+    """
+    import scipy.stats  # slow to import, and only comparisons need it
+
+    def statistic(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
+        return scipy.stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)
+
+    return _estimate(statistic, tasks)
+
+
+def probability_of_improvement(ours: Sequence[ArrayLike], theirs: Sequence[ArrayLike]) -> Estimate:
+    """Returns the probability that a run of ours scores higher than a run of theirs, with its 95% bootstrap interval.
+
+    For each task it is the fraction of pairs in which ours is higher, where equal scores count half: the statistic U
+    of Mann and Whitney divided by its maximum. The result is the mean over tasks. The runs of both methods are
+    resampled within each task. If all runs of one method are above all runs of the other, the interval is [1, 1],
+    which happens for two equal methods of three runs each in one of twenty comparisons.
+
+    Args:
+      ours: Scores of the runs of each task, `[runs]`.
+      theirs: Scores of the other method, for the same tasks in the same order. The number of runs may differ.
+
+    Raises:
+      ValueError: The methods have different numbers of tasks, a task has no runs, or a score is not finite.
+    """
+
+    def statistic(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
+        del axis  # always the last one
+        pairs = [(a[..., :, None], b[..., None, :]) for a, b in zip(samples[:half], samples[half:], strict=True)]
+        return np.mean([np.mean((a > b) + 0.5 * (a == b), axis=(-2, -1)) for a, b in pairs], axis=0)
+
+    half = len(ours)
+    if half != len(theirs):
+        raise ValueError(f"give scores of the same tasks: ours has {half} tasks and theirs {len(theirs)}")
+    return _estimate(statistic, [*ours, *theirs])
+
+
+def _estimate(statistic: Callable[..., np.ndarray], tasks: Sequence[ArrayLike]) -> Estimate:
+    import scipy.stats
+
+    samples = [np.asarray(task, np.float64) for task in tasks]
+    if not samples or not all(sample.ndim and sample.shape[-1] for sample in samples):
+        raise ValueError("give at least one score of each task")
+    if not all(np.isfinite(sample).all() for sample in samples):
+        raise ValueError("scores must be finite; leave out runs that diverged")
+    value = statistic(*samples)
+    low = high = None
+    if min(sample.shape[-1] for sample in samples) >= _MIN_RUNS:
+        batch = min(max(1, _BATCH // sum(sample.size for sample in samples)), _RESAMPLES)
+        options = {"method": "percentile", "n_resamples": _RESAMPLES, "vectorized": True, "axis": -1, "rng": 0}
+        low, high = scipy.stats.bootstrap(samples, statistic, batch=batch, **options).confidence_interval
+    return Estimate(*(x if x is None or np.ndim(x) else float(x) for x in (value, low, high)))

@@ -1,34 +1,34 @@
-"""The learning curve of a run, drawn without a display and without pyplot's global state."""
+"""Pictures of one run: its learning curve, and its population over the generations.
+
+They are drawn without a display and without pyplot's global state.
+"""
 
 import io
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from volvox.envs import maze
+from volvox.report.files import LOG, read_log
 from volvox.report.metrics import columns
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RANDOM_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1, "label": "random play (published)"}
-_COLORS = ("#D55E00", "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
+_VERMILLION = "#D55E00"
+_COLORS = (_VERMILLION, "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 """Colours that colour-blind readers can distinguish (Okabe and Ito)."""
+STYLES: list[dict[str, Any]] = [{"color": c, "linestyle": s} for s in ("-", "--", ":") for c in _COLORS]
 _MAX_PANELS = 9
 _SCORE = re.compile(r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)(_\d+)?$")
 _SPREADS = {"_standard_error": "± std. error", "_std": "± std. deviation"}
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes)|generation|iteration|update|updates|step")
-
-
-def styles() -> Iterator[dict[str, Any]]:
-    """Yields line styles that can be told apart."""
-    for linestyle, color in itertools.cycle(itertools.product(("-", "--", ":"), _COLORS)):
-        yield {"color": color, "linestyle": linestyle}
 
 
 def learning_curve(
@@ -54,11 +54,9 @@ def learning_curve(
       title: Title of the figure.
       random: Score of random play, drawn as a line.
     """
-    from matplotlib.ticker import EngFormatter
-
     data = columns(rows)
-    spreads = _spreads(data)
-    names = [name for name in data if name not in spreads.values() and not _COUNTERS.fullmatch(name)]
+    spreads = {_spread(data, name) for name in data}
+    names = [name for name in data if name not in spreads and not _COUNTERS.fullmatch(name)]
     scores = [name for name in names if _SCORE.match(name)]
     others = [name for name in names if name not in scores and np.nanmin(data[name]) < np.nanmax(data[name])]
     others = others[: _MAX_PANELS - 2]
@@ -72,23 +70,92 @@ def learning_curve(
     by_frames = figure.add_subplot(grid[:2, :2])
     by_time = figure.add_subplot(grid[:2, 2:], sharey=by_frames)
     for axes, x in ((by_frames, data.get("frames", steps)), (by_time, seconds / size)):
-        for name, style in zip(scores, styles(), strict=False):
-            _draw(axes, x, data, name, spreads.get(name), style)
+        for name, style in zip(scores, itertools.cycle(STYLES), strict=False):
+            _draw(axes, x, data, name, style)
         if scores and random is not None:
-            axes.axhline(random, **RANDOM_LINE)
+            axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play (published)")
     by_frames.set(xlabel="emulator frames" if "frames" in data else "steps", ylabel="score")
-    by_frames.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
+    set_count_format(by_frames)
     by_time.set_xlabel(f"wall-clock time ({unit})")
     if scores:
         by_frames.legend(frameon=False, fontsize="x-small")
     for i, name in enumerate(others):
         axes = figure.add_subplot(grid[2 + i // 4, i % 4])
-        _draw(axes, data.get("frames", steps), data, name, spreads.get(name), {"color": "0.3"})
+        _draw(axes, data.get("frames", steps), data, name, {"color": "0.3"})
         axes.set_title(name.replace("_", " "), fontsize="small")
         axes.locator_params(nbins=4)
         axes.tick_params(labelsize="x-small", labelbottom=False)
     figure.suptitle(title)
     return finish(figure, path)
+
+
+def cloud(
+    run_dir: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    panels: int = 6,
+    background: "Callable[[Axes], None] | None" = None,
+    title: str = "",
+) -> "Figure":
+    """Draws the behaviours of the members of some generations, coloured by fitness.
+
+        vx.report.cloud("runs/maze", "cloud.png", background=vx.report.plots.maze_walls)
+
+    The panels show generations that are evenly spaced from the first to the last. Circles mark members that became
+    parents, and a star marks the elite if it is of that generation. Behaviours of more than two numbers are drawn by
+    their first two.
+
+    Args:
+      run_dir: Directory of a run with a log (`volvox.runs.log_arrays`).
+      path: PNG file to write; None writes none.
+      panels: Largest number of generations to show.
+      background: Draws on each panel before the members, for example `volvox.report.plots.maze_walls`.
+      title: Title of the figure.
+
+    Raises:
+      FileNotFoundError: The run has no log.
+      ValueError: No behaviours of at least two numbers were recorded.
+    """
+    logged = read_log(Path(run_dir) / LOG)
+    steps = list(logged)
+    members: Any = None
+    if logged[steps[0]]["behavior"].shape[1] < 2:
+        raise ValueError(f"{run_dir}: no behaviours of two numbers were recorded; give volvox.evolve a behavior")
+    shown = {steps[i]: logged[steps[i]] for i in np.linspace(0, len(steps) - 1, panels).round().astype(int)}
+    fitness = np.ma.masked_invalid(np.concatenate([arrays["fitness"] for arrays in shown.values()]))
+    low, high = (fitness.min(), fitness.max()) if fitness.count() else (0.0, 1.0)
+    num_columns, num_rows = min(len(shown), 3), -(-len(shown) // 3)
+    figure = new_figure(figsize=(3.4 * num_columns + 0.8, 3.3 * num_rows + 0.3), layout="constrained")
+    grid = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True)
+    for axes, (step, arrays) in zip(grid.flat, shown.items(), strict=False):
+        places = arrays["behavior"][:, :2]
+        if background is not None:
+            background(axes)
+        members = axes.scatter(*places.T, c=arrays["fitness"], s=9, vmin=low, vmax=high, cmap="viridis", label="member")
+        if "base_seed" in arrays:
+            born = (arrays["base_scale"] != 0) | arrays["base_initial"]
+            *parents, elite = np.where(born, arrays["base_seed"], -1)
+            selected = places[np.isin(arrays["seed"], parents)]
+            axes.scatter(*selected.T, s=40, facecolors="none", edgecolors="black", label="became a parent")
+            axes.scatter(*places[arrays["seed"] == elite].T, s=130, marker="*", color=_VERMILLION, label="elite")
+        axes.set_title(f"generation {step}", fontsize=10)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("behaviour, first number")
+    figure.supylabel("behaviour, second number")
+    figure.colorbar(members, ax=grid, label="training fitness")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles[-3:], labels[-3:], loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    figure.suptitle(title)
+    return finish(figure, path)
+
+
+def maze_walls(axes: "Axes") -> None:
+    """Draws walls, start and goal of the hard maze; a `background` for `cloud`."""
+    axes.plot(*maze.WALLS.reshape(-1, 2, 2).T, color="black", linewidth=1.2)
+    axes.plot(*maze.START, "o", color="black", ms=4)
+    axes.plot(*maze.GOAL, "x", color=_VERMILLION, ms=8, mew=2)
+    axes.set(xlim=(-5, 210), ylim=(210, -5), aspect="equal")
 
 
 def new_figure(**options: Any) -> "Figure":
@@ -104,6 +171,13 @@ def new_figure(**options: Any) -> "Figure":
     return NotebookFigure(**options)
 
 
+def set_count_format(axes: "Axes") -> None:
+    """Writes large numbers of the x axis as 250 k or 10 M."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
+
+
 def finish(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
     """Styles all axes, and writes the figure to a file if there is a path."""
     for axes in figure.axes:
@@ -116,26 +190,14 @@ def finish(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
     return figure
 
 
-def _spreads(data: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns the metric that is the spread of another one, by the name of the latter."""
-    found = {}
-    for name, suffix in itertools.product(data, _SPREADS):
-        of = name.removesuffix(suffix)
-        owners = [owner for owner in (f"{of}_score", f"{of}_mean", of) if owner in data and owner != name]
-        if of != name and owners:
-            found[owners[0]] = name
-    return found
+def _spread(data: Mapping[str, np.ndarray], name: str) -> str | None:
+    """Returns the name of a metric's standard deviation or error, if the data have one."""
+    stem = re.sub("_(mean|score)$", "", name)
+    return next((stem + suffix for suffix in _SPREADS if stem + suffix in data), None)
 
 
-def _draw(
-    axes: "Axes",
-    x: np.ndarray,
-    data: Mapping[str, np.ndarray],
-    name: str,
-    spread: str | None,
-    style: Mapping[str, Any],
-) -> None:
-    label, shown = name.replace("_", " "), np.isfinite(data[name])
+def _draw(axes: "Axes", x: np.ndarray, data: Mapping[str, np.ndarray], name: str, style: Mapping[str, Any]) -> None:
+    label, spread, shown = name.replace("_", " "), _spread(data, name), np.isfinite(data[name])
     x, y = x[shown], data[name][shown]
     if spread is not None:
         label += f" ({next(text for suffix, text in _SPREADS.items() if spread.endswith(suffix))})"

@@ -35,8 +35,8 @@ from flax import linen as nn
 from volvox.types import Genotype
 
 _LIBRARIES = ("optax", "jax.nn", "jax.nn.initializers", "flax.linen", "evosax.algorithms")
-_CALLABLE_MODULES = ("volvox.envs", "volvox.networks", *_LIBRARIES)
-_PARTS = tuple(f"volvox.{name}" for name in ("population", "evolution", "rollout", "sparsity", "learners"))
+_CALLABLE_MODULES = ("volvox.envs", "volvox.networks", "volvox.sparsity", *_LIBRARIES)
+_PARTS = tuple(f"volvox.{name}" for name in ("population", "evolution", "rollout", "learners"))
 _MODULES = ("volvox", *_CALLABLE_MODULES, *_PARTS, "jax.numpy", "numpy")
 """Modules whose public names are used, in order of preference."""
 _PACKAGES = {module.partition(".")[0] for module in _MODULES}

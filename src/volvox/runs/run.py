@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Which = Literal["best", "last"]
-_GENOTYPES = tuple(f"volvox.networks.{name}" for name in ("genotype", "genotype_from_functions", "reference_genotype"))
+_GENOTYPES = ("volvox.networks.genotype", "volvox.networks.genotype_from_functions")
 _LAYOUT = ("num_envs", "groups", "threads")
 """Arguments of an environment that do not change its episodes."""
 

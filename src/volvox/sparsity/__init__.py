@@ -10,8 +10,8 @@ combines both, under a sparsity that rises while returns hold up.
 """
 
 from volvox.sparsity.masks import masks_of, pruned, table
-from volvox.sparsity.optimizers import GroupSparse, SparseOptimizer, sparse
-from volvox.sparsity.rules import Cubic, Dynamic, KeepNOfM, Magnitude, RewardAware, Rule, Schedule
+from volvox.sparsity.optimizers import GroupSparse, sparse
+from volvox.sparsity.rules import Cubic, Dynamic, KeepNOfM, Magnitude, RewardAware, Rule
 
 __all__ = [
     "Cubic",
@@ -21,8 +21,6 @@ __all__ = [
     "Magnitude",
     "RewardAware",
     "Rule",
-    "Schedule",
-    "SparseOptimizer",
     "masks_of",
     "pruned",
     "sparse",

@@ -3,14 +3,13 @@
 Masks save no time in dense arithmetic. They save storage.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.ops.flat import is_kernel, leaf_path
+from volvox.ops.flat import by_path, is_kernel, leaf_path
 from volvox.types import Array, ArrayTree
 
 _BITS = 32
@@ -62,28 +61,20 @@ class SparseState(NamedTuple):
 
 def by_name(tree: ArrayTree) -> dict[str, Any]:
     """Returns the leaves by their path, such as "Dense_0/kernel", in the order of the tree."""
-    return {"/".join(leaf_path(path)): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {"/".join(path): leaf for path, leaf in by_path(tree).items()}
 
 
 def kernels(params: ArrayTree) -> dict[str, Kernel]:
     """Returns the kernels among parameters, by name.
 
     Kernels are parameters of two or more dimensions, `[inputs..., outputs]`, except those named "bias" or "scale".
-    Kernels named "circulant", `[K / b, b, N / b]`, are cut into their blocks, others into single weights.
-
-    Raises:
-      ValueError: A block-circulant kernel has further axes, such as an axis of several learners.
+    Kernels named "circulant", `[..., K / b, b, N / b]`, are cut into their blocks, others into single weights.
     """
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = "/".join(leaf_path(path))
         if leaf_path(path)[-1:] == ("circulant",):
-            if leaf.ndim != 3:
-                raise ValueError(
-                    f"{name} has shape {list(leaf.shape)}; a block-circulant kernel has shape [K / b, b, N / b]. Give "
-                    "the parameters of one learner."
-                )
-            found[name] = Kernel(leaf, block=leaf.shape[1])
+            found[name] = Kernel(leaf.reshape(-1, *leaf.shape[-2:]), block=leaf.shape[-2])
         elif is_kernel(path, leaf):
             found[name] = Kernel(leaf.reshape(-1, 1, leaf.shape[-1]), block=1)
     return found
@@ -117,11 +108,9 @@ def pruned(params: ArrayTree, state: ArrayTree) -> ArrayTree:
     """Returns the parameters with 0 where the masks in an optimiser's state prune them.
 
     Raises:
-      ValueError: There are no masks, or they belong to other parameters.
+      ValueError, TypeError: There are no masks, or they belong to other parameters.
     """
-    masks = masks_of(state)
-    check_masks(params, masks)
-    return apply_masks(params, masks)
+    return apply_masks(params, masks_of(state))
 
 
 def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, Any]]:
@@ -138,10 +127,10 @@ def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, A
       row is named "all".
 
     Raises:
-      ValueError: The masks belong to other parameters.
+      ValueError, TypeError: The masks belong to other parameters.
     """
     masks = jax.tree.map(lambda x: jnp.ones((), bool), params) if masks is None else masks
-    check_masks(params, masks)
+    jax.eval_shape(apply_masks, params, masks)  # raises an error if they do not match
     found, rows = kernels(params), []
     for (name, leaf), mask in zip(by_name(params).items(), jax.tree.leaves(masks), strict=True):
         mask = np.asarray(mask)
@@ -159,30 +148,9 @@ def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, A
     return rows
 
 
-def compression(params: ArrayTree, masks: ArrayTree | None = None) -> float | None:
-    """Returns the share of the dense network's weights that need not be stored, indices counted; see `table`.
-
-    Returns None without masks and block-circulant kernels, where nothing is saved.
-    """
-    if masks is None and not is_grouped(params):
-        return None
-    return table(params, masks)[-1]["compression"]
-
-
 def is_grouped(params: ArrayTree) -> bool:
     """Returns whether there are block-circulant kernels among the parameters of one or several learners."""
     return any(name.rpartition("/")[2] == "circulant" for name in by_name(params))
-
-
-def check_masks(params: ArrayTree, masks: ArrayTree) -> None:
-    """Raises ValueError if masks do not match parameters."""
-    leaves, flags = by_name(params), by_name(masks)
-    for name in dict.fromkeys([*leaves, *flags]):
-        if name not in leaves or name not in flags:
-            raise ValueError(f"the masks do not match the parameters: {name} is in only one of them")
-        shape, mask = leaves[name].shape, flags[name].shape
-        if mask and (len(shape) < 2 or mask[1:] != (1, shape[-1]) or math.prod(shape) % math.prod(mask)):
-            raise ValueError(f"the masks do not match the parameters: {name} is {list(shape)}, its mask {list(mask)}")
 
 
 def apply_masks(tree: ArrayTree, masks: ArrayTree) -> ArrayTree:

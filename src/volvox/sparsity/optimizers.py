@@ -1,6 +1,7 @@
 """Sparse training as a wrapper of any optax optimiser, which keeps masked weights and their moments at exactly 0."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import check_type, integers
+from volvox._checks import check_type, integer, integers
 from volvox.networks.interception import Grouped
 from volvox.sparsity import masks as masking
 from volvox.sparsity.masks import SparseState, apply_masks, is_sparse, pruned, where
@@ -21,34 +22,10 @@ Optimizer = TypeVar("Optimizer")
 """An optax transformation, or a function that makes one for a learning rate."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashable, even if a user's rule is not
-class SparseOptimizer:
-    """A function that makes a sparse optimiser for a learning rate; `sparse` returns it and documents its fields."""
-
-    optimizer: Any
-    rule: Rule
-    dense: tuple[str, ...] = ()
-    min_side: int = 1
-    only_circulant: bool = False
-    seed: int = 0
-
-    def __post_init__(self):
-        if not isinstance(self.optimizer, optax.GradientTransformation) and not callable(self.optimizer):
-            raise TypeError(
-                f"optimizer={self.optimizer!r}: give an optax transformation, or a function such as optax.adam"
-            )
-        check_type("rule", self.rule, Rule, "volvox.sparsity.Dynamic or another rule")
-        integers(self, "min_side", low=1)
-        integers(self, "seed", low=0)
-
-    def __call__(self, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
-        """Returns the optimiser with this learning rate."""
-        return _sparse_transformation(dataclasses.replace(self, optimizer=self.optimizer(learning_rate)))
-
-
 def sparse(
     optimizer: Optimizer,
     rule: Rule,
+    learning_rate: Any = None,
     *,
     dense: Collection[str] = (),
     min_side: int = 1,
@@ -72,6 +49,7 @@ def sparse(
         `optax.adam`. Clip gradients inside it, or by `clipped` around it: with `optax.clip_by_global_norm` before it,
         gradients of pruned weights would count.
       rule: Rule that chooses the weights to keep: `Magnitude`, `KeepNOfM`, `Dynamic`, or your own (see `Rule`).
+      learning_rate: Learning rate, if `optimizer` is a function of it; None returns a function of the learning rate.
       dense: Kernels that stay dense, by name or by the end of the name, e.g. `("Dense_2/kernel",)`. Each network that
         has an optimiser of its own, such as actor and critics of `TD3`, must have a kernel of each name.
       min_side: Kernels with fewer inputs or outputs stay dense.
@@ -79,34 +57,38 @@ def sparse(
       seed: Seed of the rule's random key.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs`, whose state is a `SparseState`; if `optimizer` is a function of the
-      learning rate, a `SparseOptimizer`. Its `update` takes `step` (the number of this update, from 1; default: its own
-      count), which rules and schedules use, and `mean_return`, which some schedules need. All extra arguments are
-      passed on to `optimizer`. State that `optimizer` keeps of a kernel in another shape, such as factored moments, is
-      left as it is.
+      An `optax.GradientTransformationExtraArgs`, whose state is a `SparseState`, or a function of the learning rate
+      that makes it. Its `update` takes `step` (the number of this update, from 1; default: its own count), which rules
+      and schedules use, and `mean_return`, which some schedules need. All extra arguments are passed on to `optimizer`.
+      State that `optimizer` keeps of a kernel in another shape, such as factored moments, is left as it is.
 
     Raises:
       TypeError: `optimizer` is no optimiser, or `rule` is no rule.
       ValueError: A setting is out of its range. `init` raises it for a name in `dense` that is no kernel's, a kernel
         that does not fit the rule, and an optimiser that is sparse already.
     """
+    if not isinstance(optimizer, optax.GradientTransformation) and not callable(optimizer):
+        raise TypeError(f"{optimizer=}: give an optax transformation, or a function such as optax.adam")
+    check_type("rule", rule, Rule, "volvox.sparsity.Dynamic or another rule")
     if isinstance(dense, str):
-        raise TypeError(f"dense={dense!r}: give a tuple of names, ({dense!r},)")
-    made: Any = SparseOptimizer(optimizer, rule, tuple(dense), min_side, only_circulant, seed)
-    transformation: Any = made if callable(optimizer) else _sparse_transformation(made)
-    return transformation
-
-
-def _sparse_transformation(settings: SparseOptimizer) -> optax.GradientTransformationExtraArgs:
-    rule, optimizer = settings.rule, optax.with_extra_args_support(settings.optimizer)
+        raise TypeError(f"{dense=}: give a tuple of names, ({dense!r},)")
+    integer("min_side", min_side, low=1)
+    integer("seed", seed, low=0)
+    made: Any = optimizer
+    if learning_rate is not None:
+        made = made(learning_rate)
+    elif callable(made):
+        options = {"min_side": min_side, "only_circulant": only_circulant, "seed": seed}
+        made = functools.partial(sparse, optimizer, rule, dense=tuple(dense), **options)
+        return made
+    inner_optimizer = optax.with_extra_args_support(made)
 
     def init_fn(params: ArrayTree) -> SparseState:
-        key = _initial_key(settings.seed, params)
-        drawn = rule.init(key, _sparse_kernels(settings, params))
+        key = _initial_key(seed, params)
+        drawn = rule.init(key, _sparse_kernels(params, dense, min_side, only_circulant))
         flags = [drawn.get(name, jnp.ones((), bool)) for name in masking.by_name(params)]
         masks = jax.tree.unflatten(jax.tree.structure(params), flags)
-        masking.check_masks(params, masks)
-        inner = optimizer.init(params)
+        inner = inner_optimizer.init(params)
         if is_sparse(inner):
             raise ValueError("sparse needs an optimiser that is not sparse already")
         schedule = () if rule.schedule is None else rule.schedule.init()
@@ -119,7 +101,7 @@ def _sparse_transformation(settings: SparseOptimizer) -> optax.GradientTransform
         chex.assert_trees_all_equal_shapes(gradient, params)
         step = state.step + 1 if step is None else jnp.asarray(step, jnp.int32)
         extra_args |= {"step": step, "mean_return": mean_return}
-        updates, inner = optimizer.update(apply_masks(gradient, state.masks), state.inner, params, **extra_args)
+        updates, inner = inner_optimizer.update(apply_masks(gradient, state.masks), state.inner, params, **extra_args)
 
         def change_masks(due, state, params, updates, gradient, mean_return):
             sparsity, schedule = jnp.float32(0), state.schedule
@@ -152,9 +134,10 @@ def _sparse_transformation(settings: SparseOptimizer) -> optax.GradientTransform
             return where(mask, x, jnp.zeros_like(x))
 
         is_leaf = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
-        return optax.tree_map_params(optimizer, mask_moment, inner, masks, params, is_leaf=is_leaf)
+        return optax.tree_map_params(inner_optimizer, mask_moment, inner, masks, params, is_leaf=is_leaf)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    transformation: Any = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return transformation
 
 
 def _initial_key(seed: int, params: ArrayTree) -> Array:
@@ -165,17 +148,17 @@ def _initial_key(seed: int, params: ArrayTree) -> Array:
     return jax.random.fold_in(jax.random.key(seed), bits)
 
 
-def _sparse_kernels(settings: SparseOptimizer, params: ArrayTree) -> dict[str, masking.Kernel]:
+def _sparse_kernels(
+    params: ArrayTree, dense: Collection[str], min_side: int, only_circulant: bool
+) -> dict[str, masking.Kernel]:
     """Returns the kernels to which the rule applies."""
-    found, ends = masking.kernels(params), tuple(f"/{end}" for end in settings.dense)
+    found, ends = masking.kernels(params), tuple(f"/{end}" for end in dense)
     if unknown := [end[1:] for end in ends if not any(f"/{name}".endswith(end) for name in found)]:
         raise ValueError(f"dense={unknown} names no kernel of these parameters; they have {', '.join(sorted(found))}")
     return {
         name: kernel
         for name, kernel in found.items()
-        if min(kernel.sides) >= settings.min_side
-        and not f"/{name}".endswith(ends)
-        and (kernel.block > 1 or not settings.only_circulant)
+        if min(kernel.sides) >= min_side and not f"/{name}".endswith(ends) and (kernel.block > 1 or not only_circulant)
     }
 
 
@@ -249,9 +232,9 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> 
       optimizer: Any optimiser.
       max_norm: Largest global norm; None returns the optimiser as it is.
     """
-    if max_norm is None:
-        return optax.with_extra_args_support(optimizer)
     optimizer = optax.with_extra_args_support(optimizer)
+    if max_norm is None:
+        return optimizer
 
     def update_fn(updates, state, params=None, **extra_args):
         norm = optax.tree.norm(apply_masks(updates, masking.masks_of(state)) if is_sparse(state) else updates)
@@ -286,7 +269,6 @@ class GroupSparse:
       begin: Update before which nothing is pruned.
       every: Updates from one change to the next.
       min_side: Layers with fewer inputs or outputs stay dense.
-      pruning: Whether blocks are pruned; False only groups.
       end: Update until which the sparsity rises by a cubic, independent of returns (`Cubic`). None: `RewardAware`.
 
     Raises:
@@ -300,16 +282,15 @@ class GroupSparse:
     begin: int = 0
     every: int = 5_000
     min_side: int = 32
-    pruning: bool = True
     end: int | None = None
 
     def __post_init__(self):
         integers(self, "block", "min_side", low=1)
         check_sparsity("final_sparsity", self.final_sparsity)
-        if self.pruning and self.final_sparsity < (grouped := 1.0 - 1.0 / self.block):
+        if self.final_sparsity < (grouped := 1.0 - 1.0 / self.block):
             raise ValueError(
                 f"final_sparsity={self.final_sparsity} is below {grouped:g}, which block={self.block} alone reaches; "
-                "raise it, or take pruning=False"
+                "raise it, or only group the layers with volvox.networks.Grouped"
             )
         _ = self.rule  # checks the other settings
 
@@ -334,6 +315,4 @@ class GroupSparse:
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Returns the optimiser, a transformation or a function of the learning rate, wrapped by `sparse`."""
-        if not self.pruning:
-            return optimizer
         return sparse(optimizer, self.rule, min_side=self.min_side, only_circulant=self.block > 1)

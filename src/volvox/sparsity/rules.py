@@ -8,31 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from volvox._checks import check_type, integers, number, numbers
+from volvox._checks import check_has, integers, number, numbers
 from volvox.sparsity.masks import Kernel
 from volvox.types import Array, ArrayTree
-
-
-@runtime_checkable
-class Schedule(Protocol):
-    """A sparsity over training: the share of a kernel's weights that are 0 or need not be stored.
-
-    Your own schedule is any object with these two methods; a frozen dataclass can be saved with a run.
-    """
-
-    def init(self) -> ArrayTree:
-        """Returns the schedule's state before the first change."""
-        ...
-
-    def advance(self, state: Any, step: Array, mean_return: Array | None) -> tuple[Array, ArrayTree]:
-        """Returns the sparsity from this update on, and the next state; called whenever masks may change.
-
-        Args:
-          state: State of the schedule.
-          step: int32: Number of this update.
-          mean_return: float32: Mean return of recent episodes; None if the caller gives none.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +43,7 @@ class Cubic:
         return ()
 
     def advance(self, state: ArrayTree, step: Array, mean_return: Array | None) -> tuple[Array, ArrayTree]:
-        """See `Schedule.advance`."""
+        """Returns the sparsity from update `step` on, and the state, which is ()."""
         del mean_return
         cubic = optax.polynomial_schedule(0.0, self.final_sparsity, 3, self.end - self.begin, self.begin)
         return jnp.asarray(cubic(step), jnp.float32), state
@@ -144,7 +122,13 @@ class RewardAware:
     def advance(
         self, state: RewardAwareState, step: Array, mean_return: Array | None
     ) -> tuple[Array, RewardAwareState]:
-        """See `Schedule.advance`."""
+        """Returns the sparsity from this update on, and the next state.
+
+        Args:
+          state: State of the schedule.
+          step: int32: Number of this update.
+          mean_return: float32: Mean return of recent episodes; NaN before the first.
+        """
         if mean_return is None:
             raise ValueError("RewardAware needs the mean return: update(gradient, state, params, mean_return=...)")
         mean_return = jnp.where(jnp.isfinite(mean_return), mean_return, jnp.nan)  # an infinite best would stay
@@ -205,8 +189,8 @@ class Rule(Protocol):
         ...
 
     @property
-    def schedule(self) -> Schedule | None:
-        """Schedule of the sparsity, or None."""
+    def schedule(self) -> Any:
+        """Schedule of the sparsity, see `Magnitude`, or None."""
         ...
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
@@ -242,8 +226,9 @@ class Magnitude:
     pruned groups with the largest gradients are restored, from 0.
 
     Attributes:
-      schedule: Schedule of the sparsity, e.g. `Cubic` or `RewardAware`. A block-circulant kernel stores one of b
-        weights anyway, so its groups are pruned only if the sparsity exceeds `1 - 1 / b`.
+      schedule: Schedule of the sparsity: `Cubic`, `RewardAware`, or any object with their methods `init` and
+        `advance`. A block-circulant kernel stores one of b weights anyway, so its groups are pruned only if the
+        sparsity exceeds `1 - 1 / b`.
       group: Weights in a group, consecutive along the input axis of one column. The groups of a block-circulant kernel
         are its blocks.
       every: Updates from one pruning to the next.
@@ -253,12 +238,12 @@ class Magnitude:
       ValueError: A number is not positive. `sparse` raises it if the input axis of a kernel is no multiple of `group`.
     """
 
-    schedule: Schedule
+    schedule: Any
     group: int = 1
     every: int = 100
 
     def __post_init__(self):
-        check_type("schedule", self.schedule, Schedule, "volvox.sparsity.Cubic or another schedule")
+        check_has("schedule", self.schedule, ("init", "advance"), "volvox.sparsity.Cubic(...) or another schedule")
         integers(self, "group", "every", low=1)
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
