@@ -61,7 +61,8 @@ def first_row(command: list[str], cache: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         began = time.perf_counter()
-        environment = {**os.environ, "VOLVOX_COMPILATION_CACHE": str(cache)}
+        cached = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        environment = {**os.environ, **cached}
         process = subprocess.Popen([*command, str(run_dir)], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
         rows = run_dir / "metrics.jsonl"
         while True:

@@ -16,7 +16,7 @@ from scores import made_here, score_values
 
 import volvox as vx
 from volvox.report.files import write_file
-from volvox.runs.provenance import versions
+from volvox.runs.directory import versions
 
 RESULTS = Path(__file__).parent / "results"
 

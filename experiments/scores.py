@@ -15,7 +15,7 @@ import numpy as np
 
 import volvox as vx
 from volvox.report.files import write_file
-from volvox.runs.provenance import processor, provenance, versions
+from volvox.runs.directory import processor, provenance, versions
 
 
 def keep_score(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> None:

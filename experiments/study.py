@@ -28,7 +28,7 @@ from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
 from scores import made_here
 
 from volvox.report.files import DIVERGED, read_metrics, write_file
-from volvox.runs.provenance import revision
+from volvox.runs.directory import revision
 
 MAX_BYTES, MAX_ROWS = 1_000_000, 500
 """Of what is kept of a run: larger JSON files are left out, and rows of metrics thinned."""

@@ -1,4 +1,4 @@
-"""The command line: what can be done with the directory of a run.
+"""Commands for run directories.
 
 - volvox play runs/frostbite --episodes 30
 - volvox compare ga=runs/ga es=runs/es --out comparison.png
@@ -10,10 +10,10 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import imageio_ffmpeg
 import jax
@@ -30,13 +30,12 @@ from volvox.rollout import scoring
 from volvox.rollout.scoring import Protocol
 from volvox.runs.checkpoint import DamagedCheckpointError
 from volvox.runs.config import from_json
-from volvox.runs.export import SUFFIXES, is_exported
-from volvox.runs.load import load
+from volvox.runs.directory import processor, versions
+from volvox.runs.export import is_exported
 from volvox.runs.profile import profile as profile_algorithm
-from volvox.runs.provenance import processor, versions
+from volvox.runs.run import Which, load
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
-Which = Literal["best", "last"]
 _SHOWN = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
 """Exceptions that are shown in one line, without a traceback."""
 
@@ -45,11 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-      arguments: Words of the command line; None takes those of this process.
+      arguments: Words of the command line; None: `sys.argv[1:]`.
 
     Returns:
       The exit code: 0; 2 after an error, which is shown in one line; 130 after Ctrl-C;
-      141 if the reader of the output has gone, as with `head`.
+      141 if the output is a closed pipe, as with `head`.
     """
     functions = (play, watch, plot, compare, export, info, report, profile, doctor)
     commands = {function.__name__: function for function in functions}
@@ -90,9 +89,8 @@ def play(
       seed: Seed of the environments and the actions; training is unlikely to use the default.
     """
     loaded: Any = load(run)
-    evaluate: Callable[..., scoring.Score]
     if is_exported(run):
-        evaluate = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
+        evaluate: Any = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
     else:
         evaluate = partial(loaded.evaluate, which=which)
     score = evaluate(num_episodes=episodes, protocol=protocol, seed=seed)
@@ -144,8 +142,6 @@ def compare(
       pairs: Print the probabilities of improvement of all pairs.
       out: PNG file of the curves; by default none is written.
     """
-    if not runs:
-        raise ValueError("compare needs run directories, such as ga=runs/ga es=runs/es")
     comparison = compare_methods(parse_methods(runs), metric=metric, x=x, pairs=pairs)
     print(comparison)
     if out is not None:
@@ -161,8 +157,6 @@ def export(run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /,
       path: The file; its name ends in `.stablehlo` or `.onnx`.
       which: The best policy of the run so far, or its last one.
     """
-    if path.suffix not in SUFFIXES:  # loading takes seconds
-        raise ValueError(f"{path}: the name must end in {' or '.join(SUFFIXES)}")
     load(_run_dir(run)).export(path, which=which)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
@@ -221,7 +215,7 @@ def _run_dir(path: Path) -> Path:
 
 
 def _read(run: Path) -> tuple[dict[str, Any], list[Row], float | None]:
-    """Settings, metrics, and the score of random play, for which the code of the run is not needed."""
+    """Reads the settings, the metrics, and the score of random play; needs no code of the run."""
     config = read_config(_run_dir(run))
     return config, read_metrics(run / METRICS), atari_scores(config["algorithm"].get("env")).get("random")
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import optax
-import pytest
 
 import volvox as vx
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
@@ -62,9 +61,3 @@ def assert_equal_trees(ours, theirs):
         if hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = map(jax.random.key_data, (a, b))
         assert (jnp.asarray(a) == jnp.asarray(b)).all()
-
-
-@pytest.fixture(autouse=True)
-def _no_program_cache(monkeypatch):
-    """Leaves the cache of the test suite alone."""
-    monkeypatch.setenv("VOLVOX_COMPILATION_CACHE", "off")

@@ -213,14 +213,14 @@ def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path, monkeypatch):
         patch.setattr(directory, "append_row", full)
         with pytest.raises(OSError, match="No space left on device") as error:
             train(random_walk(), tmp_path, steps=5)
-    assert str(tmp_path) in str(error.value)
+    assert str(tmp_path) in error.value.__notes__[0]
     assert len(train(random_walk(), tmp_path, steps=5, resume=True).metrics) == 5
 
 
 @pytest.mark.parametrize("place", ["/proc/run", "file/run"])
 def test_a_directory_that_cannot_be_written_is_one_error(place, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="cannot be written"):
+    with pytest.raises(OSError, match=place):
         train(random_walk(), tmp_path / place, steps=1)
 
 
@@ -367,10 +367,9 @@ def test_an_algorithm_of_one_process_is_refused_in_several(monkeypatch):
         train(random_walk(), steps=1)
 
 
-def test_compiled_programs_are_kept_where_asked(tmp_path, monkeypatch):
-    monkeypatch.setenv("VOLVOX_COMPILATION_CACHE", str(tmp_path))
-    names = ("dir", "max_size")
-    before = {f"jax_compilation_cache_{name}": getattr(jax.config, f"jax_compilation_cache_{name}") for name in names}
+def test_compiled_programs_are_kept_unless_jax_already_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", None)
         train(random_walk(), steps=1)
@@ -379,8 +378,7 @@ def test_compiled_programs_are_kept_where_asked(tmp_path, monkeypatch):
         train(random_walk(), steps=1)
         assert jax.config.jax_compilation_cache_dir == "elsewhere"
     finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_the_configuration_says_where_the_run_came_from(tmp_path):

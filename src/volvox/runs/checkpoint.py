@@ -38,7 +38,7 @@ def save(directory: Path, step: int, state: ArrayTree, *, keep: int, num_rows: i
       directory: Folder of all checkpoints of a run. It is made if it does not exist.
       step: Number of completed steps. An existing checkpoint of this step is replaced.
       state: A pytree of arrays, typed PRNG keys, strings and numbers. Keys of dicts are strings.
-      keep: How many of the newest checkpoints stay.
+      keep: Number of newest checkpoints that are kept.
       num_rows: Rows of metrics that belong to the state.
       settings: Digest of the run's settings.
 
@@ -58,8 +58,7 @@ def save(directory: Path, step: int, state: ArrayTree, *, keep: int, num_rows: i
         unfinished.rename(final)
     except (OSError, ValueError, RuntimeError) as error:  # orbax reports a full disk in several ways
         shutil.rmtree(unfinished, ignore_errors=True)
-        reason = " ".join(str(error).split())[:300]
-        raise OSError(f"checkpoint {final} cannot be written: {reason}. Earlier checkpoints are intact.") from error
+        raise OSError(f"checkpoint {final} cannot be written: {error}. Earlier checkpoints are intact.") from error
     remove_after(directory, step)
     for old in steps(directory)[:-keep]:
         _remove(directory, old)
@@ -92,17 +91,15 @@ def restore_latest(
     problems: list[str] = []
     for step in reversed(steps(directory)):
         folder = _folder(directory, step)
-        problem = _problem(folder, step, count_rows, settings)
-        try:
-            tree = None if problem else _read(folder)
-        except FileNotFoundError:  # the process that trains has just removed it
-            continue
-        if problem:
+        if problem := _problem(folder, step, count_rows, settings):
             problems.append(f"checkpoint {folder} is skipped: {problem}")
             continue
         for problem in problems:
             warnings.warn(f"{problem}; the checkpoint of step {step} is used", UserWarning, stacklevel=2)
-        return step, restore(jax.tree.map(_decode, tree, is_leaf=lambda leaf: isinstance(leaf, dict) and _KEY in leaf))
+        with _checkpointer() as checkpointer:
+            tree = checkpointer.restore(folder.absolute() / _STATE)[_STATE]
+        tree = jax.tree.map(_decode, tree, is_leaf=lambda leaf: isinstance(leaf, dict) and _KEY in leaf)
+        return step, restore(tree)
     if problems:
         raise DamagedCheckpointError(f"no checkpoint in {directory} can be used:\n  " + "\n  ".join(problems))
     return None
@@ -138,13 +135,8 @@ def _problem(folder: Path, step: int, count_rows: Callable[[], int], settings: s
         if record["rows"] > (num_rows := count_rows()):
             return f"the run has only {num_rows} rows of metrics, and the checkpoint belongs to {record['rows']}"
     except (OSError, KeyError, TypeError, ValueError):
-        return f"{_RECORD} cannot be read" if folder.exists() else ""  # otherwise `_read` raises FileNotFoundError
+        return f"{_RECORD} cannot be read"
     return ""
-
-
-def _read(folder: Path) -> ArrayTree:
-    with _checkpointer() as checkpointer:
-        return checkpointer.restore(folder.absolute() / _STATE)[_STATE]
 
 
 def _digest(folder: Path) -> str:

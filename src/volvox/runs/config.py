@@ -19,7 +19,6 @@ functions as `custom`.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib
 import inspect
 import json
@@ -43,16 +42,11 @@ _MODULES = ("volvox", *_CALLABLE_MODULES, *_PARTS, "jax.numpy", "numpy")
 _PACKAGES = {module.partition(".")[0] for module in _MODULES}
 _CALLABLE_NAMES = ("volvox.learn", "volvox.evolve", "numpy.array")
 """Functions that a file may call: those of these modules, and the single names."""
-_MAX_ARRAY = 4096
 _MISSING = object()
 
 
 def to_json(value: Any) -> Any:
-    """Returns the JSON form of settings: dataclasses, flax modules, named tuples, functions, arrays, and containers.
-
-    Raises:
-      TypeError: A mapping has keys that are not strings.
-    """
+    """Returns the JSON form of settings: dataclasses, flax modules, named tuples, functions, arrays, and containers."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -60,14 +54,13 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         return to_json(value.item())
     if isinstance(value, np.ndarray | jax.Array):
-        return _array_to_json(np.asarray(value))
+        array = np.asarray(value)
+        return {"type": "numpy.array", "object": to_json(array.tolist()), "dtype": array.dtype.name}
     if isinstance(value, np.dtype):
         return {"type": "numpy.dtype", "dtype": value.name}
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        if wrong := [key for key in value if not isinstance(key, str)]:
-            raise TypeError(f"keys of settings must be strings, got {wrong[0]!r}")
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, Genotype):
         return to_json(value.policy.config)
@@ -87,18 +80,10 @@ def to_json(value: Any) -> Any:
     return {"unknown": path_of(type(value))}
 
 
-def _array_to_json(array: np.ndarray) -> Any:
-    if array.size > _MAX_ARRAY:
-        digest_of_array = hashlib.sha256(array.tobytes()).hexdigest()
-        return {"unknown": "numpy.ndarray", "shape": list(array.shape), "sha256": digest_of_array}
-    return {"type": "numpy.array", "object": to_json(array.tolist()), "dtype": array.dtype.name}
-
-
 def _function_to_json(function: Any) -> Any:
     """Describes a class or function by its path, or by its factory, as in `optax.cosine_decay_schedule(...)`."""
-    named = (
-        getattr(sys.modules.get(module), function.__qualname__.partition(".")[0], None) for module in _CALLABLE_MODULES
-    )
+    name = function.__qualname__.partition(".")[0]
+    named = (getattr(sys.modules.get(module), name, None) for module in _CALLABLE_MODULES)
     factory: Any = next(filter(inspect.isfunction, named), None)
     if factory and inspect.isfunction(function) and function.__code__ in inspect.unwrap(factory).__code__.co_consts:
         with contextlib.suppress(TypeError, ValueError):  # an argument is not among the variables of the function
@@ -170,10 +155,9 @@ def from_json(data: Any, custom: Iterable[Any] = ()) -> Any:
 def _resolve(path: Any, custom: tuple[Any, ...]) -> Any:
     """Returns the class or function of a path."""
     module, _, name = str(path).rpartition(".")
-    named = [value for value in custom if hasattr(value, "__qualname__")]
-    exact = [value for value in named if f"{value.__module__}.{value.__qualname__}" == path]
-    if found := [*exact, *(value for value in named if f".{path}".endswith(f".{value.__qualname__}"))]:
-        return found[0]
+    for value in custom:
+        if hasattr(value, "__qualname__") and f".{path}".endswith(f".{value.__qualname__}"):
+            return value
     if module not in _MODULES or name.startswith("_"):
         raise ValueError(f"{path} is not a public name of volvox, flax, optax or jax.nn: pass it as custom=[{name}]")
     try:
@@ -217,8 +201,3 @@ def _defaults(path: str) -> dict[str, Any]:
     function: Callable[..., Any] | None = getattr(sys.modules.get(module), name, None)
     parameters = inspect.signature(function).parameters.values() if callable(function) else ()
     return {p.name: to_json(p.default) for p in parameters if p.default is not p.empty}
-
-
-def digest(data: Any) -> str:
-    """Returns SHA-256 of JSON values."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

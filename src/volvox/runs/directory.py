@@ -12,12 +12,19 @@ restored state has its row, and rows of later steps are dropped.
 """
 
 import contextlib
+import datetime
 import fcntl
+import hashlib
 import json
 import os
-import time
+import platform
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +33,46 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox.ops.flat import restored
-from volvox.report import files, plots
+from volvox.report import files
 from volvox.report.files import Row, append_row, read_config, read_metrics, write_file, write_rows
-from volvox.report.metrics import atari_scores
 from volvox.runs import checkpoint
-from volvox.runs.config import differences, digest, to_json
-from volvox.runs.provenance import provenance, versions
+from volvox.runs.config import differences, to_json
 from volvox.types import Algorithm, Array
 
-_SECONDS_BETWEEN_PLOTS = 60.0
+
+def versions() -> dict[str, str | None]:
+    """Versions of volvox and of packages that affect its results; None for a package that is not installed."""
+    found = {name: next(iter(distributions(name=name)), None) for name in ("volvox", "jax", "envpool", "optax")}
+    return {"python": platform.python_version(), **{name: copy and copy.version for name, copy in found.items()}}
 
 
-def config_of(algorithm: Algorithm, key: Array) -> dict[str, Any]:
-    """Returns the contents of `config.json` for a new run."""
-    settings = {
-        "algorithm": to_json(algorithm.config),
-        "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
+def processor() -> str:
+    """The processor's name."""
+    found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def revision() -> str | None:
+    """The git commit of volvox, with "-dirty" if files were changed; None if it was not installed from git."""
+    file = Path(__file__)
+    # `ls-files` fails in a checkout of another project, in which volvox is installed.
+    command = f"git ls-files --error-unmatch -- {file.name} && git describe --always --abbrev=12 --dirty --exclude='*'"
+    found = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=file.parent)
+    return found.stdout.split()[-1] if found.returncode == 0 else None
+
+
+def provenance() -> dict[str, Any]:
+    """Where a result comes from: revision, hardware, command line and date."""
+    return {
+        "revision": revision(),
+        "hardware": {
+            "processor": processor(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "devices": [device.device_kind for device in jax.devices()],
+        },
+        "command": shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    return {**settings, "digest": digest(settings), "versions": versions(), "provenance": provenance()}
 
 
 def saved_key(config: Mapping[str, Any]) -> Array:
@@ -51,25 +80,15 @@ def saved_key(config: Mapping[str, Any]) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(config["key"]["data"], jnp.uint32), impl=config["key"]["impl"])
 
 
-def check_same_settings(directory: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises ValueError if the settings of a run in a directory differ from the current ones; it lists them."""
-    found = differences(saved["algorithm"], current["algorithm"]) + differences(saved["key"], current["key"], "key")
-    if found:
-        raise ValueError(
-            "\n  ".join([f"{directory} holds a run with other settings:", *found])
-            + "\nPass the same settings, give another run_dir, or change settings on purpose with "
-            "run.resume(changes={name: value})."
-        )
+def holds_steps(directory: Path) -> bool:
+    """Whether a directory holds a run with at least one step."""
+    return bool(read_metrics(directory / files.METRICS)) or any(checkpoint.steps(directory / files.CHECKPOINTS))
 
 
 def check_unused(run_dir: str | os.PathLike[str]) -> None:
     """Raises FileExistsError if a directory holds a run with at least one step."""
-    directory = Path(run_dir)
-    if read_metrics(directory / files.METRICS) or any(checkpoint.steps(directory / files.CHECKPOINTS)):
-        raise FileExistsError(
-            f"{directory} already holds a run: pass resume=True (scripts: --resume) to continue it, give another "
-            "run_dir, or remove the directory"
-        )
+    if holds_steps(Path(run_dir)):
+        raise FileExistsError(f"{run_dir} already holds a run: pass resume=True (--resume), or give another run_dir")
 
 
 def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any]) -> tuple[Any, list[Row]] | None:
@@ -128,47 +147,51 @@ class RunDirectory:
     """
 
     def __init__(self, algorithm: Algorithm, path: Path | None, *, key: Array, keep_checkpoints: int):
-        self.path, self.rows, self.config = path, list[Row](), config_of(algorithm, key)
+        settings = {
+            "algorithm": to_json(algorithm.config),
+            "key": {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()},
+        }
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        self.path, self.rows = path, list[Row]()
+        self.config = {**settings, "digest": digest, "versions": versions(), "provenance": provenance()}
         self._algorithm, self._keep, self._saved_step = algorithm, keep_checkpoints, -1
-        self._next_plot = time.monotonic() + _SECONDS_BETWEEN_PLOTS
 
-    def open(self, stack: ExitStack, *, resume: bool) -> Any:
-        """Locks the directory until the stack closes, and reads the run that it holds.
-
-        Args:
-          stack: Releases the lock.
-          resume: Continue the run in the directory, if there is one.
-
-        Returns:
-          The state of the run; None if it begins.
+    def open(self, stack: ExitStack, *, resume: bool) -> None:
+        """Makes the directory, and locks it until the stack closes.
 
         Raises:
           FileExistsError: There is a run with at least one step, and `resume` is False.
-          ValueError: The settings of the run differ, or files of it are missing.
           BlockingIOError: Another process is training in the directory.
           OSError: The directory cannot be written.
         """
         if self.path is None:
-            return None
+            return
         if not resume:
             check_unused(self.path)
-        with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(self.path))
-        if not resume:
+        self.path.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked(self.path))
+
+    def read(self, path: Path) -> Any:
+        """Reads the run in a directory; returns its state, or None if it has no steps.
+
+        Args:
+          path: The directory, also of a process that does not write.
+
+        Raises:
+          ValueError: The settings of the run differ (all differences are listed), or files of it are missing.
+        """
+        if not holds_steps(path):
             return None
-        rows, steps = read_metrics(self.path / files.METRICS), checkpoint.steps(self.path / files.CHECKPOINTS)
-        if not (self.path / files.CONFIG).exists() and not rows and not any(steps):
-            return None
-        saved = read_config(self.path)
-        check_same_settings(self.path, saved, self.config)
+        saved = read_config(path)
+        found = differences(saved["algorithm"], self.config["algorithm"])
+        if found := [*found, *differences(saved["key"], self.config["key"], "key")]:
+            advice = "pass the same settings, give another run_dir, or use run.resume(changes={name: value})"
+            raise ValueError("\n  ".join([f"{path} holds a run with other settings; {advice}:", *found]))
         self.config = saved
-        found = read_run(self.path, self._algorithm, saved)
-        if found is None:
-            if rows:
-                raise ValueError(f"{self.path} holds {len(rows)} rows of metrics, but no checkpoint to resume from")
-            return None
-        state, self.rows = found
+        run = read_run(path, self._algorithm, saved)
+        if run is None:
+            raise ValueError(f"{path} holds rows of metrics, but no checkpoint to resume from")
+        state, self.rows = run
         self._saved_step = len(self.rows)
         return state
 
@@ -176,19 +199,16 @@ class RunDirectory:
         """Writes the first files of a run, or removes those of steps that will be repeated."""
         if self.path is None:
             return
-        with self._writing():
-            checkpoint.remove_after(self.path / files.CHECKPOINTS, len(self.rows))
+        checkpoint.remove_after(self.path / files.CHECKPOINTS, len(self.rows))
         self.save(state)
-        with self._writing():
-            write_file(self.path / files.CONFIG, json.dumps(self.config, indent=2) + "\n")
-            write_rows(self.path / files.METRICS, self.rows)
-            self._write_elite(state)  # a kill may have come between a checkpoint and its elite
+        write_file(self.path / files.CONFIG, json.dumps(self.config, indent=2) + "\n")
+        write_rows(self.path / files.METRICS, self.rows)
+        self._write_elite(state)  # a kill may have come between a checkpoint and its elite
 
     def add(self, row: Row) -> None:
         """Adds the row of a completed step."""
         if self.path is not None:
-            with self._writing():
-                append_row(self.path / files.METRICS, row)
+            append_row(self.path / files.METRICS, row)
         self.rows.append(row)
 
     def save(self, state: Any) -> None:
@@ -197,34 +217,13 @@ class RunDirectory:
             return
         tree = state if self._algorithm.save is None else self._algorithm.save(state)
         options = {"keep": self._keep, "num_rows": len(self.rows), "settings": self.config["digest"]}
-        with self._writing():
-            checkpoint.save(self.path / files.CHECKPOINTS, len(self.rows), tree, **options)
-            self._saved_step = len(self.rows)
-            self._write_elite(state)
-
-    def plot(self, *, now: bool = False) -> None:
-        """Draws the learning curve, if `now` or if the last time was a minute ago."""
-        if self.path is not None and self.rows and (now or time.monotonic() >= self._next_plot):
-            env = self._algorithm.env
-            with self._writing():
-                random = atari_scores(env.config).get("random")
-                plots.learning_curve(self.rows, self.path / files.PLOT, title=env.spec.name, random=random)
-            self._next_plot = time.monotonic() + _SECONDS_BETWEEN_PLOTS
+        checkpoint.save(self.path / files.CHECKPOINTS, len(self.rows), tree, **options)
+        self._saved_step = len(self.rows)
+        self._write_elite(state)
 
     def _write_elite(self, state: Any) -> None:
         if self.path is not None and self._algorithm.genome is not None and self.rows:
             write_file(self.path / files.ELITE, json.dumps(self._algorithm.genome(state)) + "\n")
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            reason = error.strerror or error
-            text = f"{self.path} cannot be written ({reason}). The run stops; what was saved before is intact."
-            raise OSError(error.errno, text) from error
 
 
 def change_settings(directory: Path, algorithm: Algorithm, changes: Mapping[str, Any]) -> None:

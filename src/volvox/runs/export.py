@@ -23,7 +23,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,18 +31,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from volvox.ops.batching import where_rows
 from volvox.rollout.scoring import Actor
 from volvox.runs.config import from_json, to_json
-from volvox.runs.provenance import versions
+from volvox.runs.directory import versions
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 SUFFIXES = (".stablehlo", ".onnx")
-_FORMAT = "volvox policy 2"
 _HEADER, _PROGRAM = "header.json", "program.bin"
-_PLATFORMS = ("cpu", "cuda")
 _CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 """Primitives that call a function, and the parameter that holds the function."""
 _HOST_CALL = re.compile(r'custom_call @"?(?!shape_assertion\b|lapack_\w+_ffi\b|(?:cu|hip)\w+\b)([^\s"(]+)')
@@ -57,7 +54,7 @@ def export(
     *,
     config: Mapping[str, Any],
 ) -> Path:
-    """Writes the greedy policy to one file, for any batch size.
+    """Writes the greedy policy to one file, for any batch size: networks must use `x.shape[0]`, not `len(x)`.
 
     Args:
       path: File to write, ending in `.stablehlo` or `.onnx`; its directory is made if it is missing.
@@ -70,10 +67,12 @@ def export(
       The path.
 
     Raises:
-      ValueError: The path has another suffix, or the policy cannot be exported.
+      ValueError: The path has another suffix, or observations are several arrays.
       ImportError: The packages that `.onnx` needs are not installed.
     """
-    path = _check_suffix(path)
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: the name of an exported policy ends in {' or '.join(SUFFIXES)}")
     if not isinstance(spec.observation, jax.ShapeDtypeStruct):
         raise ValueError(f"{spec.name} has observations of several arrays; only policies of one can be exported")
     initial = jax.tree.map(jnp.asarray, policy.initial_state(1))  # all episodes begin in the same state
@@ -91,22 +90,24 @@ def export(
         new = [leaf.astype(like.dtype) for leaf, like in zip(jax.tree.leaves(new), leaves, strict=True)]
         return policy.mode(output), *new
 
-    try:
-        action = jax.eval_shape(act, *inputs.values())[0]
-    except Exception as error:  # raised by the code of the network
-        raise ValueError(f"the network must work for any batch size: use x.shape[0], not len(x) ({error})") from error
+    action = jax.eval_shape(act, *inputs.values())[0]
     outputs = {"action": action, **{f"new_state_{i}": state for i, state in enumerate(states)}}
     header = {
-        "format": _FORMAT,
         "spec": to_json(spec),
         "inputs": [_describe(name, array) for name, array in inputs.items()],
         "outputs": [_describe(name, array) for name, array in outputs.items()],
         "config": to_json(config),
         "versions": versions(),
     }
-    write = _write_stablehlo if path.suffix == ".stablehlo" else _write_onnx
+    text = json.dumps(header, indent=1, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, act, inputs, list(outputs), json.dumps(header, indent=1, allow_nan=False))
+    if path.suffix == ".onnx":
+        path.write_bytes(_to_onnx(act, inputs, outputs, text))
+        return path
+    program = jax.export.export(jax.jit(act), platforms=("cpu", "cuda"))(*inputs.values())
+    with zipfile.ZipFile(path, "w") as archive:  # not compressed, because weights hardly get smaller
+        archive.writestr(_HEADER, text)
+        archive.writestr(_PROGRAM, bytes(program.serialize()))
     return path
 
 
@@ -121,7 +122,7 @@ class ExportedPolicy(Actor):
       policy: The same as a `Policy` with variables `()`, for `volvox.play` (`.stablehlo` only). It cannot be sampled.
     """
 
-    def __init__(self, header: Mapping[str, Any], run: Callable[..., Sequence[Any]], *, compiled: bool):
+    def __init__(self, header: Mapping[str, Any], run: Callable[..., Any], *, compiled: bool):
         """Makes the policy from its header, and from a function of the inputs that the header lists."""
         self.header = dict(header)
         states = header["inputs"][2:]
@@ -152,83 +153,47 @@ def is_exported(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix in SUFFIXES and not Path(path).is_dir()
 
 
-def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
+def load_exported(path: Path) -> ExportedPolicy:
     """Loads a policy that `export` wrote; needs neither the code of the network nor an environment.
 
     Raises:
       FileNotFoundError: There is no such file.
-      ValueError: The file was not written by `export`, or is damaged.
+      ValueError: The program calls functions outside of XLA, which could run any code.
       ImportError: `.onnx` needs onnxruntime, which is not installed.
     """
-    path = _check_suffix(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
-    read = _read_stablehlo if path.suffix == ".stablehlo" else _read_onnx
-    try:
-        text, run = read(path)
-        header = json.loads(text)
-        if header["format"] != _FORMAT:
-            raise ValueError(f"its format is {header['format']!r}; this version reads {_FORMAT!r}")
-        return ExportedPolicy(header, run, compiled=path.suffix == ".stablehlo")
-    except ImportError:
-        raise
-    except Exception as error:  # archive, program and header are read by libraries that raise any kind of error
-        raise ValueError(f"{path} is damaged, or not a policy that volvox exported: {error}") from error
+    if path.suffix == ".onnx":
+        header, run = _read_onnx(path.read_bytes())
+    else:
+        with zipfile.ZipFile(path) as archive:
+            header, program = json.loads(archive.read(_HEADER)), archive.read(_PROGRAM)
+        exported = jax.export.deserialize(bytearray(program))
+        run = exported.call
+        if calls := set(_HOST_CALL.findall(exported.mlir_module())):
+            raise ValueError(f"the program of {path} calls {', '.join(sorted(calls))}, which could run any code")
+    return ExportedPolicy(header, run, compiled=path.suffix == ".stablehlo")
 
 
-def _check_suffix(path: str | os.PathLike[str]) -> Path:
-    if Path(path).suffix not in SUFFIXES:
-        raise ValueError(f"{os.fspath(path)}: the name of an exported policy ends in {' or '.join(SUFFIXES)}")
-    return Path(path)
+def _to_onnx(act: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], header: str) -> bytes:
+    from jax2onnx import to_onnx
 
-
-def _write_stablehlo(path: Path, act: Any, inputs: dict[str, Any], outputs: list[str], header: str) -> None:
-    del outputs
-    program = jax.export.export(jax.jit(act), platforms=_PLATFORMS)(*inputs.values())
-    with zipfile.ZipFile(path, "w") as archive:  # not compressed, because weights hardly get smaller
-        archive.writestr(_HEADER, header)
-        archive.writestr(_PROGRAM, bytes(program.serialize()))
-
-
-def _read_stablehlo(path: Path) -> tuple[str, Callable[..., Any]]:
-    with zipfile.ZipFile(path) as archive:
-        header, program = archive.read(_HEADER).decode(), jax.export.deserialize(bytearray(archive.read(_PROGRAM)))
-    if calls := set(_HOST_CALL.findall(program.mlir_module())):
-        raise ValueError(f"its program calls {', '.join(sorted(calls))}, which could run any code")
-    return header, program.call
-
-
-def _write_onnx(path: Path, act: Any, inputs: dict[str, Any], outputs: list[str], header: str) -> None:
-    try:
-        from jax2onnx import to_onnx
-    except ImportError as error:
-        raise ImportError("writing .onnx needs jax2onnx: pip install 'volvox[onnx]'") from error
     inlined = partial(_inline, jax.make_jaxpr(act)(*inputs.values()))
-    try:
-        names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
-        model: Any = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
-    except Exception as error:  # each operation is converted by a plug-in, which raises any kind of error
-        raise ValueError(f"jax2onnx cannot convert this policy, export it as .stablehlo: {error}") from error
+    names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
+    model: Any = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
     entry = model.metadata_props.add()
     entry.key, entry.value = "volvox", header
-    path.write_bytes(model.SerializeToString())
+    return model.SerializeToString()
 
 
-def _read_onnx(path: Path) -> tuple[str, Callable[..., Any]]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ImportError(f"{path} needs onnxruntime: pip install 'volvox[onnx]'") from error
-    session: Any = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    text = session.get_modelmeta().custom_metadata_map["volvox"]
+def _read_onnx(content: bytes) -> tuple[dict[str, Any], Callable[..., Any]]:
+    import onnxruntime
+
+    session: Any = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
 
     def run(*arrays: Any) -> Any:
-        if isinstance(arrays[0], Tracer):
-            raise ValueError("JAX cannot compile .onnx: call the policy with arrays, or export it as .stablehlo")
         return session.run(None, {name: np.asarray(x) for name, x in zip(names, arrays, strict=True)})
 
-    return text, run
+    return json.loads(session.get_modelmeta().custom_metadata_map["volvox"]), run
 
 
 def _inline(closed: Any, *args: Any) -> list[Any]:

@@ -113,7 +113,7 @@ class _CSV:
             self.write(step, row)
 
     def write(self, step: int, row: Row) -> None:
-        del step  # the row has it
+        del step  # `row` contains it
         self._rows.append({name: json.dumps(x) if isinstance(x, list | dict) else x for name, x in row.items()})
         new = [name for name in row if name not in self._columns]
         self._columns += new
@@ -129,32 +129,28 @@ class _CSV:
 
 class _WeightsAndBiases:
     def __init__(self, options: Mapping[str, Any], run: LoggedRun):
-        try:
-            import wandb as client  # pyright: ignore[reportMissingImports]  # an extra
-        except ImportError as error:
-            raise ImportError(f"{error}; install it: pip install 'volvox[wandb]'") from error
+        import wandb as client  # pyright: ignore[reportMissingImports]  # an extra
+
         file = None if run.path is None else run.path / "wandb_id"
-        known, _, owner = (file.read_text() if file is not None and file.exists() else "").partition(" ")
+        known = file.read_text() if file is not None and file.exists() else None
         self._run: Any = client.run
         self._is_ours = client.run is None
-        # In a run of the user, steps are the user's: W&B drops rows with a step below its latest one.
-        self._has_our_steps = self._is_ours and owner != "user"
         if self._is_ours:
             place = {} if run.path is None else {"dir": str(run.path), "name": run.path.name}
-            self._run = client.init(
-                **{"config": dict(run.config), "id": known or None, "resume": "allow", **place, **options}
-            )
+            start = {"config": dict(run.config), "id": known, "resume": "allow", **place, **options}
+            self._run = client.init(**start)
         else:
             self._run.config.setdefaults(dict(run.config))
         if self._run.id != known:
             for step, row in enumerate(run.rows, start=1):
                 self.write(step, row)
             if file is not None:
-                file.write_text(self._run.id if self._has_our_steps else f"{self._run.id} user")
+                file.write_text(self._run.id)
 
     def write(self, step: int, row: Row) -> None:
         values = {name: value for name, value in row.items() if value is not None}
-        self._run.log(values, step=step if self._has_our_steps else None)
+        # In a run of the user, steps are the user's: W&B drops rows with a step below its latest one.
+        self._run.log(values, step=step if self._is_ours else None)
 
     def close(self) -> None:
         if self._is_ours:

@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 from volvox import _checks
 from volvox.types import Algorithm
 
-_WARM_UP = 2
-"""Steps that compile."""
-
 
 class Profile(NamedTuple):
     """Where the time of an algorithm goes. Times are seconds per timestep of one environment.
@@ -72,24 +69,24 @@ def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Pr
     if algorithm.profile is None:
         raise ValueError("this algorithm cannot be profiled; those of vx.evolve and vx.learn can")
     state, rate = measure_speed(algorithm, seconds, seed=seed)
-    _, times = algorithm.profile(state, seconds)
-    emulators, inference, work = times
+    _, (emulators, inference, work) = algorithm.profile(state, seconds)
     work_name = "decoding" if algorithm.step_name == "generation" else "learning"
     return Profile(emulators, inference, work, work_name, rate)
 
 
 def measure_speed(algorithm: Algorithm, seconds: float, *, seed: int = 0) -> tuple[Any, float]:
     """Measures the timesteps per second of whole steps after two that compile; returns (state, rate)."""
-    state, frames, began = algorithm.init(_checks.typed_key(seed)), 0.0, 0.0
-    step, end = 0, float("inf")
-    while True:
+
+    def frames(metrics: Mapping[str, Any]) -> float:
+        return float(metrics.get("total_frames", metrics.get("frames", 0))) - float(metrics.get("evaluation_frames", 0))
+
+    state, metrics = algorithm.step(algorithm.init(_checks.typed_key(seed)))
+    state, metrics = algorithm.step(state)
+    frames_before, began, elapsed = frames(metrics), time.monotonic(), 0.0
+    while elapsed < seconds:
         state, metrics = algorithm.step(state)
-        step, now = step + 1, time.monotonic()
-        done = float(metrics.get("total_frames", metrics.get("frames", 0))) - float(metrics.get("evaluation_frames", 0))
-        if step == _WARM_UP:
-            frames, began, end = done, now, now + seconds
-        elif now >= end:
-            return state, (done - frames) / algorithm.env.spec.frame_skip / (now - began)
+        elapsed = time.monotonic() - began
+    return state, (frames(metrics) - frames_before) / algorithm.env.spec.frame_skip / elapsed
 
 
 class Tuned(NamedTuple):

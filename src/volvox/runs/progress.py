@@ -5,11 +5,14 @@ import math
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from volvox.report.files import numbers
+from tqdm import tqdm
+
+from volvox.report.files import Row, numbers
 from volvox.report.metrics import format_duration, format_number
+from volvox.types import Algorithm
 
 _WIDTH = 79
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes|per_second)")
@@ -37,42 +40,37 @@ class Progress:
     """Shows the progress of a run on the standard error stream. A lost connection does not end the run.
 
     Args:
-      total: Number of steps of the whole run; None if another limit ends it.
-      done: Steps done before this process.
-      frames: Emulator frames of these.
-      step_name: What a step is called.
+      algorithm: The algorithm.
+      rows: Rows of the steps before this process.
+      shown: Whether anything is shown.
+      steps: Number of steps of the whole run; None if another limit ends it.
       stop_after: Seconds after which no further step begins.
       max_frames: Emulator frames of the whole run, after which no further step begins.
-      frame_skip: Emulator frames of a timestep.
     """
 
     def __init__(
         self,
-        total: int | None,
-        *,
-        done: int,
-        frames: int,
-        step_name: str,
+        algorithm: Algorithm,
+        rows: Sequence[Row],
+        shown: bool,
+        steps: int | None,
         stop_after: float | None,
         max_frames: float | None,
-        frame_skip: int,
     ):
-        from tqdm import tqdm
-
-        self._total, self._stop_after, self._max_frames = total, stop_after, max_frames
-        self._step_name, self._frame_skip = step_name, frame_skip
-        self._start = self._now = (float(done), float(frames))  # steps, with a fraction of the current one; frames
-        self._began, self._announced, self._bar = time.monotonic(), False, None
-        with _lost_connections():
-            if sys.stderr.isatty() or "ipykernel" in sys.modules:
-                layout = {"bar_format": "{percentage:3.0f}%|{bar:20}| {desc}", "leave": False, "dynamic_ncols": True}
-                self._bar = tqdm(total=1.0, **layout)
+        self._shown, self._steps, self._stop_after, self._max_frames = shown, steps, stop_after, max_frames
+        self._step_name, self._frame_skip = algorithm.step_name, algorithm.env.spec.frame_skip
+        frames = numbers(rows[-1]).get("frames", 0.0) if rows else 0.0
+        self._start = self._now = (float(len(rows)), frames)  # steps, with a fraction of the current one; frames
+        self._began, self._announced = time.monotonic(), False
+        is_interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+        layout = {"bar_format": "{percentage:3.0f}%|{bar:20}| {desc}", "leave": False, "dynamic_ncols": True}
+        self._bar = tqdm(total=1.0, **layout) if shown and is_interactive else None
 
     def inside(self, figures: Mapping[str, Any]) -> None:
         """Shows the progress within a step.
 
         Args:
-          figures: What a step passes to its monitor: `phase`, `done` and `total` of the phase, `step_done` and
+          figures: Argument of the monitor: `phase`, `done` and `total` of the phase, `step_done` and
             `step_total` of the step if it has several phases, `frames_per_second`, `actors`, and a `note` to print.
         """
         number = math.floor(self._now[0]) + 1
@@ -81,24 +79,25 @@ class Progress:
         phase = figures.get("phase", "working")
         if "note" in figures:
             self.note(str(figures["note"]))
-        if phase == "compiling" and self._bar is None and not self._announced:
-            self.note(f"{self._step_name} {number}: compiling first, which takes some 5 to 30 seconds")
+        if phase == "compiling" and not self._announced:
+            self.note(f"{self._step_name} {number}: compiling, which takes about 5 to 30 seconds")
             self._announced = True
-        if self._bar is not None:
-            counts = "/".join(format_number(figures[name]) for name in ("done", "total") if name in figures)
-            rate, actors = figures.get("frames_per_second"), figures.get("actors")
-            fraction, left = self._limit()
-            texts = [f"{self._step_name} {number}: {phase} {counts}".strip()]
-            texts += [f"{rate / self._frame_skip:,.0f} timesteps/s"] if rate else []
-            texts += [f"{actors} actors"] if actors else []
-            self._bar.n = fraction
-            with _lost_connections():
-                self._bar.set_description_str(", ".join([*texts, left] if left else texts))
+        if self._bar is None:
+            return
+        counts = "/".join(format_number(figures[name]) for name in ("done", "total") if name in figures)
+        rate, actors = figures.get("frames_per_second"), figures.get("actors")
+        fraction, left = self._limit()
+        texts = [f"{self._step_name} {number}: {phase} {counts}".strip()]
+        texts += [f"{rate / self._frame_skip:,.0f} timesteps/s"] if rate else []
+        texts += [f"{actors} actors"] if actors else []
+        self._bar.n = fraction
+        with _lost_connections():
+            self._bar.set_description_str(", ".join([*texts, left] if left else texts))
 
     def step(self, done: int, row: Mapping[str, Any]) -> None:
         """Shows that a step is done: the number of steps done in all, its metrics, and the time left."""
-        self._now = (float(done), float(row.get("frames") or self._now[1]))
-        name = f"{self._step_name} {done}" + ("" if self._total is None else f"/{self._total}")
+        self._now = (float(done), numbers(row).get("frames", self._now[1]))
+        name = f"{self._step_name} {done}" + ("" if self._steps is None else f"/{self._steps}")
         times = ", ".join(filter(None, [format_duration(time.monotonic() - self._began), self._limit()[1]]))
         room = _WIDTH - len(name) - len(times) - 4
         line = summarize(row, step_name=self._step_name, width=room, frame_skip=self._frame_skip)
@@ -107,22 +106,20 @@ class Progress:
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         with _lost_connections():
-            if self._bar is not None:
-                self._bar.write(text, file=sys.stderr)
-            else:
-                print(text, file=sys.stderr, flush=True)
+            if self._shown:
+                tqdm.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Removes the bar."""
-        if self._bar is not None:
-            with _lost_connections():
+        with _lost_connections():
+            if self._bar is not None:
                 self._bar.close()
 
     def _limit(self) -> tuple[float, str]:
         """Returns the fraction of the run that is done and a text of the time left, by the limit that ends it first."""
         elapsed = max(time.monotonic() - self._began, 1e-9)
         limits = [] if self._stop_after is None else [(self._stop_after - elapsed, elapsed / self._stop_after)]
-        for now, start, end in zip(self._now, self._start, (self._total, self._max_frames), strict=True):
+        for now, start, end in zip(self._now, self._start, (self._steps, self._max_frames), strict=True):
             if end is not None:
                 pace = elapsed / (now - start) if now > start else math.inf
                 limits.append((pace * (end - now) if now < end else 0.0, now / end))

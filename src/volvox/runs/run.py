@@ -1,25 +1,37 @@
-"""The result of training: a state, its rows of metrics, and everything that can be done with them."""
+"""Runs: the result of training, or of loading a run directory, and everything that can be done with it.
+
+run = vx.load("runs/frostbite")
+print(run.evaluate(num_episodes=30))
+run = run.resume(steps=200)
+act = run.actor()
+"""
 
 import dataclasses
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flax import linen as nn
+
 from volvox.report import html, plots, video
-from volvox.report.files import PLOT, REPORT, VIDEO, Row, read_config
+from volvox.report.files import ELITE, METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
 from volvox.report.metrics import atari_scores
-from volvox.rollout import scoring
+from volvox.rollout import reference_batch, scoring
 from volvox.rollout.scoring import Actor, Protocol, Score
-from volvox.runs.config import from_json
-from volvox.runs.directory import change_settings, saved_key
-from volvox.runs.export import export
-from volvox.types import Algorithm, ArrayTree
+from volvox.runs.config import differences, from_json, to_json
+from volvox.runs.directory import change_settings, read_run, saved_key
+from volvox.runs.export import export, is_exported, load_exported
+from volvox.types import Algorithm, ArrayTree, Env, Genotype
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Which = Literal["best", "last"]
+_GENOTYPES = ("volvox.networks.genotype", "volvox.networks.genotype_from_functions")
+_LAYOUT = ("num_envs", "groups", "threads")
+"""Arguments of an environment that do not change its episodes."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -100,7 +112,7 @@ class Run:
         return scoring.play(*played, sampled=sampled, seed=seed, **options)
 
     def actor(self, which: Which = "best") -> Actor:
-        """Returns the policy as a function from observations to actions, NumPy arrays both; see `volvox.Actor`."""
+        """Returns the policy as a function from observations to actions, both NumPy arrays; see `volvox.Actor`."""
         return Actor(self.algorithm.policy, self.variables(which), self.algorithm.env.spec)
 
     def resume(self, *, steps: int | None = None, changes: Mapping[str, Any] | None = None, **options: Any) -> "Run":
@@ -201,3 +213,74 @@ def _with_settings(algorithm: Algorithm, changes: Mapping[str, Any]) -> Algorith
         raise ValueError(f"{type(config[name]).__name__} has no setting {unknown[0]!r}; it has {', '.join(fields)}")
     make = from_json({"function": config.pop("type")})
     return make(**config | {"env": algorithm.env, name: dataclasses.replace(config[name], **changes)})
+
+
+def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorithm: Algorithm | None = None) -> Any:
+    """Loads a run, in any process, to play, film, plot, export or continue it.
+
+    The algorithm is rebuilt from the settings in `config.json`. Nothing is unpickled and no code of the directory is
+    executed: only public names of volvox, flax, optax and jax.nn, and names in `custom`, are used. A run in progress is
+    loaded as of its newest checkpoint. Without checkpoints, `elite.json` is enough to play the run (its `state` is
+    None), and `metrics.jsonl` to plot it.
+
+        run = vx.load("runs/mine", custom=[MyNetwork, my_reward])
+        run = vx.load("runs/robot", custom=[my_env])
+
+    Args:
+      run_dir: The run directory, or a file of `Run.export`, for which an `ExportedPolicy` is returned.
+      custom: The user's classes and functions that `config.json` names. An `Env`, a `Genotype` or a flax module takes
+        the place of the saved environment or network, for example if these cannot be described by names.
+      algorithm: The whole algorithm, for algorithms that neither `evolve` nor `learn` made.
+
+    Returns:
+      The run, as `volvox.train` returned it.
+
+    Raises:
+      ValueError: There is no run, a part cannot be rebuilt, or the algorithm's settings differ from the saved ones.
+      volvox.DamagedCheckpointError: There are checkpoints, but none can be used.
+    """
+    path, custom = Path(run_dir).absolute(), tuple(custom)
+    if is_exported(path):
+        return load_exported(path)
+    config = read_config(path)
+    if algorithm is None:
+        try:
+            algorithm = _rebuild(config["algorithm"], custom)
+        except ValueError as error:
+            raise ValueError(f"{path}: the algorithm cannot be rebuilt: {error}") from error
+    ignored = [f"algorithm.env.{name}:" for name in _LAYOUT]
+    if any(isinstance(value, Genotype | nn.Module) for value in custom):
+        # A network may have another name; the structure of its parameters is compared with the checkpoint.
+        ignored.append("algorithm.network")
+    found = differences(config["algorithm"], to_json(algorithm.config))
+    if found := [line for line in found if not line.startswith(tuple(ignored))]:
+        raise ValueError("\n  ".join([f"{path} holds a run with other settings:", *found]))
+    restored = read_run(path, algorithm, config)
+    if restored is not None:
+        return Run(algorithm, *restored, path, interrupted=None)
+    elite = None
+    if algorithm.from_genome is not None and (path / ELITE).exists():
+        elite = algorithm.from_genome(json.loads((path / ELITE).read_text()))
+    return Run(algorithm, None, read_metrics(path / METRICS), path, interrupted=None, elite=elite)
+
+
+def _rebuild(data: Mapping[str, Any], custom: tuple[Any, ...]) -> Algorithm:
+    """Makes an algorithm from its settings in JSON form."""
+    parts = dict(data)
+    for name, kinds in (("env", Env), ("network", Genotype | nn.Module)):
+        given = [value for value in custom if isinstance(value, kinds)]
+        if name in parts and given:
+            parts[name] = given[0]
+    if "env" in parts:
+        parts["env"] = from_json(parts["env"], custom)
+    network = parts.get("network")
+    if isinstance(network, dict) and network.get("type") in _GENOTYPES:
+        make = from_json({"function": network["type"]})
+        arguments = {name: from_json(value, custom) for name, value in network.items() if name != "type"}
+        if "reference" in arguments:
+            arguments["reference"] = reference_batch(parts["env"], size=arguments["reference"])
+        parts["network"] = make(spec=parts["env"].spec, **arguments)
+    algorithm = from_json(parts, custom)
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError("config.json names no function that makes one; pass algorithm=")
+    return algorithm
