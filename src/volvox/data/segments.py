@@ -11,7 +11,6 @@ reward comes with the next timestep, for the last one of a segment in the next r
 from collections.abc import Callable
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -55,21 +54,21 @@ def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent
 
     Recurrent states of the policy are shaped as `recurrent`.
     """
-    number, flag, count = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.float32, bool, jnp.int32))
-    timesteps = {
-        "observation": spec.observation,
-        "first": flag,
-        "action": spec.action,
-        "log_prob": number,
-        "reward": number,
-        "terminated": flag,
-        "truncated": flag,
-        "valid": flag,
-        "version": count,
-        "value": number,
-    }
-    of_segment = {"bootstrap": zeros(number, num_segments, num_envs), "recurrent": zeros(recurrent, num_segments)}
-    return Segment(**zeros(timesteps, num_segments, length, num_envs), **of_segment)
+    batch = (num_segments, length, num_envs)
+    return Segment(
+        observation=zeros(spec.observation, *batch),
+        first=jnp.zeros(batch, bool),
+        action=zeros(spec.action, *batch),
+        log_prob=jnp.zeros(batch, jnp.float32),
+        reward=jnp.zeros(batch, jnp.float32),
+        terminated=jnp.zeros(batch, bool),
+        truncated=jnp.zeros(batch, bool),
+        valid=jnp.zeros(batch, bool),
+        version=jnp.zeros(batch, jnp.int32),
+        bootstrap=jnp.zeros((num_segments, num_envs), jnp.float32),
+        recurrent=zeros(recurrent, num_segments),
+        value=jnp.zeros(batch, jnp.float32),
+    )
 
 
 def add(
@@ -107,7 +106,6 @@ def add(
 
     def put(rows: Array, row: Array, *place: Array) -> Array:
         # One update slice stays in place inside a compiled loop; a scatter would be a loop of its own.
-        chex.assert_shape(row, rows.shape[len(place) :])
         row = row.astype(rows.dtype)[(None,) * len(place)]
         return jax.lax.dynamic_update_slice(rows, row, (*place, *[jnp.int32(0)] * (rows.ndim - len(place))))
 

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -22,13 +21,12 @@ from flax import linen as nn
 
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
-from volvox.data.metrics import Maximum, Metrics
+from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns
 from volvox.data.segments import Segment
-from volvox.learners.learner import Schedule, Turn, with_metrics
+from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
 from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
-from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer
 from volvox.sparsity.optimizers import clipped
 from volvox.types import Array, ArrayTree, Env, zeros
 
@@ -245,7 +243,6 @@ class _PPO(OnPolicy):
         rows = permutation.reshape(groups, -1, self.num_rows // s.num_minibatches).astype(jnp.int32)  # [G, J, n]
 
         def ordered(x: Array) -> Array:
-            chex.assert_shape(x, (groups, s.segment_length, self.num_envs))
             x = x if self.recurrent else x.reshape(groups, 1, -1)
             return jax.vmap(lambda x, rows: x[:, rows])(x, rows).transpose(2, 0, 1, 3)
 
@@ -298,7 +295,7 @@ class _PPO(OnPolicy):
         }
         sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
         loss = sums["policy_loss"] + s.value_coefficient * sums["value_loss"] - s.entropy_coefficient * sums["entropy"]
-        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
+        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": lag.max()}
         return loss / jnp.maximum(num_valid, 1.0), new
 
     def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:
