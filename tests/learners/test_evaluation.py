@@ -56,7 +56,7 @@ def test_returns_without_a_rank_choose_no_policy(monkeypatch):
 
 
 def test_episodes_depend_on_the_seed_alone():
-    """Not on the evaluations before: a resumed run sees what an uninterrupted one does."""
+    """They do not depend on earlier evaluations, so a resumed run has the results of an uninterrupted run."""
     env, policy = probes.countdown(low=1, high=9, num_envs=2), make().policy
     variables = policy.init(jax.random.key(0))
     used, new = (PolicyEvaluator(policy, env, 2, 1, 6, num_envs=4) for _ in range(2))

@@ -121,7 +121,7 @@ TURN = Turn(0, jnp.int32(2), jnp.int32(0), jnp.float32(0))
 
 
 class Given(NamedTuple):
-    """What the loss takes besides parameters."""
+    """Arguments of the loss besides the parameters."""
 
     segment: Segment
     advantage: np.ndarray
@@ -267,7 +267,7 @@ def test_the_learning_rate_is_annealed_round_by_round_to_0():
 
 
 def steps_of(made, changes):
-    """How far an update of the same gradient moves the parameters, with each of the changes to what learning has."""
+    """Sizes of the update by the same gradient, after each of the changes of the state of learning."""
     collected, learning = made.init(jax.random.key(0))
     steps = []
     for change in changes:

@@ -194,7 +194,7 @@ def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
 
 @pytest.mark.parametrize(("ratio", "num_learners"), [(0.5, 1), pytest.param(2.0, 2, marks=pytest.mark.slow)])
 def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
-    """Of steps, not of resets, which are a ninth of what 8 environments do here; and steps end where they should."""
+    """Resets, a ninth of all timesteps here, cause no updates; iterations end at the right timestep."""
     algorithm = make(
         updates_per_timestep=ratio, random_timesteps=16, timesteps_per_iteration=100, num_learners=num_learners
     )
@@ -246,7 +246,7 @@ def test_a_sparse_optimiser_keeps_everything_sparse():
 
 @pytest.mark.slow
 def test_each_learners_sparsity_goes_by_its_own_returns():
-    """The second plays almost at random; zeros, or each other's returns, would lie outside of what was seen."""
+    """The second plays almost at random; zeros, or the other learner's returns, would be out of range."""
     optimizer = sparse(optax.adam(3e-3), Magnitude(schedule=RewardAware(final_sparsity=0.5, increment=0.01), every=1))
     algorithm = make(
         optimizer=optimizer, learning_rate=None, num_learners=2, exploration_noise=(0.01, 3.0), discount=0.5

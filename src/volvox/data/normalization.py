@@ -103,14 +103,14 @@ def init_rewards(num_groups: int, num_envs: int) -> Rewards:
 
 
 def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float, axis: Axis = ALONE) -> Rewards:
-    """Adds the rewards of one timestep of group `g`; those that begin an episode do not count.
+    """Adds the rewards of one timestep of group `g`; timesteps that begin an episode do not count.
 
     Args:
       rewards: The scale so far.
       g: Index of the group.
       timestep: Fields `[B]`; the observation is not used.
       discount: Discount γ of a timestep.
-      axis: The devices whose rewards are added.
+      axis: Device axis to sum over.
     """
     live = ~timestep.first
     returns = jnp.where(live, rewards.returns[g] * discount + timestep.reward, rewards.returns[g])

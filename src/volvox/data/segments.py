@@ -1,7 +1,7 @@
 """Segments: the latest rounds of a group of environments, from which on-policy learners learn.
 
 A ring holds `R` segments of `L` timesteps of `B` environments. A timestep is added when its action is chosen. Its
-reward comes with the next timestep, for the last one of a segment in the next round.
+reward comes with the next timestep; after the last timestep of a segment, this is in the next round.
 
     ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
     ring = segments.add(ring, round_, beat, timestep, action=action, log_prob=log_prob, ...)  # at every beat
@@ -112,15 +112,13 @@ def add(
     def keep_first(rows: Array, row: Array) -> Array:
         return put(rows, jnp.where(beat == 0, row, rows[slot]), slot)
 
-    ring = ring._replace(
+    return ring._replace(
         reward=put(ring.reward, reward, last, before),
         terminated=put(ring.terminated, timestep.terminated, last, before),
         truncated=put(ring.truncated, timestep.truncated, last, before),
         valid=put(ring.valid, ~timestep.first, last, before),
         # Written at every beat; the value after the segment's last timestep remains.
         bootstrap=put(ring.bootstrap, value, last),
-    )
-    return ring._replace(
         observation=jax.tree.map(lambda rows, row: put(rows, row, slot, beat), ring.observation, timestep.observation),
         first=put(ring.first, timestep.first, slot, beat),
         action=put(ring.action, action, slot, beat),

@@ -59,8 +59,8 @@ class A3C:
         clipped.
       lag: Rounds between acting and learning; metrics give it in updates. With 0 learning and environments take turns.
       rounds_per_update: Rounds that share an update; each has `num_envs * segment_length` timesteps.
-      vtrace: Whether V-trace corrects the returns for the lag. All values are then those of the parameters that learn;
-        without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
+      vtrace: Whether V-trace corrects the returns for the lag. The parameters that learn then predict all values.
+        Without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
       micro_batch: Environments in one gradient computation, a divisor of a group's size. None: about 64 transitions.
@@ -112,7 +112,7 @@ class A3C:
         """Returns GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
 
         RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
-        One thing differs: an update sums the segments of all environments, and in GA3C those of one agent or a few.
+        One difference: an update sums the segments of all environments; in GA3C, the segments of one or a few agents.
         """
         return cls(
             segment_length=5,

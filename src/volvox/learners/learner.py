@@ -22,7 +22,7 @@ class Turn(NamedTuple):
     """The turn of a group in the loop.
 
     Attributes:
-      group: Index of the group, a Python int; in `finish` that of the last one.
+      group: Index of the group, a Python int; in `finish` the index of the last group.
       round: int32: Rounds completed since the environments were made.
       beat: int32: Beats completed in this round.
       mean_return: float32: Mean return of the latest episodes, NaN before the first; `[S]` for S learners.

@@ -149,7 +149,7 @@ class OnPolicy(Learner):
 
 
 def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:
-    """Returns how many of `num_rows` rows of `length` timesteps are in one gradient computation, a divisor.
+    """Returns the number of rows of `length` timesteps in one gradient computation, a divisor of `num_rows`.
 
     The default has about 64 transitions, which stay in a CPU's cache.
     """

@@ -42,7 +42,7 @@ _OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3:
-    """Settings of TD3; the defaults are those that reference implementations share.
+    """Settings of TD3, with the defaults of its reference implementations.
 
     Attributes:
       num_learners: Number S of learners side by side.
@@ -98,8 +98,6 @@ class TD3:
         numbers(self, "discount", "target_rate", low=0, high=1)
         numbers(self, "target_noise_clip", low=0)
         rate = self.learning_rate
-        if callable(rate):
-            raise ValueError(f"learning_rate={rate!r}: give numbers; a schedule belongs in a ready-made optimizer.")
         make_optimizer(self.optimizer, 1.0 if callable(self.optimizer) and rate is not None else rate)
         self.of_each("learning_rate", above=0.0)
         self.of_each("exploration_noise", low=0.0)
@@ -129,7 +127,7 @@ class Collected(NamedTuple):
     Attributes:
       credit: int32: A timestep adds the numerator of `_TD3.ratio`, an update subtracts the denominator. While it is
         negative, actions are random. Unlike a count of all timesteps, it cannot overflow.
-      replays: Replay of each group, with all its environments; those of a learner stand side by side.
+      replays: Replay of each group, with all its environments; the environments of a learner stand side by side.
       rewards: Scale of the rewards, leaves `[S, ...]`; () unless they are normalised.
     """
 
@@ -172,8 +170,8 @@ class _TD3(Learner):
         updates = s.updates_per_timestep * width
         if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
             raise ValueError(
-                f"updates_per_timestep={s.updates_per_timestep} times {width} environments of a learner in a group are "
-                f"{updates:g} updates in a beat; this must be a whole number of at least 1."
+                f"updates_per_timestep={s.updates_per_timestep} makes {updates:g} updates when a learner's {width} "
+                "environments of a group step; give a value that makes a whole number of at least 1."
             )
         self.num_updates = round(updates)  # in one beat of a group in which no episode begins
         self.ratio = Fraction(self.num_updates, self.num_envs * devices)  # updates for each timestep of any environment
@@ -351,7 +349,7 @@ class _TD3(Learner):
 def _mean_over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:
     """Returns the gradients of each learner's mean loss over the valid transitions of all devices.
 
-    `gradient` has those of the mean over this device's transitions, of which `valid` `[S, N]` are learned from.
+    `gradient` has the gradients of the mean over the transitions of this device that are `valid`, `[S, N]`.
     """
     if axis.name is None:
         return gradient

@@ -5,7 +5,7 @@
 
 An evaluation plays whole episodes with the likeliest actions, in environments of its own; on Atari whole games, even if
 a lost life ends an episode of training. Rows then have `evaluation_mean`; its `evaluation_standard_error` over
-episodes; `evaluation_best`, the largest mean so far; `evaluation_timesteps`, those of each learner so far;
+episodes; `evaluation_best`, the largest mean so far; `evaluation_timesteps`, the timesteps of each learner so far;
 `evaluation_frames`, the emulator frames of all evaluations, which `frames` does not count; and `evaluation_seconds`,
 which no rate counts. With several learners there is an `evaluation_mean_0` and so on for each, and the mean is over all
 of them. As a maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
@@ -26,13 +26,11 @@ from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.envs.envpool_tasks import whole_games
 from volvox.learners.learner import Turn
 from volvox.ops.flat import by_path, restored
-from volvox.rollout.devices import ALONE, Devices, devices_of
+from volvox.rollout.devices import Devices, devices_of
 from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, time_parts
 from volvox.rollout.scoring import act, first_episodes
 from volvox.sparsity.masks import is_grouped, is_sparse, masks_of, table
 from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep, replaced, zeros
-
-_SECONDS_BETWEEN_CHECKS = 1.0  # of an evaluation
 
 
 class Acting(NamedTuple):
@@ -79,7 +77,7 @@ class LearnState(NamedTuple):
     Attributes:
       key: Key of all random numbers.
       acting: State of acting.
-      learning: State of learning: parameters, the optimiser's state, and what else the learner keeps.
+      learning: State of learning: parameters, the optimiser's state, and other state of the learner.
       timesteps: Timesteps of all environments, without those that begin an episode.
       evaluated: Results of evaluations, `Evaluated`; () without evaluation.
       envs: States of resumable environments (`EnvGroup.resumable`), to which actions have been sent. () before the
@@ -122,18 +120,18 @@ def learn(
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
       devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
-        learn as one device with N times the environments does, and settings that count environments, timesteps, frames
-        or transitions count those of all devices. None: all devices of all processes, if
+        learn as one device with N times the environments, and numbers of environments, timesteps, frames and
+        transitions in the settings are totals over all devices. None: all devices of all processes, if
         `volvox.distributed.initialize` was called in several processes; otherwise one device.
 
     Returns:
       `Algorithm`. Its rows hold the learner's metrics; `update`, the number of updates; `frames`, the emulator frames,
-      and `timesteps`, those of each learner, both without those that begin an episode; `episodes` and the scores of the
+      and `timesteps` of each learner, neither with timesteps that begin an episode; `episodes` and the scores of the
       latest 100 episodes (`volvox.data.metrics.scores`); `compression` of sparse networks; and
       `predictions_per_second`, which counts timesteps that begin an episode too, `updates_per_second` and
       `frames_per_second`. `step` raises FloatingPointError if a number is not finite. In pure-JAX environments, on one
       device, a restored run continues bit by bit. In other environments, it begins new episodes. `variables` gives the
-      policy of the best evaluation, and `last_variables` that of the learner which was best in the latest.
+      policy of the best evaluation; `last_variables` the latest policy, of the learner with the best latest evaluation.
 
     Raises:
       TypeError: An argument is of another type, or the optimiser needs more than gradients and parameters.
@@ -141,7 +139,7 @@ def learn(
     """
     check_has("settings", settings, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
-    run = Training(settings, network, env, chunk_seconds=chunk_seconds, host=host, devices=devices_of(devices))
+    run = Training(settings, network, env, chunk_seconds, host, devices_of(devices))
     if evaluate_every is not None:
         evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
         run.evaluator = PolicyEvaluator(run.learner.policy, run.env, run.num_learners, *evaluation)
@@ -181,16 +179,7 @@ class Training:
       saves_replay: Whether checkpoints hold replays.
     """
 
-    def __init__(
-        self,
-        settings: Any,
-        network: Any,
-        env: Env,
-        *,
-        chunk_seconds: float = 1.0,
-        host: bool = False,
-        devices: Devices = ALONE,
-    ):
+    def __init__(self, settings: Any, network: Any, env: Env, chunk_seconds: float, host: bool, devices: Devices):
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
         # Each process makes the initial state alone, without a device axis.
         self._initial = jax.jit(settings.bind(network, env).init)
@@ -201,17 +190,13 @@ class Training:
         self._each: Any = jax.vmap if self._batch else lambda function: function
         self.saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
         self.evaluator: PolicyEvaluator | None = None
+        self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
 
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
             return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
 
-        self.loop = Loop(
-            Stages(self.act, self.work, finish=self.finish),
-            make_groups,
-            beats_per_round=self.schedule.beats_per_round,
-            chunk_seconds=chunk_seconds,
-            devices=devices,
-        )
+        stages, beats = Stages(self.act, self.work, finish=self.finish), self.schedule.beats_per_round
+        self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
 
     def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Counts episodes and timesteps of group `g`, and lets the learner act."""
@@ -278,7 +263,7 @@ class Training:
             if evaluator is None or after // evaluator.every == before // evaluator.every:
                 return new, row
             began, candidates = time.perf_counter(), self.learner.variables(new.learning)
-            seed = seed_of(state.key, new.timesteps, 1)  # another than that of the environments of training
+            seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
             returns, played = evaluator.play(candidates, seed=seed, monitor=monitor)
             require_finite({"the returns of the evaluation": returns}, self.env.spec.name)
             frames = played * self.env.spec.frame_skip
@@ -330,8 +315,7 @@ class Training:
 
         kept, learned = devices.local((acting, learning))
         if devices.mesh is not None:
-            join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=self.env.axis)))
-            episodes, gathered = devices.local(join(acting.episodes, learning.metrics))
+            episodes, gathered = devices.local(self._join(acting.episodes, learning.metrics))
             kept, learned = kept._replace(episodes=episodes), learned._replace(metrics=gathered)
             if not devices.agree(getattr(learning, "params", ())):
                 raise ValueError("devices have learned different parameters: sum gradients over env.axis.")
@@ -344,7 +328,7 @@ class Training:
         return without(new, "collectors"), row
 
     def opened(self, state: LearnState, monitor: Monitor) -> tuple[bool, Acting, Any]:
-        """Makes environments, unless those of the state are open; returns (are open, acting, learning) on devices."""
+        """Opens the environments of the state; returns (whether they were open, acting, learning) on devices."""
         loop, devices = self.loop, self.loop.devices
         if loop.standing is not None and loop.standing[0] is state.learning:
             return True, *loop.standing[1:]
@@ -391,7 +375,7 @@ class Training:
         return candidates[int(np.argmax([row.get(f"training_mean_{i}", -np.inf) for i in range(len(candidates))]))]
 
     def save(self, state: LearnState) -> LearnState:
-        """Returns the state as it is saved."""
+        """Returns the part of the state that checkpoints hold."""
         return state if self.saves_replay else without(state, "collectors", "replays")
 
     def restore(self, saved: ArrayTree) -> LearnState:
@@ -449,7 +433,7 @@ def require_finite(trees: dict[str, ArrayTree], env_name: str) -> None:
     if wrong:
         raise FloatingPointError(
             f"not finite: {', '.join(wrong)}; this iteration is dropped. Check the rewards and observations of "
-            f"{env_name}, lower the learning rate, or clip the gradient; in a loss of your own, look for a mean over nothing."
+            f"{env_name}, lower the learning rate, or clip the gradient. In a loss of your own, check for empty means."
         )
 
 
@@ -549,7 +533,7 @@ class PolicyEvaluator:
 
         def choose(number: int, timestep: TimeStep, states: tuple[ArrayTree, ...]) -> tuple[Array, tuple]:
             nonlocal checked
-            if time.monotonic() - checked > _SECONDS_BETWEEN_CHECKS:
+            if time.monotonic() - checked > 1.0:
                 checked = time.monotonic()
                 if monitor({"phase": "evaluation", "done": len(parts) * num_envs, "total": self._num_waves * num_envs}):
                     raise Interrupted("the evaluation was not finished, and its iteration is dropped")
