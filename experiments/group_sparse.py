@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import volvox as vx
+from volvox.learners.td3 import variables_of
 from volvox.report import read_metrics
 from volvox.report.files import write_file
 from volvox.runs.config import to_json
@@ -148,7 +149,7 @@ def train(settings: Settings, way: str) -> int:
         if not path.exists() or json.loads(path.read_text())["of"] != how:
             returns = []
             for learner in range(settings.td3.num_learners):
-                variables, seed = vx.learners.variables_of(run.state, learner), settings.seed + 1_000_003
+                variables, seed = variables_of(run.state, learner), settings.seed + 1_000_003
                 score = vx.play(algorithm.env, algorithm.policy, variables, num_episodes=settings.episodes, seed=seed)
                 returns.append(score.returns.tolist())
             write_file(path, json.dumps({"of": how, "returns": returns}) + "\n")

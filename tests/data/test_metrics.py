@@ -5,16 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox.data import metrics
-from volvox.data.metrics import (
-    WINDOW,
-    Episodes,
-    Maximum,
-    RunningEpisodes,
-    init_episodes,
-    latest_mean,
-    scores,
-    update_episodes,
-)
+from volvox.data.metrics import WINDOW, Episodes, init_episodes, latest_mean, scores, update_episodes
 from volvox.types import TimeStep
 
 
@@ -23,7 +14,7 @@ def test_means_are_of_all_values():
     for values in ([1.0, 2.0], [6.0]):
         values = jnp.array(values)
         gathered = metrics.add(gathered, metrics.means({"loss": values.sum()}, count=len(values)))
-        gathered = metrics.add(gathered, {"largest": Maximum(values.max())})
+        gathered = metrics.add(gathered, {"largest": values.max()})
     assert metrics.compute(gathered) == {"loss": 3.0, "largest": 6.0}
 
 
@@ -33,7 +24,7 @@ def test_metrics_of_other_names_stay_and_begin():
 
 
 def test_learners_are_averaged():
-    given = metrics.means({"a": jnp.array([1.0, 3.0])}) | {"b": Maximum(jnp.array([1.0, 3.0]))}
+    given = metrics.means({"a": jnp.array([1.0, 3.0])}) | {"b": jnp.array([1.0, 3.0])}
     np.testing.assert_equal(metrics.compute(metrics.add(given, given)), {"a": 2.0, "b": 3.0})
 
 
@@ -45,7 +36,7 @@ def timestep(b, **fields):
 def test_the_latest_episodes_are_remembered():
     """Of 120 that end at once the last 100, then three more in place of the oldest."""
     b = WINDOW + 20
-    running = RunningEpisodes(jnp.arange(b, dtype=jnp.float32), jnp.full(b, 7))
+    running = (jnp.arange(b, dtype=jnp.float32), jnp.full(b, 7))
     step = timestep(b, terminated=jnp.ones(b, bool), reward=jnp.full(b, 0.5))
     episodes, _ = update_episodes(init_episodes(), running, step)
     assert episodes.total == b
@@ -60,16 +51,16 @@ def test_the_latest_episodes_are_remembered():
 
 
 def test_scores_begin_anew_with_an_episode():
-    running = RunningEpisodes(jnp.array([5.0, 5.0]), jnp.array([3, 3]))
+    running = (jnp.array([5.0, 5.0]), jnp.array([3, 3]))
     step = timestep(2, first=jnp.array([True, False]), reward=jnp.array([0.0, 2.0]))
     _, running = update_episodes(init_episodes(), running, step)
-    np.testing.assert_array_equal(running.returns, [0.0, 7.0])
-    np.testing.assert_array_equal(running.lengths, [0, 4])
+    np.testing.assert_array_equal(running[0], [0.0, 7.0])
+    np.testing.assert_array_equal(running[1], [0, 4])
 
 
 def test_figures_are_of_episodes_that_ended():
     assert scores(jax.device_get(init_episodes())) == {}
-    running = RunningEpisodes(jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 5, 7]))
+    running = (jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 5, 7]))
     episodes, _ = update_episodes(init_episodes(), running, timestep(3, terminated=jnp.array([True, True, False])))
     assert scores(jax.device_get(episodes)) == {
         "training_mean": 2.0,

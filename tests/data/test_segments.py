@@ -14,7 +14,7 @@ SPEC = probes.constant().spec
 
 
 def number(k, b):
-    """What environment `b` shows at beat `k`."""
+    """Observation of environment `b` at beat `k`."""
     return 100.0 * k + b
 
 
@@ -86,7 +86,7 @@ def check(ring, begin, rows, num_segments, following):
     np.testing.assert_array_equal(got.action, (ks + bs) % 2)
     np.testing.assert_array_equal(got.log_prob, -np.ones((T, 3)))
     np.testing.assert_array_equal(got.first, (ks + bs - 1) % 5 == 4)
-    # What the step brought came one beat later.
+    # The results of the step came one beat later.
     np.testing.assert_array_equal(got.reward, 10.0 * (ks + 1) + bs)
     end = (ks + 1 + bs) % 5 == 4
     np.testing.assert_array_equal(got.terminated, end & (bs % 2 == 0))

@@ -8,6 +8,7 @@ import pytest
 from volvox.envs.functional import from_functions
 from volvox.learners.training import Training
 from volvox.ops.flat import by_path
+from volvox.rollout.devices import ALONE
 from volvox.rollout.loop import LoopState
 
 SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
@@ -28,7 +29,7 @@ def endless():
 
 @pytest.fixture
 def recall():
-    """Shows -1 or 1, then 0; then the action is rewarded if it names what was shown."""
+    """Shows -1 or 1, then 0; then the action is rewarded if it names the number that was shown."""
 
     def step(state, action, key):
         shown, t = state
@@ -67,7 +68,7 @@ def begun():
     """A function that returns (stages of the loop, its state at the beginning, groups) of a learner."""
 
     def make(settings, network, env):
-        run, groups = Training(settings, network, env), env.make(0)
+        run, groups = Training(settings, network, env, 1.0, False, ALONE), env.make(0)
         state, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
         state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(state.acting), state.learning))
         return run.loop.stages, state, groups

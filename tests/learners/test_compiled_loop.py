@@ -1,4 +1,4 @@
-"""What must be true of learners' compiled loops on real pools, read from their scheduled HLO."""
+"""Properties of learners' compiled loops on real pools, read from their scheduled HLO."""
 
 import re
 
@@ -39,7 +39,7 @@ def scheduled(begun, settings, env):
 
 
 def bodies(text):
-    """What happens in each computation, in order: `recv`, `send`, `gradients` (a loop over parameters), `beats`."""
+    """Events of each computation, in order: `recv`, `send`, `gradients` (a loop over parameters), `beats`."""
     found, name = {}, ""
     for line in text.splitlines():
         head = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
@@ -67,8 +67,8 @@ def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round
     settings = A3C(segment_length=T, micro_batch=micro_batch, lag=lag, **optimizer, **PLAIN)
     text = scheduled(begun(settings, ActorCritic(6, Torso()), env), settings, env)
     beat, round_, *_ = bodies(text)
-    # Nor is anything large copied in a beat, or a gradient computed that its loop may not ask for (XLA moves what no
-    # loop variable changes in front of the loop); an update copies the parameters once.
+    # A beat copies nothing large, and computes no gradient outside of its loop, although XLA moves loop-invariant
+    # computations in front of loops. An update copies the parameters once.
     assert beat == ["recv", "send", *(["gradients"] if lag else [])] * 2
     # The last loop is the update: zero or one times.
     assert [kind for kind in round_ if "copy" not in kind] == [
@@ -83,7 +83,7 @@ def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1])
 def test_ppo_updates_while_groups_step_and_copies_no_ring(lag, begun):
-    """An update is a loop over parts in a loop over updates; neither copies what has been collected."""
+    """An update is a loop over parts in a loop over updates; neither copies the collected data."""
     env = atari("Pong", num_envs=2 * B, groups=2)
     settings = PPO(segment_length=T, num_minibatches=2, micro_batch=3, lag=lag, episodic_life=True)
     text = scheduled(begun(settings, ActorCritic(6, Torso()), env), settings, env)

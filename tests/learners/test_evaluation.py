@@ -10,8 +10,8 @@ from flax import linen as nn
 
 import volvox as vx
 from volvox.envs import atari
-from volvox.learners import A3C, TD3, evaluation, learn
-from volvox.learners.evaluation import Evaluated, PolicyEvaluator
+from volvox.learners import A3C, TD3, learn
+from volvox.learners.training import Evaluated, PolicyEvaluator, add_evaluation
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
 from volvox.rollout import play
 from volvox.types import Interrupted
@@ -32,17 +32,17 @@ def unknown(*candidates):
 def test_the_numbers_of_an_evaluation():
     returns = np.float32([[1, 2, 3], [4, 6, 11]])
     known = unknown({"w": 0.0}, {"w": 1.0})
-    known, row = evaluation.update(known, [{"w": 10.0}, {"w": 20.0}], returns, timesteps=100, frames=50)
+    known, row = add_evaluation(known, [{"w": 10.0}, {"w": 20.0}], returns, timesteps=100, frames=50)
     assert (row["evaluation_mean"], row["evaluation_best"]) == (4.5, 7.0)
     assert (row["evaluation_mean_0"], row["evaluation_mean_1"]) == (2.0, 7.0)
     # Variances 1 and 13 of episodes, of which three make a mean; then the mean of two of these.
     assert row["evaluation_standard_error"] == pytest.approx(np.sqrt(1 / 3 + 13 / 3) / 2)
     assert (row["evaluation_timesteps"], row["evaluation_frames"]) == (100, 50)
-    worse, row = evaluation.update(known, [{"w": 30.0}, {"w": 40.0}], returns[::-1] - 3, timesteps=200, frames=7)
+    worse, row = add_evaluation(known, [{"w": 30.0}, {"w": 40.0}], returns[::-1] - 3, timesteps=200, frames=7)
     assert (worse.variables, float(worse.best)) == ({"w": 20.0}, 7.0)
     assert (row["evaluation_mean"], row["evaluation_best"], row["evaluation_frames"]) == (1.5, 7.0, 57)
     np.testing.assert_array_equal(worse.latest, [4.0, -1.0])
-    _, row = evaluation.update(unknown(()), [()], np.float32([[3]]), timesteps=1, frames=1)
+    _, row = add_evaluation(unknown(()), [()], np.float32([[3]]), timesteps=1, frames=1)
     assert set(row) == {"evaluation_mean", "evaluation_best", "evaluation_timesteps", "evaluation_frames"}
 
 
@@ -56,7 +56,7 @@ def test_returns_without_a_rank_choose_no_policy(monkeypatch):
 
 
 def test_episodes_depend_on_the_seed_alone():
-    """Not on the evaluations before: a resumed run sees what an uninterrupted one does."""
+    """They do not depend on earlier evaluations, so a resumed run has the results of an uninterrupted run."""
     env, policy = probes.countdown(low=1, high=9, num_envs=2), make().policy
     variables = policy.init(jax.random.key(0))
     used, new = (PolicyEvaluator(policy, env, 2, 1, 6, num_envs=4) for _ in range(2))
@@ -160,7 +160,7 @@ def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
     assert row["evaluation_mean"] == pytest.approx((row["evaluation_mean_0"] + row["evaluation_mean_1"]) / 2)
     first = jax.tree.map(lambda x: x[0], state.learning.params.actor)
     for variables in (algorithm.variables(state), algorithm.last_variables(state)):
-        jax.tree.map(np.testing.assert_array_equal, variables.actor, first)
+        jax.tree.map(np.testing.assert_array_equal, variables.params.actor, first)
 
 
 def test_few_environments_play_in_waves_and_all_are_closed_on_failure():

@@ -1,4 +1,4 @@
-"""Runs of a few iterations give what they gave before, number by number.
+"""Runs of a few iterations give the recorded numbers.
 
 The recorded runs were made on one machine; other processors round differently, hence the tolerance. With
 `VOLVOX_EXACT=1` in the environment the numbers must be the same bits.

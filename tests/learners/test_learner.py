@@ -1,4 +1,4 @@
-"""What all learners share: environments, progress, interrupts, rows, restored states; with a learner of a few lines."""
+"""Common parts of all learners: environments, progress, interrupts, rows, restored states."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ class Learning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Adds up what it observes; an update in each beat."""
+    """Adds up its observations, with an update in each beat."""
 
     updates: int = 40
     breaks_at: int = 10**9

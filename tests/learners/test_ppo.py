@@ -121,7 +121,7 @@ TURN = Turn(0, jnp.int32(2), jnp.int32(0), jnp.float32(0))
 
 
 class Given(NamedTuple):
-    """What the loss takes besides parameters."""
+    """Arguments of the loss besides the parameters."""
 
     segment: Segment
     advantage: np.ndarray
@@ -199,7 +199,7 @@ def test_the_loss_is_its_formula(value_clip):
     np.testing.assert_allclose([means[name].total / means[name].num for name in names], wanted, rtol=1e-4)
     assert 0 < wanted[-1] < 1
     assert means["lag_mean"].total == 2 * 5
-    assert means["lag_max"].value == 2
+    assert means["lag_max"] == 2
 
 
 def test_what_a_dummy_timestep_holds_changes_nothing():
@@ -267,7 +267,7 @@ def test_the_learning_rate_is_annealed_round_by_round_to_0():
 
 
 def steps_of(made, changes):
-    """How far an update of the same gradient moves the parameters, with each of the changes to what learning has."""
+    """Sizes of the update by the same gradient, after each of the changes of the state of learning."""
     collected, learning = made.init(jax.random.key(0))
     steps = []
     for change in changes:

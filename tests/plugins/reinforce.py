@@ -10,9 +10,8 @@ import optax
 import volvox as vx
 from volvox.data import metrics, segments
 from volvox.learners import OnPolicy, Schedule, Turn
-from volvox.learners.learner import with_metrics
+from volvox.learners.learner import apply_gradient, make_optimizer, with_metrics
 from volvox.learners.on_policy import Collected
-from volvox.learners.optimizers import apply_gradient, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,11 @@ Both are gathered on the device and become numbers on the host, once in each ite
 
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox.types import ALONE, Array, Axis, TimeStep, zeros
+from volvox.types import ALONE, Array, Axis, TimeStep
 
 WINDOW = 100
 """Episodes over which scores are averaged."""
@@ -32,13 +31,8 @@ class Mean(NamedTuple):
     num: Array
 
 
-class Maximum(NamedTuple):
-    """The maximum of values that are not negative: `[...]`."""
-
-    value: Array
-
-
-Metrics = dict[str, Mean | Maximum]
+Metrics = dict[str, Mean | Array]
+"""Means, and maxima of values that are not negative: arrays `[...]`."""
 
 
 def means(totals: dict[str, Array], count: Array | float = 1.0) -> Metrics:
@@ -50,9 +44,9 @@ def add(old: Metrics, new: Metrics) -> Metrics:
     """Adds further values to the metrics of the same names; metrics of other names are kept as they are."""
 
     def added(old: Any, new: Any) -> Any:
-        if isinstance(new, Maximum):
-            return Maximum(jnp.maximum(old.value, new.value))
-        return Mean(old.total + new.total, old.num + new.num)
+        if isinstance(new, Mean):
+            return Mean(old.total + new.total, old.num + new.num)
+        return jnp.maximum(old, new)
 
     return old | {name: added(old[name], x) if name in old else x for name, x in new.items()}
 
@@ -73,7 +67,7 @@ def compute(gathered: Metrics) -> dict[str, float]:
     row = {}
     for name, x in jax.device_get(gathered).items():
         if not isinstance(x, Mean):
-            row[name] = np.max(x.value).item()
+            row[name] = np.max(x).item()
         elif x.num:
             row[name] = float(np.mean(x.total)) / float(x.num)
     return row
@@ -93,37 +87,23 @@ class Episodes(NamedTuple):
     lengths: Array
 
 
-class RunningEpisodes(NamedTuple):
-    """Episodes that have not ended.
-
-    Attributes:
-      returns: float32 `[B]`: Sums of unclipped rewards so far.
-      lengths: int32 `[B]`: Timesteps so far.
-    """
-
-    returns: Array
-    lengths: Array
+RunningEpisodes = tuple[Array, Array]
+"""Episodes that have not ended: (sums of unclipped rewards float32 `[B]`, timesteps int32 `[B]`)."""
 
 
-def init_episodes() -> Episodes:
-    """Returns the scores before any episode has ended."""
-    return Episodes(jnp.int32(0), jnp.zeros(WINDOW, jnp.float32), jnp.zeros(WINDOW, jnp.int32))
-
-
-def init_running(num_envs: int) -> RunningEpisodes:
-    """Returns the episodes of `num_envs` environments before their first timestep."""
-    return RunningEpisodes(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32))
+def init_episodes(*batch: int) -> Episodes:
+    """Returns the scores before any episode has ended, leaves `[*batch, ...]`."""
+    latest = (*batch, WINDOW)
+    return Episodes(jnp.zeros(batch, jnp.int32), jnp.zeros(latest, jnp.float32), jnp.zeros(latest, jnp.int32))
 
 
 def update_episodes(
     episodes: Episodes, running: RunningEpisodes, timestep: TimeStep
 ) -> tuple[Episodes, RunningEpisodes]:
     """Adds one timestep of `B` environments, whose observation is not used."""
-    flags = [timestep.reward, timestep.first, timestep.terminated, timestep.truncated]
-    chex.assert_equal_shape([*running, *flags])
     live = ~timestep.first
-    returns = jnp.where(live, running.returns + timestep.reward, 0.0)
-    lengths = jnp.where(live, running.lengths + 1, 0)
+    returns = jnp.where(live, running[0] + timestep.reward, 0.0)
+    lengths = jnp.where(live, running[1] + 1, 0)
     ended = live & (timestep.terminated | timestep.truncated)
     number = jnp.cumsum(ended, dtype=jnp.int32)
     # If more than WINDOW episodes end in one beat, the last ones are kept.
@@ -134,7 +114,12 @@ def update_episodes(
         returns=episodes.returns.at[place].set(returns, mode="drop"),
         lengths=episodes.lengths.at[place].set(lengths, mode="drop"),
     )
-    return episodes, RunningEpisodes(returns, lengths)
+    return episodes, (returns, lengths)
+
+
+def _by_age(total: Array) -> Array:
+    """Returns the age of each place of the ring, or the place of each age; the newest episode has age 0."""
+    return (total - 1 - jnp.arange(WINDOW)) % WINDOW
 
 
 def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Array:
@@ -144,8 +129,7 @@ def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Arr
     devices contribute equal shares.
     """
     count = -(-min(max(num_envs, 10), WINDOW) // axis.size)
-    age = (episodes.total - 1 - jnp.arange(WINDOW)) % WINDOW  # 0 is the newest
-    held = age < jnp.minimum(episodes.total, count)
+    held = _by_age(episodes.total) < jnp.minimum(episodes.total, count)
     total, num = axis.sum((jnp.where(held, episodes.returns, 0.0).sum(), held.sum(dtype=jnp.float32)))
     return total / jnp.where(num > 0, num, jnp.nan)
 
@@ -157,20 +141,13 @@ def over_devices(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Epi
     """
 
     def join(episodes: Episodes) -> Episodes:
-        ages = jnp.arange(WINDOW)
-        newest = (episodes.total - 1 - ages) % WINDOW
-        ordered = (ages < episodes.total, episodes.returns[newest], episodes.lengths[newest])
+        places = _by_age(episodes.total)
+        ordered = (jnp.arange(WINDOW) < episodes.total, episodes.returns[places], episodes.lengths[places])
         # The newest of each device, then the second newest of each.
         held, returns, lengths = (x.T.ravel() for x in jax.lax.all_gather(ordered, axis.name))
-        chosen = jnp.argsort(~held, stable=True)[:WINDOW]
-        total = axis.sum(episodes.total)
-        place = (total - 1 - ages) % WINDOW
-        empty = zeros(episodes)
-        return Episodes(
-            total=total,
-            returns=empty.returns.at[place].set(returns[chosen]),
-            lengths=empty.lengths.at[place].set(lengths[chosen]),
-        )
+        chosen, total = jnp.argsort(~held, stable=True)[:WINDOW], axis.sum(episodes.total)
+        ages = _by_age(total)
+        return Episodes(total, returns[chosen][ages], lengths[chosen][ages])
 
     sums = axis.sum({name: x for name, x in gathered.items() if isinstance(x, Mean)})
     largest = jax.lax.pmax({name: x for name, x in gathered.items() if not isinstance(x, Mean)}, axis.name)
@@ -193,10 +170,9 @@ def scores(episodes: Episodes, *, num_envs: int = 1) -> dict[str, float]:
     learners = [Episodes(*one) for one in zip(*episodes, strict=True)] if side_by_side else [episodes]
     rows = []
     for one in learners:
-        count = min(int(one.total), WINDOW)
-        if not count:
+        if not one.total:
             return {}
-        returns, lengths = one.returns[:count], one.lengths[:count]
+        returns, lengths = one.returns[: one.total], one.lengths[: one.total]
         with np.errstate(invalid="ignore"):  # infinite returns have no deviation
             figures = {"training_mean": returns.mean(), "training_std": returns.std(), "training_best": returns.max()}
         rows.append({name: float(x) for name, x in figures.items()} | {"episode_length": float(lengths.mean())})

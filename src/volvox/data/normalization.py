@@ -1,6 +1,6 @@
 """Normalisation of observations and rewards by running moments, for any learner.
 
-    moments = normalization.init(spec.observation_shape)
+    moments = normalization.init(spec.observation)
     moments = normalization.update(moments, observation)
     observation = normalization.normalize(moments, observation)
 
@@ -12,9 +12,8 @@ A policy made by `normalizing` has the moments among its variables, so that a sa
 itself. An observation is an array, or a dict or a tuple of arrays, each of which has its own moments.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -40,20 +39,15 @@ class Moments(NamedTuple):
     squares: ArrayTree
 
 
-def init(shape: Any) -> Moments:
-    """Returns the moments before any observation, given `EnvSpec.observation_shape`, of one array or of several."""
-
-    def one(shape: Any) -> bool:
-        return isinstance(shape, tuple) and all(isinstance(size, int) for size in shape)
-
-    mean, squares = (jax.tree.map(jnp.zeros, shape, is_leaf=one) for _ in range(2))
+def init(like: ArrayTree) -> Moments:
+    """Returns the moments before any observation; `like` is an observation, or its shapes (`EnvSpec.observation`)."""
+    mean, squares = (jax.tree.map(lambda x: jnp.zeros(x.shape), like) for _ in range(2))
     return Moments(jnp.float32(0), mean, squares)
 
 
 def update(moments: Moments, observation: ArrayTree, axis: Axis = ALONE) -> Moments:
     """Adds observations `[B, n...]` of all devices (Chan et al. 1979, Updating formulae for computing variances)."""
     b = jax.tree.leaves(observation)[0].shape[0]
-    jax.tree.map(lambda old, new: chex.assert_shape(new, (b, *old.shape)), moments.mean, observation)
     mean = axis.mean(jax.tree.map(lambda x: x.mean(axis=0), observation))
     squares = axis.sum(jax.tree.map(lambda x, mean: ((x - mean) ** 2).sum(axis=0), observation, mean))
     return _merged(moments, b * axis.size, mean, squares)
@@ -105,18 +99,18 @@ class Rewards(NamedTuple):
 
 def init_rewards(num_groups: int, num_envs: int) -> Rewards:
     """Returns the scale before any reward, of groups of `num_envs` environments."""
-    return Rewards(init(()), tuple(jnp.zeros(num_envs, jnp.float32) for _ in range(num_groups)))
+    return Rewards(init(jnp.float32(0)), tuple(jnp.zeros(num_envs, jnp.float32) for _ in range(num_groups)))
 
 
 def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float, axis: Axis = ALONE) -> Rewards:
-    """Adds the rewards of one timestep of group `g`; those that begin an episode do not count.
+    """Adds the rewards of one timestep of group `g`; timesteps that begin an episode do not count.
 
     Args:
       rewards: The scale so far.
       g: Index of the group.
       timestep: Fields `[B]`; the observation is not used.
       discount: Discount γ of a timestep.
-      axis: The devices whose rewards are added.
+      axis: Device axis to sum over.
     """
     live = ~timestep.first
     returns = jnp.where(live, rewards.returns[g] * discount + timestep.reward, rewards.returns[g])
@@ -154,6 +148,6 @@ def normalizing(policy: Policy, spec: EnvSpec) -> Policy:
         return policy.apply(variables.params, seen, state)
 
     def begin(key: Array) -> Normalized:
-        return Normalized(policy.init(key), init(spec.observation_shape))
+        return Normalized(policy.init(key), init(spec.observation))
 
     return policy._replace(init=begin, apply=apply)

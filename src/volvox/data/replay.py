@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -86,7 +85,6 @@ def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
 
     def put(rows: Array, row: Array) -> Array:
         # One update slice stays in place inside a compiled loop.
-        chex.assert_shape(row, rows.shape[1:])
         return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), replay.rows % capacity, 0)
 
     given = (timestep._replace(extras={}), action)
@@ -111,10 +109,8 @@ def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
     """Returns whether replays hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
     capacity = sum(replay.timestep.reward.size for replay in replays)
     held = sum(jnp.minimum(x.rows, x.action.shape[0]) * x.action.shape[1] for x in replays)
-    enough = jnp.asarray(held >= min(timesteps, capacity))
-    for replay in replays:
-        enough &= num_starts(replay, n_step) > 0
-    return enough
+    starts = jnp.stack([num_starts(replay, n_step) for replay in replays])
+    return (held >= min(timesteps, capacity)) & (starts > 0).all()
 
 
 def sample(

@@ -17,12 +17,11 @@ def lambda_returns(r_t: Array, discount_t: Array, v_t: Array, lambda_t: Array) -
     """λ-returns: `G[t] = r[t] + discount[t] * ((1 - lambda[t]) * v[t] + lambda[t] * G[t + 1])`.
 
     `G[T]` is `v[T - 1]`. With `lambda_t` 1 everywhere this is the n-step return, with 0 the one-step target. A timestep
-    with `lambda_t` 0 bootstraps whatever follows it: a time limit is expressed that way, and a termination by a
-    discount of 0.
+    with `lambda_t` 0 bootstraps from `v_t`: this expresses a time limit, and a discount of 0 expresses a termination.
 
     Args:
       r_t: `[T]`: Rewards.
-      discount_t: `[T]`: Discounts of what follows: 0 where the episode terminated.
+      discount_t: `[T]`: Discounts of the next timestep: 0 where the episode terminated.
       v_t: `[T]`: Values of the observations that follow.
       lambda_t: `[T]`: Trace decays.
 
@@ -62,10 +61,10 @@ def vtrace(
 
     Args:
       v_tm1: `[T]`: Values of the observations at which actions were chosen.
-      v_t: `[T]`: Values of the observations that follow; those of `v_tm1` one timestep later, but at the end.
+      v_t: `[T]`: Values of the next observations; `v_t[t]` is `v_tm1[t + 1]`, except at the end.
       r_t: `[T]`: Rewards.
-      discount_t: `[T]`: Discounts of what follows: 0 where the episode terminated.
-      rho_tm1: `[T]`: Probabilities of the actions under the learned policy over those under the one that acted.
+      discount_t: `[T]`: Discounts of the next timestep: 0 where the episode terminated.
+      rho_tm1: `[T]`: Ratios of the probabilities of the actions under the learned and the acting policy.
       lambda_t: `[T]`: Trace decays: 0 at a time limit.
       rho_clip: Largest weight of a timestep.
       c_clip: Largest weight of the trace.

@@ -1,7 +1,7 @@
 """Segments: the latest rounds of a group of environments, from which on-policy learners learn.
 
 A ring holds `R` segments of `L` timesteps of `B` environments. A timestep is added when its action is chosen. Its
-reward comes with the next timestep, for the last one of a segment in the next round.
+reward comes with the next timestep; after the last timestep of a segment, this is in the next round.
 
     ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
     ring = segments.add(ring, round_, beat, timestep, action=action, log_prob=log_prob, ...)  # at every beat
@@ -11,7 +11,6 @@ reward comes with the next timestep, for the last one of a segment in the next r
 from collections.abc import Callable
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -55,21 +54,21 @@ def init(num_segments: int, length: int, num_envs: int, spec: EnvSpec, recurrent
 
     Recurrent states of the policy are shaped as `recurrent`.
     """
-    number, flag, count = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.float32, bool, jnp.int32))
-    timesteps = {
-        "observation": spec.observation,
-        "first": flag,
-        "action": spec.action,
-        "log_prob": number,
-        "reward": number,
-        "terminated": flag,
-        "truncated": flag,
-        "valid": flag,
-        "version": count,
-        "value": number,
-    }
-    of_segment = {"bootstrap": zeros(number, num_segments, num_envs), "recurrent": zeros(recurrent, num_segments)}
-    return Segment(**zeros(timesteps, num_segments, length, num_envs), **of_segment)
+    batch = (num_segments, length, num_envs)
+    return Segment(
+        observation=zeros(spec.observation, *batch),
+        first=jnp.zeros(batch, bool),
+        action=zeros(spec.action, *batch),
+        log_prob=jnp.zeros(batch, jnp.float32),
+        reward=jnp.zeros(batch, jnp.float32),
+        terminated=jnp.zeros(batch, bool),
+        truncated=jnp.zeros(batch, bool),
+        valid=jnp.zeros(batch, bool),
+        version=jnp.zeros(batch, jnp.int32),
+        bootstrap=jnp.zeros((num_segments, num_envs), jnp.float32),
+        recurrent=zeros(recurrent, num_segments),
+        value=jnp.zeros(batch, jnp.float32),
+    )
 
 
 def add(
@@ -107,22 +106,19 @@ def add(
 
     def put(rows: Array, row: Array, *place: Array) -> Array:
         # One update slice stays in place inside a compiled loop; a scatter would be a loop of its own.
-        chex.assert_shape(row, rows.shape[len(place) :])
         row = row.astype(rows.dtype)[(None,) * len(place)]
         return jax.lax.dynamic_update_slice(rows, row, (*place, *[jnp.int32(0)] * (rows.ndim - len(place))))
 
     def keep_first(rows: Array, row: Array) -> Array:
         return put(rows, jnp.where(beat == 0, row, rows[slot]), slot)
 
-    ring = ring._replace(
+    return ring._replace(
         reward=put(ring.reward, reward, last, before),
         terminated=put(ring.terminated, timestep.terminated, last, before),
         truncated=put(ring.truncated, timestep.truncated, last, before),
         valid=put(ring.valid, ~timestep.first, last, before),
         # Written at every beat; the value after the segment's last timestep remains.
         bootstrap=put(ring.bootstrap, value, last),
-    )
-    return ring._replace(
         observation=jax.tree.map(lambda rows, row: put(rows, row, slot, beat), ring.observation, timestep.observation),
         first=put(ring.first, timestep.first, slot, beat),
         action=put(ring.action, action, slot, beat),

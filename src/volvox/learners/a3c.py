@@ -23,13 +23,12 @@ from flax import linen as nn
 
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
-from volvox.data.metrics import Maximum, Metrics
+from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
-from volvox.learners.learner import Schedule, Turn, with_metrics
+from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
 from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
-from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer
 from volvox.sparsity.optimizers import clipped
 from volvox.types import Array, ArrayTree, Env
 
@@ -60,8 +59,8 @@ class A3C:
         clipped.
       lag: Rounds between acting and learning; metrics give it in updates. With 0 learning and environments take turns.
       rounds_per_update: Rounds that share an update; each has `num_envs * segment_length` timesteps.
-      vtrace: Whether V-trace corrects the returns for the lag. All values are then those of the parameters that learn;
-        without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
+      vtrace: Whether V-trace corrects the returns for the lag. The parameters that learn then predict all values.
+        Without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
       micro_batch: Environments in one gradient computation, a divisor of a group's size. None: about 64 transitions.
@@ -113,7 +112,7 @@ class A3C:
         """Returns GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
 
         RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
-        One thing differs: an update sums the segments of all environments, and in GA3C those of one agent or a few.
+        One difference: an update sums the segments of all environments; in GA3C, the segments of one or a few agents.
         """
         return cls(
             segment_length=5,
@@ -146,11 +145,10 @@ class A3C:
         rate: Any = self.learning_rate
         if self.anneal_frames is None:
             return rate
-        # Those that begin an episode are counted, too.
+        # Frames of timesteps that begin an episode count, too.
         frames_per_round = (self.segment_length + (self.lag == 0)) * env.all_envs * env.spec.frame_skip
-        return optax.linear_schedule(
-            rate, 0.0, max(self.anneal_frames // (self.rounds_per_update * frames_per_round), 1)
-        )
+        num_updates = self.anneal_frames // (self.rounds_per_update * frames_per_round)
+        return optax.linear_schedule(rate, 0.0, max(num_updates, 1))
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
@@ -229,7 +227,7 @@ class _A3C(OnPolicy):
         loss = policy_loss - weight * entropy + s.value_coefficient * value_loss
         lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
         sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
-        return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
+        return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": lag.max()}
 
     def accumulate(self, learning: Learning, segment: Segment) -> Learning:
         """Adds the gradient of a micro-batch."""
@@ -246,11 +244,10 @@ class _A3C(OnPolicy):
         if self.settings.loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(transitions, 1.0), gradient)
         step = learning.update + 1
-        further = {"step": step, "mean_return": mean_return}
-        params, optimizer = apply_gradient(self.optimizer, gradient, learning.optimizer, learning.params, **further)
+        params, state = apply_gradient(self.optimizer, gradient, learning.optimizer, learning.params, step, mean_return)
         return learning._replace(
             params=params,
-            optimizer=optimizer,
+            optimizer=state,
             gradient=jax.tree.map(jnp.zeros_like, gradient),
             transitions=jnp.float32(0),
             update=step,

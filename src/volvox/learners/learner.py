@@ -1,27 +1,28 @@
-"""The learner interface, and a learner's part in the loop.
+"""The learner interface, and the optimisers of learners.
 
-An algorithm is one file beside this one: its settings, a frozen dataclass, and the `Learner` that they make.
-`volvox.learn` in `training.py` makes the runs.
+An algorithm is one file beside this one: its settings and the `Learner` that they make. Settings are a frozen dataclass
+with two methods: `bind(network, env)` returns the learner, and raises ValueError if network or environment do not fit;
+`schedule(env)` returns its `Schedule`. `volvox.learn` in `training.py` makes the runs.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from volvox.data import metrics
-from volvox.data.metrics import Episodes, RunningEpisodes
-from volvox.types import Array, ArrayTree, Env, Policy, TimeStep, replaced, zeros
+from volvox.types import Array, ArrayTree, Policy, TimeStep, zeros
+
+Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+"""The setting `optimizer`: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
 
 
 class Turn(NamedTuple):
     """The turn of a group in the loop.
 
     Attributes:
-      group: Index of the group, a Python int; in `finish` that of the last one.
+      group: Index of the group, a Python int; in `finish` the index of the last group.
       round: int32: Rounds completed since the environments were made.
       beat: int32: Beats completed in this round.
       mean_return: float32: Mean return of the latest episodes, NaN before the first; `[S]` for S learners.
@@ -91,86 +92,49 @@ class Schedule(NamedTuple):
     learning_rate: Callable[[Any], Any] | None = None
 
 
-class LearnerSettings(Protocol):
-    """Settings of a learner, such as `A3C` or `TD3`: a frozen dataclass with two methods."""
-
-    def bind(self, network: Any, env: Env) -> Learner:
-        """Returns the learner of a network in an environment; raises ValueError if they do not fit the settings."""
-        ...
-
-    def schedule(self, env: Env) -> Schedule:
-        """Returns when the learner learns, and how long an iteration is."""
-        ...
-
-
 def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:
     """Returns the state of learning with the metrics that an update adds, all zero."""
     return learning._replace(metrics=zeros(jax.eval_shape(update, learning).metrics))
 
 
-class Acting(NamedTuple):
-    """State of acting.
+def make_optimizer(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimiser of settings; raises ValueError if the learning rate is given twice or not at all.
 
-    Attributes:
-      round: int32: Rounds completed since the environments were made.
-      beat: int32: Beats completed in this round.
-      draws: int32: Number of actions that each environment has drawn; it makes the keys of the next, see `Env.keys`.
-      timesteps: int32: Timesteps of all environments, without those that begin an episode. It may overflow.
-      episodes: Scores of the episodes that have ended, leaves `[S, ...]` for S learners.
-      running: Episodes that have not ended, one entry for each group; () between two sets of environments.
-      collected: State of the learner that `act` changes.
+    Args:
+      optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
+      learning_rate: Number or schedule for such a function; None for a ready-made transformation.
     """
-
-    round: Array
-    beat: Array
-    draws: Array
-    timesteps: Array
-    episodes: Episodes
-    running: tuple[RunningEpisodes, ...]
-    collected: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LearnerStages:
-    """The stages of the loop. `acting` is its carry, `learning` its memory, and `key` its constant."""
-
-    learner: Learner
-    schedule: Schedule
-    env: Env
-
-    def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
-        """Counts episodes and timesteps, and lets the learner act."""
-        scored, update = timestep._replace(observation=(), extras={}), metrics.update_episodes
-        if (num_learners := self.schedule.num_learners) is not None:
-            scored = jax.tree.map(lambda x: x.reshape(num_learners, -1), scored)
-            update = jax.vmap(update)
-        episodes, running = update(acting.episodes, acting.running[g], scored)
-        keys = self.env.keys(key, acting.draws, g)
-        collected, action = self.learner.act(acting.collected, learning, keys, self.turn(acting, g), timestep)
-        acting = acting._replace(
-            draws=acting.draws + (g == self.env.num_groups - 1),
-            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
-            episodes=episodes,
-            running=replaced(acting.running, g, running),
-            collected=collected,
+    if callable(optimizer) == (learning_rate is None):
+        raise ValueError(
+            f"{learning_rate=}, {optimizer=}: give a number with a function such as optax.adam, and None with a "
+            "ready-made optimizer, which has its own rate."
         )
-        return acting, action
+    return optax.with_extra_args_support(optimizer(learning_rate) if callable(optimizer) else optimizer)
 
-    def work(self, acting: Acting, learning: Any, key: Array, g: int) -> tuple[Acting, Any]:
-        """Lets the learner learn while group `g` steps."""
-        collected, learning = self.learner.work(acting.collected, learning, key, self.turn(acting, g))
-        beat = acting.beat + (g == self.env.num_groups - 1)
-        return acting._replace(beat=beat, collected=collected), learning
 
-    def finish(self, acting: Acting, learning: Any, key: Array) -> tuple[Acting, Any]:
-        """Lets the learner end a round."""
-        turn = self.turn(acting, self.env.num_groups - 1)
-        collected, learning = self.learner.finish(acting.collected, learning, key, turn)
-        return acting._replace(round=acting.round + 1, beat=jnp.int32(0), collected=collected), learning
+def apply_gradient(
+    optimizer: optax.GradientTransformationExtraArgs,
+    gradient: ArrayTree,
+    state: ArrayTree,
+    params: ArrayTree,
+    step: Array,
+    mean_return: Array,
+    learning_rate: Any = None,
+) -> tuple[ArrayTree, ArrayTree]:
+    """Returns (parameters, state of the optimiser) after an update by a gradient.
 
-    def turn(self, acting: Acting, g: int) -> Turn:
-        """Returns the turn of group `g`."""
-        num_envs = self.env.all_envs // (self.schedule.num_learners or 1)
-        mean = functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis)
-        mean = mean if self.schedule.num_learners is None else jax.vmap(mean)
-        return Turn(g, acting.round, acting.beat, mean(acting.episodes))
+    Args:
+      optimizer: Optimiser that needs gradients and parameters only, sparse or not.
+      gradient: Gradient of the loss, as `params`.
+      state: State of the optimiser.
+      params: Parameters.
+      step: int32: Number of this update, from 1; sparse optimisers use it.
+      mean_return: float32: Recent mean return; sparse optimisers use it.
+      learning_rate: Learning rate of this update, if it changes outside of the optimiser. It replaces the rate in a
+        state such as that of `optax.inject_hyperparams`.
+    """
+    kept = optax.tree.get_all_with_path(state, "learning_rate")
+    if learning_rate is not None and kept:
+        state = optax.tree.set(state, learning_rate=jnp.asarray(learning_rate, kept[0][1].dtype))
+    updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
+    return optax.apply_updates(params, updates), state

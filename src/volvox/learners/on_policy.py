@@ -13,8 +13,7 @@ from volvox._checks import integers, numbers
 from volvox.data import normalization, segments
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.segments import Segment
-from volvox.learners.learner import Learner, Turn
-from volvox.learners.optimizers import make_optimizer
+from volvox.learners.learner import Learner, Turn, make_optimizer
 from volvox.networks.actor_critics import actor_critic
 from volvox.networks.distributions import clip_action
 from volvox.sparsity.optimizers import init_optimizers
@@ -105,7 +104,7 @@ class OnPolicy(Learner):
         networks = [self.network.policy.init(key)]
         (params,), (state,) = init_optimizers(optimizer, networks)
         normalized = self.settings.normalize_observations
-        return params, state, normalization.init(self.env.spec.observation_shape) if normalized else ()
+        return params, state, normalization.init(self.env.spec.observation) if normalized else ()
 
     def act(
         self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
@@ -150,7 +149,7 @@ class OnPolicy(Learner):
 
 
 def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:
-    """Returns how many of `num_rows` rows of `length` timesteps are in one gradient computation, a divisor.
+    """Returns the number of rows of `length` timesteps in one gradient computation, a divisor of `num_rows`.
 
     The default has about 64 transitions, which stay in a CPU's cache.
     """

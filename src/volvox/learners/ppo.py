@@ -14,7 +14,6 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -22,13 +21,12 @@ from flax import linen as nn
 
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
-from volvox.data.metrics import Maximum, Metrics
+from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns
 from volvox.data.segments import Segment
-from volvox.learners.learner import Schedule, Turn, with_metrics
+from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
 from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
-from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer
 from volvox.sparsity.optimizers import clipped
 from volvox.types import Array, ArrayTree, Env, zeros
 
@@ -38,17 +36,17 @@ _SHUFFLES = 2**31
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPO:
-    """Settings of proximal policy optimisation; the defaults are those of CleanRL's ppo.py, without clipped values.
+    """Settings of proximal policy optimisation, with the defaults of CleanRL's ppo.py, but without clipped values.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
       learning_rate: Learning rate: a number, or a schedule over updates. None: `optimizer` is ready-made.
       optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
-      anneal_timesteps: Timesteps of all environments, those that begin an episode included, over which the learning
-        rate, a number, falls linearly to 0, round by round. None: it stays.
+      anneal_timesteps: Timesteps of all environments, including timesteps that begin an episode, over which the
+        learning rate, a number, falls linearly to 0, round by round. None: it stays.
       max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
-      num_epochs: How often each round is learned from.
+      num_epochs: Number of passes through the data of a round.
       num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
       clip: Largest change ε of the probability ratio that the objective rewards.
       value_clip: Largest change of a value since it was predicted that the loss rewards. None: it is not clipped.
@@ -108,8 +106,8 @@ class PPO:
         """Returns the constants of CleanRL's ppo_atari_envpool.py, for 8 environments and 10 million timesteps.
 
         Five things differ: `lag` is 1, a time limit bootstraps, timesteps whose action the emulator discards are left
-        out, a minibatch has as many timesteps of each group, and after a lost life the game goes on as it is. (There
-        the emulator is told of lives, and plays no-ops and FIRE after each: `vx.envs.atari(..., episodic_life=True)`.)
+        out, a minibatch has as many timesteps of each group, and a lost life changes nothing in the game. (There
+        the emulator plays no-ops and FIRE after each lost life, as with `vx.envs.atari(..., episodic_life=True)`.)
         Longer runs need a larger `anneal_timesteps`.
         """
         return cls(anneal_timesteps=10_000_000, clip=0.1, value_clip=0.1, reward_bound=1.0, episodic_life=True)
@@ -146,7 +144,7 @@ class PPO:
 
 
 class Batch(NamedTuple):
-    """The segments of a round in the order in which they are learned from: J minibatches, those of all epochs.
+    """The segments of a round in the order of learning: the J minibatches of all epochs.
 
     A minibatch has n rows of each of G groups. A row is a timestep (L is 1), or a whole segment of an environment if
     the policy is recurrent (L is T). Every epoch has each row once.
@@ -172,7 +170,7 @@ class Learning(NamedTuple):
       optimizer: State of the optimiser.
       batch: The round that is learned from.
       stopped: bool: `kl_stop` has ended the epochs of that round.
-      round: int32: Rounds learned from, this one included.
+      round: int32: Rounds learned from, including this one.
       update: int32: Number of updates.
       metrics: Metrics of this iteration.
       moments: Moments of the observations; () unless they are normalised.
@@ -245,7 +243,6 @@ class _PPO(OnPolicy):
         rows = permutation.reshape(groups, -1, self.num_rows // s.num_minibatches).astype(jnp.int32)  # [G, J, n]
 
         def ordered(x: Array) -> Array:
-            chex.assert_shape(x, (groups, s.segment_length, self.num_envs))
             x = x if self.recurrent else x.reshape(groups, 1, -1)
             return jax.vmap(lambda x, rows: x[:, rows])(x, rows).transpose(2, 0, 1, 3)
 
@@ -298,7 +295,7 @@ class _PPO(OnPolicy):
         }
         sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
         loss = sums["policy_loss"] + s.value_coefficient * sums["value_loss"] - s.entropy_coefficient * sums["entropy"]
-        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": Maximum(lag.max())}
+        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": lag.max()}
         return loss / jnp.maximum(num_valid, 1.0), new
 
     def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:

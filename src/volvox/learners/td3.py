@@ -23,15 +23,14 @@ import optax
 from volvox._checks import integers, number, numbers
 from volvox.data import metrics, normalization, replay
 from volvox.data.metrics import Metrics
-from volvox.data.normalization import Moments, Rewards
+from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.replay import Batch, Replay
-from volvox.learners.learner import Learner, Schedule, Turn, with_metrics
-from volvox.learners.optimizers import Optimizer, apply_gradient, make_optimizer, over_devices, pick
-from volvox.learners.training import LearnState
+from volvox.learners.learner import Learner, Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
+from volvox.learners.training import LearnState, networks_and_masks, pick
 from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
-from volvox.sparsity.masks import is_sparse, pruned
+from volvox.sparsity.masks import is_sparse, pruned, table
 from volvox.sparsity.optimizers import init_optimizers
-from volvox.types import Array, ArrayTree, Env, Policy, TimeStep, replaced, zeros
+from volvox.types import Array, ArrayTree, Axis, Env, TimeStep, replaced, zeros
 
 _LEARNING = 2**31
 """Folded into the key for learning. For actions, an int32 count is folded in."""
@@ -43,7 +42,7 @@ _OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3:
-    """Settings of TD3; the defaults are those that reference implementations share.
+    """Settings of TD3, with the defaults of its reference implementations.
 
     Attributes:
       num_learners: Number S of learners side by side.
@@ -99,8 +98,6 @@ class TD3:
         numbers(self, "discount", "target_rate", low=0, high=1)
         numbers(self, "target_noise_clip", low=0)
         rate = self.learning_rate
-        if callable(rate):
-            raise ValueError(f"learning_rate={rate!r}: give numbers; a schedule belongs in a ready-made optimizer.")
         make_optimizer(self.optimizer, 1.0 if callable(self.optimizer) and rate is not None else rate)
         self.of_each("learning_rate", above=0.0)
         self.of_each("exploration_noise", low=0.0)
@@ -130,7 +127,7 @@ class Collected(NamedTuple):
     Attributes:
       credit: int32: A timestep adds the numerator of `_TD3.ratio`, an update subtracts the denominator. While it is
         negative, actions are random. Unlike a count of all timesteps, it cannot overflow.
-      replays: Replay of each group, with all its environments; those of a learner stand side by side.
+      replays: Replay of each group, with all its environments; the environments of a learner stand side by side.
       rewards: Scale of the rewards, leaves `[S, ...]`; () unless they are normalised.
     """
 
@@ -159,20 +156,6 @@ class Learning(NamedTuple):
     metrics: Metrics
 
 
-class Variables(NamedTuple):
-    """Variables of one learner's policy.
-
-    Attributes:
-      actor: Parameters of the actor.
-      representation: Parameters of the representation; () without one.
-      moments: Moments of the observations.
-    """
-
-    actor: ArrayTree
-    representation: ArrayTree
-    moments: Moments
-
-
 class _TD3(Learner):
     def __init__(self, settings: TD3, network: ActorAndCritic, env: Env):
         self.settings, self.env, self.networks, s = settings, env, actor_and_critics(network, env.spec), settings
@@ -187,17 +170,17 @@ class _TD3(Learner):
         updates = s.updates_per_timestep * width
         if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
             raise ValueError(
-                f"updates_per_timestep={s.updates_per_timestep} times {width} environments of a learner in a group are "
-                f"{updates:g} updates in a beat; this must be a whole number of at least 1."
+                f"updates_per_timestep={s.updates_per_timestep} makes {updates:g} updates when a learner's {width} "
+                "environments of a group step; give a value that makes a whole number of at least 1."
             )
         self.num_updates = round(updates)  # in one beat of a group in which no episode begins
         self.ratio = Fraction(self.num_updates, self.num_envs * devices)  # updates for each timestep of any environment
         self.num_rows = replay.num_rows(s.replay_size, env.all_envs // s.num_learners, s.batch_size, s.n_step)
-        self.policy: Policy = self.networks.policy(self._init_policy, self.choose)
+        self.policy = self.networks.policy(self.init_policy, self.choose)
 
-    def _init_policy(self, key: Array) -> Variables:
-        params, moments = self.networks.init(key), normalization.init(self.env.spec.observation_shape)
-        return Variables(params.actor, params.representation, moments)
+    def init_policy(self, key: Array) -> Normalized:
+        params = self.networks.init(key)._replace(critics=())
+        return Normalized(params, normalization.init(self.env.spec.observation))
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
         s, env = self.settings, self.env
@@ -206,7 +189,7 @@ class _TD3(Learner):
         def one(key: Array, rate: Any) -> tuple[Params, Params, Moments]:
             networks = self.networks.init(key)
             params, optimizer = init_optimizers(self.optimizer(rate), networks)
-            return Params(*params), Params(*optimizer), normalization.init(env.spec.observation_shape)
+            return Params(*params), Params(*optimizer), normalization.init(env.spec.observation)
 
         params, optimizer, moments = jax.vmap(one)(keys, s.of_each("learning_rate"))
         credit = jnp.int32(-s.random_timesteps * s.num_learners * self.ratio.numerator)
@@ -260,10 +243,9 @@ class _TD3(Learner):
             (_, new), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True))(part, *args)
 
             def one(gradient, state, part, rate, mean_return):
-                further = {"step": step, "mean_return": mean_return}
-                return apply_gradient(self.optimizer(rate), gradient, state, part, **further)
+                return apply_gradient(self.optimizer(rate), gradient, state, part, step, mean_return)
 
-            gradient = over_devices(gradient, valid, self.env.axis)
+            gradient = _mean_over_devices(gradient, valid, self.env.axis)
             part, state = jax.vmap(one)(gradient, state, part, s.of_each("learning_rate"), mean_return)
             return params._replace(**{name: part}), optimizer._replace(**{name: state}), metrics.means(new)
 
@@ -316,10 +298,10 @@ class _TD3(Learner):
         rows = replaced(collected.replays, g, replay.add(collected.replays[g], timestep, action))
         return collected._replace(replays=rows, rewards=rewards), self.networks.scale(action)
 
-    def choose(self, variables: Variables, observation: ArrayTree) -> Array:
+    def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
         """Returns actions `[B, A]` in [-1, 1] of one learner's actor."""
-        seen = normalization.normalize(variables.moments, observation)
-        return self.networks.act(variables.actor, self.networks.encode_observation(variables.representation, seen))
+        params, seen = variables.params, normalization.normalize(variables.moments, observation)
+        return self.networks.act(params.actor, self.networks.encode_observation(params.representation, seen))
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
         """Makes the updates that are due for the timesteps so far, after the group has added its own."""
@@ -360,8 +342,20 @@ class _TD3(Learner):
         """Leaves `[B, ...]` -> `[S, B / S, ...]`."""
         return jax.tree.map(lambda x: x.reshape(self.settings.num_learners, -1, *x.shape[1:]), tree)
 
-    def variables(self, learning: Learning) -> list[Variables]:
+    def variables(self, learning: Learning) -> list[Normalized]:
         return [pick(_variables(learning), i) for i in range(self.settings.num_learners)]
+
+
+def _mean_over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:
+    """Returns the gradients of each learner's mean loss over the valid transitions of all devices.
+
+    `gradient` has the gradients of the mean over the transitions of this device that are `valid`, `[S, N]`.
+    """
+    if axis.name is None:
+        return gradient
+    count = valid.sum(axis=1, dtype=jnp.float32)
+    share = count / jnp.maximum(axis.sum(count), 1.0)
+    return axis.sum(jax.tree.map(lambda g: jax.vmap(jnp.multiply)(share.astype(g.dtype), g), gradient))
 
 
 def _pruned(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
@@ -369,10 +363,15 @@ def _pruned(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
     return jax.vmap(pruned)(params, optimizer) if is_sparse(optimizer) else params
 
 
-def _variables(learning: Learning) -> Variables:
-    return Variables(learning.params.actor, learning.params.representation, learning.moments)
+def _variables(learning: Learning) -> Normalized:
+    return Normalized(learning.params._replace(critics=()), learning.moments)
 
 
-def variables_of(state: LearnState, learner: int = 0) -> Variables:
-    """Returns the variables of one learner's policy; raises ValueError if there is no such learner."""
-    return pick(_variables(state.learning), learner)
+def variables_of(state: LearnState, learner: int = 0) -> Normalized:
+    """Returns the variables of one learner's policy."""
+    return pick(jax.device_get(_variables(state.learning)), learner)
+
+
+def table_of(state: LearnState, learner: int = 0) -> list[dict[str, Any]]:
+    """Returns the stored numbers of one learner's networks by layer, as `volvox.sparsity.table`."""
+    return table(*pick(networks_and_masks(state.learning), learner))

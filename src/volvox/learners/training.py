@@ -1,7 +1,14 @@
-"""The loop that trains a learner: its state, its iterations, and how it is saved and restored.
+"""The loop that trains a learner: its state, its iterations and evaluations, and how it is saved and restored.
 
-algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
-run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
+    algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
+    run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
+
+An evaluation plays whole episodes with the likeliest actions, in environments of its own; on Atari whole games, even if
+a lost life ends an episode of training. Rows then have `evaluation_mean`; its `evaluation_standard_error` over
+episodes; `evaluation_best`, the largest mean so far; `evaluation_timesteps`, the timesteps of each learner so far;
+`evaluation_frames`, the emulator frames of all evaluations, which `frames` does not count; and `evaluation_seconds`,
+which no rate counts. With several learners there is an `evaluation_mean_0` and so on for each, and the mean is over all
+of them. As a maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
 """
 
 import functools
@@ -13,15 +20,55 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import check_has, check_memory, check_type, size_of, typed_key
+from volvox._checks import check_has, check_memory, check_type, integer, size_of, typed_key
 from volvox.data import metrics
-from volvox.learners.evaluation import Evaluated, PolicyEvaluator, require_finite
-from volvox.learners.learner import Acting, LearnerSettings, LearnerStages
-from volvox.learners.optimizers import compression_row
+from volvox.data.metrics import Episodes, RunningEpisodes
+from volvox.envs.envpool_tasks import whole_games
+from volvox.learners.learner import Turn
 from volvox.ops.flat import by_path, restored
-from volvox.rollout.devices import ALONE, Devices, devices_of
+from volvox.rollout.devices import Devices, devices_of
 from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, time_parts
-from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, zeros
+from volvox.rollout.scoring import act, first_episodes
+from volvox.sparsity.masks import is_grouped, is_sparse, masks_of, table
+from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep, replaced, zeros
+
+
+class Acting(NamedTuple):
+    """State of acting.
+
+    Attributes:
+      round: int32: Rounds completed since the environments were made.
+      beat: int32: Beats completed in this round.
+      draws: int32: Number of actions that each environment has drawn; it makes the keys of the next, see `Env.keys`.
+      timesteps: int32: Timesteps of all environments in this iteration, without those that begin an episode.
+      episodes: Scores of the episodes that have ended, leaves `[S, ...]` for S learners.
+      running: Episodes that have not ended, one entry for each group; () between two sets of environments.
+      collected: State of the learner that `act` changes.
+    """
+
+    round: Array
+    beat: Array
+    draws: Array
+    timesteps: Array
+    episodes: Episodes
+    running: tuple[RunningEpisodes, ...]
+    collected: Any
+
+
+class Evaluated(NamedTuple):
+    """Results of the evaluations of a run.
+
+    Attributes:
+      variables: Variables of the best policy.
+      best: float32: Its mean return, the largest of all evaluations and learners; -inf before the first evaluation.
+      latest: float32 `[S]`: Mean returns of the latest evaluation, one for each learner; -inf before the first.
+      frames: Emulator frames of all evaluations.
+    """
+
+    variables: ArrayTree
+    best: Array
+    latest: Array
+    frames: int
 
 
 class LearnState(NamedTuple):
@@ -30,7 +77,7 @@ class LearnState(NamedTuple):
     Attributes:
       key: Key of all random numbers.
       acting: State of acting.
-      learning: State of learning: parameters, the optimiser's state, and what else the learner keeps.
+      learning: State of learning: parameters, the optimiser's state, and other state of the learner.
       timesteps: Timesteps of all environments, without those that begin an episode.
       evaluated: Results of evaluations, `Evaluated`; () without evaluation.
       envs: States of resumable environments (`EnvGroup.resumable`), to which actions have been sent. () before the
@@ -46,7 +93,7 @@ class LearnState(NamedTuple):
 
 
 def learn(
-    settings: LearnerSettings,
+    settings: Any,
     network: Any,
     env: Env,
     *,
@@ -62,10 +109,10 @@ def learn(
         algorithm = learn(TD3(), ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork()), env)
 
     Args:
-      settings: Settings of the learner.
+      settings: Settings of the learner, such as `A3C()`.
       network: Network that these settings train, e.g. a flax module.
       env: The environments, in groups that take turns.
-      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.evaluation`), each made at the
+      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.training`), each made at the
         end of the iteration in which it is due. None: no evaluation.
       num_evaluation_episodes: Episodes of an evaluation, of each learner.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
@@ -73,27 +120,29 @@ def learn(
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
       devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
-        learn as one device with N times the environments does, and settings that count environments, timesteps, frames
-        or transitions count those of all devices. None: all devices of all processes, if
+        learn as one device with N times the environments, and numbers of environments, timesteps, frames and
+        transitions in the settings are totals over all devices. None: all devices of all processes, if
         `volvox.distributed.initialize` was called in several processes; otherwise one device.
 
     Returns:
       `Algorithm`. Its rows hold the learner's metrics; `update`, the number of updates; `frames`, the emulator frames,
-      and `timesteps`, those of each learner, both without those that begin an episode; `episodes` and the scores of the
+      and `timesteps` of each learner, neither with timesteps that begin an episode; `episodes` and the scores of the
       latest 100 episodes (`volvox.data.metrics.scores`); `compression` of sparse networks; and
       `predictions_per_second`, which counts timesteps that begin an episode too, `updates_per_second` and
       `frames_per_second`. `step` raises FloatingPointError if a number is not finite. In pure-JAX environments, on one
       device, a restored run continues bit by bit. In other environments, it begins new episodes. `variables` gives the
-      policy of the best evaluation, and `last_variables` that of the learner which was best in the latest.
+      policy of the best evaluation; `last_variables` the latest policy, of the learner with the best latest evaluation.
 
     Raises:
-      TypeError: An argument is of another type.
+      TypeError: An argument is of another type, or the optimiser needs more than gradients and parameters.
       ValueError: Network or environment do not fit the settings, or the state does not fit into the free memory.
     """
     check_has("settings", settings, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
-    evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
-    run = Training(settings, network, env, evaluation, chunk_seconds, host, devices_of(devices))
+    run = Training(settings, network, env, chunk_seconds, host, devices_of(devices))
+    if evaluate_every is not None:
+        evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
+        run.evaluator = PolicyEvaluator(run.learner.policy, run.env, run.num_learners, *evaluation)
     state = jax.eval_shape(run.init, jax.random.key(0))  # raises if something does not fit
     # Twice, because an iteration works on a copy of the state.
     sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
@@ -125,52 +174,69 @@ class Training:
       learner: The learner.
       schedule: Its schedule.
       env: The environments.
-      loop: The loop.
+      loop: The loop. `Acting` is its carry, the learner's state of learning its memory, and the key its constant.
       evaluator: Evaluation during learning; None without.
       saves_replay: Whether checkpoints hold replays.
     """
 
-    def __init__(
-        self,
-        settings: Any,
-        network: Any,
-        env: Env,
-        evaluation: tuple[Any, ...] = (None,),
-        chunk_seconds: float = 1.0,
-        host: bool = False,
-        devices: Devices = ALONE,
-    ):
+    def __init__(self, settings: Any, network: Any, env: Env, chunk_seconds: float, host: bool, devices: Devices):
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
         # Each process makes the initial state alone, without a device axis.
         self._initial = jax.jit(settings.bind(network, env).init)
         self.env = env = env._replace(axis=devices.axis)
         self.learner, self.schedule = settings.bind(network, env), settings.schedule(env)
         self.num_learners = self.schedule.num_learners or 1
+        self._batch = () if self.schedule.num_learners is None else (self.num_learners,)
+        self._each: Any = jax.vmap if self._batch else lambda function: function
         self.saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
-        self.evaluator = None
-        if evaluation[0] is not None:
-            self.evaluator = PolicyEvaluator(self.learner.policy, env, self.num_learners, *evaluation)
+        self.evaluator: PolicyEvaluator | None = None
+        self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
 
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
             return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
 
-        stages = LearnerStages(self.learner, self.schedule, env)
-        self.loop = Loop(
-            Stages(stages.act, stages.work, None, None, stages.finish),
-            make_groups,
-            beats_per_round=self.schedule.beats_per_round,
-            chunk_seconds=chunk_seconds,
-            devices=devices,
+        stages, beats = Stages(self.act, self.work, finish=self.finish), self.schedule.beats_per_round
+        self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
+
+    def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
+        """Counts episodes and timesteps of group `g`, and lets the learner act."""
+        scored = jax.tree.map(lambda x: x.reshape(*self._batch, -1), timestep._replace(observation=(), extras={}))
+        episodes, running = self._each(metrics.update_episodes)(acting.episodes, acting.running[g], scored)
+        keys = self.env.keys(key, acting.draws, g)
+        collected, action = self.learner.act(acting.collected, learning, keys, self.turn(acting, g), timestep)
+        acting = acting._replace(
+            draws=acting.draws + (g == self.env.num_groups - 1),
+            timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
+            episodes=episodes,
+            running=replaced(acting.running, g, running),
+            collected=collected,
         )
+        return acting, action
+
+    def work(self, acting: Acting, learning: Any, key: Array, g: int) -> tuple[Acting, Any]:
+        """Lets the learner learn while group `g` steps."""
+        collected, learning = self.learner.work(acting.collected, learning, key, self.turn(acting, g))
+        beat = acting.beat + (g == self.env.num_groups - 1)
+        return acting._replace(beat=beat, collected=collected), learning
+
+    def finish(self, acting: Acting, learning: Any, key: Array) -> tuple[Acting, Any]:
+        """Lets the learner end a round."""
+        turn = self.turn(acting, self.env.num_groups - 1)
+        collected, learning = self.learner.finish(acting.collected, learning, key, turn)
+        return acting._replace(round=acting.round + 1, beat=jnp.int32(0), collected=collected), learning
+
+    def turn(self, acting: Acting, g: int) -> Turn:
+        """Returns the turn of group `g`."""
+        num_envs = self.env.all_envs // self.num_learners
+        mean = self._each(functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis))
+        return Turn(g, acting.round, acting.beat, mean(acting.episodes))
 
     def init(self, key: int | Array) -> LearnState:
         """Returns the state at the beginning of a run."""
         init_key, run_key = jax.random.split(typed_key(key))
         collected, learning = self._initial(init_key)
-        zero, episodes = jnp.int32(0), metrics.init_episodes()
-        if (s := self.schedule.num_learners) is not None:
-            episodes = jax.tree.map(lambda x: jnp.broadcast_to(x, (s, *x.shape)), episodes)
-        acting = Acting(zero, zero, zero, zero, episodes, (), collected)
+        zero = jnp.int32(0)
+        acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
         if self.evaluator is not None:
             candidates, worst = self.learner.variables(learning), jnp.float32(-jnp.inf)
@@ -184,76 +250,85 @@ class Training:
         for name in ("collectors", "replays"):
             if hasattr(fresh, name) and (name == "collectors" or not collected.replays):
                 collected = collected._replace(**{name: getattr(fresh, name)})
-        shape = (b,) if self.schedule.num_learners is None else (self.num_learners, -1)
-        running = jax.tree.map(lambda x: x.reshape(shape), (metrics.init_running(b),) * self.env.num_groups)
+        shape = (*self._batch, b // self.num_learners)
+        running = ((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)),) * self.env.num_groups
         return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), running=running, collected=collected)
 
     def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
         """Makes an iteration, and an evaluation if it is due; see `Algorithm.step`."""
-        monitor = monitor or (lambda figures: False)
+        monitor, evaluator = monitor or (lambda figures: False), self.evaluator
         try:
             new, row = self.iteration(state, monitor)
-            if self.evaluator is not None:
-                evaluated, found = self.evaluator.evaluate(
-                    state.evaluated,
-                    self.learner.variables(new.learning),
-                    seed=seed_of(state.key, new.timesteps, 1),  # another than that of the environments of training
-                    timesteps=(state.timesteps // self.num_learners, new.timesteps // self.num_learners),
-                    monitor=monitor,
-                )
-                new, row = new._replace(evaluated=evaluated), row | found
-            return new, row
+            before, after = (x.timesteps // self.num_learners for x in (state, new))
+            if evaluator is None or after // evaluator.every == before // evaluator.every:
+                return new, row
+            began, candidates = time.perf_counter(), self.learner.variables(new.learning)
+            seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
+            returns, played = evaluator.play(candidates, seed=seed, monitor=monitor)
+            require_finite({"the returns of the evaluation": returns}, self.env.spec.name)
+            frames = played * self.env.spec.frame_skip
+            evaluated, found = add_evaluation(state.evaluated, candidates, returns, timesteps=after, frames=frames)
+            found["evaluation_seconds"] = time.perf_counter() - began
+            return new._replace(evaluated=evaluated), row | found
         except BaseException:
             self.close()  # donated buffers and actions in flight cannot be trusted any more
             raise
 
     def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
         """Returns the next state and the row of metrics, without evaluation."""
-        loop, devices, frame_skip = self.loop, self.loop.devices, self.env.spec.frame_skip
-        is_open, begun, learning = self.opened(state, monitor)
+        loop, devices, schedule = self.loop, self.loop.devices, self.schedule
+        is_open, acting, learning = self.opened(state, monitor)
         # The loop donates its arguments, and the state of the caller must outlive it.
-        acting, learning = copied((begun, learning))
-        learning = learning._replace(metrics=devices.placed(zeros(state.learning.metrics)))
-        rounds = timesteps = updates = 0
-        began, before = time.perf_counter(), (0, 0, 0)
-        rounds_left = lambda acting: self.progress(state, begun, acting)[2]  # noqa: E731
-        for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=rounds_left):
+        acting = copied(acting._replace(timesteps=devices.placed(jnp.int32(0))))
+        learning = copied(learning._replace(metrics=devices.placed(zeros(state.learning.metrics))))
+        first_round, rounds, timesteps = int(devices.local(acting.round)), 0, 0
+
+        def progress() -> tuple[int, int, int]:
+            """Returns (done, total, rounds left), in rounds or timesteps."""
+            if schedule.timesteps_per_iteration is None:
+                total, now = schedule.rounds_per_iteration or 1, first_round + rounds - schedule.delay
+                before = max(first_round - schedule.delay, 0)  # the first rounds have nothing to learn from
+                return max(now, 0) - before, total, before + total - now
+            total = schedule.timesteps_per_iteration * self.num_learners
+            missing = total - state.timesteps % total - timesteps
+            # Timesteps that begin an episode do not count, so that these rounds may not be enough, and some follow.
+            left = max(-(-missing // (self.env.all_envs * schedule.beats_per_round)), 0)
+            return timesteps // self.num_learners, schedule.timesteps_per_iteration, left
+
+        rates = uncounted = np.zeros(3)
+        began = time.perf_counter()
+        for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=lambda acting: progress()[2]):
             acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
-            timesteps = self.made(begun, acting)
-            updates = _difference(devices.local(learning.update), state.learning.update)
-            local = devices.local(learning)
+            timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
             policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(local))}
             require_finite(local.metrics | policies, self.env.spec.name)
-            done, total, left = self.progress(state, begun, acting)
-            rate = (timesteps - before[1]) * frame_skip / (time.perf_counter() - began)
+            predictions = rounds * schedule.beats_per_round * self.env.all_envs
+            updates = int(local.update) - int(state.learning.update)
+            counts = np.array([predictions, updates, timesteps * self.env.spec.frame_skip])
+            rates = (counts - uncounted) / (time.perf_counter() - began)
+            done, total, left = progress()
             if not is_open and rounds == chunk.rounds and left:  # rates leave compilation out
-                began, before = time.perf_counter(), (rounds, timesteps, updates)
+                began, uncounted = time.perf_counter(), counts
             figures = {"phase": "training", "done": done, "total": total, "stepped": timesteps}
-            if self.stops(monitor, figures | {"frames_per_second": rate}) and left:
+            if self.stops(monitor, figures | {"frames_per_second": float(rates[2])}) and left:
                 raise Interrupted(f"{done} of {total} parts of this iteration were made and are dropped")
-        seconds = time.perf_counter() - began
 
         kept, learned = devices.local((acting, learning))
         if devices.mesh is not None:
-            join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=self.env.axis)))
-            episodes, gathered = devices.local(join(acting.episodes, learning.metrics))
+            episodes, gathered = devices.local(self._join(acting.episodes, learning.metrics))
             kept, learned = kept._replace(episodes=episodes), learned._replace(metrics=gathered)
             if not devices.agree(getattr(learning, "params", ())):
                 raise ValueError("devices have learned different parameters: sum gradients over env.axis.")
         loop.standing = learned, acting, learning
         new = LearnState(state.key, kept, learned, state.timesteps + timesteps, state.evaluated)
-        rates = {
-            "predictions": (rounds - before[0]) * self.schedule.beats_per_round * self.env.all_envs,
-            "updates": updates - before[2],
-            "frames": (timesteps - before[1]) * frame_skip,
-        }
-        row = self.row(new) | {f"{name}_per_second": count / seconds for name, count in rates.items()}
+        names = ("predictions_per_second", "updates_per_second", "frames_per_second")
+        row = self.row(new) | dict(zip(names, rates.tolist(), strict=True))
         if devices.mesh is None and all(group.resumable for group in loop.groups):
             return new._replace(envs=copied(loop.envs)), row
         return without(new, "collectors"), row
 
     def opened(self, state: LearnState, monitor: Monitor) -> tuple[bool, Acting, Any]:
-        """Makes environments, unless those of the state are open; returns (are open, acting, learning) on devices."""
+        """Opens the environments of the state; returns (whether they were open, acting, learning) on devices."""
         loop, devices = self.loop, self.loop.devices
         if loop.standing is not None and loop.standing[0] is state.learning:
             return True, *loop.standing[1:]
@@ -269,25 +344,6 @@ class Training:
             later = acting._replace(episodes=zeros(acting.episodes))
             acting = devices.placed(*(later if number else acting for number in devices.numbers))
         return False, acting, devices.placed(state.learning)
-
-    def progress(self, state: LearnState, begun: Acting, acting: Acting) -> tuple[int, int, int]:
-        """Returns (done, total, rounds left) of the iteration of `state`, in rounds or timesteps."""
-        schedule, local = self.schedule, self.loop.devices.local
-        if schedule.timesteps_per_iteration is None:
-            total, delay = schedule.rounds_per_iteration or 1, schedule.delay
-            before, now = (int(local(x.round)) - delay for x in (begun, acting))
-            before = max(before, 0)  # the first rounds have nothing to learn from
-            return max(now, 0) - before, total, before + total - now
-        made = self.made(begun, acting)
-        total = schedule.timesteps_per_iteration * self.num_learners
-        missing = total - state.timesteps % total - made
-        # Timesteps that begin an episode do not count, so that these rounds may not be enough, and some follow.
-        left = max(-(-missing // (self.env.all_envs * schedule.beats_per_round)), 0)
-        return made // self.num_learners, schedule.timesteps_per_iteration, left
-
-    def made(self, begun: Acting, acting: Acting) -> int:
-        """Returns the timesteps that all devices have made since `begun`."""
-        return _difference(*self.loop.devices.sum((acting.timesteps, begun.timesteps)))
 
     def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
         """Returns whether the monitor of any process asks to stop."""
@@ -319,7 +375,7 @@ class Training:
         return candidates[int(np.argmax([row.get(f"training_mean_{i}", -np.inf) for i in range(len(candidates))]))]
 
     def save(self, state: LearnState) -> LearnState:
-        """Returns the state as it is saved."""
+        """Returns the part of the state that checkpoints hold."""
         return state if self.saves_replay else without(state, "collectors", "replays")
 
     def restore(self, saved: ArrayTree) -> LearnState:
@@ -364,6 +420,135 @@ def without(state: LearnState, *names: str) -> LearnState:
     return state._replace(acting=state.acting._replace(running=(), collected=collected), envs=())
 
 
-def _difference(now: Any, before: Any) -> int:
-    """Returns the difference of two int32 counts, which may have overflowed in between."""
-    return (int(now) - int(before)) % 2**32
+def require_finite(trees: dict[str, ArrayTree], env_name: str) -> None:
+    """Raises FloatingPointError, which names the trees that are not finite."""
+    wrong = [name for name, tree in trees.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
+    if wrong:
+        raise FloatingPointError(
+            f"not finite: {', '.join(wrong)}; this iteration is dropped. Check the rewards and observations of "
+            f"{env_name}, lower the learning rate, or clip the gradient. In a loss of your own, check for empty means."
+        )
+
+
+def pick(tree: ArrayTree, learner: int) -> Any:
+    """Returns one learner's part of a tree with leaves `[S, ...]`."""
+    return jax.tree.map(lambda x: x[learner], tree)
+
+
+def networks_and_masks(learning: Any) -> tuple[ArrayTree, ArrayTree]:
+    """Returns (parameters, masks or None) of networks by name, on the host."""
+    several = hasattr(learning.params, "_asdict")  # each with an optimiser of its own
+    params, optimizer = (x._asdict() if several else {"params": x} for x in (learning.params, learning.optimizer))
+    params = {name: x for name, x in params.items() if jax.tree.leaves(x)}
+    masks = {name: masks_of(optimizer[name]) for name in params} if is_sparse(learning.optimizer) else None
+    return jax.device_get((params, masks))
+
+
+def compression_row(learning: Any, num_learners: int | None) -> dict[str, float]:
+    """Returns the `compression` of a learner's networks, or its mean over S learners; {} if nothing is compressed."""
+    if not hasattr(learning, "params") or not (is_sparse(learning.optimizer) or is_grouped(learning.params)):
+        return {}
+    networks = networks_and_masks(learning)
+    each = [networks] if num_learners is None else [pick(networks, i) for i in range(num_learners)]
+    return {"compression": float(np.mean([table(*one)[-1]["compression"] for one in each]))}
+
+
+def add_evaluation(
+    evaluated: Evaluated, candidates: Sequence[ArrayTree], returns: np.ndarray, *, timesteps: int, frames: int
+) -> tuple[Evaluated, dict[str, Any]]:
+    """Adds one evaluation.
+
+    Args:
+      evaluated: Results so far.
+      candidates: Variables of the policies of S learners.
+      returns: float32 `[S, E]`: Returns of their episodes.
+      timesteps: Timesteps of each learner so far.
+      frames: Emulator frames of this evaluation.
+
+    Returns:
+      (`Evaluated`, metrics). The mean is over learners; its standard error is over episodes of the same policies.
+    """
+    means = returns.mean(axis=1)
+    best, frames = int(means.argmax()), evaluated.frames + frames
+    if means[best] > evaluated.best:
+        evaluated = evaluated._replace(variables=candidates[best], best=jnp.float32(means[best]))
+    evaluated = evaluated._replace(latest=jnp.asarray(means), frames=frames)
+    row = {"evaluation_mean": float(means.mean()), "evaluation_best": float(evaluated.best)}
+    if returns.shape[1] > 1:
+        row["evaluation_standard_error"] = float(np.sqrt(returns.var(axis=1, ddof=1).sum() / returns.size / len(means)))
+    if len(means) > 1:
+        row |= {f"evaluation_mean_{i}": float(mean) for i, mean in enumerate(means)}
+    return evaluated, row | {"evaluation_timesteps": timesteps, "evaluation_frames": frames}
+
+
+class PolicyEvaluator:
+    """Plays episodes with the likeliest actions of several policies, in environments of its own.
+
+    The environments are made by the first evaluation and stay open until `close`. Pure-JAX environments are seeded anew
+    for each evaluation; envpool continues with its own random numbers.
+
+    Attributes:
+      every: Timesteps of each learner between two evaluations.
+    """
+
+    def __init__(self, policy: Policy, env: Env, num_learners: int, every: int, episodes: int, num_envs: int | None):
+        """Prepares the evaluation of S policies side by side; the last three arguments are those of `learn`."""
+        self._policy, self._env, self._num_learners = policy, env, num_learners
+        self.every = integer("evaluate_every", every, low=1, high=None)
+        self._num_episodes = integer("num_evaluation_episodes", episodes, low=1)
+        num_envs = integer("num_evaluation_envs", env.num_envs if num_envs is None else num_envs, low=num_learners)
+        self._num_waves = -(-episodes // (num_envs // num_learners))
+        self._wave = -(-episodes // self._num_waves)  # episodes of a policy that are played at once
+        self._act = jax.jit(self._act_all)
+        self._group: EnvGroup | None = None
+        self._state: Any = None
+
+    def play(self, candidates: Sequence[ArrayTree], *, seed: int, monitor: Monitor) -> tuple[np.ndarray, int]:
+        """Plays the episodes of all policies, in waves of one episode for each environment.
+
+        Args:
+          candidates: Variables of each policy.
+          seed: Seed of the environments.
+          monitor: Called about once a second with a dict of progress figures; True stops the evaluation.
+
+        Returns:
+          (returns float32 `[S, E]`, timesteps of all episodes).
+
+        Raises:
+          Interrupted: The monitor returned True.
+        """
+        num_envs, candidates = self._num_learners * self._wave, tuple(candidates)
+        if self._group is None:
+            options = {"num_envs": num_envs, "num_groups": 1, "host": True, **whole_games(self._env)}
+            (self._group,) = self._env.make(seed, **options)
+            self._state, _ = self._group.recv(self._group.init())
+        parts, timesteps, checked = [], 0, -np.inf
+
+        def choose(number: int, timestep: TimeStep, states: tuple[ArrayTree, ...]) -> tuple[Array, tuple]:
+            nonlocal checked
+            if time.monotonic() - checked > 1.0:
+                checked = time.monotonic()
+                if monitor({"phase": "evaluation", "done": len(parts) * num_envs, "total": self._num_waves * num_envs}):
+                    raise Interrupted("the evaluation was not finished, and its iteration is dropped")
+            return self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
+
+        for wave in range(self._num_waves):
+            self._state = self._group.restart(self._state, (seed + wave * num_envs) % 2**31)
+            states = tuple(self._policy.initial_state(self._wave) for _ in candidates)
+            self._state, returns, lengths = first_episodes(self._group, self._state, choose, states)
+            parts.append(returns.reshape(self._num_learners, -1))
+            timesteps += int(lengths.sum())
+        return np.concatenate(parts, axis=1)[:, : self._num_episodes], timesteps
+
+    def close(self) -> None:
+        """Frees the environments; the next evaluation makes others."""
+        if self._group is not None:
+            self._group.close()
+        self._group = self._state = None
+
+    def _act_all(self, candidates: tuple, timestep: TimeStep, states: tuple) -> tuple[Array, tuple]:
+        split = jax.tree.map(lambda x: x.reshape(len(candidates), -1, *x.shape[1:]), timestep)
+        parts = [jax.tree.map(lambda x, i=i: x[i], split) for i in range(len(candidates))]
+        play = functools.partial(act, self._policy, False, jax.random.key(0))
+        actions, states = zip(*map(play, candidates, parts, states), strict=True)
+        return jnp.concatenate(actions), states
