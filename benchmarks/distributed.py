@@ -99,7 +99,7 @@ def efficiency(given: argparse.Namespace) -> dict[str, Any]:
             vx.GA(population_size=given.members[0]),
             network,
             env,
-            validation=vx.evolution.Validation(num_validation_episodes=1, num_elite_candidates=2),
+            validation=vx.Validation(num_validation_episodes=1, num_elite_candidates=2),
             max_episode_steps=CUTOFF,
             workers=workers,
         )

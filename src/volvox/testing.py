@@ -15,7 +15,8 @@ import numpy as np
 
 from volvox._checks import check_has
 from volvox.envs import from_functions
-from volvox.evolution import Strategy, evolve
+from volvox.evolution.algorithm import evolve
+from volvox.evolution.strategy import Strategy
 from volvox.networks import MLP, genotype
 from volvox.population import Table, encoding
 from volvox.types import ArrayTree, Env, EnvGroup, EnvSpec, Evaluation, TimeStep

@@ -81,7 +81,7 @@ CASES = {
 def evolved(case, workers):
     """State, log and metrics after three generations."""
     strategy, noise = CASES[case]
-    validation = vx.evolution.Validation(num_elite_candidates=2, num_validation_episodes=2, num_test_episodes=3)
+    validation = vx.Validation(num_elite_candidates=2, num_validation_episodes=2, num_test_episodes=3)
     algorithm = vx.evolve(strategy, NETWORK, countdown(), noise=noise, validation=validation, workers=workers)
     try:
         state, row, rows = algorithm.init(jax.random.key(3)), {}, []

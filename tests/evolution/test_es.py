@@ -7,7 +7,8 @@ import optax
 import probes
 import pytest
 
-from volvox import evolution, networks, population, rollout
+import volvox as vx
+from volvox import networks, population, rollout
 from volvox.population import decoding
 from volvox.types import Evaluation
 
@@ -19,7 +20,7 @@ KEY = jax.random.key(9)  # of tell, which has no use for it
 
 
 def es(**changes):
-    return evolution.ES(**{"population_size": N, **changes})
+    return vx.ES(**{"population_size": N, **changes})
 
 
 def played(returns, episodes=1):
@@ -83,9 +84,9 @@ def test_the_update_is_the_papers():
 def generations(scripted, scores, behaviors=(), validation=None, **changes):
     """Plays generations with the given returns, of validation first; returns (states, rows, workers)."""
     workers = scripted(*scores, behaviors=behaviors)
-    validation = evolution.Validation(**{"num_validation_episodes": 2, **(validation or {})})
+    validation = vx.Validation(**{"num_validation_episodes": 2, **(validation or {})})
     network, noise = networks.MLP(2, hidden=(3,)), population.Table(size=5_000)
-    algorithm = evolution.evolve(es(**changes), network, ENV, noise=noise, validation=validation, workers=workers)
+    algorithm = vx.evolve(es(**changes), network, ENV, noise=noise, validation=validation, workers=workers)
     states, rows = [algorithm.init(0)], []
     while workers.scores:
         state, row = algorithm.step(states[-1])
@@ -118,15 +119,15 @@ def test_the_best_is_kept_beside_the_current(scripted):
 
 def test_a_vector_without_a_score_is_still_tested(scripted):
     """Vector 1 was updated; the others did not play, and the test is not of vector 0."""
-    objective = evolution.Novelty(behavior=rollout.Last("position", 1), num_neighbors=2, archive_size=9)
+    objective = vx.Novelty(behavior=rollout.Last("position", 1), num_neighbors=2, archive_size=9)
     env = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
     env = env._replace(spec=env.spec._replace(extras=("position",)))
     workers = scripted(
         [1.0, 3.0, 5.0, 0.0], [7.0], PAIRS, [np.nan, np.nan, np.nan, 4.0], [7.0], PAIRS,
         behaviors=[[0.0, 1.0, 5.0, 0.0], [0.0], PAIRS, [0.0] * 4, [0.0], PAIRS],
     )  # fmt: skip
-    validation = evolution.Validation(num_validation_episodes=1, num_test_episodes=1)
-    algorithm = evolution.evolve(
+    validation = vx.Validation(num_validation_episodes=1, num_test_episodes=1)
+    algorithm = vx.evolve(
         es(num_bases=3, objective=objective), networks.MLP(2, hidden=(3,)), env, validation=validation, workers=workers
     )
     first, row = algorithm.step(algorithm.init(0))

@@ -11,10 +11,10 @@ import pytest
 from evosax import algorithms
 from jax.flatten_util import ravel_pytree
 
-from volvox import evolution, networks, population
+import volvox as vx
+from volvox import Validation, networks, play, population
 from volvox.envs import cartpole
-from volvox.evolution import Evosax, Validation
-from volvox.rollout import play
+from volvox.evolution import Evosax
 from volvox.types import Evaluation
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -91,7 +91,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_resumed_with_the_same_bits(name, reread):
     def make():
-        return evolution.evolve(RUNS[name](), NET, ENV, validation=Validation(num_validation_episodes=2))
+        return vx.evolve(RUNS[name](), NET, ENV, validation=Validation(num_validation_episodes=2))
 
     straight = make()
     state, _ = straight.step(straight.init(1))
@@ -129,14 +129,14 @@ def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="class of evosax"):
         Evosax(algorithms.SNES(8, jnp.zeros(3)), population_size=8)
     with pytest.raises(ValueError, match="low-rank"):
-        evolution.evolve(wrapped("CMA_ES"), NET, ENV, noise=population.LowRank())
+        vx.evolve(wrapped("CMA_ES"), NET, ENV, noise=population.LowRank())
 
 
 @pytest.mark.slow
 def test_cma_es_balances_the_pole():
     strategy = Evosax(algorithms.CMA_ES, population_size=32, params={"std_init": 0.5})
     env = cartpole(num_envs=32, groups=2)
-    algorithm = evolution.evolve(strategy, networks.MLP(2, hidden=(8,)), env)
+    algorithm = vx.evolve(strategy, networks.MLP(2, hidden=(8,)), env)
     state = algorithm.init(0)
     for _ in range(20):
         state, row = algorithm.step(state)

@@ -6,7 +6,8 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import evolution, networks, population, rollout
+import volvox as vx
+from volvox import networks, population, rollout
 from volvox.population import decoding
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -21,10 +22,10 @@ def generations(scripted):
     """Plays generations with the given returns; returns (states, rows, populations that were played)."""
 
     def play(*scores, validation=None, behaviors=(), **changes):
-        strategy = evolution.GA(**{"population_size": 8, "num_parents": 3, "mutation_std": 0.1, **changes})
+        strategy = vx.GA(**{"population_size": 8, "num_parents": 3, "mutation_std": 0.1, **changes})
         workers = scripted(*scores, behaviors=behaviors)
-        validation = evolution.Validation(**VALIDATION | (validation or {}))
-        algorithm = evolution.evolve(
+        validation = vx.Validation(**VALIDATION | (validation or {}))
+        algorithm = vx.evolve(
             strategy, networks.MLP(2, hidden=()), ENV, noise=NOISE, validation=validation, workers=workers
         )
         states, rows = [algorithm.init(0)], []
@@ -91,9 +92,7 @@ def test_the_elite_is_a_parent_once(generations):
 
 
 def test_an_elite_is_no_parent_for_its_returns_where_novelty_chooses(generations):
-    objective = evolution.Novelty(
-        behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=10, num_archived=2
-    )
+    objective = vx.Novelty(behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=10, num_archived=2)
     behaviors = [0.0, 0.1, 0.2, 5.0, 9.0, 0.3, 0.4, 0.5]
     (state,), rows, workers = generations(
         FIRST, [1.0, 2.0], behaviors=[behaviors, [0.0, 0.0]], num_parents=2, objective=objective
@@ -162,7 +161,7 @@ def test_fitness_is_the_mean_over_episodes(generations):
 
 def test_random_search_has_no_parents(generations):
     (old, state), rows, workers = generations(
-        FIRST, [2.0, 1.0], FIRST, [5.0, 1.0], num_parents=0, mutation_std=evolution.GA().mutation_std
+        FIRST, [2.0, 1.0], FIRST, [5.0, 1.0], num_parents=0, mutation_std=vx.GA().mutation_std
     )
     assert workers.asked[2].initial.all()
     assert not workers.asked[3].initial[0]
@@ -191,4 +190,4 @@ def test_the_elite_plays_test_episodes(generations):
 )
 def test_bad_settings_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
-        evolution.GA(**{"population_size": 8, "num_parents": 3, **changes})
+        vx.GA(**{"population_size": 8, "num_parents": 3, **changes})

@@ -15,9 +15,9 @@ import optax
 import probes
 import pytest
 
-from volvox import evolution, networks, population, rollout
+import volvox as vx
+from volvox import ES, GA, Novelty, Validation, networks, population, rollout
 from volvox.envs import hard_maze
-from volvox.evolution import ES, GA, Novelty, Validation
 
 pytestmark = pytest.mark.optimized
 
@@ -40,9 +40,7 @@ def es(**changes):
 def evolve(strategy, env="corridor", hidden=(8,), validation=None, **options):
     make = {"corridor": probes.corridor, "target": probes.target, "maze": hard_maze}[env]
     validation = Validation(**VALIDATION | (validation or {}))
-    return evolution.evolve(
-        strategy, networks.MLP(2, hidden), make(num_envs=8, groups=2), validation=validation, **options
-    )
+    return vx.evolve(strategy, networks.MLP(2, hidden), make(num_envs=8, groups=2), validation=validation, **options)
 
 
 def novelty_ga(num_validation_episodes, **options):

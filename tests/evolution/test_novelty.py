@@ -9,8 +9,8 @@ import optax
 import probes
 import pytest
 
-from volvox import evolution, networks, population, rollout
-from volvox.evolution import ES, GA, Novelty
+import volvox as vx
+from volvox import ES, GA, Novelty, networks, population, rollout
 from volvox.evolution.novelty import Archive, novelty
 from volvox.evolution.strategy import centered_ranks
 from volvox.types import Evaluation
@@ -184,7 +184,7 @@ def test_a_base_without_a_return_is_neither_archived_nor_novel():
 def test_a_behavior_that_the_environment_does_not_tell_is_refused():
     strategy = novelty_es("ns_es", behavior=rollout.Last("ram", 128))
     with pytest.raises(ValueError, match=r"'ram'.*elapsed_steps"):
-        evolution.evolve(strategy, networks.MLP(2, hidden=()), ENV)
+        vx.evolve(strategy, networks.MLP(2, hidden=()), ENV)
 
 
 def brute_force(behaviors, others, k):

@@ -8,8 +8,8 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import evolution, networks, population
-from volvox.evolution import Validation
+import volvox as vx
+from volvox import Validation, networks, population
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.MLP(2, hidden=())
@@ -53,7 +53,7 @@ class InPython(Counting):
 
 def steps(strategy, workers, **validation):
     validation = Validation(**{"num_elite_candidates": 3, "num_validation_episodes": 2, **validation})
-    algorithm = evolution.evolve(strategy, NET, ENV, noise=NOISE, validation=validation, workers=workers)
+    algorithm = vx.evolve(strategy, NET, ENV, noise=NOISE, validation=validation, workers=workers)
     state, rows, elites = algorithm.init(0), [], []
     while workers.scores:
         state, row = algorithm.step(state)
@@ -103,9 +103,9 @@ class NoTuple(Counting):
 def test_bad_strategies_and_settings_are_refused(scripted):
     for strategy in (object(), Counting, NoTuple()):
         with pytest.raises((TypeError, AttributeError)):
-            evolution.evolve(strategy, NET, ENV, noise=NOISE)
+            vx.evolve(strategy, NET, ENV, noise=NOISE)
     with pytest.raises(ValueError, match="num_elite_candidates"):
-        evolution.evolve(Counting(), NET, ENV, validation=Validation(num_elite_candidates=5))
+        vx.evolve(Counting(), NET, ENV, validation=Validation(num_elite_candidates=5))
     with pytest.raises(ValueError, match="num_elite_candidates"):
         Validation(num_elite_candidates=1)
 
@@ -115,4 +115,4 @@ def test_populations_that_do_not_fit_into_memory_are_refused(monkeypatch):
 
     monkeypatch.setattr(_checks, "_free_memory", lambda: 10**8)
     with pytest.raises(ValueError, match="bases"):
-        evolution.evolve(Counting(population_size=40_000), networks.MLP(2, hidden=(1_000,)), ENV)
+        vx.evolve(Counting(population_size=40_000), networks.MLP(2, hidden=(1_000,)), ENV)

@@ -34,5 +34,5 @@ def test_every_algorithm_is_made(load, read, algorithm):
 
 def test_bad_settings_are_refused(load, read):
     module, words = load("ask_tell"), ("--num-elite-candidates", "5", "--algorithm", "differential-evolution")
-    with pytest.raises(ValueError, match="num_elite_candidates=5"):
+    with pytest.raises(ValueError, match="num_elite_candidates"):
         module.make_algorithm(read(module, [*TINY, "--population-size", "4", *words]))

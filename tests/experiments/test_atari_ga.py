@@ -105,7 +105,7 @@ def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wai
     [
         (("--game", "Frostbit"), "Frostbite"),
         (("--num-envs", "7"), "num_envs=7"),
-        (("--num-parents", "9"), "num_parents=9"),
+        (("--num-parents", "9"), "num_parents"),
         (("--max-episode-steps", "adaptive:5"), "max_episode_steps"),
     ],
 )

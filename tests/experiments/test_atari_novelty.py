@@ -62,7 +62,7 @@ def test_paper_presets_see_the_whole_episode(load, read, preset):
     ("flags", "name"),
     [
         (("nsr-es", "--max-episode-steps", "5000"), "length=1000"),
-        (("nsr-es", "--archive-size", "2"), "archive_size=2"),
+        (("nsr-es", "--archive-size", "2"), "archive_size"),
     ],
 )
 def test_bad_settings_are_refused(load, read, flags, name):

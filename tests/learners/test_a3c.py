@@ -11,9 +11,9 @@ import probes
 import pytest
 from flax import linen as nn
 
+from volvox import A3C, learn
 from volvox.data import segments
 from volvox.data.segments import Segment
-from volvox.learners import A3C, learn
 from volvox.learners.a3c import Learning
 from volvox.learners.learner import Turn
 from volvox.networks import ActorCritic, RecurrentActorCritic

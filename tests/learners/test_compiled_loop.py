@@ -8,8 +8,8 @@ import optax
 import pytest
 from flax import linen as nn
 
+from volvox import A3C, PPO, TD3
 from volvox.envs import atari, mujoco
-from volvox.learners import A3C, PPO, TD3
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
 from volvox.rollout.loop import traced
 

@@ -9,11 +9,10 @@ import pytest
 from flax import linen as nn
 
 import volvox as vx
+from volvox import A3C, TD3, learn, play
 from volvox.envs import atari
-from volvox.learners import A3C, TD3, learn
 from volvox.learners.training import Evaluated, PolicyEvaluator, add_evaluation
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
-from volvox.rollout import play
 from volvox.types import Interrupted
 
 ENV = probes.corridor(length=4, num_envs=8, groups=2)

@@ -15,8 +15,7 @@ import probes
 import pytest
 from flax import linen as nn
 
-from volvox import networks
-from volvox.learners import A3C, PPO, TD3, learn
+from volvox import A3C, PPO, TD3, learn, networks
 from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, sparse
 
 pytestmark = pytest.mark.optimized

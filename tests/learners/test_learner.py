@@ -10,9 +10,10 @@ import probes
 import pytest
 from flax import linen as nn
 
+from volvox import A3C, PPO, TD3, learn
 from volvox.data import metrics
 from volvox.envs import cartpole
-from volvox.learners import A3C, PPO, TD3, Learner, Schedule, Turn, learn
+from volvox.learners import Learner, Schedule, Turn
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork
 from volvox.types import Interrupted, Policy, TimeStep
 

@@ -11,8 +11,9 @@ import probes
 import pytest
 from flax import linen as nn
 
+from volvox import PPO, learn
 from volvox.data.segments import Segment
-from volvox.learners import PPO, Turn, learn
+from volvox.learners import Turn
 from volvox.networks import CategoricalMLP, GaussianMLP, RecurrentActorCritic
 
 FAST = {"segment_length": 8, "learning_rate": 1e-2, "discount": 0.9, "num_minibatches": 2, "max_gradient_norm": 1.0}

@@ -8,9 +8,9 @@ import probes
 import pytest
 from flax import linen as nn
 
-from volvox import networks
+from volvox import TD3, learn, networks
 from volvox.data.replay import Batch
-from volvox.learners import TD3, Turn, learn
+from volvox.learners import Turn
 from volvox.learners.td3 import table_of
 from volvox.learners.training import pick
 from volvox.sparsity import Dynamic, Magnitude, RewardAware, masks_of, sparse

@@ -7,12 +7,12 @@ import probes as probe
 import pytest
 from flax import linen as nn
 
+from volvox import reference_batch
 from volvox.envs import atari
 from volvox.networks import MLP, DeepGA, VirtualBatchNormNet, genotype
 from volvox.networks.genotypes import VirtualBatchNorm
 from volvox.ops.flat import leaf_offsets, num_parameters
 from volvox.population import Table, encoding
-from volvox.rollout import reference_batch
 
 
 @pytest.mark.parametrize(("size", "expected"), [("large", 4_052_658), ("small", 1_008_450)])

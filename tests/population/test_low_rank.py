@@ -9,7 +9,8 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import _checks, evolution, networks, population
+import volvox as vx
+from volvox import _checks, networks, population
 from volvox.population import decoding
 from volvox.population.decoding import Member, mutation_noise
 from volvox.rollout.behaviors import Nothing
@@ -161,10 +162,10 @@ def test_slots_of_first_ancestors_must_fit_into_memory(monkeypatch):
     """They hold whole kernels for a generation, 4 MB each here, where those of low rank hold factors."""
     monkeypatch.setattr(_checks, "_free_memory", lambda: 10**9)
     env = probes.target(size=2, num_envs=500, groups=1)
-    make = partial(evolution.evolve, network=networks.MLP(2, (1_000, 1_000)), env=env, noise=population.LowRank(rank=1))
-    make(evolution.ES(population_size=8))  # which has none
+    make = partial(vx.evolve, network=networks.MLP(2, (1_000, 1_000)), env=env, noise=population.LowRank(rank=1))
+    make(vx.ES(population_size=8))  # which has none
     with pytest.raises(ValueError, match="500 slots"):
-        make(evolution.GA(population_size=8, num_parents=2))
+        make(vx.GA(population_size=8, num_parents=2))
 
 
 @pytest.mark.slow
@@ -219,9 +220,9 @@ def test_bad_ranks_and_parameters_are_refused():
 
 
 def low_rank_ga(noise):
-    strategy = evolution.GA(population_size=24, num_parents=4, mutation_std=0.1)
-    validation = evolution.Validation(num_validation_episodes=4, num_test_episodes=2)
-    return evolution.evolve(strategy, Network(), ENV, noise=noise, validation=validation)
+    strategy = vx.GA(population_size=24, num_parents=4, mutation_std=0.1)
+    validation = vx.Validation(num_validation_episodes=4, num_test_episodes=2)
+    return vx.evolve(strategy, Network(), ENV, noise=noise, validation=validation)
 
 
 def nearest(members):

@@ -6,7 +6,8 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import evolution, networks, population
+import volvox as vx
+from volvox import networks, population
 from volvox.ops import flat
 
 NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
@@ -76,4 +77,4 @@ def test_bad_tables_are_refused():
         make(population.Table(size=NUM_PARAMETERS + 999))
     env = probes.target(size=2, num_envs=2)
     with pytest.raises(ValueError, match="size=50"):
-        evolution.evolve(evolution.GA(), networks.MLP(2, hidden=()), env, noise=population.Table(size=50))
+        vx.evolve(vx.GA(), networks.MLP(2, hidden=()), env, noise=population.Table(size=50))

@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from volvox import networks, population
+from volvox import networks, play, population
 from volvox.envs import atari
 from volvox.ops import flat
-from volvox.rollout import play
 
 pytestmark = pytest.mark.optimized
 

@@ -9,9 +9,8 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import networks, population
+from volvox import ES, GA, Novelty, Validation, evolve, networks, population
 from volvox.envs import preprocessing
-from volvox.evolution import ES, GA, Novelty, Validation, evolve
 from volvox.rollout import Last
 from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator

@@ -6,9 +6,10 @@ import numpy as np
 import probes
 import pytest
 
+from volvox import play, play_randomly
 from volvox.envs import atari, envpool, from_functions
 from volvox.networks import genotype_from_functions
-from volvox.rollout import play, play_randomly, scoring
+from volvox.rollout import scoring
 
 
 def always(env, logits):

@@ -16,4 +16,4 @@ from volvox.distributed.ray_evaluator import RaySettings
 
 ray = RaySettings
 
-__all__ = ["RaySettings", "initialize", "ray"]
+__all__ = ["initialize", "ray"]

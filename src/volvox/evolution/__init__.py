@@ -1,10 +1,10 @@
-"""Evolution: genetic algorithms, evolution strategies, novelty search, random search, and the algorithms of evosax."""
+"""Evolution: genetic algorithms, evolution strategies, novelty search, random search, and the algorithms of evosax.
 
-from volvox.evolution.algorithm import evolve
-from volvox.evolution.es import ES
+`volvox.evolve` plays the populations that a strategy asks for. Here are the parts of a strategy of one's own; `GA`,
+`ES`, `Novelty` and `Validation` are names of `volvox`.
+"""
+
 from volvox.evolution.evosax import Evosax
-from volvox.evolution.ga import GA
-from volvox.evolution.novelty import Novelty
-from volvox.evolution.strategy import Strategy, Validation, fitness
+from volvox.evolution.strategy import Strategy, fitness
 
-__all__ = ["ES", "GA", "Evosax", "Novelty", "Strategy", "Validation", "evolve", "fitness"]
+__all__ = ["Evosax", "Strategy", "fitness"]

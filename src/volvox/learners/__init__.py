@@ -1,14 +1,12 @@
-"""Learners: one file for each algorithm, a base for on-policy ones, and the loop that trains them (`learn`).
+"""Learners: one file for each algorithm, a base for on-policy ones, and the loop that trains them (`volvox.learn`).
 
-algorithm = learn(A3C(), network, env)
-algorithm = learn(TD3(), ActorAndCritic(actor, critic), env)
+algorithm = vx.learn(vx.A3C(), network, env)
+algorithm = vx.learn(vx.TD3(), vx.networks.ActorAndCritic(actor, critic), env)
+
+Here are the parts of a learner of one's own; the learners themselves are names of `volvox`.
 """
 
-from volvox.learners.a3c import A3C
 from volvox.learners.learner import Learner, Schedule, Turn
 from volvox.learners.on_policy import OnPolicy
-from volvox.learners.ppo import PPO
-from volvox.learners.td3 import TD3
-from volvox.learners.training import learn
 
-__all__ = ["A3C", "PPO", "TD3", "Learner", "OnPolicy", "Schedule", "Turn", "learn"]
+__all__ = ["Learner", "OnPolicy", "Schedule", "Turn"]

@@ -123,6 +123,8 @@ def apply_gradient(
 ) -> tuple[ArrayTree, ArrayTree]:
     """Returns (parameters, state of the optimiser) after an update by a gradient.
 
+    It raises ValueError if the optimiser needs more than gradients and parameters.
+
     Args:
       optimizer: Optimiser that needs gradients and parameters only, sparse or not.
       gradient: Gradient of the loss, as `params`.
@@ -136,5 +138,10 @@ def apply_gradient(
     kept = optax.tree.get_all_with_path(state, "learning_rate")
     if learning_rate is not None and kept:
         state = optax.tree.set(state, learning_rate=jnp.asarray(learning_rate, kept[0][1].dtype))
-    updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
+    try:
+        updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
+    except TypeError as error:
+        raise ValueError(
+            f"optimizer: it needs more than gradients and parameters ({error}); take one such as optax.adam."
+        ) from error
     return optax.apply_updates(params, updates), state

@@ -1,6 +1,5 @@
-"""Reports of runs: learning curves, comparisons with statistics, videos, HTML files, and pictures of populations."""
+"""Reports of runs: learning curves, statistics, videos, HTML files, and pictures of populations."""
 
-from volvox.report.comparison import compare
 from volvox.report.files import read_log, read_metrics
 from volvox.report.html import html_report
 from volvox.report.metrics import interquartile_mean, probability_of_improvement
@@ -9,7 +8,6 @@ from volvox.report.video import record_video
 
 __all__ = [
     "cloud",
-    "compare",
     "html_report",
     "interquartile_mean",
     "learning_curve",

@@ -5,6 +5,5 @@ An algorithm gives the loop its `Stages`; `Loop` makes the environments and runs
 """
 
 from volvox.rollout.behaviors import Behavior, Last, Trajectory
-from volvox.rollout.scoring import Score, play, play_randomly, reference_batch
 
-__all__ = ["Behavior", "Last", "Score", "Trajectory", "play", "play_randomly", "reference_batch"]
+__all__ = ["Behavior", "Last", "Trajectory"]

@@ -18,8 +18,8 @@ from flax import linen as nn
 from volvox.report import html, plots, video
 from volvox.report.files import ELITE, METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
 from volvox.report.metrics import atari_scores
-from volvox.rollout import reference_batch, scoring
-from volvox.rollout.scoring import Actor, Protocol, Score
+from volvox.rollout import scoring
+from volvox.rollout.scoring import Actor, Protocol, Score, reference_batch
 from volvox.runs.config import differences, from_json, to_json
 from volvox.runs.directory import change_settings, read_run, saved_key
 from volvox.runs.export import export, is_exported, load_exported
