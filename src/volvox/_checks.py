@@ -2,6 +2,7 @@
 
 import math
 import operator
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,18 +79,24 @@ def number(
 
 
 def integers(settings: object, *names: str, low: int, high: int | None = INT32) -> None:
-    """Checks fields of settings with `integer`; skips None."""
+    """Checks fields of settings with `integer`; None is allowed where the annotation allows it."""
     for name in names:
-        if (value := getattr(settings, name)) is not None:
+        value = getattr(settings, name)
+        if value is not None or _is_required(settings, name):
             integer(name, value, low=low, high=high)
 
 
 def numbers(settings: object, *names: str, **limits: float) -> None:
-    """Checks fields of settings with `number`; skips None and functions."""
+    """Checks fields of settings with `number`; skips functions. None is allowed where the annotation allows it."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not callable(value):
+        if not callable(value) and (value is not None or _is_required(settings, name)):
             number(name, value, **limits)
+
+
+def _is_required(settings: object, name: str) -> bool:
+    hint = typing.get_type_hints(type(settings)).get(name)
+    return hint is not None and type(None) not in typing.get_args(hint)
 
 
 def check_type(name: str, value: Any, wanted: type | tuple[type, ...], example: str) -> None:

@@ -10,11 +10,13 @@
 import os
 import signal
 import sys
+import zipfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import gymnasium
 import imageio_ffmpeg
 import jax
 import tyro
@@ -37,6 +39,7 @@ from volvox.runs.run import Which, load
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 _SHOWN = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
+_SHOWN += (gymnasium.error.Error, zipfile.BadZipFile)
 """Exceptions that are shown in one line, without a traceback."""
 
 

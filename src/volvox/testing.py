@@ -64,13 +64,14 @@ def check_env(
 
 
 def actions_for(env: Env, num_timesteps: int, num_envs: int | None = None, seed: int = 0) -> np.ndarray:
-    """Returns random actions `[T, B, ...]` of a group; infinite bounds are replaced by -1 and 1."""
+    """Returns random actions `[T, B, ...]` of a group; an infinite bound is replaced by one at a distance of 2."""
     spec, rng = env.spec, np.random.default_rng(seed)
     shape = (num_timesteps, num_envs or env.num_envs, *(spec.action_shape or ()))
     if not spec.continuous:
         return rng.integers(0, spec.num_actions or spec.num_choices, shape).astype(np.int32)
-    low = np.nan_to_num(np.asarray(spec.action_low), neginf=-1.0)
-    high = np.nan_to_num(np.asarray(spec.action_high), posinf=1.0)
+    low, high = np.asarray(spec.action_low), np.asarray(spec.action_high)
+    low = np.where(np.isfinite(low), low, np.nan_to_num(high, posinf=1.0) - 2)
+    high = np.where(np.isfinite(high), high, low + 2)
     return rng.uniform(low, high, shape).astype(np.float32)
 
 

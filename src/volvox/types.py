@@ -199,9 +199,10 @@ class Env(NamedTuple):
       spec: Observations, actions and limits.
       num_envs: Number of environments in all groups together.
       num_groups: Number of groups, all of one size.
-      make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, **options) -> groups`. `seed`
-        (int) determines the random numbers of all environments; groups made with `host=True` are driven from Python;
-        `options` depend on the kind of environment. `first_group` is the index of the first group on this device.
+      make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0, **options) ->
+        groups`. `seed` (int) determines the random numbers of all environments; groups made with `host=True` are driven
+        from Python; `first_group` is the index of the first group on this device; `options` depend on the kind of
+        environment.
       config: The call that made this description.
       axis: The device axis; each device has such groups.
     """

@@ -31,8 +31,13 @@ class Mean(NamedTuple):
     num: Array
 
 
-Metrics = dict[str, Mean | Array]
-"""Means, and maxima of values that are not negative: arrays `[...]`."""
+class Maximum(NamedTuple):
+    """The maximum `[...]` of values that are not negative."""
+
+    value: Array
+
+
+Metrics = dict[str, Mean | Maximum]
 
 
 def means(totals: dict[str, Array], count: Array | float = 1.0) -> Metrics:
@@ -46,7 +51,7 @@ def add(old: Metrics, new: Metrics) -> Metrics:
     def added(old: Any, new: Any) -> Any:
         if isinstance(new, Mean):
             return Mean(old.total + new.total, old.num + new.num)
-        return jnp.maximum(old, new)
+        return Maximum(jnp.maximum(old.value, new.value))
 
     return old | {name: added(old[name], x) if name in old else x for name, x in new.items()}
 
@@ -66,8 +71,8 @@ def compute(gathered: Metrics) -> dict[str, float]:
     """Returns the metrics as numbers, averaged over several learners. Means of no values are left out."""
     row = {}
     for name, x in jax.device_get(gathered).items():
-        if not isinstance(x, Mean):
-            row[name] = np.max(x).item()
+        if isinstance(x, Maximum):
+            row[name] = np.max(x.value).item()
         elif x.num:
             row[name] = float(np.mean(x.total)) / float(x.num)
     return row
@@ -150,7 +155,7 @@ def over_devices(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Epi
         return Episodes(total, returns[chosen][ages], lengths[chosen][ages])
 
     sums = axis.sum({name: x for name, x in gathered.items() if isinstance(x, Mean)})
-    largest = jax.lax.pmax({name: x for name, x in gathered.items() if not isinstance(x, Mean)}, axis.name)
+    largest = jax.lax.pmax({name: x for name, x in gathered.items() if isinstance(x, Maximum)}, axis.name)
     return (jax.vmap(join) if episodes.total.ndim else join)(episodes), sums | largest
 
 

@@ -187,9 +187,18 @@ class PopulationActor:
         pairs = zip(self._lineage or lineage, lineage, strict=True)
         if not all(np.array_equal(before, now[:known]) for before, now in pairs):
             known = 0
-        bases = self._bases if known else self._local.encoding.zeros(lineage.seed.shape[1])
-        for g in range(known, len(lineage.seed)):
-            bases = _decode_many(self._local.encoding, bases, jax.tree.map(lambda x, g=g: x[g], lineage))
+        num_generations, num_bases = lineage.seed.shape
+        needed = [np.arange(num_bases)]  # of each generation, those from which the newest bases descend
+        for g in reversed(range(known + 1, num_generations)):
+            needed.insert(0, np.unique(np.asarray(lineage.parent[g])[needed[0]]))
+        bases = self._bases if known else self._local.encoding.zeros(num_bases)
+        places = np.arange(num_bases)
+        for g, rows in zip(range(known, num_generations), needed, strict=False):
+            padded = np.resize(rows, 1 << (len(rows) - 1).bit_length())  # few sizes are compiled
+            members = jax.tree.map(lambda x, g=g, padded=padded: np.asarray(x)[g, padded], lineage)
+            parent = np.searchsorted(places, members.parent).astype(np.int32)
+            bases, places = _decode_many(self._local.encoding, bases, members._replace(parent=parent)), rows
+        bases = jax.tree.map(lambda x: x[:num_bases], bases)
         self._lineage, self._bases = lineage, bases
         return bases
 
@@ -297,8 +306,9 @@ class RayEvaluator:
                             continue
                         self._await_start(key)  # Ray restarts an actor that died
                         self._restarts += 1
-                        losses[id(chunk)] += 1
-                        if losses[id(chunk)] == _MAX_LOSSES:
+                        first = int(chunk[1].member[0]), int(chunk[1].episode[0])
+                        losses[first] += 1
+                        if losses[first] == _MAX_LOSSES:
                             raise RuntimeError(f"{_MAX_LOSSES} Ray actors died on the same episodes") from error
                         lost.append(chunk)
                         warnings.warn(f"Ray restarts an actor, which died: {error}", stacklevel=2)

@@ -107,6 +107,8 @@ def envpool(
     if own_limit is not None:
         require_limit(options.get("max_episode_steps", own_limit))
         options["max_episode_steps"] = own_limit if own_limit < INT32 else 0
+    if taken := options.keys() & {"num_threads", "batch_size", "seed", "env_seed"}:
+        raise TypeError(f"{min(taken)} is no setting here: threads, groups, and the seed of Env.make set it")
     native_spec = library.make_spec(task, **options)
     unlimited = native_spec.config.max_episode_steps == 0  # the task says how long each episode is
 
@@ -282,7 +284,7 @@ def atari(
     as the emulators allow. Observations are float32 in [0, 1], resized by linear interpolation with aligned corners. An
     episode's first observation has black before its one frame. There are always 1 to `noop_max` idle frames. Where FIRE
     is the second of a game's actions, that and the third are played for a timestep each before the episode begins. The
-    differences that remain are listed in `docs/decisions.md`.
+    differences that remain are listed in `experiments/protocols.md`.
 
     Example:
       >>> env = volvox.envs.atari("Frostbite", num_envs=64, groups=2)

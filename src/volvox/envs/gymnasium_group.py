@@ -24,6 +24,9 @@ from volvox._checks import integer
 from volvox.envs import groups as blocks
 from volvox.types import Env, EnvGroup, EnvSpec, TimeStep
 
+_MOST_CHOICES = 2**20
+"""Largest number of values of an integer action."""
+
 _NARROW = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 
 
@@ -54,8 +57,8 @@ def gymnasium(
 
     Args:
       make_env: A name that `gymnasium.make` takes, or a class of `gymnasium.Env` or a function that makes one
-        environment when called with `options`. Cloudpickle takes it to workers, and so names that are registered in
-        the main program only are known there.
+        environment when called with `options`. Workers get it by cloudpickle, so a name that only the main program
+        registers is enough. If the class cannot be pickled, name its module, as in "my_module:Mine-v0".
       num_envs: Environments in all groups together.
       groups: Number of groups, which take turns; a divisor of `num_envs`.
       workers: Processes that step a group; reduced to a divisor of the group's size. With 0 this process steps it, and
@@ -76,6 +79,8 @@ def gymnasium(
     config = {"type": "volvox.envs.gymnasium", **locals()}
     config |= config.pop("options")
     integer("workers", workers, low=0)
+    if max_episode_steps is not None:
+        integer("max_episode_steps", max_episode_steps, low=1)
     probe: Any = _make_environment(make_env, options, max_episode_steps)
     name = str(name or (make_env if isinstance(make_env, str) else type(probe.unwrapped).__name__))
     # Workers know the specification also if they do not know the name.
@@ -119,13 +124,18 @@ class _Group:
         if not self._workers:
             return _in_process(self._make_one, self._num_envs)
         worker = functools.partial(WorkerEnvs, self._make_one, self._spaces, self._num_envs // self._workers)
-        return AsyncVectorEnv(
-            [worker] * self._workers,
-            # multiprocessing cannot share float16.
-            shared_memory=np.dtype(np.float16) not in jax.tree.leaves(self._spec.observation_dtype),
-            context="spawn",  # a fork of a process with threads may block
-            autoreset_mode=AutoresetMode.DISABLED,  # the workers reset their environments
-        )
+        # Processes inherit the blocked signals of this thread: Ctrl-C is for the main process to handle.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return AsyncVectorEnv(
+                [worker] * self._workers,
+                # multiprocessing cannot share float16.
+                shared_memory=np.dtype(np.float16) not in jax.tree.leaves(self._spec.observation_dtype),
+                context="spawn",  # a fork of a process with threads may block
+                autoreset_mode=AutoresetMode.DISABLED,  # the workers reset their environments
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def restart(self, state: Any, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         del state
@@ -250,7 +260,6 @@ class WorkerEnvs(gym.Env):
     def _call(self, function: Callable[[SyncVectorEnv], Any]) -> Any:
         try:
             if self._envs is None:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
                 self._envs = self._make()
             return function(self._envs)
         except Exception:
@@ -315,6 +324,8 @@ def _action_fields(name: str, space: Any) -> dict[str, Any]:
         low, high = blocks.action_bounds(low, high, low.shape)
         return {**fields, "action_shape": low.shape, "action_low": low, "action_high": high}
     counts = (high.astype(np.int64) - low + 1).ravel().tolist()
+    if not counts or not 0 < min(counts) <= max(counts) <= _MOST_CHOICES:
+        raise ValueError(f"{name} has integer actions of {space}, too many to choose from: use TransformAction")
     if isinstance(space, spaces.Discrete):
         return {**fields, "action_shape": None, "num_actions": counts[0]}
     return {**fields, "action_shape": (len(counts),), "num_choices": tuple(counts)}

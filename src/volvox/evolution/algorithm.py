@@ -144,7 +144,7 @@ def evolve(
         behaviors.check_kind("behavior", behavior)
         if compared.size:
             raise ValueError(f"{type(strategy).__name__} compares behaviours of its own; leave behavior out.")
-    if whole_games(env) and env.config.get("settings", env.config).get("episodic_life"):
+    if whole_games(env) and env.config.get("episodic_life"):
         raise ValueError("episodic_life=True would let members continue each other's games; leave it out to evolve.")
     longest = env.spec.max_episode_steps
     max_episode_steps = longest if max_episode_steps is None else max_episode_steps
@@ -179,7 +179,7 @@ def evolve(
             "validation": validation,
             "noise": noise,
             "behavior": behavior,
-            "max_episode_steps": max_episode_steps,
+            "max_episode_steps": cutoff.start if cutoff.fraction >= 1 else max_episode_steps,
             "test_max_episode_steps": test_max_episode_steps,
         },
         close=run.evaluator.close,
@@ -237,6 +237,9 @@ class _Evolution:
 
         def ask(key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
             population, state = strategy.ask(key, state, encoding)
+            if population.seed.shape != (n,):
+                size = population.seed.size
+                raise ValueError(f"ask returned {size} members, and the strategy's population_size is {n}.")
             return population._replace(episodes=jnp.full(n, e, jnp.int32)), _strong(state)
 
         wrap: Any = jax.jit if strategy.traceable else lambda function: function

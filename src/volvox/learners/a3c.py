@@ -227,7 +227,7 @@ class _A3C(OnPolicy):
         loss = policy_loss - weight * entropy + s.value_coefficient * value_loss
         lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
         sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
-        return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": lag.max()}
+        return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
 
     def accumulate(self, learning: Learning, segment: Segment) -> Learning:
         """Adds the gradient of a micro-batch."""

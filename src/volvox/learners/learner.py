@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from volvox._checks import check_type
 from volvox.types import Array, ArrayTree, Policy, TimeStep, zeros
 
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
@@ -109,7 +110,9 @@ def make_optimizer(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTr
             f"{learning_rate=}, {optimizer=}: give a number with a function such as optax.adam, and None with a "
             "ready-made optimizer, which has its own rate."
         )
-    return optax.with_extra_args_support(optimizer(learning_rate) if callable(optimizer) else optimizer)
+    made = optimizer(learning_rate) if callable(optimizer) else optimizer
+    check_type("optimizer", made, optax.GradientTransformation, "or a function such as optax.adam")
+    return optax.with_extra_args_support(made)
 
 
 def apply_gradient(
@@ -142,6 +145,6 @@ def apply_gradient(
         updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
     except TypeError as error:
         raise ValueError(
-            f"optimizer: it needs more than gradients and parameters ({error}); take one such as optax.adam."
+            f"optimizer: its update fails with gradients and parameters alone ({error}); take one such as optax.adam."
         ) from error
     return optax.apply_updates(params, updates), state

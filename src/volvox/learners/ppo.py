@@ -295,7 +295,7 @@ class _PPO(OnPolicy):
         }
         sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
         loss = sums["policy_loss"] + s.value_coefficient * sums["value_loss"] - s.entropy_coefficient * sums["entropy"]
-        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": lag.max()}
+        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
         return loss / jnp.maximum(num_valid, 1.0), new
 
     def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:

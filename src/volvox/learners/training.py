@@ -134,8 +134,9 @@ def learn(
       policy of the best evaluation; `last_variables` the latest policy, of the learner with the best latest evaluation.
 
     Raises:
-      TypeError: An argument is of another type, or the optimiser needs more than gradients and parameters.
-      ValueError: Network or environment do not fit the settings, or the state does not fit into the free memory.
+      TypeError: An argument is of another type.
+      ValueError: Network or environment do not fit the settings, the optimiser needs more than gradients and
+        parameters, or the state does not fit into the free memory.
     """
     check_has("settings", settings, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
@@ -400,10 +401,13 @@ class Training:
 
     def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
         """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
-        _, acting, learning = self.opened(state, lambda figures: False)
-        acting, learning, key = *copied((acting, learning)), self.loop.devices.placed(state.key)
         untimed = self.schedule.delay + 1  # the first rounds have nothing to learn from
-        return state, time_parts(self.loop, acting, learning, key, seconds=seconds, untimed_rounds=untimed)
+        try:
+            _, acting, learning = self.opened(state, lambda figures: False)
+            acting, learning, key = *copied((acting, learning)), self.loop.devices.placed(state.key)
+            return state, time_parts(self.loop, acting, learning, key, seconds=seconds, untimed_rounds=untimed)
+        finally:
+            self.loop.close()
 
     def close(self) -> None:
         """Frees all environments."""
@@ -437,7 +441,8 @@ def pick(tree: ArrayTree, learner: int) -> Any:
 
 def networks_and_masks(learning: Any) -> tuple[ArrayTree, ArrayTree]:
     """Returns (parameters, masks or None) of networks by name, on the host."""
-    several = hasattr(learning.params, "_asdict")  # each with an optimiser of its own
+    # Networks of their own optimisers are a record, and their optimisers too.
+    several = hasattr(learning.params, "_asdict") and type(learning.optimizer) is type(learning.params)
     params, optimizer = (x._asdict() if several else {"params": x} for x in (learning.params, learning.optimizer))
     params = {name: x for name, x in params.items() if jax.tree.leaves(x)}
     masks = {name: masks_of(optimizer[name]) for name in params} if is_sparse(learning.optimizer) else None

@@ -10,7 +10,7 @@ from volvox.networks.actor_critics import (
     SmallTorso,
     actor_critic,
 )
-from volvox.networks.genotypes import DeepGA, VirtualBatchNormNet, genotype, genotype_from_functions
+from volvox.networks.genotypes import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, genotype_from_functions
 from volvox.networks.interception import Grouped
 from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
 
@@ -28,6 +28,7 @@ __all__ = [
     "QNetwork",
     "RecurrentActorCritic",
     "SmallTorso",
+    "VirtualBatchNorm",
     "VirtualBatchNormNet",
     "actor_critic",
     "genotype",

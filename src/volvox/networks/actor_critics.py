@@ -272,7 +272,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
 
     Raises:
       TypeError: `module` is no flax module.
-      ValueError: The module cannot take the observations, or its outputs do not suit the actions.
+      ValueError: The module cannot take the observations, or the size of its output does not suit the actions.
     """
     actions = distribution(spec)
     begin: Any = getattr(module, "initial_state", None)

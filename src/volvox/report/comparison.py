@@ -238,7 +238,8 @@ def _metric(runs: Sequence[_Run], metric: str | None, x: str) -> str:
     wanted = SCORES if metric is None else (metric,)
     budget = min(np.nanmax(run.columns.get(x, -np.inf)) for run in runs)
     compared = [[row for row in run.rows if numbers(row).get(x, np.inf) <= budget] for run in runs]
-    common = set.intersection(*(set(metrics.latest(rows)) for rows in compared))
+    names = metrics.latest if metric is None else metrics.columns  # a new elite may not have a score yet
+    common = set.intersection(*(set(names(rows)) for rows in compared))
     if found := next((name for name in wanted if name in common), None):
         return found
     known = sorted(set.intersection(*(set(run.columns) for run in runs)))

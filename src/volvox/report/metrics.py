@@ -32,8 +32,6 @@ _BATCH = 2**22
 def task_of(config: Mapping[str, Any]) -> str:
     """Returns the name of the environment of a run, by its `config.json`."""
     env = config["algorithm"].get("env") or {}
-    while "env" in env:  # a wrapper
-        env = env["env"]
     given = (env[name] for name in ("game", "task", "name", "make_env") if isinstance(env.get(name), str))
     return next(given, str(env.get("type")).rpartition(".")[2])
 

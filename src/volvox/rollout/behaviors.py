@@ -1,6 +1,6 @@
 """Behaviours: an episode as a short vector, computed while it is played, so that no trajectory is stored.
 
-Novelty search compares these vectors (`volvox.evolution.Novelty`).
+Novelty search compares these vectors (`volvox.Novelty`).
 
     Last("position", 2)                             # the final position
     Trajectory("ram", 128, every=50, length=12)     # the RAM, at twelve timesteps of the episode
@@ -157,7 +157,9 @@ def check_kind(name: str, behavior: Any) -> None:
 
 
 def check(behavior: Behavior, spec: EnvSpec, max_episode_steps: int) -> None:
-    """Raises ValueError if a behaviour reads an extra that the environment lacks, or ends before the episodes.
+    """Raises ValueError if a behaviour and an environment do not fit.
+
+    The behaviour may read an extra that the environment lacks, end before the episodes, or return another shape.
 
     Args:
       behavior: The behaviour.
@@ -165,6 +167,9 @@ def check(behavior: Behavior, spec: EnvSpec, max_episode_steps: int) -> None:
       max_episode_steps: The largest cutoff of episodes, timesteps. A `Trajectory` must cover it, because it would not
         distinguish two episodes that part later.
     """
+    shape = jax.eval_shape(lambda: behavior.final(behavior.init())).shape
+    if shape != (behavior.size,):
+        raise ValueError(f"{behavior}.final returns the shape {list(shape)}, and its size is {behavior.size}.")
     missing = [name for name in behavior.extras if name not in spec.extras]
     if missing:
         raise ValueError(f"{behavior} reads {missing[0]!r}, but {spec.name} provides only {list(spec.extras)}.")

@@ -86,6 +86,10 @@ class PopulationEvaluator:
         self._genotype, self._noise, self._env, self._chunk_seconds = genotype, noise, env, chunk_seconds
         self._capacity = capacity
         self._rollouts = {False: Rollout(genotype, behavior), True: Rollout(genotype, Nothing())}
+        self._begin = {
+            test: jax.jit(rollout.begin, static_argnums=(2, 3), donate_argnums=0)
+            for test, rollout in self._rollouts.items()
+        }
         self._loops: dict[tuple[bool, int, bool], Loop] = {}  # by test, max_episode_steps, formed
         self._slots: tuple[ArrayTree, ...] | None = None
 
@@ -127,10 +131,13 @@ class PopulationEvaluator:
           (`Evaluation` `[N, E]`, `RolloutStatistics`).
 
         Raises:
-          Interrupted: the monitor returned True; the evaluator can be used again.
+          Interrupted: The monitor returned True. The next evaluation makes new environments.
+          ValueError: There are more episodes than the capacity.
         """
         del lineage
         began, total = time.perf_counter(), int(population.episodes.sum())
+        if total > self._capacity:
+            raise ValueError(f"{total} episodes are more than the capacity of {self._capacity}: fewer candidates.")
         try:
             loop, carry, memory, constants = self._start(
                 population, num_episodes, test, max_episode_steps, seed, pool_seed, part, monitor
@@ -222,7 +229,7 @@ class PopulationEvaluator:
         constants: Constants = (queue, population.bases, code)
         vectors = jnp.zeros((self._capacity, self._rollouts[test].behavior.size), jnp.float32)
         assert self._slots is not None  # made with the first loop
-        carry, memory = self._rollouts[test].begin((self._slots, vectors), constants, num_groups, group_size)
+        carry, memory = self._begin[test]((self._slots, vectors), constants, num_groups, group_size)
         self._slots = memory[0]
         return loop, carry, memory, constants
 

@@ -23,7 +23,6 @@ progress, checks and interrupts are plain statements:
             break
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -389,7 +388,7 @@ def time_parts(
     seconds: float,
     untimed_rounds: int = 1,
 ) -> tuple[float, float, float]:
-    """Runs an open loop without overlap, times its parts, and closes it.
+    """Runs an open loop without overlap and times its parts; it must be closed afterwards.
 
     `act` and `work` are called from Python here, which takes some tenths of a millisecond per call; for very small
     networks their share is overestimated.
@@ -419,20 +418,19 @@ def time_parts(
     def step(g: int, env: ArrayTree, action: Any, carry: ArrayTree) -> Any:
         return calls.recv(g, calls.send[g](env, action), carry, constants)
 
-    with contextlib.closing(loop):
-        received = [calls.recv(g, env, carry, constants) for g, env in enumerate(loop.envs)]
-        rounds, end = -untimed_rounds, 0.0
-        while rounds < 1 or (time.perf_counter() < end and calls.remaining(carry)):
-            if rounds in (-untimed_rounds, 0):
-                spent, end = {"emulators": [], "acting": [], "working": []}, time.perf_counter() + seconds
-            for g in list(range(num_groups)) * loop.beats_per_round:
-                if calls.active(carry, g):
-                    env, timestep = received[g]
-                    carry, action = timed("acting", calls.act[g], carry, memory, constants, timestep)
-                    received[g] = timed("emulators", step, g, env, action, carry)
-                carry, memory = timed("working", calls.work[g], carry, memory, constants)
-            carry, memory = timed("working", calls.finish, carry, memory, constants)
-            rounds += 1
+    received = [calls.recv(g, env, carry, constants) for g, env in enumerate(loop.envs)]
+    rounds, end = -untimed_rounds, 0.0
+    while rounds < 1 or (time.perf_counter() < end and calls.remaining(carry)):
+        if rounds in (-untimed_rounds, 0):
+            spent, end = {"emulators": [], "acting": [], "working": []}, time.perf_counter() + seconds
+        for g in list(range(num_groups)) * loop.beats_per_round:
+            if calls.active(carry, g):
+                env, timestep = received[g]
+                carry, action = timed("acting", calls.act[g], carry, memory, constants, timestep)
+                received[g] = timed("emulators", step, g, env, action, carry)
+            carry, memory = timed("working", calls.work[g], carry, memory, constants)
+        carry, memory = timed("working", calls.finish, carry, memory, constants)
+        rounds += 1
     emulators, acting = (sum(spent[part]) / max(len(spent[part]), 1) for part in ("emulators", "acting"))
     working = sum(spent["working"]) / (num_groups * loop.beats_per_round * rounds)
     return emulators / group_size, acting / group_size, working / group_size

@@ -209,11 +209,10 @@ class Rollout:
         """Returns the stages of the loop, over `Carry`, `Memory` and `Constants`."""
         return Stages(self.act, self.work, active, remaining, episode_keys=episode_keys)
 
-    @functools.partial(jax.jit, static_argnums=(0, 3, 4), donate_argnums=1)
     def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:
         """Hands the first entries to the slots and decodes their members; before the first beat.
 
-        `memory` is donated. Entries go round robin over the groups, so that each group gets its share of long ones.
+        Entries go round robin over the groups, so that each group gets its share of long ones.
 
         Args:
           memory: The rollout's memory.

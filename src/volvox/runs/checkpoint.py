@@ -92,12 +92,19 @@ def restore_latest(
     for step in reversed(steps(directory)):
         folder = _folder(directory, step)
         if problem := _problem(folder, step, count_rows, settings):
-            problems.append(f"checkpoint {folder} is skipped: {problem}")
+            if folder.exists():  # otherwise the process that trains has removed it
+                problems.append(f"checkpoint {folder} is skipped: {problem}")
             continue
         for problem in problems:
             warnings.warn(f"{problem}; the checkpoint of step {step} is used", UserWarning, stacklevel=2)
-        with _checkpointer() as checkpointer:
-            tree = checkpointer.restore(folder.absolute() / _STATE)[_STATE]
+        try:
+            with _checkpointer() as checkpointer:
+                tree = checkpointer.restore(folder.absolute() / _STATE)[_STATE]
+        except FileNotFoundError:
+            if folder.exists():
+                raise
+            # The process that trains has removed it and saved newer ones.
+            return restore_latest(directory, count_rows=count_rows, settings=settings, restore=restore)
         tree = jax.tree.map(_decode, tree, is_leaf=lambda leaf: isinstance(leaf, dict) and _KEY in leaf)
         return step, restore(tree)
     if problems:

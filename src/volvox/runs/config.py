@@ -155,8 +155,9 @@ def from_json(data: Any, custom: Iterable[Any] = ()) -> Any:
 def _resolve(path: Any, custom: tuple[Any, ...]) -> Any:
     """Returns the class or function of a path."""
     module, _, name = str(path).rpartition(".")
-    for value in custom:
-        if hasattr(value, "__qualname__") and f".{path}".endswith(f".{value.__qualname__}"):
+    named = [value for value in custom if hasattr(value, "__qualname__")]
+    for value in sorted(named, key=lambda value: path_of(value) != path):  # of two with one name, that of the module
+        if f".{path}".endswith(f".{value.__qualname__}"):
             return value
     if module not in _MODULES or name.startswith("_"):
         raise ValueError(f"{path} is not a public name of volvox, flax, optax or jax.nn: pass it as custom=[{name}]")
@@ -199,5 +200,8 @@ def _defaults(path: str) -> dict[str, Any]:
     """Default arguments of a class or function whose module is imported."""
     module, _, name = path.rpartition(".")
     function: Callable[..., Any] | None = getattr(sys.modules.get(module), name, None)
-    parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+    try:
+        parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+    except ValueError:  # a function in C
+        return {}
     return {p.name: to_json(p.default) for p in parameters if p.default is not p.empty}

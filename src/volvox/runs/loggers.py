@@ -141,6 +141,8 @@ class _WeightsAndBiases:
             self._run = client.init(**start)
         else:
             self._run.config.setdefaults(dict(run.config))
+        # Steps belong to the owner of the run, and W&B drops rows with a step below its latest one: rows name theirs.
+        self._run.define_metric("*", step_metric=run.step_name)
         if self._run.id != known:
             for step, row in enumerate(run.rows, start=1):
                 self.write(step, row)
@@ -148,9 +150,8 @@ class _WeightsAndBiases:
                 file.write_text(self._run.id)
 
     def write(self, step: int, row: Row) -> None:
-        values = {name: value for name, value in row.items() if value is not None}
-        # In a run of the user, steps are the user's: W&B drops rows with a step below its latest one.
-        self._run.log(values, step=step if self._is_ours else None)
+        del step  # `row` contains it
+        self._run.log({name: value for name, value in row.items() if value is not None})
 
     def close(self) -> None:
         if self._is_ours:

@@ -19,6 +19,12 @@ _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes|per_second)")
 _ORDER = ("elite_score", "evaluation_mean", "validation_mean", "training_best", "training_mean")
 """Metrics that a line shows first."""
 
+_NOTES = {
+    "compiling": "compiling, which takes about 5 to 30 seconds",
+    "waiting for actors": "waiting for Ray actors to start; `ray status` shows free resources",
+}
+"""Phases that are announced once, in a line of their own."""
+
 
 def summarize(row: Mapping[str, Any], *, step_name: str, width: int, frame_skip: int) -> str:
     """Returns the rate and the most important metrics of a step, as many as fit into `width` characters."""
@@ -61,7 +67,7 @@ class Progress:
         self._step_name, self._frame_skip = algorithm.step_name, algorithm.env.spec.frame_skip
         frames = numbers(rows[-1]).get("frames", 0.0) if rows else 0.0
         self._start = self._now = (float(len(rows)), frames)  # steps, with a fraction of the current one; frames
-        self._began, self._announced = time.monotonic(), False
+        self._began, self._announced = time.monotonic(), set[str]()
         is_interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
         layout = {"bar_format": "{percentage:3.0f}%|{bar:20}| {desc}", "leave": False, "dynamic_ncols": True}
         self._bar = tqdm(total=1.0, **layout) if shown and is_interactive else None
@@ -71,17 +77,15 @@ class Progress:
 
         Args:
           figures: Argument of the monitor: `phase`, `done` and `total` of the phase, `step_done` and
-            `step_total` of the step if it has several phases, `frames_per_second`, `actors`, and a `note` to print.
+            `step_total` of the step if it has several phases, `frames_per_second`, and `actors`.
         """
         number = math.floor(self._now[0]) + 1
         done, total = (figures.get(f"step_{name}", figures.get(name)) for name in ("done", "total"))
         self._now = (number - 1 + (min(done / total, 0.999) if done is not None and total else 0.0), self._now[1])
         phase = figures.get("phase", "working")
-        if "note" in figures:
-            self.note(str(figures["note"]))
-        if phase == "compiling" and not self._announced:
-            self.note(f"{self._step_name} {number}: compiling, which takes about 5 to 30 seconds")
-            self._announced = True
+        if phase in _NOTES and phase not in self._announced:
+            self.note(f"{self._step_name} {number}: {_NOTES[phase]}")
+            self._announced.add(phase)
         if self._bar is None:
             return
         counts = "/".join(format_number(figures[name]) for name in ("done", "total") if name in figures)

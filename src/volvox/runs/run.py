@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import gymnasium
 from flax import linen as nn
 
 from volvox.report import html, plots, video
@@ -246,7 +247,7 @@ def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorit
     if algorithm is None:
         try:
             algorithm = _rebuild(config["algorithm"], custom)
-        except ValueError as error:
+        except (ValueError, gymnasium.error.Error) as error:
             raise ValueError(f"{path}: the algorithm cannot be rebuilt: {error}") from error
     ignored = [f"algorithm.env.{name}:" for name in _LAYOUT]
     if any(isinstance(value, Genotype | nn.Module) for value in custom):

@@ -167,4 +167,4 @@ def where(mask: Array, x: Array, other: Array) -> Array:
 
 def in_groups(x: Array, mask: Array) -> Array:
     """Returns a leaf as `[R, g, F]`, cut as its mask `[R, 1, F]`."""
-    return x.reshape(mask.shape[0], -1, mask.shape[2])
+    return x.reshape(mask.shape[0], -1, x.shape[-1])  # another number of columns does not broadcast with the mask
