@@ -102,7 +102,7 @@ def test_the_count_of_rows_stays_small():
     rows, no = init(3, 1, SPEC), jnp.zeros(1, bool)
     for i in range(14):
         rows = add(rows, TimeStep(jnp.full((1, 1), float(i)), jnp.zeros(1), no, no, no, {}), jnp.zeros((1, 1)))
-        assert int(rows.rows) == (i + 1 if i < 3 else 3 + (i + 1) % 3)
+        assert int(rows.num_added) == (i + 1 if i < 3 else 3 + (i + 1) % 3)
         assert float(rows.timestep.observation[i % 3, 0, 0]) == float(latest(rows).observation[0, 0]) == i
         assert int(num_starts(rows, 1)) == min(i, 2)
 

@@ -8,7 +8,7 @@ import pytest
 from volvox.envs.functional import from_functions
 from volvox.learners.training import Training
 from volvox.ops.flat import by_path
-from volvox.rollout.devices import ALONE
+from volvox.rollout.devices import SINGLE_DEVICE
 from volvox.rollout.loop import LoopState
 
 SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
@@ -68,7 +68,7 @@ def begun():
     """A function that returns (stages of the loop, its state at the beginning, groups) of a learner."""
 
     def make(settings, network, env):
-        run, groups = Training(settings, network, env, 1.0, False, ALONE), env.make(0)
+        run, groups = Training(settings, network, env, 1.0, False, SINGLE_DEVICE), env.make(0)
         state, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
         state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(state.acting), state.learning))
         return run.loop.stages, state, groups

@@ -85,8 +85,8 @@ def test_mosaic_is_the_formula_in_a_simulator():
     callbacks = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
 
     def multiply(x, w, index):
-        how = plan(x, w, index, on=HOPPER)
-        return matmul_mosaic(x, w, index, how=how._replace(stages=min(how.stages, 2)))
+        tiles = plan(x, w, index, compute_capability=HOPPER)
+        return matmul_mosaic(x, w, index, tiles=tiles._replace(stages=min(tiles.stages, 2)))
 
     with params.force_gpu_interpret_mode(params.InterpretGPUParams(detect_races=True)):
         check(multiply, "tiles", "unsorted", "single")
@@ -105,7 +105,7 @@ def test_the_kernel_lowers_for_cuda(dtypes, semantics, monkeypatch):
     monkeypatch.setattr(plgpu, "kernel", partial(plgpu.kernel, compiler_params=params))
     (rows, k, n), (of_x, of_w) = MATMULS["tiles"], DTYPES[dtypes]
     x, w = jax.ShapeDtypeStruct((512, rows, k), of_x), jax.ShapeDtypeStruct((300, k, n), of_w)
-    multiply = partial(matmul_mosaic, how=plan(x, w, INDEX, on=HOPPER))
+    multiply = partial(matmul_mosaic, tiles=plan(x, w, INDEX, compute_capability=HOPPER))
     assert "mosaic_gpu" in jax.jit(multiply).trace(x, w, INDEX).lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -124,19 +124,19 @@ def test_the_kernel_lowers_for_cuda(dtypes, semantics, monkeypatch):
 def test_the_plan_is_by_shape_dtype_and_capability(name, dtype, on, used):
     rows, k, n = MATMULS[name]
     x, w = (jax.ShapeDtypeStruct(shape, np.dtype(jnp.dtype(dtype))) for shape in ((512, rows, k), (300, k, n)))
-    how = plan(x, w, INDEX, on=on)
-    assert (how is not None) == used
-    assert plan(x, w, None, on=on) is None
-    if how is not None:
-        assert how.stages * how.tile_k * (128 * w.dtype.itemsize + 4 * how.rows) <= 100 * 1024
-        assert k % how.tile_k == 0
+    tiles = plan(x, w, INDEX, compute_capability=on)
+    assert (tiles is not None) == used
+    assert plan(x, w, None, compute_capability=on) is None
+    if tiles is not None:
+        assert tiles.stages * tiles.tile_k * (128 * w.dtype.itemsize + 4 * tiles.rows) <= 100 * 1024
+        assert k % tiles.tile_k == 0
 
 
 @pytest.mark.parametrize(("num_kernels", "rows"), [(512, 1), (20, 8), (15, None)])
 def test_rows_of_one_kernel_share_its_reading_unless_they_are_many(num_kernels, rows):
     x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((512, 1, 7744), (num_kernels, 7744, 512)))
-    how = plan(x, w, INDEX, on=HOPPER)
-    assert (how and how.rows) == rows
+    tiles = plan(x, w, INDEX, compute_capability=HOPPER)
+    assert (tiles and tiles.rows) == rows
 
 
 def test_dispatch_is_by_platform_and_capability(monkeypatch):

@@ -50,7 +50,7 @@ def test_a_state_is_restored_bit_for_bit(tmp_path):
     save(tmp_path, 5, STATE)
     step, tree = restore(tmp_path)
     assert step == 5
-    read = restored(tree, STATE, what="state")
+    read = restored(tree, STATE, owner="state")
     assert_equal_trees(read, STATE)
     assert (type(read.count), type(read.params["rate"])) == (int, float)
     assert read.params["half"].dtype == jnp.bfloat16
@@ -60,7 +60,7 @@ def test_a_state_is_restored_bit_for_bit(tmp_path):
 def test_a_state_of_another_structure_is_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ValueError, match="x"):
-        restored(restore(tmp_path)[1], {"x": jnp.zeros(4, jnp.int32)}, what="state")
+        restored(restore(tmp_path)[1], {"x": jnp.zeros(4, jnp.int32)}, owner="state")
 
 
 def test_the_newest_stay_and_later_ones_are_removed(tmp_path):

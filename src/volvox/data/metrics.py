@@ -46,7 +46,7 @@ def means(totals: dict[str, Array], count: Array | float = 1.0) -> Metrics:
 
 
 def add(old: Metrics, new: Metrics) -> Metrics:
-    """Adds further values to the metrics of the same names; metrics of other names are kept as they are."""
+    """Adds further values to the metrics of the same names; metrics of other names do not change."""
 
     def added(old: Any, new: Any) -> Any:
         if isinstance(new, Mean):
@@ -123,15 +123,15 @@ def update_episodes(
 
 
 def _by_age(total: Array) -> Array:
-    """Returns the age of each place of the ring, or the place of each age; the newest episode has age 0."""
+    """Returns the index in the ring of each age, 0 for the newest; the mapping is its own inverse."""
     return (total - 1 - jnp.arange(WINDOW)) % WINDOW
 
 
 def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Array:
     """Returns the mean return of the latest episodes of one learner; NaN before the first has ended.
 
-    The number of these episodes is that of the learner's environments, but at least 10 and at most `WINDOW`. Several
-    devices contribute equal shares.
+    The mean is over the latest `num_envs` episodes, but at least 10 and at most `WINDOW`. Several devices contribute
+    equal shares.
     """
     count = -(-min(max(num_envs, 10), WINDOW) // axis.size)
     held = _by_age(episodes.total) < jnp.minimum(episodes.total, count)

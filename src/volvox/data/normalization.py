@@ -144,8 +144,8 @@ def normalizing(policy: Policy, spec: EnvSpec) -> Policy:
     """Returns a policy that normalises observations first; its variables are `Normalized`."""
 
     def apply(variables: Normalized, observation: ArrayTree, state: ArrayTree) -> tuple[Array, ArrayTree]:
-        seen = normalize(variables.moments, jax.tree.map(lambda x: x.astype(jnp.float32), observation))
-        return policy.apply(variables.params, seen, state)
+        normalized = normalize(variables.moments, jax.tree.map(lambda x: x.astype(jnp.float32), observation))
+        return policy.apply(variables.params, normalized, state)
 
     def begin(key: Array) -> Normalized:
         return Normalized(policy.init(key), init(spec.observation))

@@ -24,13 +24,13 @@ class Replay(NamedTuple):
     Attributes:
       timestep: Timesteps without extras, leaves `[C, B, ...]`.
       action: `[C, B, ...]`: Actions; an action was discarded if the next row is `first`.
-      rows: int32: Rows added; row i is at index `i % C`. In a full ring, it counts from C to 2 C - 1 again and again,
-        and cannot overflow.
+      num_added: int32: Rows added; row i is at index `i % C`. In a full ring, it counts from C to 2 C - 1 again and
+        again, and cannot overflow.
     """
 
     timestep: TimeStep
     action: Array
-    rows: Array
+    num_added: Array
 
 
 class Batch(NamedTuple):
@@ -85,30 +85,30 @@ def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
 
     def put(rows: Array, row: Array) -> Array:
         # One update slice stays in place inside a compiled loop.
-        return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), replay.rows % capacity, 0)
+        return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), replay.num_added % capacity, 0)
 
     given = (timestep._replace(extras={}), action)
     timesteps, actions = jax.tree.map(put, (replay.timestep, replay.action), given)
-    rows = replay.rows + 1
-    return Replay(timesteps, actions, jnp.where(rows == 2 * capacity, capacity, rows))
+    num_added = replay.num_added + 1
+    return Replay(timesteps, actions, jnp.where(num_added == 2 * capacity, capacity, num_added))
 
 
 def latest(replay: Replay) -> TimeStep:
     """Returns the latest row, leaves `[B, ...]`."""
-    place = (replay.rows - 1) % replay.action.shape[0]
+    place = (replay.num_added - 1) % replay.action.shape[0]
     take = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
     return jax.tree.map(take, replay.timestep)
 
 
 def num_starts(replay: Replay, n_step: int) -> Array:
     """Returns the number of rows in which a transition of `n_step` timesteps may begin, int32."""
-    return jnp.maximum(jnp.minimum(replay.rows, replay.action.shape[0]) - n_step, 0)
+    return jnp.maximum(jnp.minimum(replay.num_added, replay.action.shape[0]) - n_step, 0)
 
 
 def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
-    """Returns whether replays hold so many timesteps, or are full, and each has transitions of `n_step` timesteps."""
+    """Returns whether replays together hold `timesteps` timesteps or are full, and each has `n_step` transitions."""
     capacity = sum(replay.timestep.reward.size for replay in replays)
-    held = sum(jnp.minimum(x.rows, x.action.shape[0]) * x.action.shape[1] for x in replays)
+    held = sum(jnp.minimum(x.num_added, x.action.shape[0]) * x.action.shape[1] for x in replays)
     starts = jnp.stack([num_starts(replay, n_step) for replay in replays])
     return (held >= min(timesteps, capacity)) & (starts > 0).all()
 
@@ -137,35 +137,35 @@ def sample(
     """
     capacity, num_envs = replay.action.shape[:2]
     begin, end = (0, num_envs) if envs is None else envs
-    # One draw for both: making random numbers takes a loop each time. Remainders are even to n in 2**32.
+    # One call for both, because each call runs a loop; the modulo bias is at most n / 2**32.
     bits = jax.random.bits(key, (2, size))
     starts = num_starts(replay, n_step)
-    oldest = replay.rows - jnp.minimum(replay.rows, capacity)
+    oldest = replay.num_added - jnp.minimum(replay.num_added, capacity)
     row = oldest + (bits[0] % jnp.maximum(starts, 1).astype(jnp.uint32)).astype(jnp.int32)
     env = begin + (bits[1] % jnp.asarray(end - begin, jnp.uint32)).astype(jnp.int32)
 
     def at(field: Array, step: int | Array) -> Array:
         return field[(row + step) % capacity, env]
 
-    seen = replay.timestep
+    timestep = replay.timestep
     reward, going_on = jnp.zeros(size), jnp.ones(size, bool)
     weight, bootstraps, steps = jnp.ones(size), jnp.ones(size, bool), jnp.zeros(size, jnp.int32)
     for step in range(1, n_step + 1):
         if step > 1:  # in a resumed run, an episode may begin although none has ended
-            going_on &= ~at(seen.first, step)
-        reward += jnp.where(going_on, weight * at(seen.reward, step), 0.0)
+            going_on &= ~at(timestep.first, step)
+        reward += jnp.where(going_on, weight * at(timestep.reward, step), 0.0)
         weight = jnp.where(going_on, weight * discount, weight)
         steps = jnp.where(going_on, step, steps)
-        terminated = at(seen.terminated, step)
+        terminated = at(timestep.terminated, step)
         bootstraps &= ~(going_on & terminated)
-        going_on &= ~(terminated | at(seen.truncated, step))
+        going_on &= ~(terminated | at(timestep.truncated, step))
     return Batch(
-        observation=jax.tree.map(lambda field: at(field, 0), seen.observation),
+        observation=jax.tree.map(lambda field: at(field, 0), timestep.observation),
         action=at(replay.action, 0),
         reward=reward,
         discount=jnp.where(bootstraps, weight, 0.0),
-        next_observation=jax.tree.map(lambda field: at(field, steps), seen.observation),
-        valid=~at(seen.first, 1),
+        next_observation=jax.tree.map(lambda field: at(field, steps), timestep.observation),
+        valid=~at(timestep.first, 1),
     )
 
 

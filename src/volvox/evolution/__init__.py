@@ -1,7 +1,7 @@
 """Evolution: genetic algorithms, evolution strategies, novelty search, random search, and the algorithms of evosax.
 
-`volvox.evolve` plays the populations that a strategy asks for. Here are the parts of a strategy of one's own; `GA`,
-`ES`, `Novelty` and `Validation` are names of `volvox`.
+`volvox.evolve` plays the populations that a strategy asks for. This package exports `Evosax` and the interface for
+your own strategies; `volvox` exports `GA`, `ES`, `Novelty` and `Validation`.
 """
 
 from volvox.evolution.evosax import Evosax

@@ -457,7 +457,7 @@ class _Evolution:
         code, lineage = self.evaluator.encoding, lineages.zeros(generation, self.num_rows) if self.has_lineage else None
         inner = jax.eval_shape(lambda: _strong(self.strategy.init(key, code)))
         like = EvolveState(key, generation, inner, code.zeros(1), EliteScore(), lineage, self.cutoff.start)
-        state = restored(saved, self.save(like), what="run of evolution")
+        state = restored(saved, self.save(like), owner="run of evolution")
         if state.lineage is None:
             return state
         log = jax.tree.map(np.asarray, state.lineage)

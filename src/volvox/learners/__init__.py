@@ -3,7 +3,7 @@
 algorithm = vx.learn(vx.A3C(), network, env)
 algorithm = vx.learn(vx.TD3(), vx.networks.ActorAndCritic(actor, critic), env)
 
-Here are the parts of a learner of one's own; the learners themselves are names of `volvox`.
+This package exports the interface for your own learners; `volvox` exports the learners themselves.
 """
 
 from volvox.learners.learner import Learner, Schedule, Turn

@@ -5,7 +5,7 @@ schedule in place of its queues. In round r every group collects a segment with 
 `work` goes through the segments of round r - lag in micro-batches, spread evenly over the beats; `finish` updates the
 parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 nothing overlaps: the round has one more beat,
 which completes the segments, and `finish` learns from them all; the timestep of that beat is never learned from. Where
-u rounds share an update, data are `lag / u` updates old on average, and at most that rounded up.
+u rounds share an update, data are `lag / u` updates old on average, and at most `ceil(lag / u)`.
 
     env = vx.envs.atari("Pong", num_envs=64, groups=2)
     network = vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso())
@@ -132,7 +132,7 @@ class A3C:
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
-        rate = self.rate(env)
+        rate = self._rate_schedule(env)
         return Schedule(
             beats_per_round=self.segment_length + (self.lag == 0),
             rounds_per_iteration=self.updates_per_iteration * self.rounds_per_update,
@@ -140,7 +140,7 @@ class A3C:
             learning_rate=(lambda learning: rate(learning.update)) if callable(rate) else None,
         )
 
-    def rate(self, env: Env) -> Any:
+    def _rate_schedule(self, env: Env) -> Any:
         """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
         rate: Any = self.learning_rate
         if self.anneal_frames is None:
@@ -184,7 +184,8 @@ class _A3C(OnPolicy):
         super().__init__(settings, network, env)
         self.micro_batch = micro_batch_size(settings.micro_batch, self.num_envs, settings.segment_length)
         self.num_batches = self.num_envs // self.micro_batch
-        self.optimizer = clipped(make_optimizer(settings.optimizer, settings.rate(env)), settings.max_gradient_norm)
+        optimizer = make_optimizer(settings.optimizer, settings._rate_schedule(env))
+        self.optimizer = clipped(optimizer, settings.max_gradient_norm)
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
         collected, (params, optimizer, moments) = self.collect(), self.init_learning(key, self.optimizer)

@@ -29,13 +29,13 @@ class Collector(NamedTuple):
       ring: Its latest segments.
       recurrent: Recurrent state of the policy, leaves `[B, ...]`.
       lives: int32 `[B]`: Lives left at the last timestep; 0 without `episodic_life`.
-      seen: float32 `[B, ...]`: The latest observations before they were normalised; () if they are not.
+      raw_observation: float32 `[B, ...]`: The latest observations before they were normalised; () if they are not.
     """
 
     ring: Segment
     recurrent: ArrayTree
     lives: Array
-    seen: ArrayTree
+    raw_observation: ArrayTree
 
 
 class Collected(NamedTuple):
@@ -92,9 +92,10 @@ class OnPolicy(Learner):
             spec = spec._replace(observation_dtype=jax.tree.map(lambda _: jnp.float32, spec.observation_dtype))
 
         def collector() -> Collector:
-            recurrent, seen = policy.initial_state(b), zeros(spec.observation, b) if s.normalize_observations else ()
+            recurrent = policy.initial_state(b)
+            raw_observation = zeros(spec.observation, b) if s.normalize_observations else ()
             ring = segments.init(s.lag + 1, self.length, b, spec, recurrent)
-            return Collector(ring, recurrent, jnp.zeros(b, jnp.int32), seen)
+            return Collector(ring, recurrent, jnp.zeros(b, jnp.int32), raw_observation)
 
         rewards = normalization.init_rewards(env.num_groups, b) if s.normalize_rewards else ()
         return Collected(tuple(collector() for _ in range(env.num_groups)), rewards)
@@ -111,11 +112,11 @@ class OnPolicy(Learner):
     ) -> tuple[Collected, Array]:
         """Samples actions from the policy, and adds the timestep to the group's segment."""
         s, g, actions, data = self.settings, turn.group, self.network.distribution, collected.collectors[turn.group]
-        seen, rewards, reward, lives = data.seen, collected.rewards, timestep.reward, data.lives
+        raw_observation, rewards, reward, lives = data.raw_observation, collected.rewards, timestep.reward, data.lives
         if s.normalize_observations:
-            seen = jax.tree.map(lambda x: x.astype(jnp.float32), timestep.observation)
+            raw_observation = jax.tree.map(lambda x: x.astype(jnp.float32), timestep.observation)
             # The segment holds the observation that the policy saw, so that probabilities can be computed again.
-            timestep = timestep._replace(observation=normalization.normalize(learning.moments, seen))
+            timestep = timestep._replace(observation=normalization.normalize(learning.moments, raw_observation))
         if isinstance(rewards, Rewards):
             rewards = normalization.update_rewards(rewards, g, timestep, s.discount, self.env.axis)
             reward = reward * normalization.reward_scale(rewards)
@@ -131,7 +132,7 @@ class OnPolicy(Learner):
         chosen = {"action": action, "log_prob": actions.log_prob(output, action), "version": learning.update}
         chosen |= {"reward": reward, "value": value, "recurrent": recurrent}
         ring = segments.add(data.ring, turn.round, turn.beat, timestep, **chosen)
-        data = Collector(ring, next_recurrent, lives, seen)
+        data = Collector(ring, next_recurrent, lives, raw_observation)
         collectors = replaced(collected.collectors, g, data)
         return Collected(collectors, rewards), clip_action(action, self.env.spec)
 
@@ -139,8 +140,8 @@ class OnPolicy(Learner):
         """Returns the state of learning, whose moments count the latest observations of the group."""
         if not self.settings.normalize_observations:
             return learning
-        seen = collected.collectors[turn.group].seen
-        return learning._replace(moments=normalization.update(learning.moments, seen, self.env.axis))
+        raw_observation = collected.collectors[turn.group].raw_observation
+        return learning._replace(moments=normalization.update(learning.moments, raw_observation, self.env.axis))
 
     def variables(self, learning: Any) -> list[ArrayTree]:
         """Returns the variables of the policy."""

@@ -50,7 +50,8 @@ class PPO:
       num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
       clip: Largest change ε of the probability ratio that the objective rewards.
       value_clip: Largest change of a value since it was predicted that the loss rewards. None: it is not clipped.
-      kl_stop: Approximate KL divergence of an epoch's last minibatch above which no further epoch begins. None: none.
+      kl_stop: Approximate KL divergence of an epoch's last minibatch above which no further epoch begins. None: all
+        epochs run.
       normalize_advantages: Whether advantages have mean 0 and standard deviation 1 in each minibatch.
       discount: Discount γ of a timestep.
       trace_decay: Trace decay λ of the advantages.
@@ -62,7 +63,8 @@ class PPO:
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before clipping.
       lag: Rounds between acting and learning, 0 or 1; metrics give it in updates.
       micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
-        divisor of those in a minibatch. None: about 64 timesteps of images, otherwise the whole minibatch.
+        divisor of the group's timesteps (environments) in a minibatch. None: about 64 timesteps of images, otherwise
+        the whole minibatch.
       rounds_per_iteration: Rounds in one iteration, and so in one row of metrics.
 
     Raises:
@@ -127,10 +129,10 @@ class PPO:
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
         beats, changes = self.segment_length + (self.lag == 0), self.anneal_timesteps or callable(self.learning_rate)
-        rate = functools.partial(self.rate, env) if changes else None
+        rate = functools.partial(self._current_rate, env) if changes else None
         return Schedule(beats, rounds_per_iteration=self.rounds_per_iteration, delay=self.lag, learning_rate=rate)
 
-    def rate(self, env: Env, learning: "Learning") -> Any:
+    def _current_rate(self, env: Env, learning: "Learning") -> Any:
         """Returns the learning rate of the next update; None for a ready-made optimizer."""
         rate: Any = self.learning_rate
         if self.anneal_timesteps is None:
@@ -143,7 +145,7 @@ class PPO:
         return _PPO(self, network, env)
 
 
-class Batch(NamedTuple):
+class Minibatches(NamedTuple):
     """The segments of a round in the order of learning: the J minibatches of all epochs.
 
     A minibatch has n rows of each of G groups. A row is a timestep (L is 1), or a whole segment of an environment if
@@ -178,7 +180,7 @@ class Learning(NamedTuple):
 
     params: ArrayTree
     optimizer: ArrayTree
-    batch: Batch
+    batch: Minibatches
     stopped: Array
     round: Array
     update: Array
@@ -234,7 +236,7 @@ class _PPO(OnPolicy):
         learning = learning._replace(batch=batch, stopped=jnp.array(False), round=learning.round + 1)
         return learning._replace(metrics=metrics.add(learning.metrics, new))
 
-    def shuffle(self, key: Array, target: Array, advantage: Array, valid: Array) -> Batch:
+    def shuffle(self, key: Array, target: Array, advantage: Array, valid: Array) -> Minibatches:
         """Shuffles the rows of `[G, T, B]` anew for every epoch, and normalises the advantages of each minibatch."""
         s, axis, groups = self.settings, self.env.axis, self.env.num_groups
         numbers = axis.number() * groups + jnp.arange(groups)
@@ -253,9 +255,11 @@ class _PPO(OnPolicy):
             centered = advantage - axis.sum(advantage.sum(**each)) / jnp.maximum(count, 1)
             deviation = jnp.sqrt(axis.sum((centered**2).sum(**each)) / jnp.maximum(count - 1, 1))
             advantage = centered / (deviation + 1e-8)
-        return Batch(rows.swapaxes(0, 1), advantage, target, count.ravel())
+        return Minibatches(rows.swapaxes(0, 1), advantage, target, count.ravel())
 
-    def take(self, collected: Collected, slot: Array, batch: Batch, j: Array, k: Array) -> tuple[Segment, Array, Array]:
+    def take(
+        self, collected: Collected, slot: Array, batch: Minibatches, j: Array, k: Array
+    ) -> tuple[Segment, Array, Array]:
         """Returns (segment, advantages, targets) `[L, N, ...]` of micro-batch `k` of minibatch `j`, int32 scalars."""
         begin, size, length = k * self.micro_batch, self.micro_batch, self.settings.segment_length
         rows, advantage, target = (jax.lax.dynamic_slice_in_dim(x[j], begin, size, axis=-1) for x in batch[:3])
@@ -320,7 +324,7 @@ class _PPO(OnPolicy):
 
     def update(self, collected: Collected, learning: Learning, turn: Turn, slot: Array, j: Array) -> Learning:
         """Makes one update by minibatch `j` of the round."""
-        s, rate, step = self.settings, self.settings.rate(self.env, learning), learning.update + 1
+        s, rate, step = self.settings, self.settings._current_rate(self.env, learning), learning.update + 1
         gradient, new = self.gradient(collected, learning, slot, j)
         further = {"learning_rate": rate, "step": step, "mean_return": turn.mean_return}
         params, state = apply_gradient(self.optimizer(rate), gradient, learning.optimizer, learning.params, **further)
@@ -334,9 +338,10 @@ class _PPO(OnPolicy):
         return clipped(make_optimizer(self.settings.optimizer, rate), self.settings.max_gradient_norm)
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
-        """Makes the updates that are due in this turn, if those of a round are spread evenly over the next.
+        """Makes the updates that are due in this turn.
 
-        The first are due in beat 0 when the last group has acted, because only then all segments are complete.
+        With lag 1, the updates of a round are spread evenly over the next round. The first are due in beat 0 when the
+        last group has acted, because only then all segments are complete.
         """
         learning = self.observe(collected, learning, turn)
         if self.settings.lag == 1:
@@ -357,16 +362,16 @@ class _PPO(OnPolicy):
         self, collected: Collected, learning: Learning, key: Array, turn: Turn, low: Array, high: Array
     ) -> Learning:
         """Makes updates `low` to `high` of the segments of `lag` rounds ago, unless their round is stopped."""
-        slot, there_is = (turn.round - (lag := self.settings.lag)) % (lag + 1), turn.round >= lag
+        slot, has_data = (turn.round - (lag := self.settings.lag)) % (lag + 1), turn.round >= lag
 
         def prepare(i: Array, learning: Learning) -> Learning:
             # If nothing depended on `i`, XLA would compute this before the loop, in every beat.
             return self.prepare(collected, learning, key, slot + jnp.minimum(i, 0))
 
         def due(x: tuple[Array, Learning]) -> Array:
-            return (x[0] < high) & there_is & ~x[1].stopped
+            return (x[0] < high) & has_data & ~x[1].stopped
 
         # Loops, not conditions, so that the state of learning stays in place.
-        begins = (there_is & (low == 0) & (high > 0)).astype(jnp.int32)
+        begins = (has_data & (low == 0) & (high > 0)).astype(jnp.int32)
         given = (low, jax.lax.fori_loop(0, begins, prepare, learning))
         return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), given)[1]

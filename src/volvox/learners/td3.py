@@ -300,8 +300,8 @@ class _TD3(Learner):
 
     def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
         """Returns actions `[B, A]` in [-1, 1] of one learner's actor."""
-        params, seen = variables.params, normalization.normalize(variables.moments, observation)
-        return self.networks.act(params.actor, self.networks.encode_observation(params.representation, seen))
+        params, normalized = variables.params, normalization.normalize(variables.moments, observation)
+        return self.networks.act(params.actor, self.networks.encode_observation(params.representation, normalized))
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
         """Makes the updates that are due for the timesteps so far, after the group has added its own."""

@@ -3,12 +3,12 @@
     algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
     run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
 
-An evaluation plays whole episodes with the likeliest actions, in environments of its own; on Atari whole games, even if
-a lost life ends an episode of training. Rows then have `evaluation_mean`; its `evaluation_standard_error` over
+An evaluation plays whole episodes with the likeliest actions, in its own environments. On Atari it plays whole games,
+even if a lost life ends an episode of training. Rows then have `evaluation_mean`; its `evaluation_standard_error` over
 episodes; `evaluation_best`, the largest mean so far; `evaluation_timesteps`, the timesteps of each learner so far;
 `evaluation_frames`, the emulator frames of all evaluations, which `frames` does not count; and `evaluation_seconds`,
 which no rate counts. With several learners there is an `evaluation_mean_0` and so on for each, and the mean is over all
-of them. As a maximum, `evaluation_best` is higher than the mean return of its policy: play fresh episodes to know that.
+of them. `evaluation_best` is a maximum and overestimates its policy; play new episodes for an unbiased score.
 """
 
 import functools
@@ -39,7 +39,8 @@ class Acting(NamedTuple):
     Attributes:
       round: int32: Rounds completed since the environments were made.
       beat: int32: Beats completed in this round.
-      draws: int32: Number of actions that each environment has drawn; it makes the keys of the next, see `Env.keys`.
+      draws: int32: Number of actions that each environment has drawn; `Env.keys` derives the keys of the next
+        actions from it.
       timesteps: int32: Timesteps of all environments in this iteration, without those that begin an episode.
       episodes: Scores of the episodes that have ended, leaves `[S, ...]` for S learners.
       running: Episodes that have not ended, one entry for each group; () between two sets of environments.
@@ -164,7 +165,7 @@ def learn(
         last_variables=run.last_variables,
         profile=run.profile,
         step_name="iteration",
-        max_over_processes=None if jax.process_count() == 1 else run.loop.devices.largest,
+        max_over_processes=None if jax.process_count() == 1 else run.loop.devices.max_over_processes,
     )
 
 
@@ -348,7 +349,7 @@ class Training:
 
     def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
         """Returns whether the monitor of any process asks to stop."""
-        return self.loop.devices.largest(bool(monitor(figures))) > 0
+        return self.loop.devices.max_over_processes(bool(monitor(figures))) > 0
 
     def row(self, state: LearnState) -> dict[str, Any]:
         """Returns the row of an iteration, without rates; raises FloatingPointError if returns are not finite."""
@@ -383,8 +384,8 @@ class Training:
         """Returns the state of nested dictionaries, in which fields that were not saved are missing."""
         if self.loop.devices.mesh is not None:  # environments and replays belong to one device
             collected = saved["acting"].get("collected", {})
-            own = {name: () for name in ("collectors", "replays") if name in collected}
-            saved = saved | {"acting": saved["acting"] | {"running": (), "collected": collected | own}, "envs": ()}
+            empty = {name: () for name in ("collectors", "replays") if name in collected}
+            saved = saved | {"acting": saved["acting"] | {"running": (), "collected": collected | empty}, "envs": ()}
         paths = by_path(saved)
         has_envs = any(path[0] == "envs" for path in paths)
         has_replays = any(path[:3] == ("acting", "collected", "replays") for path in paths)
@@ -397,7 +398,7 @@ class Training:
                 state = state._replace(acting=self.begin(state.acting), envs=envs)
             return state
 
-        return restored(saved, jax.eval_shape(like, jax.random.key(0)), what="algorithm")
+        return restored(saved, jax.eval_shape(like, jax.random.key(0)), owner="algorithm")
 
     def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
         """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""

@@ -17,7 +17,7 @@ from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 _FAN_IN_UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within 1 / sqrt(fan_in)
-_HIDDEN = nn.initializers.orthogonal(2**0.5)
+_ORTHOGONAL = nn.initializers.orthogonal(2**0.5)
 _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
 
 
@@ -85,7 +85,7 @@ class NatureTorso(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
-        return torso(x, "large", self.hidden, self.activation, kernel_init=_HIDDEN, padding="VALID")
+        return torso(x, "large", self.hidden, self.activation, kernel_init=_ORTHOGONAL, padding="VALID")
 
 
 class SmallTorso(nn.Module):
@@ -104,7 +104,7 @@ class SmallTorso(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        return torso(x, "small", self.hidden, self.activation, kernel_init=_HIDDEN)
+        return torso(x, "small", self.hidden, self.activation, kernel_init=_ORTHOGONAL)
 
 
 class ActorCritic(nn.Module):
@@ -204,7 +204,7 @@ class CategoricalMLP(nn.Module):
 
 
 def _perceptron(module: GaussianMLP | CategoricalMLP, x: Array, size: int, scale: float) -> Array:
-    layers = [nn.Dense(width, kernel_init=_HIDDEN) for width in module.hidden]
+    layers = [nn.Dense(width, kernel_init=_ORTHOGONAL) for width in module.hidden]
     x = hidden_layers(flat(x), layers, module.activation, False, module.layer_norm)
     return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))(x)
 

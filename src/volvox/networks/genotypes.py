@@ -276,7 +276,7 @@ def torso(
 ) -> Array:
     """Features `[B, n]` of images `[B, H, W, C]`, inside a compact method: convolutions, then dense layers.
 
-    Integers are scaled from 0..255 to [0, 1]. `options` are those of all layers, such as `kernel_init`.
+    Integers are scaled from 0..255 to [0, 1]. `options`, such as `kernel_init`, apply to all layers.
     """
     if images.ndim != 4:
         raise ValueError(f"images [B, H, W, C] are needed, not {images.ndim} axes; vx.networks.MLP takes vectors")
@@ -303,9 +303,9 @@ class DeepGA(nn.Module):
     Attributes:
       num_actions: Length of the output.
       size: "large": 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. "small": 16@8x8/4, 32@4x4/2, dense 256.
-      dtype: Dtype in which all layers but the output compute, e.g. `jnp.bfloat16`; None takes that of parameters and
-        observations.
-      hidden: Widths of the dense layers; None: those of the size.
+      dtype: Dtype in which all layers but the output compute, e.g. `jnp.bfloat16`. None: the dtype of parameters
+        and observations.
+      hidden: Widths of the dense layers. None: the widths of `size`.
       activation: Applied after all layers but the output.
     """
 

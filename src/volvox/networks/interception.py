@@ -1,7 +1,7 @@
 """Unmodified flax modules compute with the kernels of `volvox.ops`, or with block-circulant weights.
 
 A population is one flax module and `vmap` over its parameters. Its layers must reach the kernels, which are fast under
-such a `vmap`, but users write `nn.Dense` and `nn.Conv`, and networks of other libraries should work as they are. Own
+such a `vmap`, but users write `nn.Dense` and `nn.Conv`, and networks of other libraries should work as they are. Custom
 layer classes would have to be written into each network, and flax offers `dot_general` and `conv_general_dilated` only
 as arguments of each layer. `nn.intercept_methods` is flax's public hook for this: within a context, it passes the calls
 of all modules to one function, which computes plain layers with `volvox.ops` and leaves all others to flax.
@@ -46,7 +46,7 @@ def use_kernels() -> Any:
 
 
 def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of the kernels that may be a `LowRankKernel`: those of the layers that `use_kernels` computes.
+    """Returns the paths of the kernels of layers that `use_kernels` computes; they may be a `LowRankKernel`.
 
     Args:
       apply: Calls `module.apply` with `params` and `args`; it is only traced.
@@ -214,8 +214,8 @@ class Grouped(nn.Module):
     @nn.nowrap
     def initial_std(self) -> Any:
         """The method of the inner network, if it has one; else None."""
-        own: Any = getattr(self.inner, "initial_std", None)
-        return (lambda path: own(path[1:])) if callable(own) else None  # without "inner"
+        inner_std: Any = getattr(self.inner, "initial_std", None)
+        return (lambda path: inner_std(path[1:])) if callable(inner_std) else None  # without "inner"
 
     @nn.nowrap
     def _intercept(self, grouped: list[Any], next_fun, args, kwargs, context) -> Any:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from volvox.ops.batching import over_weights
-from volvox.ops.matmul import served
+from volvox.ops.matmul import multiply
 from volvox.types import Array
 
 Padding = str | Sequence[tuple[int, int]]
@@ -126,7 +126,7 @@ def conv_many(x: Array, kernel: Array, window: Window) -> Array:
 def _conv_patches(x: Array, kernel: Array, window: Window) -> Array:
     p, b = x.shape[:2]
     patches = patches_of(x.reshape(p * b, *x.shape[2:]), window)
-    out = served(patches.reshape(p, -1, patches.shape[-1]), kernel.reshape(p, -1, kernel.shape[-1]))
+    out = multiply(patches.reshape(p, -1, patches.shape[-1]), kernel.reshape(p, -1, kernel.shape[-1]))
     return out.reshape(p, b, *patches.shape[1:3], -1)
 
 

@@ -36,13 +36,13 @@ def by_path(tree: ArrayTree) -> dict[tuple[str, ...], Any]:
     return {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def restored(saved: ArrayTree, like: ArrayTree, *, what: str) -> Any:
+def restored(saved: ArrayTree, like: ArrayTree, *, owner: str) -> Any:
     """Gives a checkpoint's nested dictionaries the structure that they were saved with.
 
     Args:
       saved: Nested dictionaries of arrays and numbers.
       like: A tree of the wanted structure; its leaves are arrays, numbers or shapes (`jax.ShapeDtypeStruct`).
-      what: Name of the owner of the tree, for the message.
+      owner: Name of the object that owns the tree, for the message.
 
     Returns:
       The tree, of device arrays; Python numbers stay Python numbers.
@@ -55,7 +55,7 @@ def restored(saved: ArrayTree, like: ArrayTree, *, what: str) -> Any:
         found, needed = (_kind_of(tree[path]) if path in tree else "nothing" for tree in (has, wanted))
         if found != needed:
             at = "/".join(path) or "its root"
-            raise ValueError(f"the checkpoint does not fit this {what}: at {at} it holds {found}, not {needed}")
+            raise ValueError(f"the checkpoint does not fit this {owner}: at {at} it holds {found}, not {needed}")
     leaves = [jnp.asarray(has[path]) if isinstance(has[path], np.ndarray) else has[path] for path in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

@@ -17,7 +17,7 @@ from jax import lax
 
 from volvox.ops.batching import per_index
 from volvox.ops.conv import Padding, Window, conv_shared, patches_of, window_of
-from volvox.ops.matmul import matmul, served
+from volvox.ops.matmul import matmul, multiply
 from volvox.types import Array
 
 
@@ -98,16 +98,16 @@ def _convs_mapped(x: Array, kernels: Array, index: Array, a: Array, b: Array, wi
         out = conv_shared(x, both, window)
         return out[..., :features], out[..., features:]
 
-    shared, own = lax.map(one, (x, index, a))
+    shared, low_rank = lax.map(one, (x, index, a))
     # This sum is outside the loop, so that XLA fuses it with the following operations and uses all cores.
-    return shared + sum(own[..., j, None] * b[:, None, None, None, :, j] for j in range(b.shape[-1]))
+    return shared + sum(low_rank[..., j, None] * b[:, None, None, None, :, j] for j in range(b.shape[-1]))
 
 
 def _convs_of_patches(x: Array, kernels: Array, index: Array, a: Array, b: Array, window: Window) -> Array:
     blocks, images = x.shape[:2]
     patches = patches_of(x.reshape(blocks * images, *x.shape[2:]), window)
     rows = patches.reshape(blocks, -1, patches.shape[-1])
-    shared = served(rows, kernels.reshape(kernels.shape[0], -1, kernels.shape[-1]), index)
+    shared = multiply(rows, kernels.reshape(kernels.shape[0], -1, kernels.shape[-1]), index)
     out = shared + (rows @ a) @ jnp.swapaxes(b, 1, 2)
     return out.reshape(blocks, images, *patches.shape[1:3], -1)
 

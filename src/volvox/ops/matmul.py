@@ -29,7 +29,7 @@ def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str
 
     "mosaic" is the kernel of `matmul_mosaic`, for rows that name their kernels on a GPU; "xla" runs everywhere.
     """
-    return ("mosaic", "xla") if plan(x, w, index, on=capability()) else ("xla",)
+    return ("mosaic", "xla") if plan(x, w, index, compute_capability=capability()) else ("xla",)
 
 
 def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
@@ -72,7 +72,7 @@ def dense(x: Array, kernel: Array) -> Array:
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def served(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
+def multiply(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
     """Computes `matmul` without gradients or batching rules; arguments are those of `matmul`.
 
     Raises:
@@ -81,10 +81,10 @@ def served(x: Array, w: Array, index: Array | None = None, *, implementation: st
     available = implementations(x, w, index)
     if implementation not in (None, *available):
         raise ValueError(f"{implementation=} cannot multiply {x.shape} by {w.shape} here; available: {available}")
-    how = plan(x, w, index, on=capability())
-    if index is None or how is None or implementation == "xla":
+    tiles = plan(x, w, index, compute_capability=capability())
+    if index is None or tiles is None or implementation == "xla":
         return matmul_xla(x, w, index)
-    return jax.lax.platform_dependent(x, w, index, cuda=partial(matmul_mosaic, how=how), default=matmul_xla)
+    return jax.lax.platform_dependent(x, w, index, cuda=partial(matmul_mosaic, tiles=tiles), default=matmul_xla)
 
 
 def product_gradients(x: Array, w: Array, g: Array) -> tuple[Array, Array]:
@@ -104,7 +104,7 @@ def product_gradients(x: Array, w: Array, g: Array) -> tuple[Array, Array]:
 
 @jax.custom_vjp
 def _dense(x: Array, kernel: Array) -> Array:
-    return over_weights(jnp.matmul, served)(x, kernel)
+    return over_weights(jnp.matmul, multiply)(x, kernel)
 
 
 def _dense_forward(x, kernel):
@@ -122,7 +122,7 @@ _dense.defvjp(_dense_forward, _dense_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _matmul(x: Array, w: Array, index: Array | None, implementation: str | None) -> Array:
-    many = partial(served, implementation=implementation)
+    many = partial(multiply, implementation=implementation)
     return per_weights(many)(x, w) if index is None else per_index(many)(x, w, index)
 
 

@@ -60,20 +60,20 @@ def capability() -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
-def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | None) -> Tiles | None:
+def plan(x: Shaped, w: Shaped, index: Shaped | None, *, compute_capability: tuple[int, int] | None) -> Tiles | None:
     """Chooses the tile sizes for these operands.
 
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
       index: `int [B]`, or None.
-      on: Compute capability of the GPU; None if there is none.
+      compute_capability: (major, minor) of the GPU; None if there is none.
 
     Returns:
       The tile sizes; None if the kernel does not serve these operands.
     """
     # Later GPUs than the Blackwell of data centres (10) have less shared memory.
-    if index is None or on is None or on[0] not in (9, 10) or 0 in (*x.shape, *w.shape):
+    if index is None or compute_capability is None or compute_capability[0] not in (9, 10) or 0 in (*x.shape, *w.shape):
         return None
     (b, m, k), (p, _, n) = x.shape, w.shape
     floating = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -89,16 +89,16 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None, *, on: tuple[int, int] | No
     return Tiles(rows, tile_k, min(_SHARED_BYTES // tile, 8, k // tile_k))
 
 
-def matmul_mosaic(x: Array, w: Array, index: Array, *, how: Tiles) -> Array:
+def matmul_mosaic(x: Array, w: Array, index: Array, *, tiles: Tiles) -> Array:
     """Computes `out[b] = x[b] @ w[index[b]]`.
 
-    Rows of one kernel are put side by side, `how.rows` to an item; an item without rows names no kernel.
+    Rows of one kernel are put side by side, `tiles.rows` to an item; an item without rows names no kernel.
 
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
       index: `int [B]`.
-      how: The result of `plan` for these operands.
+      tiles: The result of `plan` for these operands.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
@@ -106,19 +106,19 @@ def matmul_mosaic(x: Array, w: Array, index: Array, *, how: Tiles) -> Array:
     (b, m, k), p = x.shape, w.shape[0]
     num_rows = b * m
     groups = sorted_by_kernel(jnp.repeat(index, m, total_repeat_length=num_rows), p)
-    num_items = min(p, num_rows) + num_rows // how.rows if how.rows > 1 else num_rows
-    items = -(-groups.size // how.rows)
+    num_items = min(p, num_rows) + num_rows // tiles.rows if tiles.rows > 1 else num_rows
+    items = -(-groups.size // tiles.rows)
     place = jnp.arange(num_rows) - groups.start[groups.kernel]  # position within its group
-    item = (jnp.cumsum(items) - items)[groups.kernel] + place // how.rows
-    slot = place % how.rows
-    rows = jnp.zeros((num_items, how.rows, k), x.dtype).at[item, slot].set(x.reshape(num_rows, k)[groups.order])
+    item = (jnp.cumsum(items) - items)[groups.kernel] + place // tiles.rows
+    slot = place % tiles.rows
+    rows = jnp.zeros((num_items, tiles.rows, k), x.dtype).at[item, slot].set(x.reshape(num_rows, k)[groups.order])
     kernel = jnp.full(num_items, -1).at[item].set(groups.kernel)
-    out = _streamed(rows, w, kernel, how)[item, slot]
+    out = _streamed(rows, w, kernel, tiles)[item, slot]
     out = jnp.zeros_like(out).at[groups.order].set(out).reshape(b, m, -1)
     return out.astype(jnp.result_type(x, w))
 
 
-def _streamed(x: Array, w: Array, kernel: Array, how: Tiles) -> Array:
+def _streamed(x: Array, w: Array, kernel: Array, tiles: Tiles) -> Array:
     """Computes `out[t] = x[t] @ w[kernel[t]]` in float32, x `[T, rows, K]`; a negative kernel `[T]` skips an item."""
     from jax.experimental.pallas import mosaic_gpu as plgpu  # slow to import
 
@@ -140,18 +140,18 @@ def _streamed(x: Array, w: Array, kernel: Array, how: Tiles) -> Array:
                 return parts
 
             # Each tile has its own sum: one sum over thousands of products would have five times the rounding error.
-            parts = jax.lax.fori_loop(0, how.tile_k // 8, add_eight, zeros())
+            parts = jax.lax.fori_loop(0, tiles.tile_k // 8, add_eight, zeros())
             return tuple(total + part for total, part in zip(sums, parts, strict=True))
 
         @pl.when(which >= 0)
         def _():
             out_smem[...] = jnp.zeros((rows, _COLUMNS), jnp.float32)
             specs = [
-                plgpu.BlockSpec((rows, how.tile_k), lambda step: (0, step)),
-                plgpu.BlockSpec((how.tile_k, _COLUMNS), lambda step: (step, column)),
+                plgpu.BlockSpec((rows, tiles.tile_k), lambda step: (0, step)),
+                plgpu.BlockSpec((tiles.tile_k, _COLUMNS), lambda step: (step, column)),
             ]
-            options: Any = {"max_concurrent_steps": how.stages, "init_carry": zeros()}
-            pipeline = plgpu.emit_pipeline(add_tile, grid=(k // how.tile_k,), in_specs=specs, **options)
+            options: Any = {"max_concurrent_steps": tiles.stages, "init_carry": zeros()}
+            pipeline = plgpu.emit_pipeline(add_tile, grid=(k // tiles.tile_k,), in_specs=specs, **options)
             for row, total in enumerate(pipeline(x_gmem.at[item], w_gmem.at[which])):
                 out_smem[row] = total
             plgpu.commit_smem()

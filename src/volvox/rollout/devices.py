@@ -54,7 +54,8 @@ class Devices(NamedTuple):
         def call(*args: ArrayTree) -> ArrayTree:
             args = jax.tree.map(jnp.asarray, args)
             specs = jax.tree.map(lambda x: P(_NAME) if x.ndim else P(), args)
-            # Constants that a learner's loops begin with are not marked as varying, hence no check.
+            # All results are declared as varying (`out_specs`), so nothing is wrongly assumed to be replicated. The
+            # check would require `jax.lax.pcast` for every constant from which a loop starts.
             mapped = jax.shard_map(on_device, mesh=self.mesh, in_specs=specs, out_specs=P(_NAME), check_vma=False)
             return mapped(*args)
 
@@ -85,7 +86,7 @@ class Devices(NamedTuple):
         """Returns the sums of arrays `[D, ...]` over all devices, on the host. All processes must call it together."""
         return jax.device_get(tree if self.mesh is None else _reduction(self.mesh, jnp.sum)(tree))
 
-    def largest(self, number: float) -> float:
+    def max_over_processes(self, number: float) -> float:
         """Returns the maximum of a number over all processes, which must all call it together."""
         if self.mesh is None:
             return number
@@ -103,7 +104,7 @@ def _reduction(mesh: Mesh, function: Callable[..., jax.Array]) -> Callable[[Arra
     return jax.jit(reduce, out_shardings=NamedSharding(mesh, P()))
 
 
-ALONE = Devices()
+SINGLE_DEVICE = Devices()
 
 
 def devices_of(given: Sequence[Any] | None) -> Devices:
@@ -117,7 +118,7 @@ def devices_of(given: Sequence[Any] | None) -> Devices:
       ValueError: A process has none of the devices, or fewer than another, or a device is given twice.
     """
     if jax.process_count() == 1 and (given is None or list(given) == jax.devices()[:1]):
-        return ALONE
+        return SINGLE_DEVICE
     given = jax.devices() if given is None else given
     counts = [sum(device.process_index == i for device in given) for i in range(jax.process_count())]
     if not given or len(set(counts)) > 1 or len(set(given)) < len(given):
@@ -125,7 +126,7 @@ def devices_of(given: Sequence[Any] | None) -> Devices:
     return Devices(Mesh(np.array(sorted(given, key=lambda x: (x.process_index, x.id))), (_NAME,)))
 
 
-def joined(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple[EnvGroup, ...]:
+def join_groups(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple[EnvGroup, ...]:
     """Makes the groups of this process's devices the groups of one program.
 
     Args:

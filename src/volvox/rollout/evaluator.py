@@ -1,4 +1,4 @@
-"""Evaluation of a whole population on the environments of this process: the host's side of `slots`.
+"""Evaluation of a whole population on the environments of this process.
 
 evaluator = PopulationEvaluator(genotype, Table(), env, Nothing(), capacity=population_size)
 evaluation, statistics = evaluator.evaluate(population, 1, max_episode_steps=600, seed=0, pool_seed=0)
@@ -56,11 +56,6 @@ class PopulationEvaluator:
     The noise table, the environments and the slots are made when they are first needed, and are never part of an
     algorithm's state. The parameters of the slots are allocated once, donated to each rollout and updated in place.
     Training and validation share a loop; test episodes are driven from Python.
-
-    A member takes this way from its seed to its score. `GA.ask` (`evolution/ga.py`) draws the seed, and
-    `evolution/algorithm.py` passes the population to `evaluate` here. `slots.py` puts its episodes into a queue
-    (`make_queue`). In the loop (`loop.py`), a slot decodes the member (`Rollout.work`,
-    `population/decoding.py`) and plays it (`Rollout.act`). `evaluation` sorts the returns by member for `GA.tell`.
     """
 
     def __init__(
@@ -204,7 +199,7 @@ class PopulationEvaluator:
         """Opens the loop, restarts its environments, makes the queue, and gives the slots their first episodes."""
         # Slots of low-rank noise hold factors alone, unless they play first ancestors, whose noise is full.
         formed = self.encoding.rank is not None and bool(population.initial.any())
-        code = dataclasses.replace(self.encoding, formed=formed)
+        encoding = dataclasses.replace(self.encoding, formed=formed)
         num_groups, group_size = self._env.num_groups, self._env.num_envs // self._env.num_groups
         if (loop := self._loops.get((test, max_episode_steps, formed))) is None:
             if monitor is not None and monitor({"phase": "compiling"}):
@@ -213,7 +208,7 @@ class PopulationEvaluator:
                 if other[0] == test or other[2] != formed:  # slots of both kinds would take the memory of both
                     self._loops.pop(other).close()
             if not self._loops:
-                slot = _slot(self._genotype, code)
+                slot = _slot(self._genotype, encoding)
                 self._slots = None  # frees the old slots before new ones are allocated
                 self._slots = tuple(zeros(slot, group_size) for _ in range(num_groups))
             make = functools.partial(self._env.make, max_episode_steps=max_episode_steps, host=test)
@@ -226,7 +221,7 @@ class PopulationEvaluator:
             loop.restart(seed_of(jax.random.key(seed), int(part.member[0]), int(part.episode[0])))
         key = jax.random.key(seed)
         queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
-        constants: Constants = (queue, population.bases, code)
+        constants: Constants = (queue, population.bases, encoding)
         vectors = jnp.zeros((self._capacity, self._rollouts[test].behavior.size), jnp.float32)
         assert self._slots is not None  # made with the first loop
         carry, memory = self._begin[test]((self._slots, vectors), constants, num_groups, group_size)

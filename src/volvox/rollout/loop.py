@@ -34,7 +34,7 @@ import numpy as np
 
 from volvox._checks import typed_key
 from volvox.ops.order import after
-from volvox.rollout.devices import ALONE, Devices, joined
+from volvox.rollout.devices import SINGLE_DEVICE, Devices, join_groups
 from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
 
 Monitor = Callable[[dict[str, Any]], bool | None]
@@ -87,7 +87,7 @@ RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
 
 
 def traced(
-    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = SINGLE_DEVICE
 ) -> RunChunk:
     """The fast form: a chunk of rounds as one compiled, donated program.
 
@@ -155,7 +155,7 @@ def traced(
 
 
 def driven(
-    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = ALONE
+    stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = SINGLE_DEVICE
 ) -> RunChunk:
     """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
 
@@ -190,7 +190,7 @@ def driven(
 class Calls:
     """The stages and the groups as compiled functions that Python calls one by one."""
 
-    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices = ALONE):
+    def __init__(self, stages: Stages, groups: Sequence[EnvGroup], devices: Devices = SINGLE_DEVICE):
         """Compiles nothing yet; each function is compiled by its first call."""
 
         def compiled(function: Callable[..., Any], *donated: int) -> Callable[..., Any]:
@@ -215,14 +215,14 @@ class Calls:
             self._stages = stages._replace(episode_keys=jax.jit(stages.episode_keys, static_argnums=2))
 
     def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
-        """Gives the episodes that begin their keys, and waits for group `g`."""
+        """Sets the keys of the episodes that begin, and waits for group `g`."""
         return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
 
 
 def _keyed(
     stages: Stages, group: EnvGroup, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree
 ) -> ArrayTree:
-    """The state of a group, in which episodes that begin have the keys that the algorithm gives them."""
+    """Returns the state of a group after setting the keys of the episodes that begin."""
     if stages.episode_keys is None or group.rekey is None:
         return env
     return group.rekey(env, *stages.episode_keys(carry, constants, g))
@@ -270,7 +270,7 @@ class Loop:
         *,
         beats_per_round: int = 1,
         chunk_seconds: float = 1.0,
-        devices: Devices = ALONE,
+        devices: Devices = SINGLE_DEVICE,
     ):
         """Prepares the loop; `open` makes the environments.
 
@@ -302,7 +302,7 @@ class Loop:
             self.groups = tuple(self.make_groups(seed))
         else:
             groups = [self.make_groups(seed, number) for number in self.devices.numbers]
-            self.groups = joined(self.devices, groups)
+            self.groups = join_groups(self.devices, groups)
         form = traced if all(group.traceable for group in self.groups) else driven
         self.run_chunk = form(self.stages, self.groups, beats_per_round=self.beats_per_round, devices=self.devices)
         self.envs = copied(envs) or tuple(group.init() for group in self.groups)
@@ -343,7 +343,8 @@ class Loop:
             began, rounds = time.perf_counter(), min(self._rounds, left)
             state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
             done = int(self.devices.local(done))
-            seconds = self.devices.largest(time.perf_counter() - began)  # so that all make chunks of one length
+            # The maximum, so that all make chunks of one length.
+            seconds = self.devices.max_over_processes(time.perf_counter() - began)
             self.envs, carry, memory = state
             if done == self._rounds:  # the duration of a chunk that was cut short says little about a round
                 # Towards chunks of the wanted length, at most doubling: the first chunks include compilation.

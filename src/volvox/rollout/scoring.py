@@ -37,7 +37,7 @@ class Score(NamedTuple):
       lengths: int32 `[E]`, timesteps.
       mean: Mean of the returns.
       low: Lower end of a 95% bootstrap interval of the mean over episodes; None if nothing is random.
-      high: Upper end of the interval; likewise.
+      high: Upper end of the interval; None if nothing is random.
       protocol: "sticky", "exact" or "fresh"; see `play`.
       about: Description of the protocol.
       human_normalized: (mean - random) / (human - random) on the 57 Atari games that have it; None elsewhere,

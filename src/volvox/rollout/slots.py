@@ -27,7 +27,7 @@ class Queue(NamedTuple):
     Attributes:
       members: Each field `[C]`.
       member: int32 `[C]`: Index into the population; out of range past `num_entries`.
-      episode: int32 `[C]`: Number of the episode among those of its member.
+      episode: int32 `[C]`: Index of the episode among its member's episodes.
       key: Keys `[C]`: The key of each episode, for environments that take keys.
       num_entries: int32: Entries in use.
     """
@@ -85,7 +85,7 @@ class Carry(NamedTuple):
       lengths: int32 `[C]`; 0 until the episode has ended.
       group_beats: int32 `[groups]`: Beats in which each group was stepped.
       num_due: int32: Slots to decode in the next `work`. It makes `work` wait for `send`.
-      num_ended: int32: Slots whose behaviour the next `work` stores; likewise.
+      num_ended: int32: Slots whose behaviour the next `work` stores. It also makes `work` wait for `send`.
     """
 
     taken: Array
@@ -163,7 +163,7 @@ def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num
 
 
 def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
-    """Computes the variables that a slot holds: those of its member, without the bases that members share.
+    """Computes the variables that a slot holds: the variables of its member, without the bases that members share.
 
     Args:
       genotype: The network.
@@ -265,12 +265,12 @@ class Rollout:
         started = slots.started | ((slots.entry >= 0) & timestep.first)
         live = started & ~timestep.first
         episode_return = slots.episode_return + jnp.where(live, timestep.reward, 0.0)
-        for seen in jax.tree.leaves(timestep.observation):
-            if not jnp.issubdtype(seen.dtype, jnp.floating):
+        for leaf in jax.tree.leaves(timestep.observation):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 continue
             # Most networks act on NaN without an error; such an episode has no return.
-            unseen = jnp.isnan(seen).reshape(live.size, -1).any(axis=1)
-            episode_return = jnp.where(started & unseen, jnp.nan, episode_return)
+            is_nan = jnp.isnan(leaf).reshape(live.size, -1).any(axis=1)
+            episode_return = jnp.where(started & is_nan, jnp.nan, episode_return)
         length = slots.length + live
         ended = live & (timestep.terminated | timestep.truncated)
         entry_ended = jnp.where(ended, slots.entry, carry.returns.shape[0])  # out of range: dropped
@@ -286,7 +286,7 @@ class Rollout:
         observation = jax.tree.map(lambda x: x[:, None], timestep.observation)
         output, recurrent = jax.vmap(apply)(memory[0][g], observation, recurrent)
 
-        after = Slots(
+        next_slots = Slots(
             entry=jnp.where(ended, jnp.where(refilled, candidate, -1), slots.entry),
             started=started & ~ended,
             due=refilled,
@@ -298,7 +298,7 @@ class Rollout:
         )
         carry = carry._replace(
             taken=carry.taken + num_refilled,
-            slots=replaced(carry.slots, g, after),
+            slots=replaced(carry.slots, g, next_slots),
             returns=carry.returns.at[entry_ended].set(episode_return, mode="drop"),
             lengths=carry.lengths.at[entry_ended].set(length, mode="drop"),
             group_beats=carry.group_beats.at[g].add(1),

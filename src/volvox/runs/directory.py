@@ -109,7 +109,7 @@ def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any]) -
     restore = algorithm.restore
     if restore is None:
         like = jax.eval_shape(algorithm.init, saved_key(config))
-        restore = lambda tree: restored(tree, like, what="algorithm")  # noqa: E731
+        restore = lambda tree: restored(tree, like, owner="algorithm")  # noqa: E731
     found = checkpoint.restore_latest(
         directory / files.CHECKPOINTS,
         count_rows=lambda: len(read_metrics(directory / files.METRICS)),

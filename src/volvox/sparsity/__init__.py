@@ -6,7 +6,7 @@
     algorithm = vx.learn(vx.TD3(optimizer=vx.sparsity.sparse(optax.adam, rule), learning_rate=3e-4), networks, env)
 
 `networks.Grouped` makes the large dense layers of a network block-circulant. Group-sparse training (`GroupSparse`)
-combines both, under a sparsity that rises while returns hold up.
+combines both, under a sparsity that rises while returns stay near their best.
 """
 
 from volvox.sparsity.masks import masks_of, pruned, table

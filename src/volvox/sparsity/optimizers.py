@@ -18,12 +18,12 @@ from volvox.sparsity.masks import SparseState, apply_masks, is_sparse, pruned, w
 from volvox.sparsity.rules import Cubic, Magnitude, RewardAware, Rule, check_sparsity
 from volvox.types import Array, ArrayTree
 
-Optimizer = TypeVar("Optimizer")
+OptimizerT = TypeVar("OptimizerT")
 """An optax transformation, or a function that makes one for a learning rate."""
 
 
 def sparse(
-    optimizer: Optimizer,
+    optimizer: OptimizerT,
     rule: Rule,
     learning_rate: Any = None,
     *,
@@ -31,7 +31,7 @@ def sparse(
     min_side: int = 1,
     only_circulant: bool = False,
     seed: int = 0,
-) -> Optimizer:
+) -> OptimizerT:
     """Wraps an optimiser so that kernels stay as sparse as a rule says.
 
         rule = vx.sparsity.Dynamic(sparsity=0.9)
@@ -246,7 +246,7 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupSparse:
-    """Settings of group-sparse training: few weights from the first update on, and fewer while returns hold up.
+    """Settings of group-sparse training: few weights from the start, and fewer while returns stay near their best.
 
         gst = vx.sparsity.GroupSparse(block=4, final_sparsity=0.9)
         networks = vx.networks.ActorAndCritic(gst.network(actor), gst.network(critic))
@@ -255,10 +255,10 @@ class GroupSparse:
 
     Lee et al. (2021, arXiv 2101.09650) publish the idea and not the rule; this rule is ours. Large dense layers are
     block-circulant from the first update on (`networks.Grouped`), which leaves `1 / block` of their weights. The
-    smallest blocks are also pruned, under a sparsity that rises while the recent mean return holds up and falls when it
-    drops (`RewardAware`). Small layers, such as outputs, and all parameters outside dense layers stay dense. With
-    `block=1` there are no groups, and all kernels that are large enough are pruned, including those of convolutions and
-    LSTMs.
+    smallest blocks are also pruned, under a sparsity that rises while the recent mean return stays within `tolerance`
+    of its best and falls when it drops (`RewardAware`). Small layers, such as outputs, and all parameters outside dense
+    layers stay dense. With `block=1` there are no groups, and all kernels that are large enough are pruned, including
+    those of convolutions and LSTMs.
 
     Attributes:
       block: Side b of the circulant blocks; with 1, single weights are pruned.
@@ -313,6 +313,6 @@ class GroupSparse:
         """Returns the module with block-circulant layers; it raises ValueError when called if it has none."""
         return Grouped(module, self.block, self.min_side) if self.block > 1 else module
 
-    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+    def optimizer(self, optimizer: OptimizerT) -> OptimizerT:
         """Returns the optimiser, a transformation or a function of the learning rate, wrapped by `sparse`."""
         return sparse(optimizer, self.rule, min_side=self.min_side, only_circulant=self.block > 1)

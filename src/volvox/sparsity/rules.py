@@ -56,24 +56,24 @@ class RewardAwareState(NamedTuple):
       sparsity: Current sparsity.
       best: Largest mean return so far; -inf before the first.
       worst: Smallest mean return so far; inf before the first.
-      fell_at: Sparsity at which returns last began to fall; inf once they have held up there.
-      falls: Number of falls since returns last held up at that sparsity.
-      falling: 1 from the beginning of a fall until returns hold up again, else 0.
-      waited: Number of changes since the last one that were left out because of `fell_at`.
+      failed_sparsity: Sparsity at which returns last began to fall; inf once they have been within the tolerance there.
+      num_failures: Number of times that returns began to fall since they were last within the tolerance there.
+      is_failing: 1 from the beginning of a fall until returns are within the tolerance again, else 0.
+      num_skipped: Number of increases skipped since the last change, because of `failed_sparsity`.
     """
 
     sparsity: Array
     best: Array
     worst: Array
-    fell_at: Array
-    falls: Array
-    falling: Array
-    waited: Array
+    failed_sparsity: Array
+    num_failures: Array
+    is_failing: Array
+    num_skipped: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardAware:
-    """A sparsity that rises only while the recent mean return holds up.
+    """A sparsity that rises only while the recent mean return stays within `tolerance` of its best.
 
         rule = vx.sparsity.Magnitude(schedule=vx.sparsity.RewardAware(final_sparsity=0.9), every=5_000)
         schedule = vx.sparsity.RewardAware(final_sparsity=0.8, increment=0.05, begin=10_000)
@@ -83,11 +83,11 @@ class RewardAware:
     share of the range from its worst to its best. If the share is within `tolerance`, the sparsity rises by
     `increment`. If it is within twice the tolerance, the sparsity stays. Otherwise the sparsity falls by `increment`.
     Shifting and scaling rewards therefore changes nothing. The range of returns must have grown to several times their
-    noise before the rule can tell a drop from noise. A constant return holds up.
+    noise before the rule can tell a drop from noise. A constant return is always within the tolerance.
 
-    A sparsity at which returns fell is tried again when returns hold up. If they fall again, it is tried only at the
-    2nd time that they hold up, then at the 4th, the 8th and so on. Otherwise a network that needs its weights would
-    lose and regrow some of them at every other change.
+    A sparsity at which returns fell is tried again when returns are within the tolerance. If they fall again, it is
+    tried only at the 2nd time that they are within it, then at the 4th, the 8th and so on. Otherwise a network that
+    needs its weights would lose and regrow some of them at every other change.
 
     Attributes:
       final_sparsity: Largest sparsity, in [0, 1).
@@ -136,20 +136,20 @@ class RewardAware:
         below = (best - mean_return) / jnp.maximum(best - worst, 1e-8)
         # There is no return before the first episode has ended.
         decides = jnp.isfinite(mean_return) & (step >= self.begin)
-        holds, drops = decides & (below <= self.tolerance), decides & (below > 2 * self.tolerance)
+        within, drops = decides & (below <= self.tolerance), decides & (below > 2 * self.tolerance)
 
-        passed = holds & self._reaches(state.sparsity, state.fell_at)
-        begins = drops & (state.falling == 0)
-        fell_at = jnp.where(passed, jnp.inf, jnp.where(begins, state.sparsity, state.fell_at))
-        falls = jnp.where(passed, 0.0, state.falls + begins)
-        tries_again = state.waited + 1 >= 2.0 ** (falls - 1)
-        waits = holds & self._reaches(state.sparsity + self.increment, fell_at) & ~tries_again
+        passed = within & self._reaches(state.sparsity, state.failed_sparsity)
+        begins = drops & (state.is_failing == 0)
+        failed_sparsity = jnp.where(passed, jnp.inf, jnp.where(begins, state.sparsity, state.failed_sparsity))
+        num_failures = jnp.where(passed, 0.0, state.num_failures + begins)
+        tries_again = state.num_skipped + 1 >= 2.0 ** (num_failures - 1)
+        skips = within & self._reaches(state.sparsity + self.increment, failed_sparsity) & ~tries_again
 
-        change = jnp.where(drops, -self.increment, jnp.where(holds & ~waits, self.increment, 0.0))
+        change = jnp.where(drops, -self.increment, jnp.where(within & ~skips, self.increment, 0.0))
         sparsity = jnp.clip(state.sparsity + change, self.initial_sparsity, self.final_sparsity)
-        falling = jnp.where(drops, 1.0, jnp.where(holds, 0.0, state.falling))
-        waited = jnp.where(waits, state.waited + 1, jnp.where(change == 0, state.waited, 0.0))
-        return sparsity, RewardAwareState(sparsity, best, worst, fell_at, falls, falling, waited)
+        is_failing = jnp.where(drops, 1.0, jnp.where(within, 0.0, state.is_failing))
+        num_skipped = jnp.where(skips, state.num_skipped + 1, jnp.where(change == 0, state.num_skipped, 0.0))
+        return sparsity, RewardAwareState(sparsity, best, worst, failed_sparsity, num_failures, is_failing, num_skipped)
 
     def _reaches(self, sparsity: Array, level: Array) -> Array:
         return sparsity > level - self.increment / 2  # robust to rounding
