@@ -2,10 +2,9 @@
 
 import math
 import operator
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -95,8 +94,8 @@ def numbers(settings: object, *names: str, **limits: float) -> None:
 
 
 def _is_required(settings: object, name: str) -> bool:
-    hint = typing.get_type_hints(type(settings)).get(name)
-    return hint is not None and type(None) not in typing.get_args(hint)
+    hint = get_type_hints(type(settings)).get(name)
+    return hint is not None and type(None) not in get_args(hint)
 
 
 def check_type(name: str, value: Any, wanted: type | tuple[type, ...], example: str) -> None:

@@ -91,6 +91,8 @@ def play(
         episodes.
       seed: Seed of the environments and the actions; training is unlikely to use the default.
     """
+    if run.suffix == ".onnx":
+        raise ValueError(f"{run}: this command plays runs and .stablehlo files; in Python, vx.load(file) acts")
     loaded: Any = load(run)
     if is_exported(run):
         evaluate: Any = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
@@ -194,11 +196,15 @@ def info(run: RunDir, /) -> None:
 def profile(run: RunDir, /, *, seconds: float = 10.0) -> None:
     """Measures the time of emulators, inference and learning or decoding of a run's algorithm.
 
+    It plays at least three generations or iterations, which may take minutes.
+
     Args:
       run: The run directory. The algorithm begins anew; the run does not change.
-      seconds: Length of each of the two measurements.
+      seconds: Length of each of the two measurements, after compilation.
     """
-    print(profile_algorithm(load(_run_dir(run)).algorithm, seconds=seconds))
+    algorithm = load(_run_dir(run)).algorithm
+    print("playing at least three generations or iterations", file=sys.stderr)
+    print(profile_algorithm(algorithm, seconds=seconds))
 
 
 def doctor() -> None:

@@ -14,7 +14,7 @@ def test_means_are_of_all_values():
     for values in ([1.0, 2.0], [6.0]):
         values = jnp.array(values)
         gathered = metrics.add(gathered, metrics.means({"loss": values.sum()}, count=len(values)))
-        gathered = metrics.add(gathered, {"largest": values.max()})
+        gathered = metrics.add(gathered, {"largest": metrics.Maximum(values.max())})
     assert metrics.compute(gathered) == {"loss": 3.0, "largest": 6.0}
 
 
@@ -24,7 +24,7 @@ def test_metrics_of_other_names_stay_and_begin():
 
 
 def test_learners_are_averaged():
-    given = metrics.means({"a": jnp.array([1.0, 3.0])}) | {"b": jnp.array([1.0, 3.0])}
+    given = metrics.means({"a": jnp.array([1.0, 3.0])}) | {"b": metrics.Maximum(jnp.array([1.0, 3.0]))}
     np.testing.assert_equal(metrics.compute(metrics.add(given, given)), {"a": 2.0, "b": 3.0})
 
 

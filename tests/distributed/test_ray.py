@@ -18,7 +18,7 @@ from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Interrupted
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'volvox[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 from volvox.distributed.ray_evaluator import PopulationActor, RayEvaluator  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -120,7 +120,7 @@ def test_another_group_seed_or_cutoff_compiles_nothing_twice():
 
 
 def test_gymnax_steps_are_its_own_and_the_time_limit_truncates(drive):
-    gymnax = pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+    gymnax = pytest.importorskip("gymnax", reason='needs pip install -e ".[gymnax]"')
     env = envs.gymnax("CartPole-v1", num_envs=3, max_episode_steps=8)
     (group,) = env.make(0)
     actions = np.tile(np.array([0, 1], np.int32), 15)[:, None].repeat(3, axis=1)  # keeps the pole up for 8 timesteps
@@ -139,7 +139,7 @@ def test_gymnax_steps_are_its_own_and_the_time_limit_truncates(drive):
 
 
 def test_gymnaxs_own_limit_is_no_termination(drive):
-    pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+    pytest.importorskip("gymnax", reason='needs pip install -e ".[gymnax]"')
     env = envs.gymnax("Pendulum-v1", num_envs=2)
     assert env.spec.max_episode_steps == 200
     assert env.spec.action_shape == (1,)
@@ -152,7 +152,7 @@ def test_gymnaxs_own_limit_is_no_termination(drive):
 
 @pytest.mark.parametrize("wrong", [{"task": "CartPol-v1"}, {"gravit": 1.0}, {"max_steps_in_episode": 9}])
 def test_mistakes_are_refused(wrong):
-    pytest.importorskip("gymnax", reason='needs pip install "volvox[gymnax]"')
+    pytest.importorskip("gymnax", reason='needs pip install -e ".[gymnax]"')
     with pytest.raises((ValueError, TypeError), match="|".join([*wrong, "CartPol-v1"])):
         envs.gymnax(**{"task": "CartPole-v1", "num_envs": 1, **wrong})
 
@@ -160,7 +160,7 @@ def test_mistakes_are_refused(wrong):
 @pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Accessing .* directly from `Data`:DeprecationWarning")  # Brax with mjx 3.17
 def test_brax_steps_and_truncates(drive, actions_for):
-    pytest.importorskip("brax", reason='needs pip install "volvox[brax]"')
+    pytest.importorskip("brax", reason='needs pip install -e ".[brax]"')
     env = envs.brax("inverted_pendulum", num_envs=2, max_episode_steps=3, backend="positional")
     (group,) = env.make(0)
     played = drive(group, 0 * actions_for(env, 5))

@@ -223,7 +223,7 @@ def test_the_loss_is_its_formula(log_epsilon):
     np.testing.assert_allclose([total, *sums], expected(params, s, 0.3, log_epsilon), rtol=1e-4)
     assert {float(means[name].num) for name in ("policy_loss", "entropy", "value_loss", "lag_mean")} == {T * B - 2}
     assert means["lag_mean"].total == 2 * (T * B - 2)
-    assert means["lag_max"] == 2
+    assert means["lag_max"].value == 2
 
 
 def gradient_of(learner, params, s, update=5):

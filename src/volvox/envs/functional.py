@@ -215,7 +215,7 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
 
 
 def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int | None = None, **params: Any) -> Env:
-    """Makes a recipe for an environment of gymnax, which is compiled with the loop; `pip install "volvox[gymnax]"`.
+    """Makes a recipe for an environment of gymnax, which is compiled with the loop; it needs the extra `gymnax`.
 
     Example:
       >>> env = volvox.envs.gymnax("CartPole-v1", num_envs=64, groups=2)  # doctest: +SKIP
@@ -276,7 +276,7 @@ def brax(
     reset_batch: int | None = None,
     **options: Any,
 ) -> Env:
-    """Makes a recipe for an environment of Brax, which is compiled with the loop; `pip install "volvox[brax]"`.
+    """Makes a recipe for an environment of Brax, which is compiled with the loop; it needs the extra `brax`.
 
     Example:
       >>> env = volvox.envs.brax("ant", num_envs=64, groups=2)  # doctest: +SKIP

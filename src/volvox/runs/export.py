@@ -15,7 +15,7 @@ jax, but not volvox:
     action, *state = program.call(observation)  # of a recurrent policy: program.call(observation, first, *state)
 
 `.onnx` is a model for any ONNX runtime, with the header as its metadata entry `volvox`. It is written by jax2onnx, and
-run here by onnxruntime: `pip install "volvox[onnx]"`. `header["spec"]["action_range"]`, if it is not null, is the
+run here by onnxruntime: both are in the extra `onnx`. `header["spec"]["action_range"]`, if it is not null, is the
 lowest and highest action of the environment; add the lowest one to discrete actions.
 """
 

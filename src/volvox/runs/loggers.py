@@ -74,7 +74,7 @@ def csv(path: str | os.PathLike[str] | None = None) -> OpenLogger:
 
 
 def wandb(project: str | None = None, **options: Any) -> OpenLogger:
-    """Returns a logger to Weights & Biases; `pip install 'volvox[wandb]'`.
+    """Returns a logger to Weights & Biases; it needs the extra `wandb`.
 
     If the program has an active run, as in a sweep, rows are added to it and it is left open. Otherwise a run with the
     settings of the algorithm and the name of the run directory is begun, and finished at the end. The id of the run is

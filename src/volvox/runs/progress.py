@@ -29,17 +29,17 @@ _NOTES = {
 def summarize(row: Mapping[str, Any], *, step_name: str, width: int, frame_skip: int) -> str:
     """Returns the rate and the most important metrics of a step, as many as fit into `width` characters."""
     figures = numbers(row)
-    texts = []
-    if "frames_per_second" in figures:
-        texts.append(f"{figures['frames_per_second'] / frame_skip:,.0f} timesteps/s")
     shown = [name for name in figures if not _COUNTERS.fullmatch(name) and name != step_name]
-    shown.sort(key=lambda name: (name.endswith(("_std", "_error")), name not in _ORDER))
-    for name in shown:
-        text = f"{name.replace('_', ' ')} {format_number(figures[name])}"
-        if len(", ".join([*texts, text])) > width:
-            break
-        texts.append(text)
-    return ", ".join([*texts[1:], *texts[:1]])
+    rank = {name: number for number, name in enumerate(_ORDER)}
+    shown.sort(key=lambda name: (name.endswith(("_std", "_error")), rank.get(name, len(_ORDER))))
+    texts = [f"{name.replace('_', ' ')} {format_number(figures[name])}" for name in shown]
+    if "frames_per_second" in figures:
+        texts.insert(1, f"{figures['frames_per_second'] / frame_skip:,.0f} timesteps/s")
+    line = ""
+    for text in texts:
+        longer = f"{line}, {text}" if line else text
+        line = longer if len(longer) <= width else line
+    return line
 
 
 class Progress:
