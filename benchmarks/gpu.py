@@ -72,7 +72,7 @@ def flags(name: str, options: Options) -> list[str]:
 
 
 def part(name: str, options: Options, left: float, environment: dict[str, str]) -> dict[str, Any]:
-    """Figures of one part, or what it said at last."""
+    """Returns the figures of one part, or the last lines of its output if it failed."""
     began = time.perf_counter()
     try:
         how: Any = {"cwd": HERE, "capture_output": True, "text": True, "env": environment}

@@ -33,7 +33,7 @@ from volvox.envs.preprocessing import bilinear_frames, opening
 from volvox.types import Config, Env, EnvGroup, EnvSpec, TimeStep
 
 _OWN_RULES = re.compile(r"(gfootball|highway|jumanji|pgx|procgen)/|toy_text/.*(Blackjack|Catch|CliffWalking)")
-"""Families and tasks whose episodes end by the task's own rules, whatever `max_episode_steps` is."""
+"""Families and tasks that ignore `max_episode_steps` and end episodes by their own rules."""
 _EXTRAS = {"ram": "ram", "lives": "lives", "elapsed_step": "elapsed_steps"}
 Preprocessing = Literal["envpool", "uber"]
 Protocol = Literal["sticky", "exact", "fresh"]
@@ -55,8 +55,9 @@ def envpool(
     """Makes a recipe for groups of one envpool each, of any task for one player. `atari` and `mujoco` are presets.
 
     Families are Atari, Box2D, classic control, Google football, Highway, Jumanji, MiniGrid, MuJoCo (Gymnasium,
-    dm_control, Meta-World, MyoSuite, Playground, robotics), Pgx, Procgen, toy text and VizDoom; `docs/environments.md`
-    lists what was tried of each. An observation is an array, or a dict of arrays by envpool's names.
+    dm_control, Meta-World, MyoSuite, Playground, robotics), Pgx, Procgen, toy text and VizDoom;
+    `docs/envpool_families.csv` lists the tasks that were tried. An observation is an array, or a dict of arrays by
+    envpool's names.
 
     Groups take turns, so each gets all the threads. Every environment has its own seed, derived from `make`'s. The
     state of the emulators and the history of restarts are not part of it, so a run is repeatable only from its start.
@@ -84,8 +85,8 @@ def envpool(
       `seed`; and settings by envpool's names, in place of the recipe's.
 
     Raises:
-      ValueError: an unknown task, a number out of range, a time limit other than that of a task which ends by its own
-        rules alone, or a task of several players, without observations, or with actions of several arrays.
+      ValueError: an unknown task, a number out of range, a limit for a task that ignores `max_episode_steps`,
+        or a task of several players, without observations, or with actions of several arrays.
       TypeError: an unknown setting.
     """
     options = {key: value for key, value in options.items() if value is not None}
@@ -293,8 +294,8 @@ def atari(
 
     Args:
       game: Name of a game in any of the usual spellings: "Frostbite", "frostbite", "UpNDown", "up_n_down"; or another
-        library's id: "ALE/Frostbite-v5", "FrostbiteNoFrameskip-v4", "Frostbite-v5". Of an id only the game is taken:
-        frame skip, sticky actions and preprocessing are the arguments of this function, whatever the id means there.
+        library's id: "ALE/Frostbite-v5", "FrostbiteNoFrameskip-v4", "Frostbite-v5". Only the game of an id is
+        used; the arguments of this function set frame skip, sticky actions and preprocessing.
       num_envs: Environments in all groups together.
       groups: Number of groups, which take turns; a divisor of `num_envs`. Two overlap emulation and inference.
       max_episode_steps: Timesteps (not frames) after which an episode is truncated.

@@ -282,6 +282,6 @@ def unknown_name(kind: str, name: object, names: Iterable[str]) -> ValueError:
 
 
 def with_cutoff(spec: EnvSpec, max_episode_steps: int | None) -> EnvSpec:
-    """Returns a spec with another cutoff, which is checked; None keeps that of the spec."""
+    """Returns a spec with this cutoff, or the spec itself for None; raises ValueError for a bad cutoff."""
     steps = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     return spec._replace(max_episode_steps=integer("max_episode_steps", steps, low=1))

@@ -156,7 +156,7 @@ class _Group:
         answer, self._answer = self._answer, None
         try:
             observation, *fields = answer()
-        except Exception as error:
+        except Exception as error:  # of any environment
             if not self._workers:
                 raise
             self._kill()
@@ -190,7 +190,7 @@ class _Group:
             if self._workers and self._answer is not None:  # an action is in flight
                 self._answer(timeout=5.0)
             self._vector.close()
-        except Exception:
+        except Exception:  # of workers, which are ended anyway
             if not self._workers:
                 raise
             self._kill()
@@ -262,7 +262,7 @@ class WorkerEnvs(gym.Env):
             if self._envs is None:
                 self._envs = self._make()
             return function(self._envs)
-        except Exception:
+        except Exception:  # of any environment
             raise RuntimeError(traceback.format_exc()) from None
 
 

@@ -76,7 +76,7 @@ def wrapped(
 
 
 def opening(env: Env, actions: Sequence[int]) -> Env:
-    """Begins every episode with given discrete actions, one a timestep, in place of those that are sent.
+    """Begins every episode with given discrete actions, one per timestep; the actions that are sent are ignored then.
 
     Their timesteps are `first` as well, so none of them is scored, and they count neither in `elapsed_steps` nor
     towards the cutoff. An episode that ends among them begins anew. `make` raises ValueError for tasks of envpool that

@@ -506,5 +506,5 @@ def _numbers(metrics: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _strong(tree: ArrayTree) -> ArrayTree:
-    """Drops weak types, such as that of `jnp.full(3, 0.5)`; otherwise the next call would be compiled again."""
+    """Makes weak types strong, such as that of `jnp.full(3, 0.5)`; otherwise JAX compiles the next call again."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)

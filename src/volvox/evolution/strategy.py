@@ -260,7 +260,7 @@ class Validation:
 class EliteScore(NamedTuple):
     """The score of the elite in validation at one cutoff, as Python numbers.
 
-    A mean by which a network was chosen is biased upwards, so it is kept apart: the score is the mean over all
+    The mean that chose a network is biased upwards, so the score excludes it: the score is the mean over all
     validation episodes that the elite has played since. When the cutoff grows, the score is dropped, so that scores of
     different cutoffs are never compared. (An elite stays only if it wins again, so a smaller bias remains.)
 
@@ -339,7 +339,7 @@ class Cutoff(NamedTuple):
     Attributes:
       start: Timesteps in the first generation.
       fraction: The cutoff grows when more than this fraction of training episodes reach it.
-      ratio: Factor by which it grows.
+      ratio: Factor between the cutoff and the next one.
       max: Timesteps it never exceeds; 0 means `start`.
     """
 

@@ -41,7 +41,7 @@ class Acting(NamedTuple):
       beat: int32: Beats completed in this round.
       draws: int32: Number of actions that each environment has drawn; `Env.keys` derives the keys of the next
         actions from it.
-      timesteps: int32: Timesteps of all environments in this iteration, without those that begin an episode.
+      timesteps: int32: Timesteps of all environments in this iteration, except the first of each episode.
       episodes: Scores of the episodes that have ended, leaves `[S, ...]` for S learners.
       running: Episodes that have not ended, one entry for each group; () between two sets of environments.
       collected: State of the learner that `act` changes.
@@ -79,7 +79,7 @@ class LearnState(NamedTuple):
       key: Key of all random numbers.
       acting: State of acting.
       learning: State of learning: parameters, the optimiser's state, and other state of the learner.
-      timesteps: Timesteps of all environments, without those that begin an episode.
+      timesteps: Timesteps of all environments, except the first of each episode.
       evaluated: Results of evaluations, `Evaluated`; () without evaluation.
       envs: States of resumable environments (`EnvGroup.resumable`), to which actions have been sent. () before the
         first iteration and for other environments, which begin new episodes when a run is resumed.

@@ -157,7 +157,7 @@ def train(
                 ended = isinstance(result, bool | np.bool_ | jax.Array) and bool(result)
             except Interrupted:
                 break
-            except Exception as error:
+            except Exception as error:  # of the algorithm, a logger or `on_step`; it is raised again
                 with suppress(OSError):  # of a full disk; the first error is raised
                     directory.save(state)
                     if path is not None:
