@@ -7,7 +7,7 @@
 - floor: the matmuls of such an update, forward and backward, and nothing else;
 - emulators, inference: steps a second of these parts alone, each in the compiled loop with nothing else to do;
 - loop: steps a second of the algorithm with one update a step, over that of its parts in turn;
-- ways: the same with sparse weights, in turns with dense ones, and what each stores;
+- ways (with `--ways`): the same with sparse weights, in turns with dense ones, and the share of weights stored;
 - torch (with `--peers`): the same update in PyTorch, in a process of its own.
 
 All but PyTorch take turns, and the medians are reported; of the ways means, for their masks change now and then.
@@ -45,6 +45,7 @@ class Options:
     width: Annotated[int, Flag(help="of the two hidden layers")] = 256
     batch_size: int = 256
     iterations: Annotated[int, Flag(help="measured iterations of 1 000 timesteps")] = 11
+    ways: Annotated[bool, Flag(help="also measure sparse weights, which compiles four more programs")] = False
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
@@ -242,8 +243,9 @@ def measure(options: Options) -> dict[str, Any]:
         "bound_steps_per_s": bound,
         "loop_fraction_of_bound": middle["loop"] / bound,
         "ranges": {name: [min(values), max(values)] for name, values in rates.items()},
-        "ways": ways(options),
     }
+    if options.ways:
+        figures["ways"] = ways(options)
     if options.peers:
         flags = {"observation": observation, "action": action, "width": options.width, "batch-size": options.batch_size}
         figures["torch_updates_per_s"] = run_peer("torch_td3", flags)["updates_per_s"]
