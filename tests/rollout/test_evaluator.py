@@ -10,7 +10,6 @@ from volvox import networks, population
 from volvox.envs import atari
 from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
-from volvox.rollout.slots import Part
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized
@@ -114,7 +113,7 @@ def test_parts_of_a_population_have_seeds_of_their_own(monkeypatch):
     seeds, restart = [], played.loop.restart
     monkeypatch.setattr(played.loop, "restart", lambda seed: seeds.append(seed) or restart(seed))
     for first in (None, 0, 4, 4):
-        part = None if first is None else Part(jnp.arange(first, first + 4), jnp.zeros(4, jnp.int32))
+        part = None if first is None else (jnp.arange(first, first + 4), jnp.zeros(4, jnp.int32))
         played.evaluate(members, 1, seed=3, part=part)
     assert seeds[0] == 3
     assert seeds[2] == seeds[3]

@@ -14,7 +14,6 @@ from volvox.envs import preprocessing
 from volvox.rollout import Last
 from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
-from volvox.rollout.slots import Part
 from volvox.types import Population
 
 pytestmark = pytest.mark.optimized
@@ -78,7 +77,7 @@ def test_a_population_may_be_cut_anywhere():
     member, episode = np.nonzero(whole.valid)
     order = np.random.default_rng(0).permutation(member.size)
     for rows in np.array_split(order, 3):
-        part = Part(jnp.asarray(member[rows], jnp.int32), jnp.asarray(episode[rows], jnp.int32))
+        part = jnp.asarray(member[rows], jnp.int32), jnp.asarray(episode[rows], jnp.int32)
         found = played("drawn timesteps", 3, 1, part=part)
         np.testing.assert_array_equal(found.returns[:, 0], whole.returns[member[rows], episode[rows]])
 

@@ -25,8 +25,7 @@ import numpy as np
 from volvox._checks import integer, number
 from volvox.population.decoding import Encoding, Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
-from volvox.rollout.slots import Part
-from volvox.types import ArrayTree, Evaluation, Interrupted, Population
+from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population
 
 _MAX_LOSSES = 4
 """Actors that may die on the same chunk before the evaluation ends with an error."""
@@ -104,7 +103,7 @@ class RaySettings:
         return RayEvaluator(self, make_local, num_slots, chunk_seconds)
 
 
-Chunk = tuple[Population, Part]
+Chunk = tuple[Population, tuple[Array, Array]]
 """Episodes that an actor runs in one call: K rows of one episode each, and their places in the whole population.
 
 `episodes` is 0 in the rows at the end that are padding. `bases` is None if the chunk shares them with other chunks.
@@ -146,7 +145,7 @@ def split(population: Population, sizes: list[int], *, share_bases: bool) -> Ite
             bases = jax.tree.map(lambda x, parents=parents: x[parents], population.bases)
             chosen = chosen._replace(bases=bases, parent=index.astype(np.int32))
         part: Any = member[rows], episode[rows]
-        yield chosen, Part(*part)
+        yield chosen, part
 
 
 class PopulationActor:
@@ -277,7 +276,7 @@ class RayEvaluator:
             host = host._replace(bases=jax.device_get(host.bases))
         # Chunks are made when they are needed, because some hold parameters.
         chunks, lost = split(host, sizes, share_bases=share_bases), list[Chunk]()
-        losses, results, beats = collections.Counter(), list[tuple[Part, Evaluation]](), collections.Counter()
+        losses, results, beats = collections.Counter(), list[tuple[Any, Evaluation]](), collections.Counter()
         done = stepped = busy = 0
         try:
             while done < total:
@@ -398,10 +397,10 @@ class RayEvaluator:
         return dict.fromkeys(range(int(count or 1)), options)
 
 
-def _gather(results: list[tuple[Part, Evaluation]], shape: tuple[int, int]) -> Evaluation:
+def _gather(results: list[tuple[tuple[Array, Array], Evaluation]], shape: tuple[int, int]) -> Evaluation:
     """Puts the results of all chunks into their places in the whole population."""
-    member = np.concatenate([part.member[: len(found.returns)] for part, found in results])
-    episode = np.concatenate([part.episode[: len(found.returns)] for part, found in results])
+    member = np.concatenate([part[0][: len(found.returns)] for part, found in results])
+    episode = np.concatenate([part[1][: len(found.returns)] for part, found in results])
 
     def scatter(*parts: np.ndarray) -> jax.Array:
         values = np.concatenate(parts)

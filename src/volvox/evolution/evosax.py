@@ -9,7 +9,7 @@ All members exist at once, so networks are small: a generation takes N times the
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +24,8 @@ _INIT = 2**31  # apart from the numbers of generations, which derive the keys of
 _SCORES = ("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness")
 
 
-class EvosaxState(NamedTuple):
-    """The state of an algorithm of evosax.
-
-    Attributes:
-      algorithm: The algorithm's own state.
-      begun: bool: Whether `tell` was called.
-    """
-
-    algorithm: Any
-    begun: Array
+State = tuple[Any, Array]
+"""(state of the algorithm, bool: whether `tell` was called)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +63,7 @@ class Evosax:
         if not (isinstance(self.algorithm, type) and hasattr(self.algorithm, "tell")):
             raise TypeError(f"algorithm={self.algorithm!r}: give a class of evosax.algorithms, such as CMA_ES.")
 
-    def init(self, key: Array, encoding: Encoding) -> EvosaxState:
+    def init(self, key: Array, encoding: Encoding) -> State:
         """Returns the first state; raises ValueError for low-rank noise."""
         if encoding.rank is not None:
             raise ValueError("members with explicit parameters share no base: low-rank noise has no use, leave it out.")
@@ -84,47 +76,48 @@ class Evosax:
             state = algorithm.init(key, jax.tree.map(lambda x: x[0], first), params)
         else:
             state = algorithm.init(key, first, jnp.full(count, jnp.inf), params)
-        return EvosaxState(state, jnp.bool_(False))
+        return state, jnp.bool_(False)
 
-    def ask(self, key: Array, state: EvosaxState, encoding: Encoding) -> tuple[Population, EvosaxState]:
+    def ask(self, key: Array, state: State, encoding: Encoding) -> tuple[Population, State]:
         """Returns the members that the algorithm asks for."""
         algorithm, params = self._made(encoding)
-        asked, after = algorithm.ask(key, state.algorithm, params)
+        current, begun = state
+        asked, after = algorithm.ask(key, current, params)
         if not self._has_mean:  # the first population is played as it is
-            best = getattr(state.algorithm, "population_best", state.algorithm.population)  # PSO moves on from its best
-            first = algorithm.get_population(state.algorithm.replace(population=best)), state.algorithm
-            asked, after = optax.tree.where(state.begun, (asked, after), first)
-        return explicit(asked), state._replace(algorithm=after)
+            best = getattr(current, "population_best", current.population)  # PSO moves on from its best
+            first = algorithm.get_population(current.replace(population=best)), current
+            asked, after = optax.tree.where(begun, (asked, after), first)
+        return explicit(asked), (after, begun)
 
     def tell(
-        self, key: Array, state: EvosaxState, population: Population, evaluation: Evaluation, encoding: Encoding
-    ) -> tuple[EvosaxState, Metrics]:
+        self, key: Array, state: State, population: Population, evaluation: Evaluation, encoding: Encoding
+    ) -> tuple[State, Metrics]:
         """Tells the algorithm minus the mean returns."""
-        algorithm, params = self._made(encoding)
+        (algorithm, params), (current, begun) = self._made(encoding), state
         loss = -raw(fitness(evaluation))
         key_tell, key_init = jax.random.split(key)
-        new, _ = algorithm.tell(key_tell, population.bases, loss, state.algorithm, params)
+        new, _ = algorithm.tell(key_tell, population.bases, loss, current, params)
         if not self._has_mean:
-            new = optax.tree.where(state.begun, new, algorithm.init(key_init, population.bases, loss, params))
+            new = optax.tree.where(begun, new, algorithm.init(key_init, population.bases, loss, params))
         metrics = {"noise_std": jnp.mean(new.std)} if hasattr(new, "std") else {}
-        return EvosaxState(new, jnp.bool_(True)), metrics
+        return (new, jnp.bool_(True)), metrics
 
     def candidates(
-        self, state: EvosaxState, population: Population, evaluation: Evaluation, encoding: Encoding
+        self, state: State, population: Population, evaluation: Evaluation, encoding: Encoding
     ) -> Population | None:
         """Returns the mean of a distribution and the best member; None, the default, for a population."""
         if not self._has_mean:
             return None
-        mean, best = self._made(encoding)[0].get_mean(state.algorithm), jnp.argmax(fitness(evaluation))
+        mean, best = self._made(encoding)[0].get_mean(state[0]), jnp.argmax(fitness(evaluation))
         return explicit(jax.tree.map(lambda x, members: jnp.stack([x, members[best]]), mean, population.bases))
 
-    def forget_scores(self, state: EvosaxState) -> EvosaxState:
+    def forget_scores(self, state: State) -> State:
         """Drops the fitness that a distribution compares with; a population is played again, and begins anew."""
+        kept, begun = state
         if not self._has_mean:
-            return state._replace(begun=jnp.bool_(False))
-        kept = state.algorithm
+            return kept, jnp.bool_(False)
         scores = {name: jnp.full_like(getattr(kept, name), jnp.inf) for name in _SCORES if hasattr(kept, name)}
-        return state._replace(algorithm=kept.replace(**scores))
+        return kept.replace(**scores), begun
 
     @property
     def _has_mean(self) -> bool:

@@ -21,8 +21,8 @@ from volvox.population.noise import Noise
 from volvox.rollout import slots as in_slots
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.loop import Loop, Monitor, seed_of, time_parts
-from volvox.rollout.slots import Carry, Constants, Memory, Part, Rollout
-from volvox.types import ArrayTree, Env, Evaluation, Genotype, Interrupted, Population, zeros
+from volvox.rollout.slots import Carry, Constants, Memory, Rollout
+from volvox.types import Array, ArrayTree, Env, Evaluation, Genotype, Interrupted, Population, zeros
 
 
 class RolloutStatistics(NamedTuple):
@@ -102,7 +102,7 @@ class PopulationEvaluator:
         seed: int,
         pool_seed: int,
         test: bool = False,
-        part: Part | None = None,
+        part: tuple[Array, Array] | None = None,
         lineage: Member | None = None,
         monitor: Monitor | None = None,
     ) -> tuple[Evaluation, RolloutStatistics]:
@@ -118,7 +118,7 @@ class PopulationEvaluator:
           seed: Seed of the episodes; on environments without keys it seeds `EnvGroup.restart`.
           pool_seed: Seed of the environments if they must be made.
           test: Play test episodes: no behaviour is recorded, and the loop is driven from Python.
-          part: Places of the members in a larger population; None: the population is whole.
+          part: Places of the members in a larger population, see `make_queue`; None: the population is whole.
           lineage: Ignored; evaluators in other processes rebuild the bases from it.
           monitor: Called about once a second with a dict of progress figures; True stops the rollout.
 
@@ -193,7 +193,7 @@ class PopulationEvaluator:
         max_episode_steps: int,
         seed: int,
         pool_seed: int,
-        part: Part | None,
+        part: tuple[Array, Array] | None,
         monitor: Monitor | None,
     ) -> tuple[Loop, Carry, Memory, Constants]:
         """Opens the loop, restarts its environments, makes the queue, and gives the slots their first episodes."""
@@ -218,7 +218,7 @@ class PopulationEvaluator:
         if part is None:
             loop.restart(seed)
         else:  # environments without keys must play other episodes for each part
-            loop.restart(seed_of(jax.random.key(seed), int(part.member[0]), int(part.episode[0])))
+            loop.restart(seed_of(jax.random.key(seed), *(int(x[0]) for x in part)))
         key = jax.random.key(seed)
         queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
         constants: Constants = (queue, population.bases, encoding)

@@ -39,18 +39,6 @@ class Queue(NamedTuple):
     num_entries: Array
 
 
-class Part(NamedTuple):
-    """The place of some members `[N]` in a larger population, of which this process plays a part.
-
-    Attributes:
-      member: int32 `[N]`: Index in the whole population.
-      episode: int32 `[N]`: Number of the first episode that is played; the others follow.
-    """
-
-    member: Array
-    episode: Array
-
-
 class Slots(NamedTuple):
     """The `B` slots of one group.
 
@@ -105,7 +93,9 @@ Constants = tuple[Queue, ArrayTree, Encoding]
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def make_queue(population: Population, key: Array, part: Part | None, num_episodes: int, capacity: int) -> Queue:
+def make_queue(
+    population: Population, key: Array, part: tuple[Array, Array] | None, num_episodes: int, capacity: int
+) -> Queue:
     """Makes the queue of a population's episodes, with the largest priority first.
 
     The key of an episode depends on the member's index in the whole population and on the number of the episode alone,
@@ -114,7 +104,8 @@ def make_queue(population: Population, key: Array, part: Part | None, num_episod
     Args:
       population: `N` members that play `episodes[i] <= num_episodes` episodes each; the bases are ignored.
       key: The key from which the keys of episodes are derived.
-      part: Places of the members in a larger population; None: the population is whole.
+      part: Places of the members in a larger population, both int32 `[N]`: index of the member, and number of the first
+        episode that it plays. None: the population is whole.
       num_episodes: E, the largest number of episodes of a member.
       capacity: C, at least the sum of `episodes`.
 
@@ -134,7 +125,8 @@ def make_queue(population: Population, key: Array, part: Part | None, num_episod
     episode = episode[order]
     index, number = member, episode
     if part is not None:
-        index, number = part.member.at[member].get(mode="clip"), part.episode.at[member].get(mode="clip") + episode
+        index, first = (x.at[member].get(mode="clip") for x in part)
+        number = first + episode
     keys = jax.vmap(lambda index, number: jax.random.fold_in(jax.random.fold_in(key, index), number))(index, number)
     return Queue(members, member, episode, keys, num_entries)
 
