@@ -24,8 +24,8 @@ def test_chunks_hold_each_episode_once(share_bases):
             assert chunk.bases is None  # no weights travel
         bases = members.bases if share_bases else chunk.bases
         for i in range(size):
-            member = part.member[i]
-            played.append((member, part.episode[i]))
+            member, episode = part[0][i], part[1][i]
+            played.append((member, episode))
             assert chunk.seed[i] == member
             base = bases["kernel"][chunk.parent[i]]
             np.testing.assert_array_equal(base, members.bases["kernel"][member % 30])

@@ -45,7 +45,7 @@ def test_an_algorithm_of_evosax_is_what_it_is_by_itself(name):
     state = inner.init(key, CODE)
     first = inner.ask(key, state, CODE)[0].bases
     if name in DISTRIBUTIONS:
-        own = state.algorithm
+        own = state[0]
     for number in range(3):
         key = jax.random.key(number)
         asked, state = inner.ask(key, state, CODE)
@@ -60,7 +60,7 @@ def test_an_algorithm_of_evosax_is_what_it_is_by_itself(name):
             own, _ = theirs.tell(key, members, jnp.asarray(loss, jnp.float32), own, params)
         returns[3] = np.nan
         state, metrics = inner.tell(key, state, asked, played(returns), CODE)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), state.algorithm, own)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), state[0], own)
     assert ("noise_std" in metrics) is (name in DISTRIBUTIONS)
     np.testing.assert_array_equal([asked.scale, asked.seed], np.zeros((2, N)))
 
@@ -71,7 +71,7 @@ def test_the_mean_and_the_best_member_are_the_challengers():
     state, _ = inner.tell(jax.random.key(1), state, asked, played(np.roll(np.arange(N), 3)), CODE)
     candidates = inner.candidates(state, asked, played(np.roll(np.arange(N), 3)), CODE)
     vectors = population.to_vectors(candidates.bases)
-    np.testing.assert_allclose(np.sort(vectors[0]), np.sort(state.algorithm.mean), rtol=1e-6)  # of another order
+    np.testing.assert_allclose(np.sort(vectors[0]), np.sort(state[0].mean), rtol=1e-6)  # of another order
     np.testing.assert_array_equal(vectors[1], population.to_vectors(asked.bases)[2])
     assert wrapped("PSO").candidates(state, asked, played(np.arange(N)), CODE) is None
 
@@ -116,13 +116,13 @@ def test_forgotten_scores_leave_no_trace(name):
 
     for number in range(2):
         _, state = told(state, number, np.roll(np.arange(N), number))
-    population = getattr(state.algorithm, "population_best", getattr(state.algorithm, "population", None))
+    population = getattr(state[0], "population_best", getattr(state[0], "population", None))
     asked, state = told(inner.forget_scores(state), 2, np.arange(N) - 100.0)
-    assert state.algorithm.best_fitness == 100 - (N - 1)
+    assert state[0].best_fitness == 100 - (N - 1)
     if population is not None:  # the best that it had are played again, and nothing is lost
         flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(asked)
         np.testing.assert_array_equal(flat, population)
-        np.testing.assert_allclose(state.algorithm.fitness, 100.0 - np.arange(N))
+        np.testing.assert_allclose(state[0].fitness, 100.0 - np.arange(N))
 
 
 def test_bad_arguments_are_refused():

@@ -51,8 +51,8 @@ def played(name, num_envs, groups, *, host=False, part=None, seed=5):
     members = everyone(evaluator.encoding)
     if part is not None:
         bases, rows = members.bases, members._replace(bases=())
-        members = jax.tree.map(lambda x: x[part.member], rows)._replace(
-            bases=bases, episodes=jnp.ones(part.member.shape, jnp.int32)
+        members = jax.tree.map(lambda x: x[part[0]], rows)._replace(
+            bases=bases, episodes=jnp.ones(part[0].shape, jnp.int32)
         )
     options = {"max_episode_steps": env.spec.max_episode_steps, "seed": seed, "pool_seed": 0}
     result, _ = evaluator.evaluate(members, E if part is None else 1, part=part, **options)

@@ -305,7 +305,7 @@ class RayEvaluator:
                             continue
                         self._await_start(key)  # Ray restarts an actor that died
                         self._restarts += 1
-                        first = int(chunk[1].member[0]), int(chunk[1].episode[0])
+                        first = tuple(int(x[0]) for x in chunk[1])
                         losses[first] += 1
                         if losses[first] == _MAX_LOSSES:
                             raise RuntimeError(f"{_MAX_LOSSES} Ray actors died on the same episodes") from error
