@@ -44,14 +44,16 @@ train: $(VENV)/.installed
 
 check: lint test
 
+# Optimised tests run in processes of their own, because the others compile with other flags of XLA (tests/conftest.py).
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not optimized"
+	$(PYTEST) -m "not slow and optimized"
 
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not optimized"
+	$(PYTEST) -m "slow and optimized"
 
-test-all: $(VENV)/.installed-dev
-	$(PYTEST)
+test-all: test test-slow
 
 # Bits are equal only on processors like the one that recorded them.
 test-exact: $(VENV)/.installed-dev
@@ -59,7 +61,8 @@ test-exact: $(VENV)/.installed-dev
 		tests/experiments/test_score_lineages.py
 
 test-newest: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
+	$(NEWEST)/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not slow and not optimized"
+	$(NEWEST)/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not slow and optimized"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
