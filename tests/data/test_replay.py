@@ -1,5 +1,7 @@
 """Replay against a list of everything that happened."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from volvox.types import TimeStep
 
 B, DISCOUNT = 3, 0.9
 SPEC = probes.target(size=1).spec
+ADD = jax.jit(add)
 
 
 def history(length, seed=0):
@@ -36,11 +39,15 @@ def history(length, seed=0):
 
 def filled_replay(seen, capacity):
     replay = init(capacity, B, SPEC)
-    add_row = jax.jit(add)
     for t in range(len(seen["reward"])):
         fields = {name: jnp.asarray(seen[name][t]) for name in seen if name != "action"}
-        replay = add_row(replay, TimeStep(**fields, extras={}), jnp.asarray(seen["action"][t]))
+        replay = ADD(replay, TimeStep(**fields, extras={}), jnp.asarray(seen["action"][t]))
     return replay
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def drawn(key, replay, batch_size, n_step):
+    return sample(key, replay, batch_size, discount=DISCOUNT, n_step=n_step)
 
 
 def expected(seen, t, env, n_step):
@@ -61,7 +68,7 @@ def expected(seen, t, env, n_step):
 def test_transitions_are_what_happened(length, capacity, n_step):
     seen = history(length)
     replay = filled_replay(seen, capacity)
-    batch = sample(jax.random.key(1), replay, 2_000, discount=DISCOUNT, n_step=n_step)
+    batch = drawn(jax.random.key(1), replay, 2_000, n_step)
     batch = jax.device_get(batch)
     oldest = max(length - capacity, 0)
     places = set()
@@ -85,7 +92,7 @@ def test_steps_end_where_environments_were_started_anew():
     for name in ("first", "terminated", "truncated"):
         seen[name][1:] = False
     seen["first"][6] = True
-    batch = sample(jax.random.key(0), filled_replay(seen, 20), 500, discount=DISCOUNT, n_step=3)
+    batch = drawn(jax.random.key(0), filled_replay(seen, 20), 500, 3)
     batch = jax.device_get(batch)
     for i in range(500):
         t, env = divmod(int(batch.observation[i, 0]), B)
@@ -101,7 +108,7 @@ def test_the_count_of_rows_stays_small():
     """It would overflow otherwise; places go on as they were."""
     rows, no = init(3, 1, SPEC), jnp.zeros(1, bool)
     for i in range(14):
-        rows = add(rows, TimeStep(jnp.full((1, 1), float(i)), jnp.zeros(1), no, no, no, {}), jnp.zeros((1, 1)))
+        rows = ADD(rows, TimeStep(jnp.full((1, 1), float(i)), jnp.zeros(1), no, no, no, {}), jnp.zeros((1, 1)))
         assert int(rows.num_added) == (i + 1 if i < 3 else 3 + (i + 1) % 3)
         assert float(rows.timestep.observation[i % 3, 0, 0]) == float(latest(rows).observation[0, 0]) == i
         assert int(num_starts(rows, 1)) == min(i, 2)
@@ -114,10 +121,10 @@ def test_batches_are_drawn_from_each_learners_share_of_all_groups():
         seen = TimeStep(4.0 * g + jnp.arange(4.0)[:, None], jnp.zeros(4), no, no, no, {})
         rows = init(5, 4, SPEC)
         for _ in range(5):
-            rows = add(rows, seen, jnp.zeros((4, 1)))
+            rows = ADD(rows, seen, jnp.zeros((4, 1)))
         replays.append(rows)
     keys = jax.random.split(jax.random.key(0), 2)
-    batch = sample_batches(keys, replays, 64, 3, discount=DISCOUNT)
+    batch = jax.jit(lambda keys, replays: sample_batches(keys, replays, 64, 3, discount=DISCOUNT))(keys, replays)
     assert batch.observation.shape == (3, 2, 64, 1)
     for learner, numbers in enumerate(({0, 1, 4, 5}, {2, 3, 6, 7})):
         for update in range(3):

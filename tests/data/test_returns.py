@@ -52,7 +52,7 @@ def vtrace_by_definition(value, next_value, reward, discount, ratio, decay, rho_
     return target, rho * (reward + discount * mixed - value)
 
 
-@given(st.integers(1, 12), st.integers(0, 1_000))
+@given(st.sampled_from([1, 2, 12]), st.integers(0, 1_000))
 @settings(max_examples=25, deadline=None)
 def test_lambda_returns_are_a_mixture_of_n_step_returns(length, seed):
     t = trajectory(length, seed, decays=(0.0, 0.3, 1.0))
@@ -70,7 +70,7 @@ def test_a_return_stops_at_a_termination_and_bootstraps_at_a_time_limit():
     np.testing.assert_allclose(truncated, [1 + 0.5 * (2 + 100), 2 + 100, 4 + 0.5 * (8 + 200), 8 + 200])
 
 
-@given(st.integers(1, 12), st.integers(0, 1_000), st.sampled_from([(1.0, 1.0), (2.0, 0.5), (10.0, 10.0)]))
+@given(st.sampled_from([1, 2, 12]), st.integers(0, 1_000), st.sampled_from([(1.0, 1.0), (2.0, 0.5), (10.0, 10.0)]))
 @settings(max_examples=25, deadline=None)
 def test_vtrace_is_the_papers_sum(length, seed, clips):
     t = trajectory(length, seed, decays=(0.0, 0.7, 1.0))

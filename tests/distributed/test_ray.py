@@ -98,8 +98,7 @@ def evolved(case, workers):
     ("case", "num_actors"),
     [
         ("ga", 2),
-        ("es", 2),
-        pytest.param("ga", "nodes", marks=pytest.mark.slow),
+        pytest.param("es", "nodes", marks=pytest.mark.slow),
         pytest.param("low-rank ga", 2, marks=pytest.mark.slow),
         pytest.param("explicit", 2, marks=pytest.mark.slow),
     ],

@@ -1,9 +1,6 @@
 """The model of benchmarks/scaling.py, where its answer is known."""
 
-import json
-
 import pytest
-import scaling
 from scaling import Actor, divided, phase, predicted
 
 
@@ -49,17 +46,3 @@ def test_a_learner_that_is_divided():
     found = {"ratio": 0.4, "parts": {"timesteps_per_second_in_turns": turns}}
     found["parts"] |= {"exchange_seconds": 0.05, "timesteps_per_update": 100}
     assert divided(found) == {"predicted": 0.5, "measured": 0.4, "predicted_over_measured": pytest.approx(1.25)}
-
-
-def test_committed_measurements_are_enough(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["scaling.py", "--json"])
-    scaling.main()
-    printed = json.loads(capsys.readouterr().out)
-    for ratio in (printed["efficiency"]["ratio"], printed["processes"]):
-        assert 0.9 <= ratio["predicted_over_measured"] <= 1.1
-    found = printed["clusters"]
-    assert found["1 000 cores"]["hours"] <= found["720 cores"]["hours"] < found["16 cores"]["hours"]
-    assert all(0 < row["busy"] <= 1 for row in found.values())
-    # What docs/scaling.md says of larger populations, and of the ends of portions.
-    assert found["720 cores, 10 000 members"]["hours"] == pytest.approx(0.41, abs=0.005)
-    assert [round(share, 2) for share in printed["busy"].values()] == [0.51, 0.79, 0.94]

@@ -1,6 +1,7 @@
 """An evaluator with made-up returns, so that strategies are tested through `evolve` without playing."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,10 @@ class Scripted:
     """
 
     def __init__(self, *scores, behaviors=()):
+        self.begin(*scores, behaviors=behaviors)
+
+    def begin(self, *scores, behaviors=()):
+        """Forgets what was played before."""
         self.scores, self.behaviors, self.asked, self.tested, self.lineages = list(scores), list(behaviors), [], [], []
 
     def evaluator(self, make_local, num_slots, chunk_seconds):
@@ -52,9 +57,20 @@ class Scripted:
         pass
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scripted():
     return Scripted
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """Compiles the functions of a strategy, as `evolve` does: one program instead of one for each operation."""
+
+    def make(strategy):
+        names = ("init", "ask", "tell", "candidates", "adopt", "forget_scores")
+        return types.SimpleNamespace(**{x: jax.jit(getattr(strategy, x)) for x in names if hasattr(strategy, x)})
+
+    return make
 
 
 def _reread(tree):

@@ -15,6 +15,7 @@ from volvox.types import Evaluation
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 NET = networks.genotype(networks.MLP(2, hidden=(3,)), ENV.spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
+SAMPLE = jax.jit(lambda code, seed: code.noise.sample(code.data, seed, code.like))
 N = 10
 KEY = jax.random.key(9)  # of tell, which has no use for it
 
@@ -33,7 +34,7 @@ def flat(tree):
 
 
 def noise(seed):
-    return CODE.noise.sample(CODE.data, seed, CODE.like)
+    return SAMPLE(CODE, seed)
 
 
 def current(state):
@@ -47,22 +48,22 @@ def moved(strategy, state, returns, key=0):
     return asked, state, metrics
 
 
-def test_members_are_antithetic_pairs_around_the_current_parameters():
-    strategy = es(noise_std=0.5)
+def test_members_are_antithetic_pairs_around_the_current_parameters(compiled):
+    strategy = compiled(es(noise_std=0.5))
     state = strategy.init(jax.random.key(0), CODE)
     asked, _ = strategy.ask(jax.random.key(1), state, CODE)
     np.testing.assert_array_equal(asked.scale, np.tile([0.5, -0.5], N // 2).astype(np.float32))
     np.testing.assert_array_equal(asked.seed[::2], asked.seed[1::2])
     assert len(np.unique(asked.seed)) == N // 2
     assert not asked.initial.any()
-    pair = [decoding.decode(CODE, asked.bases, decoding.Member(*(x[i] for x in asked[1:5]))) for i in (0, 1)]
+    pair = [jax.jit(decoding.decode)(CODE, asked.bases, decoding.Member(*(x[i] for x in asked[1:5]))) for i in (0, 1)]
     np.testing.assert_allclose(flat(pair[0]) + flat(pair[1]), 2 * flat(current(state)), atol=1e-6)
 
 
-def test_the_update_is_the_papers():
+def test_the_update_is_the_papers(compiled):
     """Adam on L2 minus the sum of rank differences times noise, over the population; in NumPy from the formulas."""
     rate, l2, std = 0.03, 0.1, 0.2
-    strategy = es(learning_rate=rate, l2_coefficient=l2, noise_std=std)
+    strategy = compiled(es(learning_rate=rate, l2_coefficient=l2, noise_std=std))
     state = strategy.init(jax.random.key(0), CODE)
     theta = flat(current(state)).astype(np.float64)
     first = second = np.zeros_like(theta)
@@ -152,7 +153,7 @@ def test_weighted_noise_is_the_sum_written_out():
     seeds = jnp.array([5, 900, 31, 77, 5, 1_234, 8, 9, 10, 11, 12], jnp.int32)
     weights = jax.random.normal(jax.random.key(0), seeds.shape)
     expected = sum(float(w) * flat(noise(s)).astype(np.float64) for w, s in zip(weights, seeds, strict=True))
-    got = population.weighted_noise(CODE, seeds, weights)
+    got = jax.jit(population.weighted_noise)(CODE, seeds, weights)
     assert jax.tree.structure(got) == jax.tree.structure(CODE.like)
     np.testing.assert_allclose(flat(got), expected, rtol=1e-4, atol=1e-5)
 

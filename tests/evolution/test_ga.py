@@ -1,5 +1,7 @@
 """The genetic algorithm's protocol, generation by generation with made-up returns."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,17 +19,26 @@ VALIDATION = {"num_elite_candidates": 2, "num_validation_episodes": 3}
 FIRST = range(8)
 
 
+@pytest.fixture(scope="module")
+def evolved(scripted):
+    """Returns (algorithm, workers) of settings; tests share them, because compilation takes the most time."""
+
+    @functools.cache
+    def make(strategy, validation):
+        workers, network = scripted(), networks.MLP(2, hidden=())
+        return vx.evolve(strategy, network, ENV, noise=NOISE, validation=validation, workers=workers), workers
+
+    return make
+
+
 @pytest.fixture
-def generations(scripted):
+def generations(evolved):
     """Plays generations with the given returns; returns (states, rows, populations that were played)."""
 
     def play(*scores, validation=None, behaviors=(), **changes):
         strategy = vx.GA(**{"population_size": 8, "num_parents": 3, "mutation_std": 0.1, **changes})
-        workers = scripted(*scores, behaviors=behaviors)
-        validation = vx.Validation(**VALIDATION | (validation or {}))
-        algorithm = vx.evolve(
-            strategy, networks.MLP(2, hidden=()), ENV, noise=NOISE, validation=validation, workers=workers
-        )
+        algorithm, workers = evolved(strategy, vx.Validation(**VALIDATION | (validation or {})))
+        workers.begin(*scores, behaviors=behaviors)
         states, rows = [algorithm.init(0)], []
         while workers.scores:
             state, row = algorithm.step(states[-1])

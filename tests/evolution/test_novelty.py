@@ -18,6 +18,7 @@ from volvox.types import Evaluation
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
 CODE = population.encoding(networks.genotype(networks.MLP(2, hidden=()), ENV.spec), population.Table(size=5_000))
 BEHAVIOR = rollout.Last("elapsed_steps", 1)
+ADD, NOVELTY = jax.jit(Archive.add), jax.jit(novelty, static_argnums=3)
 KEY = jax.random.key(9)  # of tell, which has no use for it
 SMALL = {"behavior": BEHAVIOR, "num_neighbors": 2, "archive_size": 20}
 KINDS = {"ns_es": Novelty.ns_es, "nsr_es": Novelty.nsr_es, "nsra_es": Novelty.nsra_es}
@@ -54,8 +55,8 @@ def first_pairs(strategy, base_behaviors):
 
 
 @pytest.mark.slow
-def test_the_archive_begins_with_every_vector_and_gains_the_moved_one():
-    strategy = novelty_es("ns_es", num_bases=3)
+def test_the_archive_begins_with_every_vector_and_gains_the_moved_one(compiled):
+    strategy = compiled(novelty_es("ns_es", num_bases=3))
     state, asked = first_pairs(strategy, [1.0, 2.0, 3.0])
     np.testing.assert_array_equal(state.novelty.archive.behaviors[:3, 0], [1, 2, 3])
     state, _ = strategy.tell(KEY, state, asked, played(np.zeros(8), np.arange(8)), CODE)
@@ -69,8 +70,8 @@ def test_the_archive_begins_with_every_vector_and_gains_the_moved_one():
     assert state.novelty.behaviors[moved, 0] == 9.0
 
 
-def test_novel_members_are_moved_more_often():
-    strategy = novelty_es("ns_es", num_bases=3, num_neighbors=3)
+def test_novel_members_are_moved_more_often(compiled):
+    strategy = compiled(novelty_es("ns_es", num_bases=3, num_neighbors=3))
     state, _ = first_pairs(strategy, [0.0, 1.0, 10.0])
     # Means of the distances to all three of the archive: 11/3, 10/3, 19/3.
     ask = jax.jit(jax.vmap(lambda key: strategy.ask(key, state, CODE)[0].parent[0]))
@@ -79,8 +80,9 @@ def test_novel_members_are_moved_more_often():
 
 
 @pytest.mark.parametrize(("kind", "reward_share"), [("ns_es", 0.0), ("nsr_es", 0.5), ("nsra_es", 1.0)])
-def test_updates_follow_returns_and_novelty(kind, reward_share):
-    strategy = novelty_es(kind, es={"optimizer": optax.sgd, "learning_rate": 1.0, "l2_coefficient": 0.0})
+def test_updates_follow_returns_and_novelty(kind, reward_share, compiled):
+    plain = {"optimizer": optax.sgd, "learning_rate": 1.0, "l2_coefficient": 0.0}
+    strategy = compiled(novelty_es(kind, es=plain))
     state, asked = first_pairs(strategy, [0.0])
     returns, behaviors = np.random.RandomState(0).randn(2, 8)
     new, _ = strategy.tell(KEY, state, asked, played(returns, behaviors), CODE)
@@ -89,7 +91,7 @@ def test_updates_follow_returns_and_novelty(kind, reward_share):
         return values.argsort().argsort() / 7 - 0.5
 
     followed = reward_share * ranks(returns) + (1 - reward_share) * ranks(abs(behaviors))
-    step = population.weighted_noise(CODE, asked.seed[::2], jnp.asarray((followed[::2] - followed[1::2]) / 8))
+    step = jax.jit(population.weighted_noise)(CODE, asked.seed[::2], jnp.asarray((followed[::2] - followed[1::2]) / 8))
     for base, change, old in zip(*map(jax.tree.leaves, (new.bases, step, state.bases)), strict=True):
         np.testing.assert_allclose(base[0], old[0] + change, rtol=1e-4, atol=1e-5)
 
@@ -108,8 +110,8 @@ def weights(strategy, scores):
     return found
 
 
-def test_nsra_adapts_the_weight_of_returns():
-    strategy = novelty_es("nsra_es", patience=2, reward_weight_step=0.25)
+def test_nsra_adapts_the_weight_of_returns(compiled):
+    strategy = compiled(novelty_es("nsra_es", patience=2, reward_weight_step=0.25))
     scores = (1.0, 0.0, 0.5, 1.0, 0.0, 2.0, 0.0)
     assert weights(strategy, scores) == [1.0, 1.0, 0.75, 0.75, 0.5, 0.75, 0.75]
     # Longer episodes have higher returns; the first ones do not raise the weight.
@@ -117,12 +119,12 @@ def test_nsra_adapts_the_weight_of_returns():
     assert weights(strategy, scores) == [1.0, 1.0, 0.75, 0.75, 0.75, 0.5, 0.75]
     strategy = novelty_es("nsra_es", reward_weight_step=0.25)
     strategy = dataclasses.replace(strategy, objective=dataclasses.replace(strategy.objective, reward_weight=0.5))
-    assert weights(strategy, (1.0, 0.5, 2.0)) == [0.5, 0.5, 0.75]  # the first score is no improvement
+    assert weights(compiled(strategy), (1.0, 0.5, 2.0)) == [0.5, 0.5, 0.75]  # the first score is no improvement
 
 
-def test_the_most_novel_are_parents():
+def test_the_most_novel_are_parents(compiled):
     objective = Novelty(behavior=BEHAVIOR, num_neighbors=2, archive_size=10, num_archived=2)
-    strategy = GA(population_size=6, num_parents=2, mutation_std=0.1, objective=objective)
+    strategy = compiled(GA(population_size=6, num_parents=2, mutation_std=0.1, objective=objective))
     asked, state = strategy.ask(jax.random.key(1), strategy.init(jax.random.key(0), CODE), CODE)
     behaviors = np.array([0.0, np.nan, 0.2, 5.0, 9.0, 0.3])
     state, metrics = strategy.tell(KEY, state, asked, played([1, 2, 9, 3, 4, 5], behaviors), CODE)
@@ -139,12 +141,14 @@ def test_a_member_without_a_return_is_last_however_novel_it_is():
     for reward_weight in (0.0, 0.5):
         settings = dataclasses.replace(novelty, reward_weight=reward_weight)
         state = settings.init(0)
-        scores, after, metrics = settings.rank(state, jnp.array([3, 0, 1, 2]), evaluation)  # the second is archived
+        order = jnp.array([3, 0, 1, 2])  # the second is archived
+        scores, after, metrics = jax.jit(settings.rank)(state, order, evaluation)
         assert scores.argmin() == 1
         assert metrics["novelty_best"] == 2  # of the last, whose neighbour is the third
         assert after.archive.held.sum() == 0
-        state = state._replace(archive=state.archive.add(jnp.zeros((1, 1)), jnp.ones(1, bool)))
-        assert settings.weigh(state, evaluation, centered_ranks).argmin() == 1
+        state = state._replace(archive=ADD(state.archive, jnp.zeros((1, 1)), jnp.ones(1, bool)))
+        weigh = jax.jit(lambda state, settings=settings: settings.weigh(state, evaluation, centered_ranks))
+        assert weigh(state).argmin() == 1
 
 
 @pytest.mark.parametrize("changes", [{"archive_size": 1}, {"reward_weight": 1.5}])
@@ -153,12 +157,12 @@ def test_bad_settings_are_refused(changes):
         Novelty(**SMALL | changes)
 
 
-def test_a_genetic_algorithm_may_weigh_novelty_against_returns():
+def test_a_genetic_algorithm_may_weigh_novelty_against_returns(compiled):
     """Member 0 is best by returns, member 7 by novelty; the weight decides who is the first parent."""
     returns, behaviors = np.array([9.0, 1, 2, 3, 4, 5, 6, 0]), np.array([0.25, 0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0])
     first = []
     for weight in (0.0, 1.0):
-        strategy = small_ga(Novelty(**SMALL, reward_weight=weight))
+        strategy = compiled(small_ga(Novelty(**SMALL, reward_weight=weight)))
         asked, state = strategy.ask(jax.random.key(1), strategy.init(jax.random.key(0), CODE), CODE)
         state, metrics = strategy.tell(KEY, state, asked, played(returns, behaviors), CODE)
         assert metrics["reward_weight"] == weight
@@ -168,17 +172,17 @@ def test_a_genetic_algorithm_may_weigh_novelty_against_returns():
 
 def test_a_base_without_a_return_is_neither_archived_nor_novel():
     objective = Novelty(**SMALL | {"num_neighbors": 1})
-    everyone = jnp.ones(3, bool)
-    state, metrics = objective.observe(objective.init(3), everyone, played([1.0, np.nan, 2.0], [0.0, 50.0, 4.0]))
+    everyone, observe = jnp.ones(3, bool), jax.jit(objective.observe)
+    state, metrics = observe(objective.init(3), everyone, played([1.0, np.nan, 2.0], [0.0, 50.0, 4.0]))
     np.testing.assert_array_equal(state.archive.behaviors[:3, 0], [0.0, 4.0, 0.0])
     assert state.archive.added == 2
     np.testing.assert_array_equal(state.behaviors[:, 0], [0.0, np.nan, 4.0])
     # The next ones are novel, so the one without a return is never drawn.
-    state, metrics = objective.observe(state, everyone, played([1.0, np.nan, 2.0], [9.0, 50.0, 7.0]))
+    state, metrics = observe(state, everyone, played([1.0, np.nan, 2.0], [9.0, 50.0, 7.0]))
     assert metrics["novelty_mean"] == 0  # all bases are archived now
     state = state._replace(behaviors=jnp.array([[20.0], [np.nan], [30.0]]))
-    drawn = {int(objective.choose(jax.random.key(i), state)) for i in range(50)}
-    assert drawn == {0, 2}
+    drawn = jax.jit(jax.vmap(lambda key: objective.choose(key, state)))(jax.random.split(jax.random.key(0), 50))
+    assert set(drawn.tolist()) == {0, 2}
 
 
 def test_a_behavior_that_the_environment_does_not_tell_is_refused():
@@ -200,15 +204,15 @@ def test_novelty_is_the_mean_distance_to_the_nearest_held(held):
     room = 700 if held != 64 else 64
     behaviors, others = (1_000 + random.rand(n, 3).astype(np.float32) for n in (7, room))
     others[:2] = behaviors[:2]
-    archive = Archive(jnp.zeros((room, 3)), jnp.int32(0)).add(others, jnp.arange(room) < held)
-    got = novelty(behaviors, archive.behaviors, archive.held, 5)
+    archive = ADD(Archive(jnp.zeros((room, 3)), jnp.int32(0)), others, np.arange(room) < held)
+    got = NOVELTY(behaviors, archive.behaviors, archive.held, 5)
     np.testing.assert_allclose(got, brute_force(behaviors, others[:held], 5), rtol=1e-4, atol=1e-4)
 
 
 def test_behaviors_that_are_not_finite_are_ignored_and_have_no_novelty():
     behaviors = np.array([[0.0], [np.nan], [3.0], [np.inf]])
     others = np.array([[1.0], [np.nan], [7.0]])
-    got = novelty(jnp.asarray(behaviors), jnp.asarray(others), jnp.ones(3, bool), 2)
+    got = NOVELTY(jnp.asarray(behaviors), jnp.asarray(others), jnp.ones(3, bool), 2)
     np.testing.assert_allclose(got, [(1 + 7) / 2, -np.inf, (2 + 4) / 2, -np.inf])
 
 
@@ -216,7 +220,7 @@ def test_a_full_archive_forgets_the_oldest():
     archive = Archive(jnp.zeros((4, 1)), jnp.int32(0))
     for first in (0, 3, 6):
         rows = first + jnp.arange(3.0)[:, None]
-        archive = archive.add(rows, jnp.array([True, False, True]))
+        archive = ADD(archive, rows, np.array([True, False, True]))
     assert archive.added == 6
     np.testing.assert_array_equal(np.sort(np.asarray(archive.behaviors)[:, 0]), [3, 5, 6, 8])
     assert archive.held.all()
@@ -226,6 +230,6 @@ def test_the_nearest_are_not_found_by_sorting():
     """XLA makes a sort of all distances of `top_k` unless it is kept from it; that takes thirty times as long."""
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1_000, 128), (10_000, 128))]
     held = jax.ShapeDtypeStruct((10_000,), bool)
-    compiled = jax.jit(novelty, static_argnums=3).lower(*shapes, held, 10).compile().as_text()
+    compiled = NOVELTY.lower(*shapes, held, 10).compile().as_text()
     assert " sort(" not in compiled
     assert "TopK" in compiled

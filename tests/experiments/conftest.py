@@ -33,14 +33,6 @@ class Script:
             raise
         return process.returncode, out, err
 
-    def refusal(self, run_dir, *flags):
-        """The one line that bad settings bring; nothing is begun."""
-        code, _, err = self.run("--run-dir", run_dir, *flags)
-        assert code == 2
-        assert not run_dir.exists()
-        (line,) = err.strip().splitlines()
-        return line
-
 
 @pytest.fixture(scope="session")
 def script():
@@ -72,34 +64,6 @@ def read(load):
         return launch.read(module.PRESETS, module.__doc__, [str(word) for word in words])
 
     return settings
-
-
-@pytest.fixture
-def help_of(read, capsys):
-    """What a script prints for `--help`: flag -> its documentation, in one line."""
-
-    def printed(module, *words):
-        with pytest.raises(SystemExit) as exit_:
-            read(module, [*words, "--help"])
-        assert exit_.value.code == 0
-        return sections(capsys.readouterr().out)
-
-    return printed
-
-
-def sections(text):
-    """Flag -> its documentation, of the text of a `--help`."""
-    found, flag = {}, None
-    for line in text.splitlines():
-        words = line.split()
-        if not words:
-            flag = None
-        elif words[0].startswith("--") and words[0].strip("-"):
-            flag = words[0].strip(",")
-            found[flag] = " ".join(words)
-        elif flag is not None:
-            found[flag] += " " + " ".join(words)
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,3 @@ def test_every_algorithm_is_made(load, read, algorithm):
     made, generations = module.make_algorithm(read(module, [*TINY, "--algorithm", algorithm]))
     assert made.config["strategy"].algorithm.__module__.startswith("evosax")
     assert generations == 2
-
-
-def test_bad_settings_are_refused(load, read):
-    module, words = load("ask_tell"), ("--num-elite-candidates", "5", "--algorithm", "differential-evolution")
-    with pytest.raises(ValueError, match="num_elite_candidates"):
-        module.make_algorithm(read(module, [*TINY, "--population-size", "4", *words]))

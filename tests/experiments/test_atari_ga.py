@@ -5,12 +5,11 @@ import re
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TINY = [
-    *("desktop", "--game", "Pong", "--network", "small", "--population-size", "8", "--num-parents", "2"),
+    *("desktop", "--game", "Assault", "--network", "small", "--population-size", "8", "--num-parents", "2"),
     *("--num-envs", "4", "--num-elite-candidates", "2", "--num-validation-episodes", "1", "--max-episode-steps", "15"),
 ]
 
@@ -58,26 +57,10 @@ def ga(script):
 
 
 @pytest.mark.slow
-def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wait_for_rows):
+def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wait_for_rows):
     run_dir = tmp_path / "run"
-    flags = ("--run-dir", run_dir, "--generations", "1000", "--no-video")
-
-    killed = ga.start(*flags)
-    wait_for_rows(run_dir, 1, killed)
-    killed.kill()
-    killed.communicate()
-    before = len(rows(run_dir))
-
-    code, _, err = ga.run(*flags)
-    assert code == 2
-    assert "resume" in err
-    code, _, err = ga.run(*flags, "--resume", "--mutation-std", "0.5")
-    assert code == 2
-    assert "mutation_std" in err
-    assert "0.5" in err
-
-    interrupted = ga.start(*flags, "--resume")
-    wait_for_rows(run_dir, before + 1, interrupted)
+    interrupted = ga.start("--run-dir", run_dir, "--generations", "1000", "--no-video")
+    wait_for_rows(run_dir, 1, interrupted)
     interrupted.send_signal(signal.SIGINT)
     interrupted.communicate(timeout=300)
     assert interrupted.returncode == 130
@@ -98,54 +81,3 @@ def test_a_run_killed_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wai
     present = set(os.listdir(run_dir))
     assert {"config.json", "metrics.jsonl", "checkpoints", "elite.json", "learning_curve.png", "score.json"} <= present
     assert any(name.endswith(".mp4") for name in present)
-
-
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [
-        (("--game", "Frostbit"), "Frostbite"),
-        (("--num-envs", "7"), "num_envs=7"),
-        (("--num-parents", "9"), "num_parents"),
-        (("--max-episode-steps", "adaptive:5"), "max_episode_steps"),
-    ],
-)
-def test_bad_settings_are_refused(load, read, flags, name):
-    module = load("atari_ga")
-    with pytest.raises(ValueError, match=name):
-        module.make_algorithm(read(module, [*TINY, *flags]))
-
-
-@pytest.mark.slow
-def test_a_refusal_is_one_line(tmp_path, ga):
-    assert "did you mean 'Pong'?" in ga.refusal(tmp_path / "run", "--game", "Pongg")
-
-
-@pytest.mark.slow
-def test_what_a_cutoff_of_600_timesteps_shows_of_some_games():
-    """What docs/results.md says of them: standing still in Skiing pays, and chance scores hardly in three."""
-    envpool = pytest.importorskip("envpool")
-
-    def played(game, timesteps, actions=None):  # `actions` `[N]` are played throughout, None is random
-        env = envpool.make(f"{game}-v5", env_type="gymnasium", num_envs=16 if actions is None else len(actions), seed=0)
-        env.reset()
-        total, alive, lengths = np.zeros(len(env)), np.ones(len(env), bool), np.zeros(len(env), int)
-        for _ in range(timesteps):
-            chosen = random.integers(env.action_space.n, size=len(env)) if actions is None else actions
-            _, reward, terminated, truncated, _ = env.step(chosen)
-            total, lengths = total + reward * alive, lengths + alive
-            alive &= ~(terminated | truncated)
-        return total, lengths, alive
-
-    random, constant = np.random.default_rng(0), np.arange(3)
-    total, lengths, alive = played("Skiing", 600, constant)
-    assert total.tolist() == pytest.approx([-8_985, -3_994, -3_994], abs=2)  # no-ops differ
-    assert alive.tolist() == [False, True, True]
-    assert lengths[0] == 524
-    total, lengths, alive = played("Skiing", 5_000, constant)
-    assert total.tolist() == pytest.approx([-8_985, -29_972, -29_972], abs=20)
-    assert lengths.tolist() == pytest.approx([524, 4_503, 4_503], abs=10)
-    assert not alive.any()
-    for game in ("Enduro", "Venture", "Zaxxon"):
-        total, _, alive = played(game, 600)
-        assert alive.all()
-        assert (total > 0).sum() <= 2  # of 16

@@ -56,16 +56,3 @@ def test_paper_presets_see_the_whole_episode(load, read, preset):
     behavior = settings.strategy.objective.behavior
     assert behavior.every * behavior.length == int(settings.population.max_episode_steps) == 5_000
     assert settings.env.preprocessing == "uber"
-
-
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [
-        (("nsr-es", "--max-episode-steps", "5000"), "length=1000"),
-        (("nsr-es", "--archive-size", "2"), "archive_size"),
-    ],
-)
-def test_bad_settings_are_refused(load, read, flags, name):
-    module, (preset, *others) = load("atari_novelty"), flags
-    with pytest.raises(ValueError, match=name):
-        module.make_algorithm(read(module, [preset, *TINY, *others]))

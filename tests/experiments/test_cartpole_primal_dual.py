@@ -35,8 +35,8 @@ def test_the_gradient_is_the_formula(script, learner):
         discount=random.choice([0.0, 0.9], n).astype(np.float32),
         next_state=random.normal(size=(n, 4)).astype(np.float32),
     )
-    params = Linear().init(jax.random.key(0), batch.state)["params"]
-    gradient = jax.grad(partial(script.loss, settings, Linear()))(params, batch)
+    params = jax.jit(Linear().init)(jax.random.key(0), batch.state)["params"]
+    gradient = jax.jit(jax.grad(partial(script.loss, settings, Linear())))(params, batch)
 
     w, u = (np.asarray(params[name]["kernel"], float) for name in ("policy", "value"))
     x, y = batch.state.astype(float), batch.next_state.astype(float)

@@ -6,8 +6,6 @@ import functools
 import optax
 import pytest
 
-import volvox as vx
-
 SCRIPTS = [
     *("atari_ga", "atari_es", "atari_novelty", "atari_a3c", "atari_ppo"),
     *("mujoco_a3c", "mujoco_ppo", "mujoco_td3"),
@@ -38,12 +36,6 @@ def test_a_preset_that_does_not_exist_is_refused(load, read, capsys):
     assert refusal.value.code == 2
     printed = capsys.readouterr().err
     assert all(preset in printed for preset in module.PRESETS)
-
-
-def test_every_field_is_a_flag(load, help_of):
-    flags = help_of(load("atari_ppo"), "desktop")
-    names = [field.name for settings in (vx.PPO, load("flags").Run) for field in dataclasses.fields(settings)]
-    assert all("--" + name.replace("_", "-") in flags for name in names)
 
 
 def test_flags_may_be_functions(load, read):

@@ -9,8 +9,8 @@ A3C = "--num-envs 4 --segment-length 5 --updates-per-iteration 3"
 PPO = "--num-envs 4 --segment-length 8 --num-minibatches 2 --num-epochs 2 --rounds-per-iteration 2"
 TD3 = "--num-envs 4 --hidden 8 --batch-size 16 --random-timesteps 40 --replay-size 1000 --timesteps-per-iteration 60"
 TINY = {
-    "atari_a3c": f"modern --game Pong {A3C} --frames 500",
-    "atari_ppo": f"cleanrl --game Pong {PPO} --network small --frames 500",
+    "atari_a3c": f"modern --game Assault {A3C} --frames 500",
+    "atari_ppo": f"cleanrl --game Assault {PPO} --network small --frames 500",
     "mujoco_a3c": f"mujoco --task InvertedPendulum {A3C} --frames 200",
     "mujoco_ppo": f"cleanrl --task InvertedPendulum {PPO} --hidden 8 --timesteps 128",
     "mujoco_td3": f"reference --task InvertedPendulum {TD3} --timesteps 120",

@@ -80,28 +80,6 @@ def test_places_that_do_not_exist_are_refused(module, tmp_path):
             module.seeds_of({"folder": tmp_path}, f"odd.json:{place}")
 
 
-def test_games_side_by_side(module, write, tmp_path):
-    """Two methods with all games, of which one has two seeds of a game, and a method with one game."""
-    games = ("A-v5", "B-v5", "Skiing-v5")
-    played = [("GA", game, "0", 40.0) for game in games] + [
-        ("GA", "A-v5", "1", 60.0),
-        ("full noise", "A-v5", "0", 70.0),
-    ]
-    played += [("A3C", game, "0", mean) for game, mean in zip(games, (10.0, 20.0, -60.0), strict=True)]
-    for method, task, seed, mean in played:
-        score = {"elite": {"mean": mean, "human_normalized": mean / 100}, "random": {"mean": 7.0}}
-        files = {"score.json": score, "metrics.jsonl": {"frames": 2_780_000}}
-        write(f"{method}/{task}/{seed}", files, method=method, task=task, seeds=seed, budget="2.5 million frames")
-    runs = module.finished(tmp_path / "results")
-    head, _, *rows = rows_of(module.side_by_side(runs))
-    assert head == ["game", "random play", "GA", "A3C", "full noise"]
-    assert rows[0] == ["A-v5", "7", "50 (50.0%, 2 seeds) *2.78*", "10 (10.0%) *2.78*", "70 (70.0%) *2.78*"]
-    assert rows[2] == ["Skiing-v5", "7", "40 (40.0%) *2.78*", "-60 (-60.0%) *2.78*", ""]
-    assert rows[3] == ["human-normalised, all 3 games", "", "40.0%", "-10.0%", ""]
-    assert rows[4] == ["human-normalised, without Skiing", "", "40.0%", "15.0%", ""]
-    assert module.side_by_side(runs, "9 million frames") == []
-
-
 def test_each_line_of_the_list_is_a_run_of_a_script(module, load):
     study, lines = load("study"), module.wanted()
     assert len({study.place(line) for line in lines}) == len(lines)

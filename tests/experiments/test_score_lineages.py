@@ -1,6 +1,6 @@
 """Committed lineages rebuild the networks whose scores are committed beside them.
 
-One start of each is played here. All starts take minutes, and are played where the environment has
+One start of some of them is played here. All starts of all take minutes, and are played where the environment has
 `VOLVOX_LINEAGES=1`.
 """
 
@@ -34,8 +34,8 @@ def test_every_lineage_has_a_committed_score(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", LINEAGES)
-def test_one_start_of_each_lineage_scores_as_committed(run):
+@pytest.mark.parametrize("run", LINEAGES[::6])
+def test_one_start_of_a_lineage_scores_as_committed(run):
     """Of 30 starts the one with a single no-op."""
     loaded = vx.load(RESULTS / run)
     options = dict(loaded.algorithm.env.config)

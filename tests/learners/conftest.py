@@ -11,7 +11,7 @@ from volvox.ops.flat import by_path
 from volvox.rollout.devices import SINGLE_DEVICE
 from volvox.rollout.loop import LoopState
 
-SIZES = {"num_envs": 16, "groups": 2, "num_actions": 2}
+SIZES = {"num_envs": 16, "num_actions": 2}
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def bodies(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lag", "micro_batch"), [(0, 3), (1, 3), (1, B)])
+@pytest.mark.parametrize(("lag", "micro_batch"), [(0, 3), (1, B)])
 def test_groups_step_while_others_are_learned_from_and_the_update_ends_the_round(lag, micro_batch, begun):
     env = atari("Pong", num_envs=2 * B, groups=2)
     optimizer = {"optimizer": optax.rmsprop, "learning_rate": 1e-3}
@@ -93,20 +93,16 @@ def test_ppo_updates_while_groups_step_and_copies_no_ring(lag, begun):
     assert [kind for kind in round_ if "parameters" not in kind] == ["beats", *([] if lag else ["gradients"])]
 
 
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one-learner", "two-learners"])
-def td3_program(request, begun):
+@pytest.mark.slow
+def test_updates_are_made_while_simulators_step(begun):
+    """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
     env = mujoco("HalfCheetah", num_envs=4, groups=2)
     network = ActorAndCritic(MLP(6, hidden=(WIDTH,)), QNetwork((WIDTH,)))
-    replay_size = ROWS * 4 // request.param
-    sizes = {"random_timesteps": 10, "batch_size": 8, "replay_size": replay_size, "num_learners": request.param}
+    sizes = {"random_timesteps": 10, "batch_size": 8, "replay_size": ROWS * 2, "num_learners": 2}
     settings = TD3(updates_per_timestep=2.0, **sizes)
-    return scheduled(begun(settings, network, env), settings, env)
-
-
-def test_updates_are_made_while_simulators_step(td3_program):
-    """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
+    lines = scheduled(begun(settings, network, env), settings, env).splitlines()
     order, found = [], []
-    for line in td3_program.splitlines():
+    for line in lines:
         call = re.search(r'custom_call_target="\w+_(recv|send)"', line)
         if call:
             order.append(call.group(1))
@@ -117,6 +113,6 @@ def test_updates_are_made_while_simulators_step(td3_program):
                 found.append(order)
             order = []
     assert found == [["recv", "send", "updates"] * 2]
-    copies = [line.strip()[:120] for line in td3_program.splitlines() if re.search(rf"\[{ROWS},.*? copy\(", line)]
+    copies = [line.strip()[:120] for line in lines if re.search(rf"\[{ROWS},.*? copy\(", line)]
     assert not copies  # the replay stays in place
-    assert re.search(rf"pred\[{ROWS},2\]", td3_program)
+    assert any(re.search(rf"pred\[{ROWS},2\]", line) for line in lines)

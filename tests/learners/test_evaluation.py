@@ -72,22 +72,19 @@ def test_episodes_depend_on_the_seed_alone():
 
 @pytest.fixture(scope="module")
 def steps():
-    """(state, row) of four iterations, evaluated in every second, and of the same without evaluation."""
-    found = []
-    for every in (1_200, None):
-        algorithm = make() if every is None else make(evaluate_every=every, num_evaluation_episodes=4)
-        state, rows = algorithm.init(jax.random.key(0)), []
-        for _ in range(4):
-            state, row = algorithm.step(state)
-            rows.append((state, row))
-        algorithm.close()
-        found.append(rows)
+    """(state, row) of four iterations, evaluated in every second."""
+    algorithm = make(evaluate_every=1_200, num_evaluation_episodes=4)
+    state, found = algorithm.init(jax.random.key(0)), []
+    for _ in range(4):
+        state, row = algorithm.step(state)
+        found.append((state, row))
+    algorithm.close()
     return found
 
 
 def test_an_evaluation_is_made_at_the_end_of_the_iteration_in_which_it_is_due(steps):
     before = 0
-    for state, row in steps[0]:
+    for state, row in steps:
         due = state.timesteps // 1_200 > before // 1_200
         assert ("evaluation_mean" in row) == due
         before = state.timesteps
@@ -99,7 +96,7 @@ def test_an_evaluation_is_made_at_the_end_of_the_iteration_in_which_it_is_due(st
         assert row["evaluation_standard_error"] == pytest.approx(0.0, abs=1e-6)
         assert row["evaluation_timesteps"] == state.timesteps
         assert row["evaluation_seconds"] > 0
-    evaluated = [(state, row) for state, row in steps[0] if "evaluation_mean" in row]
+    evaluated = [(state, row) for state, row in steps if "evaluation_mean" in row]
     assert 2 <= len(evaluated) < 4
     assert evaluated[0][1]["evaluation_frames"] < evaluated[-1][1]["evaluation_frames"]
 
@@ -108,7 +105,7 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     algorithm = make(evaluate_every=1_200, num_evaluation_episodes=4)
     fresh = algorithm.init(jax.random.key(0))
     assert algorithm.variables(fresh) is fresh.learning.params
-    state = steps[0][-1][0]
+    state = steps[-1][0]
     # The other action of the two.
     best = jax.tree.map(lambda x: x[..., ::-1] if x.shape[-1] == 2 else x, state.learning.params)
     known = state.evaluated._replace(variables=best, best=jnp.float32(100))
@@ -146,7 +143,7 @@ def test_an_interrupt_within_an_evaluation_leaves_the_state():
 
 def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
     """The second hardly learns, and its training scores, which have less noise, would be the better ones at first."""
-    env = probes.target(size=1, num_envs=8, groups=2)
+    env = probes.target(size=1, num_envs=8)
     network = ActorAndCritic(MLP(1, hidden=(16,), activation=nn.relu), QNetwork(hidden=(16,)))
     small = {"batch_size": 32, "random_timesteps": 64, "replay_size": 2_000, "timesteps_per_iteration": 600}
     rates = {"num_learners": 2, "learning_rate": (3e-3, 1e-9), "exploration_noise": (2.0, 0.0), "discount": 0.5}

@@ -182,21 +182,23 @@ def test_the_compiled_loop_is_the_loop_in_python(name):
 def test_several_learners_are_one_vmap(name):
     """Rounds and beats are the same for all learners, so that loops over updates keep one trip count."""
     settings, network, env = LEARNERS[name]
-    settings = dataclasses.replace(settings, segment_length=3)
-    learner, schedule, b = settings.bind(network, env), settings.schedule(env), env.num_envs // env.num_groups
+    settings, b = dataclasses.replace(settings, segment_length=3), 4
+    env = env._replace(num_envs=b, num_groups=1)
+    learner, schedule = settings.bind(network, env), settings.schedule(env)
 
     def round_(state, key, number):
-        collected, learning = state
-        for beat in range(schedule.beats_per_round):
-            for g in range(env.num_groups):
-                turn = Turn(g, number, jnp.int32(beat), jnp.float32(0))
-                drawn = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, number), 10 * beat + g), b)
-                seen = jax.vmap(lambda key: jax.random.normal(key, env.spec.observation_shape))(drawn)
-                reward, no = seen.sum(axis=-1), jnp.zeros(b, bool)
-                timestep = TimeStep(seen, reward, reward > 1, no, no, {})
-                collected, _ = learner.act(collected, learning, drawn, turn, timestep)
-                collected, learning = learner.work(collected, learning, key, turn)
-        return learner.finish(collected, learning, key, turn)
+        def beats(state, beat):
+            collected, learning = state
+            turn = Turn(0, number, beat, jnp.float32(0))
+            drawn = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, number), beat), b)
+            seen = jax.vmap(lambda key: jax.random.normal(key, env.spec.observation_shape))(drawn)
+            reward, no = seen.sum(axis=-1), jnp.zeros(b, bool)
+            timestep = TimeStep(seen, reward, reward > 1, no, no, {})
+            collected, _ = learner.act(collected, learning, drawn, turn, timestep)
+            return learner.work(collected, learning, key, turn), None
+
+        state, _ = jax.lax.scan(beats, state, jnp.arange(schedule.beats_per_round))
+        return learner.finish(*state, key, Turn(0, number, jnp.int32(schedule.beats_per_round - 1), jnp.float32(0)))
 
     keys = jax.random.split(jax.random.key(0), 2)
     together, alone = jax.jit(jax.vmap(round_, in_axes=(0, 0, None))), jax.jit(round_)

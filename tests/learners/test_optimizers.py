@@ -30,16 +30,17 @@ def make(kind, **options):
     return learn(kind(**ONE_UPDATE[kind] | options), network, env)
 
 
-@pytest.mark.parametrize("kind", [A3C, PPO, TD3])
+INJECTED = optax.inject_hyperparams(optax.adam)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {"optimizer": optax.inject_hyperparams(optax.adam), "learning_rate": RATE},
-        {"optimizer": optax.inject_hyperparams(optax.adam)(learning_rate=RATE), "learning_rate": None},
-        {"optimizer": sparse(optax.inject_hyperparams(optax.adam), RULE), "learning_rate": RATE},
-        {"optimizer": functools.partial(optax.adamw, weight_decay=0.0), "learning_rate": RATE},
+        (A3C, {"optimizer": INJECTED(learning_rate=RATE), "learning_rate": None}),
+        (PPO, {"optimizer": functools.partial(optax.adamw, weight_decay=0.0), "learning_rate": RATE}),
+        (TD3, {"optimizer": sparse(INJECTED, RULE), "learning_rate": RATE}),
     ],
-    ids=["function", "ready-made", "sparse", "partial"],
+    ids=["ready-made", "partial", "sparse"],
 )
 def test_the_first_update_of_adam_is_the_learning_rate(kind, options):
     algorithm = make(kind, **options)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import volvox as vx
 
@@ -18,7 +17,6 @@ def both_match(signs, action):
     return jnp.mean((action == jnp.array([0, 1]) + (signs > 0)).astype(jnp.float32))
 
 
-@pytest.mark.optimized
 def test_a3c_learns_a_choice_in_each_component():
     """Random choices earn 5/12 on average, and the right ones 1."""
     network, env = (
@@ -29,7 +27,6 @@ def test_a3c_learns_a_choice_in_each_component():
             observe,
             name="signs",
             num_envs=8,
-            groups=2,
             max_episode_steps=2,
             num_choices=(2, 3),
         ),

@@ -51,7 +51,7 @@ def test_sizes(module, size):
 
 
 def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
-    params = actor_critic(GA3C(6), PONG).policy.init(jax.random.key(0))
+    params = jax.jit(actor_critic(GA3C(6), PONG).policy.init)(jax.random.key(0))
     fan_in = {"Conv_0": 256, "Conv_1": 256, "Dense_0": 3872, "Dense_1": 256, "Dense_2": 256}
     assert set(params) == set(fan_in)
     for layer, n in fan_in.items():
@@ -66,7 +66,7 @@ def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
 def test_ga3c_is_its_formula(size, stride):
     """Babaeizadeh et al. 2017 in NumPy: bytes over 128 less 1, convolutions with SAME padding, ReLU, two heads."""
     module = GA3C(6, size=size, first_stride=stride)
-    params = actor_critic(module, PONG).policy.init(jax.random.key(0))
+    params = jax.jit(actor_critic(module, PONG).policy.init)(jax.random.key(0))
     layers = {name: (np.asarray(layer["kernel"]), np.asarray(layer["bias"])) for name, layer in params.items()}
     x = np.asarray(FRAMES, np.float32) / 128 - 1
     for i, s in enumerate((stride, 2, 2)[: 3 if size == "large" else 2]):
@@ -78,7 +78,7 @@ def test_ga3c_is_its_formula(size, stride):
         x = np.maximum(np.einsum("bhwcij,ijcf->bhwf", views, kernel) + bias, 0)
     hidden, policy, value = (layers[f"Dense_{i}"] for i in range(3))
     x = np.maximum(x.reshape(len(x), -1) @ hidden[0] + hidden[1], 0)
-    output, values = module.apply({"params": params}, FRAMES)
+    output, values = jax.jit(module.apply)({"params": params}, FRAMES)
     np.testing.assert_allclose(output, x @ policy[0] + policy[1], atol=1e-4)
     np.testing.assert_allclose(values, (x @ value[0] + value[1])[:, 0], atol=1e-4)
 
@@ -91,7 +91,7 @@ def test_perceptrons_take_widths_activation_and_normalisation(network):
 
     def value(x, **options):
         net = actor_critic(network(2, (8, 4), **options), spec)
-        return net.apply(net.policy.init(jax.random.key(0)), x, ())[1]
+        return jax.jit(lambda key, x: net.apply(net.policy.init(key), x, ())[1])(jax.random.key(0), x)
 
     linear = {"activation": lambda x: x}
     np.testing.assert_allclose(value(2 * x, **linear), 2 * value(x, **linear), rtol=1e-4, atol=1e-6)
@@ -110,9 +110,9 @@ def test_networks_that_do_not_fit_are_refused(module):
 def test_the_policy_acts_as_the_distribution_says():
     """Modes and samples; continuous actions are within the bounds."""
     net = actor_critic(ActorCritic(6, SmallTorso()), PONG)
-    params = net.policy.init(jax.random.key(0))
-    output, state = net.policy.apply(params, FRAMES, ())
-    np.testing.assert_array_equal(output, net.apply(params, FRAMES, ())[0])
+    params = jax.jit(net.policy.init)(jax.random.key(0))
+    output, state = jax.jit(net.policy.apply)(params, FRAMES, ())
+    np.testing.assert_array_equal(output, jax.jit(net.apply)(params, FRAMES, ())[0])
     assert state == ()
     np.testing.assert_array_equal(net.policy.mode(output), output.argmax(-1))
     key = jax.random.key(1)
@@ -132,14 +132,14 @@ def test_the_policy_acts_as_the_distribution_says():
 def test_unrolling_is_applying_step_by_step(module):
     spec = probe.corridor().spec
     net = actor_critic(module, spec)
-    params = jax.tree.map(lambda x: x + 0.3, net.policy.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: x + 0.3, jax.jit(net.policy.init)(jax.random.key(0)))
     seen = jax.random.normal(jax.random.key(1), (5, 3, *spec.observation_shape))
     first = jax.random.bernoulli(jax.random.key(2), 0.3, (5, 3))
     begin = jax.tree.map(lambda x: x + 0.5, net.policy.initial_state(3))
-    outputs, values = net.unroll(params, seen, first, begin)
-    state = begin
+    outputs, values = jax.jit(net.unroll)(params, seen, first, begin)
+    state, apply = begin, jax.jit(net.apply)
     for t in range(5):
         state = jax.tree.map(lambda x, t=t: jnp.where(first[t][:, None], 0.0, x), state)
-        output, value, state = net.apply(params, seen[t], state)
+        output, value, state = apply(params, seen[t], state)
         np.testing.assert_allclose(outputs[t], output, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(values[t], value, rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
     net = networks.MLP(3, hidden=(64, 32))
     x = jax.random.normal(jax.random.key(1), (5, inputs))
     grouped = networks.Grouped(net, block=4)
-    params = grouped.init(jax.random.key(0), x)["params"]
+    params = jax.jit(grouped.init)(jax.random.key(0), x)["params"]
     inner = params["inner"]
     assert inner["Dense_0"]["circulant"].shape == (rows, 4, 16)
     assert inner["Dense_1"]["circulant"].shape == (16, 4, 8)
@@ -27,13 +27,14 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
         kernel = formed(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
         dense[name] = {"kernel": kernel, "bias": inner[name]["bias"]}
     with use_kernels():
-        found = grouped.apply({"params": params}, x)
-    np.testing.assert_allclose(found, net.apply({"params": dense}, x), rtol=1e-4, atol=1e-5)
+        found = jax.jit(grouped.apply)({"params": params}, x)
+    np.testing.assert_allclose(found, jax.jit(net.apply)({"params": dense}, x), rtol=1e-4, atol=1e-5)
 
 
 def test_initial_numbers_have_the_spread_of_dense_weights():
     """So the outputs of both have the same size."""
-    params = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4).init(jax.random.key(0), jnp.zeros((1, 400)))
+    net = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4)
+    params = jax.jit(net.init)(jax.random.key(0), jnp.zeros((1, 400)))
     assert float(params["params"]["inner"]["Dense_0"]["circulant"].std()) == pytest.approx(1 / 20, rel=0.05)
 
 
@@ -42,7 +43,7 @@ def test_networks_that_cannot_be_grouped_are_refused(options):
     net = networks.MLP(3, hidden=(32,))
     with pytest.raises(ValueError):
         networks.Grouped(net, **options).init(jax.random.key(0), jnp.zeros((1, 64)))
-    assert networks.Grouped(net, block=1).init(jax.random.key(0), jnp.zeros((1, 64)))
+    assert jax.jit(networks.Grouped(net, block=1).init)(jax.random.key(0), jnp.zeros((1, 64)))
 
 
 def test_initial_std_is_that_of_the_inner_network():

@@ -26,7 +26,8 @@ class Normed(nn.Module):
 
 def test_discrete_actions_are_drawn_from_logits_or_the_likeliest(make_spec):
     net = genotype(MLP(3), make_spec((3,), num_actions=3)).policy
-    logits, state = net.apply(net.init(jax.random.key(0)), jnp.arange(12.0).reshape(4, 3), ())
+    seen = jnp.arange(12.0).reshape(4, 3)
+    logits, state = jax.jit(lambda key: net.apply(net.init(key), seen, ()))(jax.random.key(0))
     assert state == ()
     np.testing.assert_array_equal(net.mode(logits), np.argmax(logits, axis=-1))
     assert net.mode(logits).dtype == jnp.int32
@@ -57,7 +58,7 @@ def test_vmap_over_parameters_reaches_the_kernels(make_spec):
 
     module = Convolutional()
     net = genotype(module, make_spec((14, 14, 3), num_actions=2))
-    params = jax.vmap(net.policy.init)(jax.random.split(jax.random.key(0), 7))
+    params = jax.jit(jax.vmap(net.policy.init))(jax.random.split(jax.random.key(0), 7))
     x = jnp.ones((7, 1, 14, 14, 3))
     ours = str(jax.make_jaxpr(jax.vmap(lambda p, x: net.policy.apply(p, x, ())[0]))(params, x))
     naive = str(jax.make_jaxpr(jax.vmap(lambda p, x: module.apply({"params": p}, x)))(params, x))
@@ -72,7 +73,7 @@ def test_first_generation(make_spec, normal_like):
     module = Normed()
     net = genotype(module, make_spec((3,), num_actions=2))
     assert net.policy.config is module
-    params = net.policy.init(jax.random.key(0))
+    params = jax.jit(net.policy.init)(jax.random.key(0))
     noise = normal_like(params)
     first = jax.jit(net.from_noise)(noise)
     np.testing.assert_allclose(first["Dense_0"]["kernel"], noise["Dense_0"]["kernel"] * 2 / np.sqrt(3), rtol=1e-6)
@@ -97,7 +98,7 @@ def test_prepare(make_spec):
         return module.init(key, jnp.zeros((1, 3)))["params"]
 
     net = genotype_from_functions(init, apply, make_spec((3,), num_actions=2), prepare=prepare)
-    params = net.policy.init(jax.random.key(0))
+    params = jax.jit(net.policy.init)(jax.random.key(0))
     output, _ = net.policy.apply(net.prepare(params), jnp.ones((1, 3)), ())
     np.testing.assert_allclose(output, apply(prepare(params), jnp.ones((1, 3))), rtol=1e-6)
 
@@ -143,7 +144,7 @@ def test_genotype_from_functions(make_spec, normal_like):
     net = genotype_from_functions(init, linear, make_spec((3,), num_actions=2))
     assert net.policy.config["type"] == "volvox.networks.genotype_from_functions"
     assert net.policy.config["apply"] is linear
-    params = net.policy.init(jax.random.key(0))
+    params = jax.jit(net.policy.init)(jax.random.key(0))
     output, state = net.policy.apply(net.prepare(params), jnp.ones((4, 3)), net.policy.initial_state(4))
     assert output.shape == (4, 2)
     assert state == ()

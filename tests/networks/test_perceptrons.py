@@ -19,7 +19,7 @@ def make_box(low, high):
 
 def test_mlp_flattens_and_casts(make_spec):
     net = genotype(MLP(2, hidden=()), make_spec((3, 2), num_actions=2, dtype=np.int32))
-    params = net.policy.init(jax.random.key(0))
+    params = jax.jit(net.policy.init)(jax.random.key(0))
     x = jnp.arange(12).reshape(2, 3, 2)
     output, _ = net.policy.apply(params, x, ())
     np.testing.assert_allclose(output, x.reshape(2, 6) @ params["Dense_0"]["kernel"], rtol=1e-5)
@@ -28,14 +28,14 @@ def test_mlp_flattens_and_casts(make_spec):
 def test_densely_connected_layers_see_all_before_them():
     module = MLP(2, hidden=(4, 3), densely_connected=True)
     x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
-    params = module.init(jax.random.key(0), x)["params"]
+    params = jax.jit(module.init)(jax.random.key(0), x)["params"]
     weights = [np.asarray(params[f"Dense_{i}"]["kernel"]) for i in range(3)]
     seen = x
     for kernel in weights[:2]:
         seen = np.concatenate([np.tanh(seen @ kernel), seen], axis=-1)
     assert weights[2].shape == (4 + 3 + 6, 2)
-    np.testing.assert_allclose(module.apply({"params": params}, x), seen @ weights[2], rtol=1e-5, atol=1e-6)
-    critic = QNetwork((4, 3), densely_connected=True).init(jax.random.key(1), x, x[:, :2])["params"]
+    np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), seen @ weights[2], rtol=1e-5, atol=1e-6)
+    critic = jax.jit(QNetwork((4, 3), densely_connected=True).init)(jax.random.key(1), x, x[:, :2])["params"]
     assert critic["Dense_2"]["kernel"].shape == (4 + 3 + 8, 1)
 
 
@@ -43,12 +43,12 @@ def test_densely_connected_layers_see_all_before_them():
 def test_activation_and_normalisation_are_options(options):
     x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
     module = MLP(2, hidden=(4,), **options)
-    params = module.init(jax.random.key(0), x)["params"]
+    params = jax.jit(module.init)(jax.random.key(0), x)["params"]
     hidden = x @ params["Dense_0"]["kernel"]
     if "layer_norm" in options:
         hidden = (hidden - hidden.mean(1, keepdims=True)) / np.sqrt(hidden.var(1, keepdims=True) + 1e-6)
     expected = np.maximum(hidden, 0) @ params["Dense_1"]["kernel"]
-    np.testing.assert_allclose(module.apply({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_actions_are_within_the_bounds_whatever_rounding_does():

@@ -12,12 +12,11 @@ from volvox.population.decoding import Member
 from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
 
-pytestmark = pytest.mark.optimized
-
 NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
 
 
+@pytest.mark.optimized
 def test_decoding_is_the_same_wherever_it_runs():
     bases = jax.vmap(NET.policy.init)(jax.random.split(jax.random.key(0), 3))
     members = Member(jnp.array([2, 0, 1]), jnp.array([5, 6, 7]), jnp.array([0.1, -0.1, 0.0]), jnp.array([False] * 3))
@@ -29,6 +28,7 @@ def test_decoding_is_the_same_wherever_it_runs():
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2], b[1]), many, bases)
 
 
+@pytest.mark.optimized
 def test_initial_members_ignore_their_base():
     bases = jax.tree.map(lambda x: jnp.full((1, *x.shape), jnp.nan), CODE.like)
     member = Member(jnp.int32(0), jnp.int32(3), jnp.float32(0.5), jnp.bool_(True))

@@ -2,13 +2,11 @@
 
 import json
 
-import jax
 import numpy as np
 import probes
 import pytest
 
 from volvox import networks, population
-from volvox.ops import flat
 from volvox.population import lineage
 from volvox.population.decoding import Member
 
@@ -16,29 +14,6 @@ pytestmark = pytest.mark.optimized
 
 NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
-
-
-def numpy_genome(genome, n, table):
-    """The published decoding: theta = table[i0] * init scale, then += power * table[i], in float32."""
-    like = CODE.like
-    scale = np.zeros(n, np.float32)
-    for leaf, offset in zip(jax.tree.leaves(like), jax.tree.leaves(flat.leaf_offsets(like)), strict=True):
-        if len(leaf.shape) > 1:
-            fan_in = int(np.prod(leaf.shape[:-1]))
-            scale[offset : offset + int(np.prod(leaf.shape))] = np.float32(1 / np.sqrt(fan_in))
-    first, *mutations = genome
-    theta = table[first : first + n] * scale
-    for seed, power in mutations:
-        theta = theta + np.float32(power) * table[seed : seed + n]
-    return theta
-
-
-def test_rebuilding_equals_numpy_to_the_bit():
-    n = CODE.num_parameters
-    table = np.asarray(CODE.data)
-    genome = [17, [400, 0.002], [1_000, 0.1], [4_000, 0.0023]]
-    rebuilt = np.asarray(flat.flatten(population.rebuild(CODE, genome)))
-    np.testing.assert_array_equal(rebuilt.view(np.int32), numpy_genome(genome, n, table).view(np.int32))
 
 
 def test_lineage_is_walked_back():

@@ -17,8 +17,6 @@ from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Population
 
-pytestmark = pytest.mark.optimized
-
 SIZE = 5_000
 HIDDEN = 5
 ENV = probes.target(size=3, num_envs=8, groups=2, max_episode_steps=4)
@@ -78,6 +76,7 @@ def random_bases(code, n=2):
     return jax.tree.map(leaf, code.like)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("rank", [1, 3])
 def test_decoding_equals_numpy_to_the_bit(rank):
     """A base with folded factors is the same wherever it is computed; so is an individual rebuilt from its lineage."""
@@ -233,6 +232,7 @@ def nearest(members):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_the_first_generation_has_full_noise_and_the_next_low_rank():
     """The members of the first generation are those of full noise, as far apart, and play as they do."""
     table, first, distances = population.Table(size=20_000), [], []

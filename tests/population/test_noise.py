@@ -21,12 +21,6 @@ def make(noise):
 CODE = make(population.Table(size=5_000))
 
 
-def test_table_is_a_prefix_of_the_published_one():
-    table = np.asarray(population.Table(size=2_001).make_data(10))
-    expected = np.random.RandomState(123).randn(2_001).astype(np.float32)
-    np.testing.assert_array_equal(table, expected)
-
-
 def test_table_made_in_chunks_is_the_same_table():
     size = 2**22 + 7  # more than one chunk
     table = np.asarray(population.Table(size=size).make_data(10))

@@ -20,7 +20,11 @@ pytestmark = pytest.mark.optimized
 ENVS_PER_GROUP = 5  # a number that occurs in no other shape
 
 
-@pytest.fixture(scope="module", params=[population.Table, population.LowRank], ids=["full", "low-rank"])
+@pytest.fixture(
+    scope="module",
+    params=[population.Table, pytest.param(population.LowRank, marks=pytest.mark.slow)],
+    ids=["full", "low-rank"],
+)
 def hlo(request):
     """The optimised program of a population's chunk, on real Atari pools."""
     env = atari("Pong", num_envs=2 * ENVS_PER_GROUP, groups=2)

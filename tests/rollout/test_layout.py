@@ -16,7 +16,6 @@ from volvox.rollout.behaviors import Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Population
 
-pytestmark = pytest.mark.optimized
 N, E = 11, 3
 ENVS = {
     "drawn lengths": partial(probes.countdown, low=1, high=9),
@@ -63,7 +62,7 @@ def played(name, num_envs, groups, *, host=False, part=None, seed=5):
 @pytest.mark.parametrize("name", ENVS)
 def test_slots_groups_and_forms_change_nothing(name):
     reference = played(name, 4, 2)
-    for num_envs, groups, host in ((3, 1, False), (9, 3, False), (2, 1, True)):
+    for num_envs, groups, host in ((9, 3, False), (2, 1, True)):
         found = played(name, num_envs, groups, host=host)
         # Where environments compute with rounding, the compiler rounds otherwise for another size of a group.
         equal = np.testing.assert_array_equal if EXACT[name] else partial(np.testing.assert_allclose, rtol=1e-6)
@@ -106,9 +105,10 @@ def generations(strategy, num_envs, groups):
 SMALL_GA = GA(population_size=9, num_parents=3, mutation_std=0.3)
 SMALL_ES = ES(population_size=8, noise_std=0.3)
 NOVELTY = Novelty(behavior=Last("elapsed_steps", 1), num_neighbors=3, archive_size=8, num_archived=2)
-STRATEGIES = {"GA": SMALL_GA, "ES": SMALL_ES, "novelty": dataclasses.replace(SMALL_GA, objective=NOVELTY)}
+STRATEGIES = {"ES": SMALL_ES, "novelty GA": dataclasses.replace(SMALL_GA, objective=NOVELTY)}
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_runs_do_not_depend_on_the_layout(name):
     """Survivors, scores and parameters, bit for bit."""

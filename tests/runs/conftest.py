@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 import volvox as vx
 from volvox.types import Algorithm, Env, EnvSpec, Interrupted, Policy
@@ -44,16 +45,23 @@ def random_walk(*, size=3, hook=lambda step: None, **changes):
 
 
 def evolution(**settings):
-    env = vx.envs.cartpole(num_envs=8, groups=2, max_episode_steps=20)
+    env = vx.envs.cartpole(num_envs=8, max_episode_steps=20)
     small = {"population_size": 8, "num_parents": 2}
     network = vx.networks.MLP(env.spec.num_outputs, (4,))
     return vx.evolve(vx.GA(**small | settings), network, env, noise=vx.population.Generator())
 
 
 def learning(**settings):
-    env = vx.envs.cartpole(num_envs=4, groups=2)
+    env = vx.envs.cartpole(num_envs=4)
     small = {"segment_length": 3, "learning_rate": 0.01, "optimizer": optax.adam, "updates_per_iteration": 3}
     return vx.learn(vx.A3C(**small | settings), vx.networks.CategoricalMLP(env.spec.num_outputs, (4,)), env)
+
+
+@pytest.fixture(scope="session")
+def evolved(tmp_path_factory):
+    """A finished run of evolution, which tests share."""
+    options = {"run_dir": tmp_path_factory.mktemp("runs") / "evolved", "progress": False, "loggers": ()}
+    return vx.train(evolution(), steps=2, **options)
 
 
 def assert_equal_trees(ours, theirs):

@@ -8,13 +8,7 @@ import pytest
 import volvox as vx
 from volvox.cli import main
 
-from .conftest import evolution, random_walk
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "a"
-    return vx.train(evolution(), steps=2, run_dir=path, progress=False, loggers=())
+from .conftest import random_walk
 
 
 def call(capsys, *words):
@@ -22,33 +16,33 @@ def call(capsys, *words):
     return code, capsys.readouterr().out
 
 
-def test_play(run, capsys):
-    code, out = call(capsys, "play", run.run_dir, "--episodes", "3")
+def test_play(evolved, capsys):
+    code, out = call(capsys, "play", evolved.run_dir, "--episodes", "3")
     assert code == 0
-    assert str(run.evaluate(3)) in out
+    assert str(evolved.evaluate(3)) in out
 
 
-def test_an_exported_policy_is_played(run, capsys, tmp_path):
+def test_an_exported_policy_is_played(evolved, capsys, tmp_path):
     file = tmp_path / "policy.stablehlo"
-    assert call(capsys, "export", run.run_dir, file)[0] == 0
+    assert call(capsys, "export", evolved.run_dir, file)[0] == 0
     code, out = call(capsys, "play", file, "--episodes", "3")
     assert code == 0
-    assert str(run.evaluate(3)) in out
+    assert str(evolved.evaluate(3)) in out
     assert "CartPole" in call(capsys, "info", file)[1]
 
 
-def test_plot_report_and_info(run, capsys, tmp_path):
+def test_plot_report_and_info(evolved, capsys, tmp_path):
     for command, name in (("plot", "curve.png"), ("report", "report.html")):
-        code, out = call(capsys, command, run.run_dir, "--out", tmp_path / name)
+        code, out = call(capsys, command, evolved.run_dir, "--out", tmp_path / name)
         assert (code, out.strip()) == (0, str(tmp_path / name))
         assert (tmp_path / name).stat().st_size > 1000
-    code, out = call(capsys, "info", run.run_dir)
+    code, out = call(capsys, "info", evolved.run_dir)
     assert code == 0
     assert "steps: 2" in out
     assert "strategy.population_size: 8" in out
 
 
-def test_compare(run, capsys, tmp_path):
+def test_compare(capsys, tmp_path):
     for seed in range(3):
         options = {"steps": 3, "progress": False, "loggers": ()}
         for method in ("a", "b"):
@@ -75,7 +69,7 @@ def test_errors_are_one_line(words, capsys):
     assert err.count("\n") == 1
 
 
-def test_errors_from_inside_keep_their_traceback(run, monkeypatch):
+def test_errors_from_inside_keep_their_traceback(evolved, monkeypatch):
     def fail(*args, **options):
         error = ValueError("broken")
         error.add_note("inside an environment")
@@ -83,26 +77,26 @@ def test_errors_from_inside_keep_their_traceback(run, monkeypatch):
 
     monkeypatch.setattr("volvox.cli.load", fail)
     with pytest.raises(ValueError, match="broken"):
-        main(["watch", str(run.run_dir)])
+        main(["watch", str(evolved.run_dir)])
 
 
-def test_interrupts_and_closed_pipes_have_their_exit_codes(run, monkeypatch, capsys):
+def test_interrupts_and_closed_pipes_have_their_exit_codes(evolved, monkeypatch, capsys):
     def interrupt(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("volvox.cli.read_config", interrupt)
-        assert main(["info", str(run.run_dir)]) == 130
-    program = f"import sys; from volvox.cli import main; sys.exit(main(['info', {str(run.run_dir)!r}]))"
+        assert main(["info", str(evolved.run_dir)]) == 130
+    program = f"import sys; from volvox.cli import main; sys.exit(main(['info', {str(evolved.run_dir)!r}]))"
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait() == 141
 
 
-def test_profile(run, capsys, monkeypatch):
+def test_profile(evolved, capsys, monkeypatch):
     monkeypatch.setattr("volvox.cli.profile_algorithm", lambda algorithm, seconds: f"{algorithm.step_name} {seconds}")
-    assert call(capsys, "profile", run.run_dir, "--seconds", "3") == (0, "generation 3.0\n")
+    assert call(capsys, "profile", evolved.run_dir, "--seconds", "3") == (0, "generation 3.0\n")
 
 
 def test_the_doctor_finds_what_is_broken(capsys, monkeypatch):

@@ -23,7 +23,7 @@ vx.train(random_walk(size=1000), steps=100_000, run_dir={run_dir!r}, resume=True
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_is_killed_again_and_again(kills, tmp_path, pytestconfig):
     rng, program = np.random.default_rng(0), PROGRAM.format(root=str(pytestconfig.rootpath), run_dir=str(tmp_path))
     done = 0

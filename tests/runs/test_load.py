@@ -27,11 +27,6 @@ def train(algorithm, run_dir, steps=1):
     return vx.train(algorithm, steps=steps, run_dir=run_dir, progress=False, loggers=())
 
 
-@pytest.fixture(scope="module")
-def evolved(tmp_path_factory):
-    return train(evolution(), tmp_path_factory.mktemp("runs") / "evolved", steps=2)
-
-
 @pytest.mark.parametrize("make", [evolution, learning])
 def test_a_run_is_rebuilt_from_its_directory(make, tmp_path):
     run = train(make(), tmp_path)

@@ -13,24 +13,19 @@ def train(algorithm, run_dir=None, steps=2):
     return vx.train(algorithm, steps=steps, run_dir=run_dir, progress=False, loggers=())
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return train(evolution(), tmp_path_factory.mktemp("runs") / "a")
+def test_reports_are_written_into_the_run_directory(evolved):
+    assert evolved.report() == evolved.run_dir / "report.html"
+    assert "CartPole" in evolved.report().read_text()
+    (evolved.run_dir / "learning_curve.png").unlink()
+    evolved.plot()
+    assert (evolved.run_dir / "learning_curve.png").exists()
+    assert "generations=2" in repr(evolved)
 
 
-def test_reports_are_written_into_the_run_directory(run):
-    assert run.report() == run.run_dir / "report.html"
-    assert "CartPole" in run.report().read_text()
-    (run.run_dir / "learning_curve.png").unlink()
-    run.plot()
-    assert (run.run_dir / "learning_curve.png").exists()
-    assert "generations=2" in repr(run)
-
-
-def test_the_actor_takes_the_likeliest_action(run):
+def test_the_actor_takes_the_likeliest_action(evolved):
     observation = np.zeros(4, np.float32)
-    output, _ = run.algorithm.policy.apply(run.variables(), observation[None], ())
-    assert run.actor()(observation) == run.algorithm.policy.mode(output)[0]
+    output, _ = evolved.algorithm.policy.apply(evolved.variables(), observation[None], ())
+    assert evolved.actor()(observation) == evolved.algorithm.policy.mode(output)[0]
 
 
 def test_the_best_and_the_last_policy():
@@ -41,10 +36,10 @@ def test_the_best_and_the_last_policy():
         run.variables("first")  # pyright: ignore
 
 
-def test_the_number_of_environments_of_an_evaluation_is_passed_on(run, monkeypatch):
+def test_the_number_of_environments_of_an_evaluation_is_passed_on(evolved, monkeypatch):
     passed = {}
     monkeypatch.setattr("volvox.runs.run.scoring.play", lambda *args, **options: passed.update(options))
-    run.evaluate(5, num_envs=1)
+    evolved.evaluate(5, num_envs=1)
     assert (passed["num_episodes"], passed["num_envs"]) == (5, 1)
 
 

@@ -109,9 +109,14 @@ def test_masked_weights_and_their_moments_stay_zero(rule):
     # Dense leaves change as without masks.
     alone = params_of()
     state = optimizer.init(alone)
-    for _ in range(20):
+
+    @jax.jit
+    def step_alone(alone, state):
         updates, state = optimizer.update(jax.tree.map(jnp.subtract, alone, wanted), state, alone)
-        alone = optax.apply_updates(alone, updates)
+        return optax.apply_updates(alone, updates), state
+
+    for _ in range(20):
+        alone, state = step_alone(alone, state)
     np.testing.assert_allclose(params["Dense_1"]["kernel"], alone["Dense_1"]["kernel"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(params["Dense_0"]["bias"], alone["Dense_0"]["bias"], rtol=1e-5, atol=1e-6)
 
@@ -121,18 +126,19 @@ def test_gradients_of_masked_weights_do_not_count_when_gradients_are_clipped():
     params, rule = params_of(), RULES["dynamic"]()
     outside = clipped(sparse(optax.sgd(0.1), rule), 0.5)
     inside = sparse(optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)), rule)
-    states = [optimizer.init(params) for optimizer in (outside, inside)]
+    states = [jax.jit(optimizer.init)(params) for optimizer in (outside, inside)]
+    both = [jax.jit(optimizer.update) for optimizer in (outside, inside)]
     masks = masks_of(states[0])
     kept = pruned(jax.tree.map(lambda p: jnp.full_like(p, 0.01), params), states[0])
     gradient = jax.tree.map(lambda p, g: jnp.where(g == 0, 100.0, g), params, kept)
     chex.assert_trees_all_equal(masks, masks_of(states[1]))
-    updates = [o.update(gradient, s, params)[0] for o, s in zip((outside, inside), states, strict=True)]
+    updates = [update(gradient, s, params)[0] for update, s in zip(both, states, strict=True)]
     chex.assert_trees_all_close(*updates, rtol=1e-6)
     norm = float(optax.tree.norm(kept))
     assert norm < 0.5  # nothing is clipped
     np.testing.assert_allclose(updates[0]["Dense_1"]["kernel"].max(), -0.1 * 0.01, rtol=1e-5)
     larger = jax.tree.map(lambda g: 100 * g, gradient)
-    updates = [o.update(larger, s, params)[0] for o, s in zip((outside, inside), states, strict=True)]
+    updates = [update(larger, s, params)[0] for update, s in zip(both, states, strict=True)]
     chex.assert_trees_all_close(*updates, rtol=1e-5)
 
 
