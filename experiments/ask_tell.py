@@ -53,7 +53,7 @@ class Population:
       hidden: Widths of the network's hidden layers; all members exist at once, and CMA-ES holds the square of their
         parameters.
       num_episodes: Training episodes of each member.
-      generations: Generations in all, those before a resume included. None: only --minutes or --frames ends the run.
+      generations: Generations in all, those before a resume included. None: another budget ends the run.
     """
 
     algorithm: Algorithm = "cma-es"

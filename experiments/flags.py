@@ -19,12 +19,14 @@ class Run:
       run_dir: Directory of the configuration, metrics, checkpoints, pictures and video.
       seed: Seed of all random numbers, except those of the emulators.
       seeds: Number of runs, one after the other, with consecutive seeds from --seed on, in --run-dir/seed-0,
-        --run-dir/seed-1, ... All other flags, --minutes and --frames included, apply to each run. Ctrl-C saves the
-        current run and ends the series. None: one run in --run-dir itself.
+        --run-dir/seed-1, ... All other flags, budgets included, apply to each run. Ctrl-C saves the current run and
+        ends the series. None: one run in --run-dir itself.
       resume: Continue the run or the series in --run-dir.
-      minutes: Minutes after which no further generation or iteration begins, including those before a resume.
-      frames: Emulator or simulator frames after which no further generation or iteration begins, including those
-        before a resume. For populations, frames of training and validation count, as in publications.
+      minutes: Minutes of the whole run, including those before a resume. An iteration ends when the first budget is
+        used up; a generation is always whole.
+      frames: Emulator or simulator frames of the whole run. For populations, frames of training and validation count,
+        as in publications. It takes the place of a preset's --timesteps.
+      timesteps: Timesteps of the whole run, of each learner. It takes the place of a preset's --frames.
       checkpoint_every: Rows of metrics between checkpoints.
       log: Write the members of each generation to --run-dir/log, for volvox.report.cloud; populations only.
       video: Record an episode of the result, if observations are images.
@@ -41,6 +43,7 @@ class Run:
     resume: bool = False
     minutes: float | None = None
     frames: int | None = None
+    timesteps: int | None = None
     checkpoint_every: int = 1
     log: bool = False
     video: bool = True
@@ -50,7 +53,7 @@ class Run:
     def __post_init__(self):
         """Checks the flags."""
         run_path(self.run_dir)
-        integers(self, "seeds", "frames", "checkpoint_every", low=1, high=None)
+        integers(self, "seeds", "frames", "timesteps", "checkpoint_every", low=1, high=None)
         integers(self, "score_episodes", low=0)
         numbers(self, "minutes", above=0)
 
@@ -126,8 +129,7 @@ class Population:
       rank: Rank of low-rank noise.
       max_episode_steps: Cutoff of training and validation episodes in timesteps, or adaptive:start,fraction,ratio,max.
       test_max_episode_steps: Cutoff of test episodes in timesteps.
-      generations: Generations of the whole run, including those before a resume. None: only --minutes or --frames ends
-        the run.
+      generations: Generations of the whole run, including those before a resume. None: another budget ends the run.
       workers: Workers that play the members. 1: this process; nodes: one Ray actor on each machine of a cluster; gpus:
         one for each GPU; or a number of actors.
       ray_address: Address of the cluster, host:port; default: RAY_ADDRESS, or the cluster on this machine.
@@ -189,9 +191,10 @@ class Population:
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
 
 
-def annealed(learner: vx.PPO, timesteps: int) -> None:
-    """Checks that the learning rate does not reach 0 before the run's `timesteps` are over."""
-    over = learner.anneal_timesteps
+def annealed(learner: vx.PPO, run: Run, env: vx.Env) -> None:
+    """Checks that the learning rate does not reach 0 before the run's frames or timesteps are over."""
+    over, budgets = learner.anneal_timesteps, [run.timesteps, run.frames and run.frames // env.spec.frame_skip]
+    timesteps = min((budget for budget in budgets if budget is not None), default=0)
     if over is not None and timesteps > over:
         raise ValueError(
             f"anneal_timesteps={over}: the learning rate is 0 after them, and the run has {timesteps} timesteps; give "

@@ -137,7 +137,7 @@ def train(settings: Settings, way: str) -> int:
             run = vx.train(
                 algorithm,
                 seed=settings.seed,
-                steps=-(-settings.timesteps // settings.td3.timesteps_per_iteration),
+                max_timesteps=settings.timesteps,
                 run_dir=path.parent,
                 resume=settings.resume,
                 checkpoint_every=10,

@@ -109,7 +109,8 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
       presets: A description and settings of each preset, by name.
       about: Beginning of the text of `--help`.
       arguments: Words of the command line; None takes those of this process. The first word may be a preset, which
-        flags change. The default preset is "desktop", or the first one.
+        flags change. The default preset is "desktop", or the first one. Of the budgets in frames and in timesteps, the
+        one given as a flag takes the place of the preset's.
 
     Raises:
       ValueError: Settings do not fit together.
@@ -123,11 +124,15 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
         raise SystemExit(2)
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     try:
-        return tyro.extras.overridable_config_cli(
+        settings: Any = tyro.extras.overridable_config_cli(
             presets, description=about, args=words, config=config, registry=REGISTRY
         )
     except _Refused as error:
         raise ValueError(*error.args) from error
+    run, preset = settings.run, presets[words[0]][1].run
+    given = [name for name in ("frames", "timesteps") if getattr(run, name) not in (None, getattr(preset, name))]
+    replaced = {"frames": "timesteps", "timesteps": "frames"}[given[0]] if len(given) == 1 else None
+    return settings if replaced is None else changed(settings, {replaced: None})
 
 
 def exit_code(main: Callable[[], int]) -> int:
@@ -294,6 +299,7 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
                 on_step=vx.runs.log_arrays if flags.log else None,
                 stop_after=seconds,
                 max_frames=flags.frames,
+                max_timesteps=flags.timesteps,
             )
     except FloatingPointError:
         algorithm.close()  # another seed may follow

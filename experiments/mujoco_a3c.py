@@ -2,7 +2,7 @@
 
 The first word is a preset; flags change single settings of it:
     python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah
-    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --frames 20_000_000
+    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --timesteps 8_000_000
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ class Settings:
     env: MuJoCo = MuJoCo()
     hidden: tuple[int, ...] = (64, 64)
     evaluation: Evaluation = Evaluation()
-    run: Run = Run(run_dir="runs/mujoco_a3c", frames=20_000_000, checkpoint_every=4)
+    run: Run = Run(run_dir="runs/mujoco_a3c", timesteps=4_000_000, checkpoint_every=4)
 
 
 PRESETS = {"mujoco": ("Unclipped rewards, no entropy bonus, shorter traces.", Settings(learner=vx.A3C.mujoco()))}
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
-    """The algorithm, which frames end; every bad setting is refused here."""
+    """The algorithm, which timesteps end; every bad setting is refused here."""
     env = settings.env.make()
     (num_components,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(num_components, settings.hidden)

@@ -19,31 +19,26 @@ class Settings:
     """PPO on a MuJoCo task.
 
     Attributes:
-      timesteps: Timesteps of all environments.
       hidden: Widths of the hidden layers of policy and value.
     """
 
     learner: vx.PPO
     env: MuJoCo = MuJoCo(task="HalfCheetah-v4", num_envs=1, groups=1)
-    timesteps: int = 1_000_000
     hidden: tuple[int, ...] = (64, 64)
     evaluation: Evaluation = Evaluation()
-    run: Run = Run(run_dir="runs/mujoco_ppo", checkpoint_every=10)
+    run: Run = Run(run_dir="runs/mujoco_ppo", timesteps=1_000_000, checkpoint_every=10)
 
 
 PRESETS = {"cleanrl": ("The constants and the network of CleanRL's script.", Settings(learner=vx.PPO.mujoco()))}
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
-    """The algorithm, and its iterations; every bad setting is refused here."""
-    learner, env = settings.learner, settings.env.make()
-    annealed(learner, settings.timesteps)
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
+    """The algorithm, which timesteps end; every bad setting is refused here."""
+    env = settings.env.make()
+    annealed(settings.learner, settings.run, env)
     (size,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(size, settings.hidden)
-    algorithm = vx.learn(learner, network, env, **vars(settings.evaluation))
-    per_round = algorithm.env.all_envs * (learner.segment_length + (learner.lag == 0))
-    timesteps = per_round * learner.rounds_per_iteration
-    return algorithm, -(-settings.timesteps // timesteps)
+    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
 
 
 if __name__ == "__main__":

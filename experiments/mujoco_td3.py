@@ -20,7 +20,6 @@ class Settings:
     """TD3 on a MuJoCo task.
 
     Attributes:
-      timesteps: Timesteps of each learner in all, over all its environments.
       hidden: Widths of the hidden layers of actor and critics.
       densely_connected: Each hidden layer sees the outputs of all layers before it, and the input.
       representation: Learn on features that learn to predict the next observation.
@@ -28,23 +27,21 @@ class Settings:
 
     learner: vx.TD3 = vx.TD3()
     env: MuJoCo = MuJoCo(num_envs=4)
-    timesteps: int = 1_000_000
     hidden: tuple[int, ...] = (256, 256)
     densely_connected: bool = False
     representation: bool = False
     evaluation: Evaluation = Evaluation()
-    run: Run = Run(run_dir="runs/mujoco_td3", checkpoint_every=5)
+    run: Run = Run(run_dir="runs/mujoco_td3", timesteps=1_000_000, checkpoint_every=5)
 
 
 PRESETS = {"reference": ("The settings that reference implementations of TD3 share.", Settings())}
 
 
-def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
-    """The algorithm, and its iterations; every bad setting is refused here."""
-    if settings.timesteps <= (random := settings.learner.random_timesteps):
-        raise ValueError(
-            f"timesteps={settings.timesteps}: nothing is learned from random_timesteps={random}; give more."
-        )
+def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
+    """The algorithm, which timesteps end; every bad setting is refused here."""
+    timesteps, random = settings.run.timesteps, settings.learner.random_timesteps
+    if timesteps is not None and timesteps <= random:
+        raise ValueError(f"timesteps={timesteps}: nothing is learned from random_timesteps={random}; give more.")
     env = settings.env.make()
     (size,) = env.spec.action_shape or (0,)
     networks = vx.networks.ActorAndCritic(
@@ -52,8 +49,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
         critic=vx.networks.QNetwork(settings.hidden, settings.densely_connected),
         representation=vx.networks.NextObservationNetwork() if settings.representation else None,
     )
-    algorithm = vx.learn(settings.learner, networks, env, **vars(settings.evaluation))
-    return algorithm, -(-settings.timesteps // settings.learner.timesteps_per_iteration)
+    return vx.learn(settings.learner, networks, env, **vars(settings.evaluation)), None
 
 
 if __name__ == "__main__":

@@ -311,15 +311,30 @@ class Evaluation(NamedTuple):
     behaviors: Array
 
 
+class Budget(NamedTuple):
+    """Limits of a run at which an iteration of a learner ends early.
+
+    Attributes:
+      frames: Emulator frames of the whole run, by the metric `frames`.
+      timesteps: Timesteps of the whole run, by the metric `timesteps`.
+      end: Value of `time.monotonic()` at which the time is over.
+    """
+
+    frames: float = math.inf
+    timesteps: float = math.inf
+    end: float = math.inf
+
+
 class Algorithm(NamedTuple):
     """A training algorithm, made by `volvox.evolve` or `volvox.learn` and run by `volvox.train`.
 
     Attributes:
       init: `key -> state`, a pytree of arrays, keys and Python numbers. An int is accepted as the key.
-      step: `(state, *, monitor=None) -> (state, metrics)`: one generation, or one iteration of a learner. `monitor` is
-        called about once a second with a dict of progress figures; if it returns True, the step raises `Interrupted`,
-        and the state that was passed in stays valid. A learner continues its episodes only from the state that it
-        returned last; from other states it begins new episodes.
+      step: `(state, *, monitor=None, budget=Budget()) -> (state, metrics)`: one generation, or one iteration of a
+        learner. `monitor` is called about once a second with a dict of progress figures; if it returns True, the step
+        raises `Interrupted`, and the state that was passed in stays valid. An iteration ends in the round that uses up
+        the budget; generations are always whole. A learner continues its episodes only from the state that it returned
+        last; from other states it begins new episodes.
       variables: `state -> variables` for `policy.apply`: the best policy so far, or the latest if nothing ranks them.
       policy: The policy.
       env: The environments.

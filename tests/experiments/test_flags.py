@@ -29,6 +29,21 @@ def test_flags_alone_change_the_default_preset(script, preset, load, read):
     assert read(module, ["--seed", "7"]) == read(module, [preset, "--seed", "7"])
 
 
+@pytest.mark.parametrize(
+    ("script", "flags", "budgets"),
+    [
+        ("atari_ppo", "cleanrl", (40_000_000, None)),
+        ("atari_ppo", "cleanrl --timesteps 500", (None, 500)),
+        ("atari_ppo", "cleanrl --timesteps 500 --frames 600", (600, 500)),
+        ("mujoco_td3", "reference --frames 600", (600, None)),
+        ("mujoco_td3", "reference --timesteps None --minutes 5", (None, None)),
+    ],
+)
+def test_a_budget_in_frames_or_timesteps_replaces_that_of_the_preset(script, flags, budgets, load, read):
+    run = read(load(script), flags.split()).run
+    assert (run.frames, run.timesteps) == budgets
+
+
 def test_a_preset_that_does_not_exist_is_refused(load, read, capsys):
     module = load("atari_ga")
     with pytest.raises(SystemExit) as refusal:

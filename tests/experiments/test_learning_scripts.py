@@ -52,6 +52,7 @@ def test_presets_and_networks_make_an_algorithm(name, flags, load, read):
     [
         ("atari_a3c", "modern --first-stride 2"),
         ("atari_ppo", "cleanrl --frames 80_000_000"),
+        ("mujoco_ppo", "cleanrl --timesteps 2_000_000"),
         ("mujoco_td3", "reference --timesteps 0"),
     ],
 )

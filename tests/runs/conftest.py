@@ -14,13 +14,14 @@ SPEC = EnvSpec("walk", (1,), "float32", 2, None, None, None, 10, 1)
 def random_walk(*, size=3, hook=lambda step: None, **changes):
     """Adds noise to a vector; `hook(step)` is called within each step."""
 
-    def step(state, *, monitor=None):
+    def step(state, *, monitor=None, budget=None):
         number = state["step"] + 1
         hook(number)
         if monitor is not None and monitor({"phase": "training", "done": 1, "total": 1}):
             raise Interrupted
         x = state["x"] + jax.random.normal(jax.random.fold_in(state["key"], number), (size,))
         metrics = {"training_best": float(x.sum()), "frames": 10 * number, "nothing": float("nan")}
+        metrics["timesteps"] = 5 * number
         return {"key": state["key"], "x": x, "step": number}, metrics
 
     algorithm = Algorithm(

@@ -73,6 +73,14 @@ def test_non_finite_and_partial_values_survive():
         optax.cosine_decay_schedule(0.3, 50),
         optax.exponential_decay(1.0, 10, 0.5),
         optax.join_schedules([optax.constant_schedule(1.0), optax.linear_schedule(1.0, 0.0, 10)], [20]),
+        optax.polynomial_schedule(1.0, 0.0, 2, 100),
+        optax.piecewise_constant_schedule(1.0, {10: 0.5, 20: 0.1}),
+        optax.piecewise_interpolate_schedule("cosine", 1.0, {10: 0.5, 20: 0.1}),
+        optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100),
+        optax.warmup_exponential_decay_schedule(0.0, 1.0, 10, 100, 0.5),
+        optax.linear_onecycle_schedule(100, 1.0),
+        optax.cosine_onecycle_schedule(100, 1.0),
+        optax.sgdr_schedule([{"init_value": 0.0, "peak_value": 1.0, "decay_steps": 20, "warmup_steps": 5}]),
     ],
 )
 def test_schedules_of_optax_are_described_by_name_and_arguments(schedule):

@@ -39,7 +39,8 @@ def test_nothing_is_written_or_printed_unless_asked(tmp_path, monkeypatch, capfd
     run = train(random_walk(), steps=2, stop_after=1e-9)
     assert (len(run.metrics), run.run_dir) == (1, None)
     algorithm = random_walk()
-    train(algorithm._replace(step=lambda state, monitor: (monitor({"note": "a"}), algorithm.step(state))[1]), steps=1)
+    noting = algorithm._replace(step=lambda state, monitor, **_: (monitor({"note": "a"}), algorithm.step(state))[1])
+    train(noting, steps=1)
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
@@ -50,6 +51,8 @@ def test_nothing_is_written_or_printed_unless_asked(tmp_path, monkeypatch, capfd
         ({"max_frames": 25.0}, 3),
         ({"max_frames": 30}, 3),
         ({"steps": 2, "max_frames": 1e6}, 2),
+        ({"max_timesteps": 13}, 3),
+        ({"max_timesteps": 1e6, "max_frames": 25}, 3),
         ({"stop_after": 1e-9}, 1),
         ({"steps": 9, "on_step": lambda run: run.metrics[-1]["frames"] == 40}, 4),
         ({"steps": 9, "on_step": lambda run: np.float32(run.metrics[-1]["frames"]) > 30}, 4),
@@ -81,11 +84,12 @@ def test_arguments_out_of_range_are_refused(options):
         vx.train(vx.GA(), steps=1)  # pyright: ignore
 
 
-def test_frames_are_needed_for_a_budget_of_frames():
+@pytest.mark.parametrize("name", ["frames", "timesteps"])
+def test_a_budget_needs_its_metric(name):
     algorithm = random_walk()
-    without = algorithm._replace(step=lambda state, monitor: (algorithm.step(state)[0], {}))
-    with pytest.raises(ValueError, match="frames"):
-        train(without, max_frames=100)
+    without = algorithm._replace(step=lambda state, **_: (algorithm.step(state)[0], {}))
+    with pytest.raises(ValueError, match=name):
+        train(without, **{f"max_{name}": 100})
 
 
 @pytest.mark.parametrize("make", [random_walk, evolution, learning])
@@ -299,7 +303,7 @@ def test_after_an_error_in_a_step_the_state_before_is_saved(tmp_path):
 
 def test_metrics_without_a_json_form_are_refused_and_the_state_before_is_saved(tmp_path):
     algorithm = random_walk()
-    odd = algorithm._replace(step=lambda state, monitor: (algorithm.step(state)[0], {"x": object()}))
+    odd = algorithm._replace(step=lambda state, **_: (algorithm.step(state)[0], {"x": object()}))
     with pytest.raises(TypeError, match="metrics"):
         train(odd, tmp_path, steps=2)
     assert checkpoint.steps(tmp_path / "checkpoints") == [0]

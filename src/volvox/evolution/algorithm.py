@@ -36,7 +36,7 @@ from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
 from volvox.rollout.loop import Monitor, seed_of
-from volvox.types import Algorithm, Array, ArrayTree, Env, Evaluation, Genotype, Population
+from volvox.types import Algorithm, Array, ArrayTree, Budget, Env, Evaluation, Genotype, Population
 
 
 class Counts(NamedTuple):
@@ -121,11 +121,12 @@ def evolve(
 
     Returns:
       `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the members; `validation_*`,
-      `elite_*` and `candidates_mean` (`strategy.choose`); `test_*` if asked for; cumulative `Counts`;
-      `frames_per_second`; `occupancy` and `makespan_over_bound` of training; seconds of each part; the cutoff; and the
-      strategy's own. Its `log` has, for each member of the last generation, `parent`, `seed`, `scale`, `initial`,
-      `fitness`, `length` (timesteps) and `behavior` (of the first episode); and with lineages `base_parent`,
-      `base_seed`, `base_scale` and `base_initial`: the descent of each base from the previous bases, the elite last.
+      `elite_*` and `candidates_mean` (`strategy.choose`); `test_*` if asked for; cumulative `Counts`,
+      and `timesteps`, the timesteps of `frames`; `frames_per_second`; `occupancy` and `makespan_over_bound` of
+      training; seconds of each part; the cutoff; and the strategy's own. Its `log` has, for each member of the last
+      generation, `parent`, `seed`, `scale`, `initial`, `fitness`, `length` (timesteps) and `behavior` (of the first
+      episode); and with lineages `base_parent`, `base_seed`, `base_scale` and `base_initial`: the descent of each base
+      from the previous bases, the elite last.
 
     Raises:
       TypeError: an argument of another type.
@@ -278,7 +279,14 @@ class _Evolution:
         inner = _strong(self.strategy.init(key, self.evaluator.encoding))
         return EvolveState(key, 0, inner, bases, EliteScore(), lineage, self.cutoff.start)
 
-    def step(self, state: EvolveState, *, monitor: Monitor | None = None) -> tuple[EvolveState, dict[str, Any]]:
+    def step(
+        self,
+        state: EvolveState,
+        *,
+        monitor: Monitor | None = None,
+        budget: Budget = Budget(),  # noqa: B008  # immutable
+    ) -> tuple[EvolveState, dict[str, Any]]:
+        """Makes a generation; see `Algorithm.step`. The budget has no effect, because generations are whole."""
         began, frames, code = time.perf_counter(), state.counts.total_frames, self.evaluator.encoding
         row: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
         trained: Any = (None, None)  # the population and its evaluation
@@ -335,7 +343,8 @@ class _Evolution:
             inner, score = self.strategy.forget_scores(state.strategy), EliteScore(length=state.score.length)
             state = state._replace(max_episode_steps=longer, score=score, strategy=inner)
         frames_per_second = (state.counts.total_frames - frames) / elapsed
-        row |= state.counts._asdict() | {"frames_per_second": frames_per_second, "generation_seconds": elapsed}
+        row |= state.counts._asdict() | {"timesteps": state.counts.frames // self.env.spec.frame_skip}
+        row |= {"frames_per_second": frames_per_second, "generation_seconds": elapsed}
         return state, row | self.evaluator.figures()
 
     def _with_elite(

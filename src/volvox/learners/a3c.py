@@ -91,7 +91,7 @@ class A3C:
     rho_clip: float = 1.0
     c_clip: float = 1.0
     micro_batch: int | None = None
-    updates_per_iteration: int = 250
+    updates_per_iteration: int = 100
 
     def __post_init__(self):
         check_settings(self)

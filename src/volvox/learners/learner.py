@@ -72,7 +72,7 @@ class Learner:
 
 
 class Schedule(NamedTuple):
-    """When a learner learns, and how long an iteration is. One of the two lengths is given.
+    """When a learner learns, and how long an iteration is at most. One of the two lengths is given.
 
     Attributes:
       beats_per_round: Beats of a round; in each beat, every group takes one timestep.

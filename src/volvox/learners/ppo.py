@@ -112,7 +112,8 @@ class PPO:
         the emulator plays no-ops and FIRE after each lost life, as with `vx.envs.atari(..., episodic_life=True)`.)
         Longer runs need a larger `anneal_timesteps`.
         """
-        return cls(anneal_timesteps=10_000_000, clip=0.1, value_clip=0.1, reward_bound=1.0, episodic_life=True)
+        clips: Any = {"clip": 0.1, "value_clip": 0.1, "reward_bound": 1.0}
+        return cls(**clips, anneal_timesteps=10_000_000, episodic_life=True, rounds_per_iteration=5)
 
     @classmethod
     def mujoco(cls) -> "PPO":

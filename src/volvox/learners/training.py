@@ -3,6 +3,9 @@
     algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
     run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
 
+An iteration has the length of the settings. It ends early, after a whole round, when an evaluation is due or when the
+`Budget` is used up. Parameters do not depend on where iterations end.
+
 An evaluation plays whole episodes with the likeliest actions, in its own environments. On Atari it plays whole games,
 even if a lost life ends an episode of training. Rows then have `evaluation_mean`; its `evaluation_standard_error` over
 episodes; `evaluation_best`, the largest mean so far; `evaluation_timesteps`, the timesteps of each learner so far;
@@ -12,6 +15,7 @@ of them. `evaluation_best` is a maximum and overestimates its policy; play new e
 """
 
 import functools
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -30,7 +34,19 @@ from volvox.rollout.devices import Devices, devices_of
 from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, time_parts
 from volvox.rollout.scoring import act, first_episodes
 from volvox.sparsity.masks import is_grouped, is_sparse, masks_of, table
-from volvox.types import Algorithm, Array, ArrayTree, Env, EnvGroup, Interrupted, Policy, TimeStep, replaced, zeros
+from volvox.types import (
+    Algorithm,
+    Array,
+    ArrayTree,
+    Budget,
+    Env,
+    EnvGroup,
+    Interrupted,
+    Policy,
+    TimeStep,
+    replaced,
+    zeros,
+)
 
 
 class Acting(NamedTuple):
@@ -113,8 +129,8 @@ def learn(
       settings: Settings of the learner, such as `A3C()`.
       network: Network that these settings train, e.g. a flax module.
       env: The environments, in groups that take turns.
-      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.training`), each made at the
-        end of the iteration in which it is due. None: no evaluation.
+      evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.training`). An iteration ends
+        in the round in which one is due. None: no evaluation.
       num_evaluation_episodes: Episodes of an evaluation, of each learner.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
         of environments that learn on one device.
@@ -256,11 +272,17 @@ class Training:
         running = ((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)),) * self.env.num_groups
         return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), running=running, collected=collected)
 
-    def step(self, state: LearnState, *, monitor: Monitor | None = None) -> tuple[LearnState, dict[str, Any]]:
+    def step(
+        self,
+        state: LearnState,
+        *,
+        monitor: Monitor | None = None,
+        budget: Budget = Budget(),  # noqa: B008  # immutable
+    ) -> tuple[LearnState, dict[str, Any]]:
         """Makes an iteration, and an evaluation if it is due; see `Algorithm.step`."""
         monitor, evaluator = monitor or (lambda figures: False), self.evaluator
         try:
-            new, row = self.iteration(state, monitor)
+            new, row = self.iteration(state, monitor, budget)
             before, after = (x.timesteps // self.num_learners for x in (state, new))
             if evaluator is None or after // evaluator.every == before // evaluator.every:
                 return new, row
@@ -276,7 +298,7 @@ class Training:
             self.close()  # donated buffers and actions in flight cannot be trusted any more
             raise
 
-    def iteration(self, state: LearnState, monitor: Monitor) -> tuple[LearnState, dict[str, Any]]:
+    def iteration(self, state: LearnState, monitor: Monitor, budget: Budget) -> tuple[LearnState, dict[str, Any]]:
         """Returns the next state and the row of metrics, without evaluation."""
         loop, devices, schedule = self.loop, self.loop.devices, self.schedule
         is_open, acting, learning = self.opened(state, monitor)
@@ -284,18 +306,23 @@ class Training:
         acting = copied(acting._replace(timesteps=devices.placed(jnp.int32(0))))
         learning = copied(learning._replace(metrics=devices.placed(zeros(state.learning.metrics))))
         first_round, rounds, timesteps = int(devices.local(acting.round)), 0, 0
+        # Timesteps of the whole run, of all learners, in whose round the iteration ends.
+        ends = [budget.timesteps * self.num_learners, budget.frames / self.env.spec.frame_skip]
+        periods = (schedule.timesteps_per_iteration, self.evaluator and self.evaluator.every)
+        for period in (x * self.num_learners for x in periods if x is not None):
+            ends.append((state.timesteps // period + 1) * period)
+        limit = min(ends) - state.timesteps
 
         def progress() -> tuple[int, int, int]:
             """Returns (done, total, rounds left), in rounds or timesteps."""
-            if schedule.timesteps_per_iteration is None:
-                total, now = schedule.rounds_per_iteration or 1, first_round + rounds - schedule.delay
-                before = max(first_round - schedule.delay, 0)  # the first rounds have nothing to learn from
-                return max(now, 0) - before, total, before + total - now
-            total = schedule.timesteps_per_iteration * self.num_learners
-            missing = total - state.timesteps % total - timesteps
             # Timesteps that begin an episode do not count, so that these rounds may not be enough, and some follow.
-            left = max(-(-missing // (self.env.all_envs * schedule.beats_per_round)), 0)
-            return timesteps // self.num_learners, schedule.timesteps_per_iteration, left
+            left = max((limit - timesteps) / (self.env.all_envs * schedule.beats_per_round), 0)
+            if schedule.rounds_per_iteration is None:
+                return timesteps // self.num_learners, math.ceil(limit / self.num_learners), math.ceil(left)
+            now = first_round + rounds - schedule.delay
+            before = max(first_round - schedule.delay, 0)  # the first rounds have nothing to learn from
+            total = schedule.rounds_per_iteration
+            return max(now, 0) - before, total, math.ceil(min(left, before + total - now))
 
         rates = uncounted = np.zeros(3)
         began = time.perf_counter()
@@ -314,6 +341,8 @@ class Training:
             figures = {"phase": "training", "done": done, "total": total, "stepped": timesteps}
             if self.stops(monitor, figures | {"frames_per_second": float(rates[2])}) and left:
                 raise Interrupted(f"{done} of {total} parts of this iteration were made and are dropped")
+            if devices.max_over_processes(time.monotonic() >= budget.end) > 0:
+                break
 
         kept, learned = devices.local((acting, learning))
         if devices.mesh is not None:

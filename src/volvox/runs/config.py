@@ -9,6 +9,7 @@ JSON objects with one of these keys stand for Python objects:
 - `function`: a class or function itself;
 - `partial`, with `arguments` and `keywords`: a `functools.partial` of a function;
 - `float`: `inf`, `-inf` or `nan`;
+- `items`: a dict whose keys are not all strings, as pairs;
 - `unknown`: an object without a JSON form, by its class; it cannot be rebuilt.
 
 Classes and functions are named by their public path, such as `optax.adam`. Only public names of volvox and of a few
@@ -42,6 +43,11 @@ _MODULES = ("volvox", *_CALLABLE_MODULES, *_PARTS, "jax.numpy", "numpy")
 _PACKAGES = {module.partition(".")[0] for module in _MODULES}
 _CALLABLE_NAMES = ("volvox.learn", "volvox.evolve", "numpy.array")
 """Functions that a file may call: those of these modules, and the single names."""
+_DERIVED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "boundaries_and_scales": lambda variables: dict(zip(variables["boundaries"], variables["scales"], strict=True)),
+    "interpolate_type": lambda variables: variables["interpolate_fn"].__name__.split("_")[1],
+}
+"""Arguments of optax's schedules that are not variables of their functions, from these variables."""
 _MISSING = object()
 
 
@@ -61,6 +67,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            return {"items": to_json(list(value.items()))}
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, Genotype):
         return to_json(value.policy.config)
@@ -86,9 +94,10 @@ def _function_to_json(function: Any) -> Any:
     named = (getattr(sys.modules.get(module), name, None) for module in _CALLABLE_MODULES)
     factory: Any = next(filter(inspect.isfunction, named), None)
     if factory and inspect.isfunction(function) and function.__code__ in inspect.unwrap(factory).__code__.co_consts:
-        with contextlib.suppress(TypeError, ValueError):  # an argument is not among the variables of the function
+        with contextlib.suppress(TypeError, ValueError, LookupError):  # the variables do not give an argument
             variables = _closure(function)
-            arguments = {name: variables[name] for name in inspect.signature(factory).parameters if name in variables}
+            names = [name for name in inspect.signature(factory).parameters if name in variables or name in _DERIVED]
+            arguments = {name: variables[name] if name in variables else _DERIVED[name](variables) for name in names}
             again: Any = factory(**arguments)
             if to_json(_closure(again)) == to_json(variables):  # no other argument mattered
                 return {"type": path_of(factory), **to_json(arguments)}
@@ -130,6 +139,8 @@ def from_json(data: Any, custom: Iterable[Any] = ()) -> Any:
         return data
     if data.keys() == {"float"}:
         return float(data["float"])
+    if data.keys() == {"items"}:
+        return dict(from_json(data["items"], custom))
     if "unknown" in data:
         raise ValueError(f"an object of type {data['unknown']} has no JSON form and cannot be rebuilt")
     if data.keys() == {"function"}:

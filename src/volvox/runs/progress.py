@@ -50,8 +50,8 @@ class Progress:
       rows: Rows of the steps before this process.
       shown: Whether anything is shown.
       steps: Number of steps of the whole run; None if another limit ends it.
-      stop_after: Seconds after which no further step begins.
-      max_frames: Emulator frames of the whole run, after which no further step begins.
+      stop_after: Seconds after which the run ends.
+      limits: Values of the metrics `frames` and `timesteps` at which the run ends.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Progress:
         shown: bool,
         steps: int | None,
         stop_after: float | None,
-        max_frames: float | None,
+        limits: Mapping[str, float],
     ):
-        self._shown, self._steps, self._stop_after, self._max_frames = shown, steps, stop_after, max_frames
+        self._shown, self._steps, self._stop_after, self._limits = shown, steps, stop_after, limits
         self._step_name, self._frame_skip = algorithm.step_name, algorithm.env.spec.frame_skip
-        frames = numbers(rows[-1]).get("frames", 0.0) if rows else 0.0
-        self._start = self._now = (float(len(rows)), frames)  # steps, with a fraction of the current one; frames
+        # Steps, with a fraction of the current one, and the metrics that have limits.
+        self._start = self._now = self._counts(float(len(rows)), rows[-1] if rows else {})
         self._began, self._announced = time.monotonic(), set[str]()
         is_interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
         layout = {"bar_format": "{percentage:3.0f}%|{bar:20}| {desc}", "leave": False, "dynamic_ncols": True}
@@ -81,7 +81,7 @@ class Progress:
         """
         number = math.floor(self._now[0]) + 1
         done, total = (figures.get(f"step_{name}", figures.get(name)) for name in ("done", "total"))
-        self._now = (number - 1 + (min(done / total, 0.999) if done is not None and total else 0.0), self._now[1])
+        self._now = (number - 1 + (min(done / total, 0.999) if done is not None and total else 0.0), *self._now[1:])
         phase = figures.get("phase", "working")
         if phase in _NOTES and phase not in self._announced:
             self.note(f"{self._step_name} {number}: {_NOTES[phase]}")
@@ -100,12 +100,15 @@ class Progress:
 
     def step(self, done: int, row: Mapping[str, Any]) -> None:
         """Shows that a step is done: the number of steps done in all, its metrics, and the time left."""
-        self._now = (float(done), numbers(row).get("frames", self._now[1]))
+        self._now = self._counts(float(done), row)
         name = f"{self._step_name} {done}" + ("" if self._steps is None else f"/{self._steps}")
         times = ", ".join(filter(None, [format_duration(time.monotonic() - self._began), self._limit()[1]]))
         room = _WIDTH - len(name) - len(times) - 4
         line = summarize(row, step_name=self._step_name, width=room, frame_skip=self._frame_skip)
         self.note("  ".join(filter(None, (name, line, times))))
+
+    def _counts(self, steps: float, row: Mapping[str, Any]) -> tuple[float, ...]:
+        return (steps, *(numbers(row).get(name, 0.0) for name in self._limits))
 
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
@@ -123,7 +126,7 @@ class Progress:
         """Returns the fraction of the run that is done and a text of the time left, by the limit that ends it first."""
         elapsed = max(time.monotonic() - self._began, 1e-9)
         limits = [] if self._stop_after is None else [(self._stop_after - elapsed, elapsed / self._stop_after)]
-        for now, start, end in zip(self._now, self._start, (self._steps, self._max_frames), strict=True):
+        for now, start, end in zip(self._now, self._start, (self._steps, *self._limits.values()), strict=True):
             if end is not None:
                 pace = elapsed / (now - start) if now > start else math.inf
                 limits.append((pace * (end - now) if now < end else 0.0, now / end))

@@ -20,9 +20,10 @@ from volvox.runs.directory import RunDirectory
 from volvox.runs.loggers import LoggedRun, Logger, OpenLogger, open_loggers, tensorboard
 from volvox.runs.progress import Progress
 from volvox.runs.run import Run
-from volvox.types import Algorithm, Array, Interrupted
+from volvox.types import Algorithm, Array, Budget, Interrupted
 
 _SECONDS_BETWEEN_PLOTS = 60.0
+_SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
 def train(
@@ -31,6 +32,7 @@ def train(
     steps: int | None = None,
     seed: int | Array = 0,
     max_frames: float | None = None,
+    max_timesteps: float | None = None,
     stop_after: float | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -40,10 +42,15 @@ def train(
     loggers: Sequence[Logger | OpenLogger] | None = None,
     on_step: Callable[[Run], object] | None = None,
 ) -> Run:
-    """Trains until the run has `steps` steps, including those of earlier calls.
+    """Trains until the run has `steps` steps, including those of earlier calls, or until another budget is used up.
 
         run = vx.train(algorithm, seed=0, steps=10, run_dir="runs/frostbite")
         run = vx.train(algorithm, seed=0, steps=20, run_dir="runs/frostbite", resume=True)
+
+    An iteration of a learner ends with the round of timesteps in which a budget is used up. A generation of a
+    population is always whole: the run ends after the generation in which a budget is used up. An evaluation that is
+    due is finished. Unless `steps` is given, an iteration also ends after about a minute, so that it is saved. Where
+    iterations end changes the rows, but not what is learned.
 
     SIGINT (Ctrl-C, a notebook's interrupt) and SIGTERM end the run within about a second, or after the compilation in
     progress: the current step is abandoned, the last completed one is saved, and the run is returned as `interrupted`.
@@ -59,13 +66,16 @@ def train(
 
     Args:
       algorithm: The algorithm. It is not closed. A resumed run is compared with its `config`.
-      steps: Steps (generations or iterations) of the whole run. None: `stop_after` or `max_frames` ends the run.
+      steps: Steps (generations or iterations) of the whole run. None: another budget ends the run.
       seed: An integer or a key of `jax.random`, from which all random numbers derive.
-      max_frames: Emulator frames of the whole run, by the metric `frames`, after which no further step begins.
-      stop_after: Seconds of this call after which no further step begins.
+      max_frames: Emulator frames of the whole run, by the metric `frames`.
+      max_timesteps: Timesteps of the whole run, by the metric `timesteps`: of each learner, or of training and
+        validation of a population.
+      stop_after: Seconds of this call.
       run_dir: Directory of the run. None: nothing is written.
       resume: Continue from the newest usable checkpoint in `run_dir`; without one, begin there.
-      checkpoint_every: Steps between checkpoints. The last step is always saved.
+      checkpoint_every: Steps between checkpoints. A step that ends a minute after the last checkpoint, and the last
+        step, are always saved.
       keep_checkpoints: Number of newest checkpoints that are kept.
       progress: Show progress on the standard error stream. False prints nothing.
       loggers: Loggers that receive each row, such as `(vx.loggers.csv(), vx.loggers.wandb("project"))`. None:
@@ -88,13 +98,15 @@ def train(
       Exception: Any error of an environment, a step, a logger, or `on_step`. The last good state is saved.
     """
     _checks.check_type("algorithm", algorithm, Algorithm, "vx.evolve or vx.learn")
-    steps, max_frames = _checks.count("steps", steps), _checks.count("max_frames", max_frames)
+    steps = _checks.count("steps", steps)
+    given = {"frames": max_frames, "timesteps": max_timesteps}
+    limits: dict[str, Any] = {name: _checks.count(f"max_{name}", x) for name, x in given.items() if x is not None}
     _checks.integer("checkpoint_every", checkpoint_every, low=1, high=None)
     _checks.integer("keep_checkpoints", keep_checkpoints, low=1, high=None)
     if stop_after is not None:
         _checks.number("stop_after", stop_after, above=0)
-    if steps is None and stop_after is None and max_frames is None:
-        raise ValueError("nothing would end this run: give steps, max_frames or stop_after (seconds)")
+    if steps is None and stop_after is None and not limits:
+        raise ValueError("nothing would end this run: give steps, max_timesteps, max_frames or stop_after (seconds)")
     if resume and run_dir is None:
         raise ValueError("resume=True needs a run_dir")
     if algorithm.max_over_processes is None and jax.process_count() > 1:
@@ -117,7 +129,7 @@ def train(
         if agree(len(rows)) != -agree(-len(rows)):
             raise ValueError(f"run_dir={str(run_dir)!r} must be on a disk that all processes share")
         begins, state = state is None, algorithm.init(key) if state is None else state
-        display = Progress(algorithm, rows, progress and is_first, steps, stop_after, max_frames)
+        display = Progress(algorithm, rows, progress and is_first, steps, stop_after, limits)
         stack.callback(display.close)
         if resume:
             display.note(f"{run_dir}: {'the run begins' if begins else f'the run continues after {name} {len(rows)}'}")
@@ -132,22 +144,26 @@ def train(
             display.inside(figures)
             return bool(signals)
 
-        began, seconds_before = time.monotonic(), rows[-1]["seconds"] if rows else 0.0
+        began = saved = time.monotonic()
+        end, seconds_before = began + (stop_after or math.inf), rows[-1]["seconds"] if rows else 0.0
         last, reason, next_plot = math.inf if steps is None else steps, "", began + _SECONDS_BETWEEN_PLOTS
         while len(rows) < last and not reason and not agree(len(signals)):
-            if max_frames is not None and rows and _frames(rows[-1]) >= max_frames:
-                reason = f"{_frames(rows[-1]):,} frames were played"
+            if over := [name for name, limit in limits.items() if rows and _count(rows[-1], name) >= limit]:
+                reason = f"{_count(rows[-1], over[0]):,} {over[0]} were played"
                 break
             step_began = time.monotonic()
+            # With `steps`, the length of a step must not depend on the speed of the machine.
+            save_at = step_began + _SECONDS_BETWEEN_CHECKPOINTS if steps is None else math.inf
             try:
-                after, metrics = algorithm.step(state, monitor=monitor)
+                after, metrics = algorithm.step(state, monitor=monitor, budget=Budget(**limits, end=min(end, save_at)))
                 now = time.monotonic()
                 times = {"seconds": round(seconds_before + now - began, 3), "step_seconds": round(now - step_began, 3)}
                 directory.add({name: len(rows) + 1} | to_json_row(metrics) | {name: len(rows) + 1} | times)
                 state = after
                 log(len(rows), rows[-1])
-                if len(rows) % checkpoint_every == 0:
+                if len(rows) % checkpoint_every == 0 or time.monotonic() - saved >= _SECONDS_BETWEEN_CHECKPOINTS:
                     directory.save(state)
+                    saved = time.monotonic()
                 display.step(len(rows), rows[-1])
                 run = Run(algorithm, state, list(rows), directory.path)
                 if directory.path is not None and time.monotonic() >= next_plot:
@@ -201,10 +217,10 @@ def run_path(run_dir: str | os.PathLike[str]) -> Path:
     return Path(run_dir).absolute()
 
 
-def _frames(row: Row) -> int:
-    if "frames" not in numbers(row):
-        raise ValueError("max_frames: this algorithm has no metric 'frames'; give steps or stop_after")
-    return int(row["frames"])
+def _count(row: Row, name: str) -> int:
+    if name not in numbers(row):
+        raise ValueError(f"max_{name}: this algorithm has no metric {name!r}; give steps or stop_after")
+    return int(row[name])
 
 
 def _catch_signals(stack: ExitStack) -> list[int]:
