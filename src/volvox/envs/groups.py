@@ -93,12 +93,17 @@ def recipe(
     _group_size(num_envs, groups)
     shape = jax.tree.map(lambda x: _channels_last(x.shape), spec.observation)
     spec = with_cutoff(spec._replace(observation_shape=shape), None)
+    mask = spec.split_mask(spec.observation)[1]
+    if mask is not None and mask.shape != (spec.num_outputs,):
+        raise ValueError(f"action_mask of {spec.name} must have shape {(spec.num_outputs,)}, got {mask.shape}")
 
     def converted(group: EnvGroup) -> EnvGroup:
         def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
             state, timestep = group.recv(state)
             observation = convert_observation(timestep.observation, group.spec.observation, group.spec.name)
-            return state, timestep._replace(observation=observation)
+            timestep = timestep._replace(observation=observation)
+            _check_action_mask(group.spec, timestep)
+            return state, timestep
 
         return group._replace(recv=recv)
 
@@ -178,6 +183,19 @@ def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> A
         return cast
 
     return jax.tree_util.tree_map_with_path(convert, like, observation)
+
+
+def _check_action_mask(spec: EnvSpec, timestep: TimeStep) -> None:
+    """Raises ValueError if an environment allows no action before its episode has ended.
+
+    The masks in a `jax.Array` are not checked, because compiled code cannot raise.
+    """
+    mask = spec.split_mask(timestep.observation)[1]
+    if isinstance(mask, np.ndarray):
+        begins = np.cumsum((0, *(spec.num_choices or ())[:-1]))  # of the components
+        allowed = np.logical_or.reduceat(mask != 0, begins, axis=1).all(axis=1)
+        if not (allowed | timestep.terminated | timestep.truncated).all():
+            raise ValueError(f"action_mask of {spec.name} allows no action; only where an episode ends it may be all 0")
 
 
 def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -145,6 +145,22 @@ def _log_softmax(output: Array, epsilon: float) -> Array:
     return jax.nn.log_softmax(output) if epsilon == 0 else jnp.log(jax.nn.softmax(output) + epsilon)
 
 
+def mask_logits(output: Array, mask: Array | None) -> Array:
+    """Gives actions that are not allowed the probability 0 (Huang and Ontañón 2022, arXiv 2006.14171).
+
+    Their logits become the lowest finite number, so that entropies and gradients are finite. Where no action is
+    allowed, sampling takes the first one, and all have the same `log_prob`.
+
+    Args:
+      output: Logits `[..., n]` of a categorical distribution, or of all components of several.
+      mask: `[..., n]`, not 0 where an action is allowed; None allows all.
+
+    Returns:
+      Logits `[..., n]`.
+    """
+    return output if mask is None else jnp.where(mask != 0, output, jnp.finfo(output.dtype).min)
+
+
 def clip_action(action: Array, spec: EnvSpec) -> Array:
     """Clips continuous actions to the environment's bounds; returns discrete actions unchanged."""
     return jnp.clip(action, spec.action_low, spec.action_high) if spec.continuous else action
