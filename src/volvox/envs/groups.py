@@ -55,6 +55,7 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -93,9 +94,11 @@ def recipe(
     _group_size(num_envs, groups)
     shape = jax.tree.map(lambda x: _channels_last(x.shape), spec.observation)
     spec = with_cutoff(spec._replace(observation_shape=shape), None)
-    mask = spec.split_mask(spec.observation)[1]
-    if mask is not None and mask.shape != (spec.num_outputs,):
-        raise ValueError(f"action_mask of {spec.name} must have shape {(spec.num_outputs,)}, got {mask.shape}")
+    if isinstance(shape, dict) and "action_mask" in shape and not spec.continuous:
+        # A mask of combinations of choices cannot be used; it is an ordinary observation.
+        combinations = math.prod(spec.num_choices or (spec.num_outputs,))
+        if math.prod(shape["action_mask"]) not in (spec.num_outputs, combinations):
+            raise ValueError(f"action_mask of {spec.name} needs {spec.num_outputs} entries, got {shape['action_mask']}")
 
     def converted(group: EnvGroup) -> EnvGroup:
         def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
@@ -193,7 +196,7 @@ def _check_action_mask(spec: EnvSpec, timestep: TimeStep) -> None:
     mask = spec.split_mask(timestep.observation)[1]
     if isinstance(mask, np.ndarray):
         begins = np.cumsum((0, *(spec.num_choices or ())[:-1]))  # of the components
-        allowed = np.logical_or.reduceat(mask != 0, begins, axis=1).all(axis=1)
+        allowed = np.logical_or.reduceat(mask.reshape(len(mask), -1) != 0, begins, axis=1).all(axis=1)
         if not (allowed | timestep.terminated | timestep.truncated).all():
             raise ValueError(f"action_mask of {spec.name} allows no action; only where an episode ends it may be all 0")
 

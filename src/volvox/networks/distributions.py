@@ -153,12 +153,12 @@ def mask_logits(output: Array, mask: Array | None) -> Array:
 
     Args:
       output: Logits `[..., n]` of a categorical distribution, or of all components of several.
-      mask: `[..., n]`, not 0 where an action is allowed; None allows all.
+      mask: `[..., n]`, or further dimensions with n numbers; not 0 where an action is allowed. None allows all.
 
     Returns:
       Logits `[..., n]`.
     """
-    return output if mask is None else jnp.where(mask != 0, output, jnp.finfo(output.dtype).min)
+    return output if mask is None else jnp.where(mask.reshape(output.shape) != 0, output, jnp.finfo(output.dtype).min)
 
 
 def clip_action(action: Array, spec: EnvSpec) -> Array:

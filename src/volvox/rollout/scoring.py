@@ -201,7 +201,7 @@ def act(
 def _random_actions(spec: EnvSpec, timestep: TimeStep, rng: np.random.Generator) -> np.ndarray:
     shape, mask = (timestep.reward.size, *spec.action.shape), spec.split_mask(timestep.observation)[1]
     if mask is not None:  # the largest of equally distributed numbers
-        drawn = jnp.asarray(rng.random(mask.shape, np.float32))
+        drawn = jnp.asarray(rng.random((len(mask), spec.num_outputs), np.float32))
         return np.asarray(distribution(spec).mode(mask_logits(drawn, mask)))
     if spec.action_low is None or spec.action_high is None:
         return rng.integers(spec.num_choices or spec.num_actions or 1, size=shape).astype(np.int32)
