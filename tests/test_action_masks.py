@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.toy_text.taxi import TaxiEnv
 
 import volvox as vx
 from volvox.data import normalization
@@ -222,16 +223,16 @@ def test_ppo_takes_only_actions_that_change_the_state_of_the_taxi():
                 self.mask = rest[-1]["action_mask"]
                 return observation, *rest
 
-        return Strict(gymnasium.make("Taxi-v3"))
+        return Strict(TaxiEnv())
 
     env = vx.envs.gymnasium(make_env, num_envs=8, groups=2, max_episode_steps=50, action_mask=True)
     assert env.spec.observation_shape == {"observation": (), "action_mask": (6,)}
     algorithm = vx.learn(vx.PPO(**ROUNDS), networks.CategoricalMLP(6, (8,)), env)
     run = vx.train(algorithm, seed=0, steps=2, progress=False)
-    assert run.evaluate(num_episodes=4).lengths.max() <= 50
-    named = vx.envs.gymnasium("Taxi-v3", num_envs=2, action_mask=True)
-    assert named.spec.max_episode_steps == 200
-    assert (vx.play_randomly(named, num_episodes=2, max_episode_steps=20).returns >= -20 * 10).all()
+    (name,) = (name for name in gymnasium.registry if name.startswith("Taxi-"))
+    named = vx.envs.gymnasium(name, num_envs=2, action_mask=True)
+    for score in (run.evaluate(num_episodes=4), vx.play_randomly(named, num_episodes=2, max_episode_steps=20)):
+        assert (score.returns >= -score.lengths).all()  # an illegal pickup or drop-off costs 10
 
 
 def test_a_mask_may_be_empty_only_where_an_episode_ends():

@@ -68,7 +68,7 @@ def gymnasium(
       max_episode_steps: Timesteps after which an episode is truncated. None takes the environment's own limit. A
         shorter limit that a class or function sets itself holds as well.
       name: `EnvSpec.name`; None takes the name given, or that of the environment's class.
-      action_mask: Whether `info["action_mask"]` tells which discrete actions are allowed, as in Taxi-v3. Observations
+      action_mask: Whether `info["action_mask"]` tells which discrete actions are allowed, as in Taxi. Observations
         are then dicts of `observation` and `action_mask`, int8 `[num_outputs]`. Networks take the observation alone.
         The mask is an array, or a tuple of arrays as in `MultiDiscrete.sample`.
       **options: Arguments of the environment.
