@@ -128,6 +128,7 @@ def test_only_allowed_actions_are_taken(name, tmp_path):
         assert (run.evaluate(num_episodes=8, sampled=True).returns == 0).all()
     assert (run.evaluate(num_episodes=8).returns == 0).all()
 
+    algorithm.close()
     mask = draw_masks(32, counts)
     seen = {"observation": np.float32(mask.sum(axis=1, keepdims=True)), "action_mask": mask}
     wanted = run.actor()(seen)
@@ -135,6 +136,7 @@ def test_only_allowed_actions_are_taken(name, tmp_path):
     for suffix in (".stablehlo", ".onnx"):
         exported = vx.load(run.export(tmp_path / f"policy{suffix}"))
         np.testing.assert_array_equal(exported(seen), wanted)
+        exported.reset()
         assert exported(jax.tree.map(lambda x: x[0], seen)).shape == wanted.shape[1:]
 
 
@@ -201,6 +203,7 @@ def test_masks_of_gymnasium_environments(space, workers):
     network = networks.CategoricalMLP(env.spec.num_outputs, (8,))
     run = vx.train(vx.learn(vx.PPO(**ROUNDS), network, env), seed=0, steps=1, progress=False)
     run.evaluate(num_episodes=4)
+    run.algorithm.close()
     act, one = run.actor(), make_env()
     observation, info = one.reset(seed=0)
     for _ in range(20):

@@ -76,7 +76,8 @@ class MultiCategorical:
 
     def mode(self, output: Array) -> Array:
         """Most likely actions `[..., len(num_choices)]`."""
-        return jnp.stack([actions.mode(part) for actions, part in self._components(output)], axis=-1)
+        # `jnp.stack` has no form in ONNX.
+        return jnp.concatenate([actions.mode(part)[..., None] for actions, part in self._components(output)], axis=-1)
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
         """Logarithms `[...]` of the actions' probabilities: sums over the components."""
