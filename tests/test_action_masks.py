@@ -39,7 +39,18 @@ def are_allowed(mask, action, counts):
     return np.take_along_axis(mask, action.reshape(len(action), -1) + begins(counts), axis=1).all(axis=1)
 
 
-def masked(counts, show=lambda mask: jnp.float32(mask.sum(keepdims=True)), **options):
+def observe(mask):
+    """Observations `[..., 1]` with a mask `[..., n]`."""
+    return {"observation": mask.sum(axis=-1, keepdims=True).astype(np.float32), "action_mask": mask}
+
+
+def observe_more(mask):
+    """Two observations with a mask `[..., 2, n / 2]`."""
+    rows = mask.reshape(*mask.shape[:-1], 2, -1)
+    return {"rows": rows.sum(axis=-1).astype(np.float32), "all": mask.sum(axis=-1), "action_mask": rows}
+
+
+def masked(counts, observe=observe, **options):
     """Each timestep allows other actions. An action that is not allowed is rewarded -1, all others 0."""
 
     def step(mask, action, key):
@@ -49,7 +60,7 @@ def masked(counts, show=lambda mask: jnp.float32(mask.sum(keepdims=True)), **opt
     return vx.envs.from_functions(
         lambda key: draw_mask(key, counts),
         step,
-        lambda mask: {"observation": show(mask), "action_mask": mask},
+        observe,
         name="masked",
         max_episode_steps=5,
         **{"num_envs": 4, **kind, **options},
@@ -100,10 +111,10 @@ def test_a_mask_that_allows_nothing_gives_the_first_action_and_finite_numbers(ac
 ROUNDS = {"segment_length": 8, "num_minibatches": 2, "rounds_per_iteration": 4}
 ALGORITHMS = {
     "a3c": ((4,), vx.A3C(segment_length=5, updates_per_iteration=20), networks.CategoricalMLP(4, (8,))),
-    "a3c_epsilon": (
-        (2, 3),
+    "a3c_several_arrays": (
+        (3, 3),
         vx.A3C(segment_length=5, updates_per_iteration=20, log_epsilon=1e-6, lag=0, vtrace=False),
-        networks.CategoricalMLP(5, (8,)),
+        networks.CategoricalMLP(6, (8,)),
     ),
     "ppo_normalized": (
         (2, 3),
@@ -120,7 +131,8 @@ ALGORITHMS = {
 def test_only_allowed_actions_are_taken(name, tmp_path):
     """In training, evaluation, and by actors and exported policies."""
     counts, settings, network = ALGORITHMS[name]
-    env, is_learner = masked(counts, groups=2), hasattr(settings, "bind")
+    show, is_learner = observe_more if name == "a3c_several_arrays" else observe, hasattr(settings, "bind")
+    env = masked(counts, show, groups=2)
     algorithm = vx.learn(settings, network, env) if is_learner else vx.evolve(settings, network, env)
     run = vx.train(algorithm, seed=0, steps=2, run_dir=tmp_path / "run", progress=False)
     if is_learner:
@@ -130,7 +142,7 @@ def test_only_allowed_actions_are_taken(name, tmp_path):
 
     algorithm.close()
     mask = draw_masks(32, counts)
-    seen = {"observation": np.float32(mask.sum(axis=1, keepdims=True)), "action_mask": mask}
+    seen = show(mask)
     wanted = run.actor()(seen)
     assert are_allowed(mask, wanted, counts).all()
     for suffix in (".stablehlo", ".onnx"):
@@ -141,7 +153,7 @@ def test_only_allowed_actions_are_taken(name, tmp_path):
 
 
 def test_random_actions_are_allowed():
-    env = masked((2, 3), lambda mask: jnp.zeros((8, 8, 1), jnp.uint8))
+    env = masked((2, 3), lambda mask: {"observation": jnp.zeros((8, 8, 1), jnp.uint8), "action_mask": mask})
     vx.testing.check_env(env)
     assert (vx.play_randomly(env, num_episodes=8).returns == 0).all()
     reference = vx.reference_batch(env, size=4)
