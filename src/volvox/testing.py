@@ -18,6 +18,7 @@ from volvox.envs import from_functions
 from volvox.evolution.algorithm import evolve
 from volvox.evolution.strategy import Strategy
 from volvox.networks import MLP, genotype
+from volvox.networks.distributions import distribution, mask_logits
 from volvox.population import Table, encoding
 from volvox.types import ArrayTree, Env, EnvGroup, EnvSpec, Evaluation, TimeStep
 
@@ -80,7 +81,7 @@ def drive(group: EnvGroup, actions: np.ndarray, *, restart_at: int | None = None
 
     Args:
       group: The group; its functions are compiled if it is traceable.
-      actions: The actions.
+      actions: The actions; the first allowed action replaces one that an action mask does not allow.
       restart_at: Timestep after which the group is restarted, which adds a time step.
       state: The first state; None is that of `group.init`.
 
@@ -95,9 +96,18 @@ def drive(group: EnvGroup, actions: np.ndarray, *, restart_at: int | None = None
         if t == restart_at:
             state, step = recv(group.restart(state))
             steps.append(jax.device_get(step))
-        state = send(state, action)
+        state = send(state, _allowed_action(group.spec, step, action))
     steps.append(jax.device_get(recv(state)[1]))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+
+
+def _allowed_action(spec: EnvSpec, step: TimeStep, action: np.ndarray) -> np.ndarray:
+    mask = spec.split_mask(step.observation)[1]
+    if mask is None:
+        return action
+    counts, parts = spec.num_choices or (spec.num_actions,), action.reshape(len(action), -1).T
+    wanted = [jax.nn.one_hot(part, count) for part, count in zip(parts, counts, strict=True)]
+    return np.asarray(distribution(spec).mode(mask_logits(jnp.concatenate(wanted, axis=-1), mask)))
 
 
 def _is_equal(one: ArrayTree, other: ArrayTree) -> bool:

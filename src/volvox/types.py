@@ -40,7 +40,7 @@ class EnvSpec(NamedTuple):
     Attributes:
       name: Name of the environment in reports, such as "Frostbite".
       observation_shape: Shape of one observation, channels last. For observations that are a dict or a tuple of arrays,
-        a dict or a tuple of shapes.
+        a dict or a tuple of shapes. The entry `action_mask` of a dict masks discrete actions; see `split_mask`.
       observation_dtype: Dtype of observations, or a dict or a tuple of dtypes.
       num_actions: Number of discrete actions; actions are then int32 `[B]`.
       action_shape: Shape of an action of several components or of a continuous action; actions are then
@@ -94,6 +94,23 @@ class EnvSpec(NamedTuple):
         if self.num_choices is not None:
             return sum(self.num_choices)
         return math.prod(self.action_shape or ()) if self.num_actions is None else self.num_actions
+
+    def split_mask(self, observation: Any) -> tuple[Any, Any]:
+        """Splits observations into those that the network takes, and the action mask.
+
+        Args:
+          observation: Observations with any leading dimensions, or their shapes (`EnvSpec.observation`).
+
+        Returns:
+          (the entry `observation` of the dict, or a dict of all other entries if there are more; the entry
+          `action_mask`, which is not 0 where a discrete action is allowed, or where a choice of a component is). If
+          observations have no such entry with `num_outputs` numbers: (the observations, None).
+        """
+        shapes = self.observation_shape if isinstance(self.observation_shape, dict) else {}
+        if self.continuous or math.prod(shapes.get("action_mask", (0,))) != self.num_outputs:
+            return observation, None
+        rest = {name: x for name, x in observation.items() if name != "action_mask"}
+        return rest["observation"] if list(rest) == ["observation"] else rest, observation["action_mask"]
 
 
 class TimeStep(NamedTuple):

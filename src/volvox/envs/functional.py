@@ -80,7 +80,8 @@ def from_functions(
       step: (state, action, key) -> (state, reward, terminated); action is an int32 scalar, int32 `[len(num_choices)]`
         or float32 `[*action_shape]`, reward and terminated are scalars.
       observe: state -> observation; an array, or a dict or a tuple of arrays. An image with its channels first is
-        transposed (`volvox.envs.groups.convert_observation`).
+        transposed (`volvox.envs.groups.convert_observation`). The entry `action_mask` of a dict tells which discrete
+        actions are allowed (`EnvSpec.split_mask`).
       name: `EnvSpec.name`.
       num_envs: Environments in all groups together.
       max_episode_steps: Timesteps after which an episode is truncated.

@@ -55,6 +55,7 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -93,6 +94,11 @@ def recipe(
     _group_size(num_envs, groups)
     shape = jax.tree.map(lambda x: _channels_last(x.shape), spec.observation)
     spec = with_cutoff(spec._replace(observation_shape=shape), None)
+    if isinstance(shape, dict) and "action_mask" in shape and not spec.continuous:
+        # A mask of combinations of choices cannot be used; it is an ordinary observation.
+        combinations = math.prod(spec.num_choices or (spec.num_outputs,))
+        if math.prod(shape["action_mask"]) not in (spec.num_outputs, combinations):
+            raise ValueError(f"action_mask of {spec.name} needs {spec.num_outputs} entries, got {shape['action_mask']}")
 
     def converted(group: EnvGroup) -> EnvGroup:
         def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:

@@ -38,6 +38,7 @@ def gymnasium(
     workers: int = 0,
     max_episode_steps: int | None = None,
     name: str | None = None,
+    action_mask: bool = False,
     **options: Any,
 ) -> Env:
     """Makes a recipe for environments of Gymnasium, by name or by a class or function that makes one.
@@ -49,8 +50,9 @@ def gymnasium(
     Actions are Discrete, MultiDiscrete, MultiBinary or Box spaces. Observations are Box, Discrete, MultiDiscrete or
     MultiBinary spaces, or Dict and Tuple spaces of these. `groups.convert_observation` transposes images with their
     channels first and converts 64-bit numbers to 32 bits; integers that do not fit raise a ValueError. Continuous
-    actions out of bounds raise a ValueError. Extras: `elapsed_steps` (int32 `[B]`). Environments are seeded by their
-    `reset`; their state cannot be saved, so a resumed run begins new episodes.
+    actions out of bounds raise a ValueError, and so does an action mask that allows no action before the episode ends.
+    Extras: `elapsed_steps` (int32 `[B]`). Environments are seeded by their `reset`; their state cannot be saved, so a
+    resumed run begins new episodes.
 
     Example:
       >>> env = volvox.envs.gymnasium("CartPole-v1", num_envs=8, groups=2)
@@ -66,6 +68,9 @@ def gymnasium(
       max_episode_steps: Timesteps after which an episode is truncated. None takes the environment's own limit. A
         shorter limit that a class or function sets itself holds as well.
       name: `EnvSpec.name`; None takes the name given, or that of the environment's class.
+      action_mask: Whether `info["action_mask"]` tells which discrete actions are allowed, as in Taxi. Observations
+        are then dicts of `observation` and `action_mask`, int8 `[num_outputs]`. Networks take the observation alone.
+        The mask is an array, or a tuple of arrays as in `MultiDiscrete.sample`.
       **options: Arguments of the environment.
 
     Returns:
@@ -86,7 +91,7 @@ def gymnasium(
     # Workers know the specification also if they do not know the name.
     recreate = (probe.spec, {}) if isinstance(make_env, str) else (make_env, options)
     limit: Any = max_episode_steps or getattr(probe.spec, "max_episode_steps", None)
-    own_spaces = probe.observation_space, probe.action_space
+    own_spaces = (WithActionMask(probe) if action_mask else probe).observation_space, probe.action_space
     probe.close()
     spec = EnvSpec(
         name=name,
@@ -98,7 +103,11 @@ def gymnasium(
 
     def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
         del host  # Python always drives it
-        make_one = functools.partial(_make_environment, *recreate, spec.max_episode_steps)
+
+        def make_one() -> gym.Env:
+            env = _make_environment(*recreate, spec.max_episode_steps)
+            return WithActionMask(env) if action_mask else env
+
         count = max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0)
         group = _Group(spec, num_envs, index, make_one, own_spaces, count)
         init = functools.partial(group.restart, None, seed)
@@ -171,7 +180,14 @@ class _Group:
         elapsed = np.where(first, 0, elapsed + 1).astype(np.int32)
         rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
         timestep: Any = blocks.consistent(TimeStep(observation, *rest))
-        return (timestep.terminated | timestep.truncated, elapsed), timestep
+        done = timestep.terminated | timestep.truncated
+        mask = self._spec.split_mask(observation)[1]
+        if mask is not None:
+            begins = np.cumsum((0, *(self._spec.num_choices or ())[:-1]))  # of the components
+            allowed = np.logical_or.reduceat(mask.reshape(len(mask), -1) != 0, begins, axis=1).all(axis=1)
+            if not (allowed | done).all():
+                raise ValueError(f"action_mask of {self._spec.name} allows no action, and the episode has not ended")
+        return (done, elapsed), timestep
 
     def send(self, state: Any, action: Any) -> Any:
         action = blocks.checked_action(self._spec, self._num_envs, np.asarray(action))
@@ -217,6 +233,35 @@ def _make_environment(make_env: Any, options: dict[str, Any], max_episode_steps:
     if not isinstance(env, gym.Env):
         raise TypeError(f"make_env must be a name, or make an environment of Gymnasium; {make_env!r} gave {env!r}")
     return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+
+
+class WithActionMask(gym.Wrapper):
+    """Adds `info["action_mask"]` to the observation."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        fields = _action_fields(str(env), env.action_space)
+        self._size = sum(fields.get("num_choices") or (fields["num_actions"] or 0,))
+        if not self._size:
+            raise ValueError(f"action_mask=True needs discrete actions; {env} has {env.action_space}")
+        mask = spaces.MultiBinary(self._size)
+        self.observation_space = spaces.Dict({"observation": env.observation_space, "action_mask": mask})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._with_mask(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps the environment."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(observation, info), reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        mask = np.concatenate([np.ravel(part) for part in jax.tree.leaves(info.get("action_mask", ()))] or [[]])
+        if mask.shape != (self._size,):
+            raise ValueError(f"info['action_mask'] of {self.env} must have {self._size} entries, got {mask.size}")
+        return {"observation": observation, "action_mask": (mask != 0).astype(np.int8)}
 
 
 class NoInfo(gym.Wrapper):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from volvox.networks.distributions import Distribution, clip_action, distribution
+from volvox.networks.distributions import Distribution, clip_action, distribution, mask_logits
 from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations, torso
 from volvox.networks.perceptrons import Activation, flat, hidden_layers
 from volvox.ops.batching import where_rows
@@ -284,10 +284,12 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     check_module(module, spec, (observations(spec), *states), required, role="actor-critic")
 
     def apply(params: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
-        if not recurrent:
-            return *apply_module(module, params, observation), state
-        (output, value), state = apply_module(module, params, observation, state)
-        return output, value, state
+        observation, mask = spec.split_mask(observation)
+        if recurrent:
+            (output, value), state = apply_module(module, params, observation, state)
+        else:
+            output, value = apply_module(module, params, observation)
+        return mask_logits(output, mask), value, state
 
     def init(key: Array) -> ArrayTree:
         return init_params(module, spec, key, *([initial_state(1)] if recurrent else []))

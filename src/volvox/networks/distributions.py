@@ -76,7 +76,8 @@ class MultiCategorical:
 
     def mode(self, output: Array) -> Array:
         """Most likely actions `[..., len(num_choices)]`."""
-        return jnp.stack([actions.mode(part) for actions, part in self._components(output)], axis=-1)
+        # `jnp.stack` has no form in ONNX.
+        return jnp.concatenate([actions.mode(part)[..., None] for actions, part in self._components(output)], axis=-1)
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
         """Logarithms `[...]` of the actions' probabilities: sums over the components."""
@@ -143,6 +144,22 @@ def distribution(spec: EnvSpec) -> Distribution:
 
 def _log_softmax(output: Array, epsilon: float) -> Array:
     return jax.nn.log_softmax(output) if epsilon == 0 else jnp.log(jax.nn.softmax(output) + epsilon)
+
+
+def mask_logits(output: Array, mask: Array | None) -> Array:
+    """Gives actions that are not allowed the probability 0 (Huang and Ontañón 2022, arXiv 2006.14171).
+
+    Their logits become the lowest finite number, so that entropies and gradients are finite. Where no action is
+    allowed, sampling takes the first one, and all have the same `log_prob`.
+
+    Args:
+      output: Logits `[..., n]` of a categorical distribution, or of all components of several.
+      mask: `[..., n]`, or further dimensions with n numbers; not 0 where an action is allowed. None allows all.
+
+    Returns:
+      Logits `[..., n]`.
+    """
+    return output if mask is None else jnp.where(mask.reshape(output.shape) != 0, output, jnp.finfo(output.dtype).min)
 
 
 def clip_action(action: Array, spec: EnvSpec) -> Array:

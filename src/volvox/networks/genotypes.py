@@ -21,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 
 from volvox._checks import check_type, typed_key
-from volvox.networks.distributions import clip_action, distribution
+from volvox.networks.distributions import clip_action, distribution, mask_logits
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.flat import is_kernel, leaf_path
 from volvox.types import Array, ArrayTree, EnvSpec, Genotype, Policy, zeros
@@ -66,7 +66,7 @@ def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray 
         apply = partial(apply_module, module)
         low_rank = low_rank_kernels(apply, params, observations(spec))
         return genotype_from_functions(init, apply, spec, initial_std=initial_std, low_rank=low_rank, config=module)
-    frames, wanted = np.asarray(reference), spec.observation
+    frames, wanted = np.asarray(spec.split_mask(reference)[0]), spec.split_mask(spec.observation)[0]
     if frames.shape[1:] != wanted.shape or frames.dtype != wanted.dtype or not frames.size:
         raise ValueError(f"the reference batch is {frames.dtype}{frames.shape}; {spec.name} needs R of {wanted}")
     if _REFERENCE not in variables:
@@ -138,6 +138,10 @@ def genotype_from_functions(
     hint = "" if hasattr(output, "shape") else "; networks with several outputs are trained by volvox.learn"
     check_output("the network", spec, inputs, output, batch_of(spec.num_outputs), hint)
 
+    def masked(variables: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, ArrayTree]:
+        observation, mask = spec.split_mask(observation)
+        return mask_logits(apply(variables, observation), mask), state
+
     def one_action(output: Array) -> Array:
         return clip_action(output.reshape(*output.shape[:-1], *(spec.action_shape or ())), spec)
 
@@ -145,7 +149,7 @@ def genotype_from_functions(
     policy = Policy(
         init=init,
         initial_state=lambda batch_size: (),
-        apply=lambda variables, observation, state: (apply(variables, observation), state),
+        apply=masked,
         sample=no_sample if spec.continuous else actions.sample,
         mode=one_action if spec.continuous else actions.mode,
         config=config,
@@ -181,13 +185,14 @@ def batch_of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 
 def observations(spec: EnvSpec) -> Any:
-    """Shape and dtype of a batch of an environment's observations."""
-    return jax.tree.map(lambda x: batch_of(*x.shape, dtype=x.dtype), spec.observation)
+    """Shape and dtype of a batch of the observations that a network takes."""
+    return jax.tree.map(lambda x: batch_of(*x.shape, dtype=x.dtype), spec.split_mask(spec.observation)[0])
 
 
 def init_params(module: nn.Module, spec: EnvSpec, key: Array, *states: ArrayTree) -> ArrayTree:
     """Draws the parameters of a module that is called with an observation, and with a state if it is recurrent."""
-    return module.init(typed_key(key), zeros(spec.observation, 1), *states).get("params", {})
+    observation = zeros(spec.split_mask(spec.observation)[0], 1)
+    return module.init(typed_key(key), observation, *states).get("params", {})
 
 
 def apply_module(module: nn.Module, params: ArrayTree, *args: ArrayTree, **options: Any) -> Any:

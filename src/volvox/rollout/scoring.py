@@ -16,6 +16,7 @@ import numpy as np
 from volvox._checks import check_type, integer
 from volvox.envs.envpool_tasks import STICKINESS, Protocol, atari_game, evaluation_options, human_normalized
 from volvox.envs.groups import convert_observation, environment_action
+from volvox.networks.distributions import distribution, mask_logits
 from volvox.ops.batching import where_rows
 from volvox.rollout.loop import seed_of
 from volvox.types import Array, ArrayTree, Env, EnvGroup, EnvSpec, Policy, TimeStep
@@ -151,7 +152,7 @@ def play_randomly(
 
     def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
         del wave, number
-        return _random_actions(env.spec, timestep.reward.size, rng), state
+        return _random_actions(env.spec, timestep, rng), state
 
     return _play(env, lambda size: (), choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
 
@@ -182,7 +183,7 @@ def reference_batch(env: Env, *, size: int = 128, seed: int = 0) -> Any:
         while len(taken) < size:
             chosen = np.flatnonzero(chance.random(num_envs) < 0.01)
             taken += [jax.tree.map(lambda x, i=i: np.array(x[i]), timestep.observation) for i in chosen]
-            state, timestep = group.recv(group.send(state, _random_actions(env.spec, num_envs, rng)))
+            state, timestep = group.recv(group.send(state, _random_actions(env.spec, timestep, rng)))
     finally:
         group.close()
     return jax.tree.map(lambda *x: np.stack(x), *taken[:size])
@@ -197,8 +198,11 @@ def act(
     return policy.sample(key, output) if sampled else policy.mode(output), state
 
 
-def _random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> np.ndarray:
-    shape = (num_envs, *spec.action.shape)
+def _random_actions(spec: EnvSpec, timestep: TimeStep, rng: np.random.Generator) -> np.ndarray:
+    shape, mask = (timestep.reward.size, *spec.action.shape), spec.split_mask(timestep.observation)[1]
+    if mask is not None:  # the largest of equally distributed numbers
+        drawn = jnp.asarray(rng.random((len(mask), spec.num_outputs), np.float32))
+        return np.asarray(distribution(spec).mode(mask_logits(drawn, mask)))
     if spec.action_low is None or spec.action_high is None:
         return rng.integers(spec.num_choices or spec.num_actions or 1, size=shape).astype(np.int32)
     if not (np.isfinite(spec.action_low).all() and np.isfinite(spec.action_high).all()):

@@ -14,6 +14,9 @@ jax, but not volvox:
         program = jax.export.deserialize(bytearray(file.read("program.bin")))
     action, *state = program.call(observation)  # of a recurrent policy: program.call(observation, first, *state)
 
+A policy of several arrays takes each as an input of its own, in the order of `header["inputs"]`, such as
+`observation.action_mask` and `observation.observation`.
+
 `.onnx` is a model for any ONNX runtime, with the header as its metadata entry `volvox`. It is written by jax2onnx, and
 run here by onnxruntime: both are in the extra `onnx`. `header["spec"]["action_range"]`, if it is not null, is the
 lowest and highest action of the environment; add the lowest one to discrete actions.
@@ -60,32 +63,35 @@ def export(
       path: File to write, ending in `.stablehlo` or `.onnx`; its directory is made if it is missing.
       policy: The policy.
       variables: Variables of `policy.apply`.
-      spec: The environment, whose observations are one array.
+      spec: The environment.
       config: `Algorithm.config`, for the header.
 
     Returns:
       The path.
 
     Raises:
-      ValueError: The path has another suffix, or observations are several arrays.
+      ValueError: The path has another suffix.
       ImportError: The packages that `.onnx` needs are not installed.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: the name of an exported policy ends in {' or '.join(SUFFIXES)}")
-    if not isinstance(spec.observation, jax.ShapeDtypeStruct):
-        raise ValueError(f"{spec.name} has observations of several arrays; only policies of one can be exported")
     initial = jax.tree.map(jnp.asarray, policy.initial_state(1))  # all episodes begin in the same state
     leaves, treedef = jax.tree.flatten(initial)
     (size,) = jax.export.symbolic_shape("batch")
     states = [jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-    inputs = {"observation": jax.ShapeDtypeStruct((size, *spec.observation_shape), spec.observation_dtype)}
+    arrays, structure = jax.tree.flatten_with_path({"observation": spec.observation})
+    inputs = {
+        jax.tree_util.keystr(path, simple=True, separator="."): jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
+        for path, x in arrays
+    }
     if states:
         inputs["first"] = jax.ShapeDtypeStruct((size,), bool)
         inputs |= {f"state_{i}": state for i, state in enumerate(states)}
 
-    def act(observation: Array, first: Array | None = None, *state: Array) -> tuple[Array, ...]:
-        begun = initial if first is None else where_rows(first, initial, treedef.unflatten(state))
+    def act(*given: Array) -> tuple[Array, ...]:
+        observation, rest = structure.unflatten(given[: len(arrays)])["observation"], given[len(arrays) :]
+        begun = where_rows(rest[0], initial, treedef.unflatten(rest[1:])) if rest else initial
         output, new = policy.apply(variables, observation, begun)
         new = [leaf.astype(like.dtype) for leaf, like in zip(jax.tree.leaves(new), leaves, strict=True)]
         return policy.mode(output), *new
@@ -125,14 +131,14 @@ class ExportedPolicy(Actor):
     def __init__(self, header: Mapping[str, Any], run: Callable[..., Any], *, compiled: bool):
         """Makes the policy from its header, and from a function of the inputs that the header lists."""
         self.header = dict(header)
-        states = header["inputs"][2:]
+        states = [leaf for leaf in header["inputs"] if leaf["name"].startswith("state_")]
 
         def initial_state(batch_size: int) -> ArrayTree:
             zeros = [jnp.zeros((batch_size, *leaf["shape"][1:]), leaf["dtype"]) for leaf in states]
             return (jnp.ones(batch_size, bool), *zeros) if zeros else ()  # whether the episode begins
 
-        def apply(variables: ArrayTree, observation: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
-            action, *new = run(observation, *state)
+        def apply(variables: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, ArrayTree]:
+            action, *new = run(*jax.tree.leaves(observation), *state)
             return action, (jnp.zeros_like(state[0]), *new) if states else ()
 
         def sample(key: Array, output: Array) -> Array:
