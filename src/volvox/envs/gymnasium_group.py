@@ -168,7 +168,7 @@ class _Group:
             observation = jax.tree.map(lambda x: x.reshape(self._num_envs, *x.shape[2:]), observation)
         fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
         reward, terminated, truncated = (np.reshape(field, self._num_envs) for field in fields)
-        elapsed = np.where(first, 0, elapsed + 1).astype(np.int32)
+        elapsed = (elapsed + 1) * ~first
         rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
         timestep: Any = blocks.consistent(TimeStep(observation, *rest))
         return (timestep.terminated | timestep.truncated, elapsed), timestep
