@@ -2,6 +2,8 @@
 
     python -m venv sb3env && sb3env/bin/pip install stable-baselines3
     sb3env/bin/python benchmarks/peers/sb3_ppo.py --timesteps 50000
+
+It steps the environments in its own process (`DummyVecEnv`), and computes with one thread.
 """
 
 import argparse

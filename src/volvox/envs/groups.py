@@ -214,8 +214,8 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     """
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
-        highest = np.array(spec.num_choices or spec.num_actions, np.int32) - 1
-        return xp.minimum(xp.maximum(action, 0), highest)  # faster than NumPy's `clip`
+        # Faster than NumPy's `clip`.
+        return xp.minimum(xp.maximum(action, 0), np.array(spec.num_choices or spec.num_actions, np.int32) - 1)
     if xp is np:
         if np.isnan(action).any():
             raise FloatingPointError(f"an action for {spec.name} is NaN; a lower learning rate often helps")

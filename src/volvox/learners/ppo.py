@@ -140,8 +140,8 @@ class PPO:
     def _updates_due(self, env: Env, beat: Any, group: Any) -> tuple[Any, Any]:
         """Returns (first, end) of the updates by a round that are made in a turn of the next one, if `lag` is 1.
 
-        They are spread evenly. The first are due in beat 0 when the last group has acted, because only then all segments
-        are complete.
+        They are spread evenly. The first are due in beat 0 when the last group has acted, because only then all
+        segments are complete.
         """
         groups, num_updates = env.num_groups, self.num_epochs * self.num_minibatches
         number, count = beat * groups + group - (groups - 1), (self.segment_length - 1) * groups + 1
