@@ -178,6 +178,26 @@ def test_the_compiled_loop_is_the_loop_in_python(name):
     assert rows[0] == pytest.approx(rows[1])
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("name", ["a3c", "ppo"])
+def test_work_changes_nothing_in_turns_that_are_not_due(name, lag):
+    settings, network, env = LEARNERS[name]
+    plain = {"normalize_observations": False, "normalize_rewards": False, "segment_length": 8, "micro_batch": 1}
+    settings = dataclasses.replace(settings, lag=lag, **plain)
+    learner, schedule, key = settings.bind(network, env), settings.schedule(env), jax.random.key(0)
+    collected, learning = learner.init(key)
+    full = [data._replace(ring=data.ring._replace(valid=~data.ring.valid)) for data in collected.collectors]
+    state = collected._replace(collectors=tuple(full)), learning
+    changed = np.zeros((schedule.beats_per_round, env.num_groups), bool)
+    for g in range(env.num_groups):
+        work = jax.jit(lambda beat, g=g: learner.work(*state, key, Turn(g, jnp.int32(1), beat, jnp.float32(0))))
+        for beat in range(schedule.beats_per_round):
+            same = jax.tree.map(np.array_equal, work(jnp.int32(beat)), state)
+            changed[beat, g] = not all(jax.tree.leaves(same))
+    np.testing.assert_array_equal(changed, schedule.due)
+    assert changed.any() == (lag > 0)
+
+
 @pytest.mark.parametrize("name", ["a3c", "ppo"])
 def test_several_learners_are_one_vmap(name):
     """Rounds and beats are the same for all learners, so that loops over updates keep one trip count."""

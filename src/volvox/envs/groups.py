@@ -101,9 +101,11 @@ def recipe(
             raise ValueError(f"action_mask of {spec.name} needs {spec.num_outputs} entries, got {shape['action_mask']}")
 
     def converted(group: EnvGroup) -> EnvGroup:
+        like, name = group.spec.observation, group.spec.name
+
         def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
             state, timestep = group.recv(state)
-            observation = convert_observation(timestep.observation, group.spec.observation, group.spec.name)
+            observation = convert_observation(timestep.observation, like, name)
             return state, timestep._replace(observation=observation)
 
         return group._replace(recv=recv)
@@ -218,7 +220,8 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     """
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
-        return xp.clip(action, 0, np.array(spec.num_choices or spec.num_actions, np.int32) - 1)
+        # Faster than NumPy's `clip`.
+        return xp.minimum(xp.maximum(action, 0), np.array(spec.num_choices or spec.num_actions, np.int32) - 1)
     if xp is np:
         if np.isnan(action).any():
             raise FloatingPointError(f"an action for {spec.name} is NaN; a lower learning rate often helps")

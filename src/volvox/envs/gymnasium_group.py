@@ -1,15 +1,14 @@
 """Gymnasium's environments, and a user's own of that interface, as environment groups that Python drives.
 
-Each group is a vector environment of Gymnasium: `SyncVectorEnv` in this process, or `AsyncVectorEnv` over worker
-processes, each with a `SyncVectorEnv` of its share. Autoreset is Gymnasium's `AutoresetMode.NEXT_STEP`, as in envpool:
-the timestep of an end has the last observation; the next action is discarded, rewarded 0, and answered with the first
-observation of the next episode.
+Each group is stepped in this process, or by Gymnasium's `AsyncVectorEnv` over worker processes, each of which steps its
+share. Autoreset is Gymnasium's `AutoresetMode.NEXT_STEP`, as in envpool: the timestep of an end has the last
+observation; the next action is discarded, rewarded 0, and answered with the first observation of the next episode.
 """
 
 import functools
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -17,8 +16,8 @@ import jax
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs import registration
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from volvox._checks import integer
 from volvox.envs import groups as blocks
@@ -128,10 +127,10 @@ class _Group:
         self._vector: Any = None
         self._answer: Any = None
 
-    def _start(self) -> SyncVectorEnv | AsyncVectorEnv:
+    def _start(self) -> "_SyncEnvs | AsyncVectorEnv":
         """Makes the environments."""
         if not self._workers:
-            return _in_process(self._make_one, self._num_envs)
+            return _SyncEnvs(self._make_one, self._num_envs)
         worker = functools.partial(WorkerEnvs, self._make_one, self._spaces, self._num_envs // self._workers)
         # Processes inherit the blocked signals of this thread: Ctrl-C is for the main process to handle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -177,7 +176,7 @@ class _Group:
             observation = jax.tree.map(lambda x: x.reshape(self._num_envs, *x.shape[2:]), observation)
         fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
         reward, terminated, truncated = (np.reshape(field, self._num_envs) for field in fields)
-        elapsed = np.where(first, 0, elapsed + 1).astype(np.int32)
+        elapsed = (elapsed + 1) * ~first
         rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
         timestep: Any = blocks.consistent(TimeStep(observation, *rest))
         done = timestep.terminated | timestep.truncated
@@ -264,18 +263,40 @@ class WithActionMask(gym.Wrapper):
         return {"observation": observation, "action_mask": (mask != 0).astype(np.int8)}
 
 
-class NoInfo(gym.Wrapper):
-    """Drops `info`: it is not used here, and Gymnasium cannot batch it if it differs between environments."""
+class _SyncEnvs:
+    """Environments that this process steps, as `gymnasium.vector.SyncVectorEnv` does, but without `info`.
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment."""
-        observation, _ = self.env.reset(seed=seed, options=options)
-        return observation, {}
+    Here `info` is not used, and Gymnasium cannot batch it if it differs between environments.
+    """
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps the environment."""
-        observation, reward, terminated, truncated, _ = self.env.step(action)
-        return observation, reward, terminated, truncated, {}
+    def __init__(self, make_one: Callable[[], gym.Env], num_envs: int):
+        self._envs = [make_one() for _ in range(num_envs)]
+        self._space = self._envs[0].observation_space
+
+    def reset(self, *, seed: list[int | None]) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments."""
+        self._ended = [False] * len(self._envs)
+        return self._batched([env.reset(seed=one)[0] for env, one in zip(self._envs, seed, strict=True)]), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps the environments whose episodes go on, and resets the others."""
+        steps = [
+            (env.reset()[0], 0.0, False, False) if ended else env.step(one)[:4]
+            for env, ended, one in zip(self._envs, self._ended, action, strict=True)
+        ]
+        observations, *fields = zip(*steps, strict=True)
+        reward, terminated, truncated = map(np.array, fields, (np.float64, np.bool_, np.bool_))
+        self._ended = (terminated | truncated).tolist()
+        return self._batched(observations), reward, terminated, truncated, {}
+
+    def close(self) -> None:
+        """Closes all environments."""
+        for env in self._envs:
+            env.close()
+
+    def _batched(self, observations: Sequence[Any]) -> Any:
+        # A new array each time: JAX may still read the last one.
+        return concatenate(self._space, observations, create_empty_array(self._space, len(self._envs)))
 
 
 class WorkerEnvs(gym.Env):
@@ -287,7 +308,7 @@ class WorkerEnvs(gym.Env):
 
     def __init__(self, make_one: Callable[[], gym.Env], own_spaces: tuple[Any, Any], size: int):
         self.observation_space, self.action_space = (batch_space(space, size) for space in own_spaces)
-        self._make, self._envs = functools.partial(_in_process, make_one, size), None
+        self._make, self._envs = functools.partial(_SyncEnvs, make_one, size), None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets all environments; `seed` is a list of seeds, or None. The first call makes the environments."""
@@ -302,18 +323,13 @@ class WorkerEnvs(gym.Env):
         if self._envs is not None:
             self._envs.close()
 
-    def _call(self, function: Callable[[SyncVectorEnv], Any]) -> Any:
+    def _call(self, function: Callable[[_SyncEnvs], Any]) -> Any:
         try:
             if self._envs is None:
                 self._envs = self._make()
             return function(self._envs)
         except Exception:  # of any environment
             raise RuntimeError(traceback.format_exc()) from None
-
-
-def _in_process(make_one: Callable[[], gym.Env], num_envs: int) -> SyncVectorEnv:
-    """Makes environments that this process steps."""
-    return SyncVectorEnv([lambda: NoInfo(make_one())] * num_envs)
 
 
 def spec_fields(name: str, observation_space: spaces.Space, action_space: spaces.Space) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
@@ -132,13 +133,22 @@ class A3C:
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
-        rate = self._rate_schedule(env)
+        rate, beats = self._rate_schedule(env), self.segment_length + (self.lag == 0)
+        low, high = self._batches_due(env, np.arange(beats)[:, None] + np.zeros(env.num_groups, int))
         return Schedule(
-            beats_per_round=self.segment_length + (self.lag == 0),
+            beats_per_round=beats,
             rounds_per_iteration=self.updates_per_iteration * self.rounds_per_update,
             delay=self.lag,
             learning_rate=(lambda learning: rate(learning.update)) if callable(rate) else None,
+            due=None if self.normalize_observations else (self.lag > 0) & (low < high),
         )
+
+    def _batches_due(self, env: Env, beat: Any) -> tuple[Any, Any]:
+        """Returns (first, end) of a group's micro-batches that are learned from in a beat, if there is a lag."""
+        num_envs = env.num_envs // env.num_groups
+        num_batches = num_envs // micro_batch_size(self.micro_batch, num_envs, self.segment_length)
+        low, high = (num_batches * (beat + i) // self.segment_length for i in (0, 1))
+        return low, high
 
     def _rate_schedule(self, env: Env) -> Any:
         """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
@@ -259,8 +269,8 @@ class _A3C(OnPolicy):
         """Learns from this beat's share of the micro-batches of the group."""
         learning = self.observe(collected, learning, turn)
         if self.settings.lag > 0:
-            low, high = (self.num_batches * (turn.beat + i) // self.settings.segment_length for i in (0, 1))
-            learning = self.learn(collected, learning, turn, turn.group, low, high)
+            due = self.settings._batches_due(self.env, turn.beat)
+            learning = self.learn(collected, learning, turn, turn.group, *due)
         return collected, learning
 
     def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:

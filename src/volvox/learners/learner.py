@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from volvox._checks import check_type
@@ -83,6 +84,8 @@ class Schedule(NamedTuple):
       num_learners: Number S of learners that share the environments evenly. The arrays of a learner then have a leading
         axis S. None: one learner, without this axis.
       learning_rate: State of learning -> learning rate of the next update, for rows. None: it is constant.
+      due: bool `[beats_per_round, groups]`: The turns of a round in which `Learner.work` may change anything. A loop
+        that is driven from Python makes no other call. None: all turns.
     """
 
     beats_per_round: int = 1
@@ -91,6 +94,7 @@ class Schedule(NamedTuple):
     delay: int = 0
     num_learners: int | None = None
     learning_rate: Callable[[Any], Any] | None = None
+    due: np.ndarray | None = None
 
 
 def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
@@ -131,7 +132,22 @@ class PPO:
         """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
         beats, changes = self.segment_length + (self.lag == 0), self.anneal_timesteps or callable(self.learning_rate)
         rate = functools.partial(self._current_rate, env) if changes else None
-        return Schedule(beats, rounds_per_iteration=self.rounds_per_iteration, delay=self.lag, learning_rate=rate)
+        low, high = self._updates_due(env, np.arange(beats)[:, None], np.arange(env.num_groups))
+        due = None if self.normalize_observations else (self.lag == 1) & (low < high)
+        return Schedule(
+            beats, rounds_per_iteration=self.rounds_per_iteration, delay=self.lag, learning_rate=rate, due=due
+        )
+
+    def _updates_due(self, env: Env, beat: Any, group: Any) -> tuple[Any, Any]:
+        """Returns (first, end) of the updates by a round that are made in a turn of the next one, if `lag` is 1.
+
+        They are spread evenly. The first are due in beat 0 when the last group has acted, because only then all
+        segments are complete.
+        """
+        groups, num_updates = env.num_groups, self.num_epochs * self.num_minibatches
+        number, count = beat * groups + group - (groups - 1), (self.segment_length - 1) * groups + 1
+        low, high = (-(-num_updates * (number + i).clip(0) // count) for i in (0, 1))
+        return low, high
 
     def _current_rate(self, env: Env, learning: "Learning") -> Any:
         """Returns the learning rate of the next update; None for a ready-made optimizer."""
@@ -339,18 +355,11 @@ class _PPO(OnPolicy):
         return clipped(make_optimizer(self.settings.optimizer, rate), self.settings.max_gradient_norm)
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
-        """Makes the updates that are due in this turn.
-
-        With lag 1, the updates of a round are spread evenly over the next round. The first are due in beat 0 when the
-        last group has acted, because only then all segments are complete.
-        """
+        """Makes the updates that are due in this turn."""
         learning = self.observe(collected, learning, turn)
         if self.settings.lag == 1:
-            groups = self.env.num_groups
-            number = turn.beat * groups + turn.group - (groups - 1)
-            count = (self.settings.segment_length - 1) * groups + 1
-            low, high = (-(-self.num_updates * jnp.maximum(number + i, 0) // count) for i in (0, 1))
-            learning = self.learn(collected, learning, key, turn, low, high)
+            due = self.settings._updates_due(self.env, turn.beat, turn.group)
+            learning = self.learn(collected, learning, key, turn, *due)
         return collected, learning
 
     def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:

@@ -213,7 +213,8 @@ class Training:
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
             return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
 
-        stages, beats = Stages(self.act, self.work, finish=self.finish), self.schedule.beats_per_round
+        stages = Stages(self.act, self.work, finish=self.finish, due=self.schedule.due)
+        beats = self.schedule.beats_per_round
         self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
 
     def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
@@ -222,8 +223,10 @@ class Training:
         episodes, running = self._each(metrics.update_episodes)(acting.episodes, acting.running[g], scored)
         keys = self.env.keys(key, acting.draws, g)
         collected, action = self.learner.act(acting.collected, learning, keys, self.turn(acting, g), timestep)
+        is_last = g == self.env.num_groups - 1
         acting = acting._replace(
-            draws=acting.draws + (g == self.env.num_groups - 1),
+            beat=acting.beat + is_last,
+            draws=acting.draws + is_last,
             timesteps=acting.timesteps + (~timestep.first).sum(dtype=jnp.int32),
             episodes=episodes,
             running=replaced(acting.running, g, running),
@@ -233,9 +236,10 @@ class Training:
 
     def work(self, acting: Acting, learning: Any, key: Array, g: int) -> tuple[Acting, Any]:
         """Lets the learner learn while group `g` steps."""
-        collected, learning = self.learner.work(acting.collected, learning, key, self.turn(acting, g))
-        beat = acting.beat + (g == self.env.num_groups - 1)
-        return acting._replace(beat=beat, collected=collected), learning
+        turn = self.turn(acting, g)
+        turn = turn._replace(beat=turn.beat - (g == self.env.num_groups - 1))  # `act` has counted the beat
+        collected, learning = self.learner.work(acting.collected, learning, key, turn)
+        return acting._replace(collected=collected), learning
 
     def finish(self, acting: Acting, learning: Any, key: Array) -> tuple[Acting, Any]:
         """Lets the learner end a round."""

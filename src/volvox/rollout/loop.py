@@ -58,6 +58,8 @@ class Stages(NamedTuple):
       episode_keys: (carry, constants, g) -> (where bool `[B]`, keys `[B]`), for `EnvGroup.rekey` before each `recv`:
         the environments that begin an episode, and the keys of these episodes. None: environments continue with their
         own random numbers.
+      due: bool `[beats, groups]`: The turns of a round in which `work` may change anything. The driven form makes no
+        other call. None: all turns.
     """
 
     act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
@@ -66,6 +68,7 @@ class Stages(NamedTuple):
     remaining: Callable[[ArrayTree], Array] | None = None
     finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
     episode_keys: Callable[[ArrayTree, ArrayTree, int], tuple[Array, Array]] | None = None
+    due: np.ndarray | None = None
 
 
 class LoopState(NamedTuple):
@@ -168,23 +171,30 @@ def driven(
     Returns:
       A `RunChunk`.
     """
-    calls = Calls(stages, groups, devices)
+    calls, turns = Calls(stages, groups, devices), _turns(stages, len(groups), beats_per_round)
 
     def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
         done = 0
         while done < rounds and calls.remaining(carry):
-            for g in list(range(len(groups))) * beats_per_round:
+            for g, due in turns:
                 if calls.active(carry, g):
                     envs[g], timestep = calls.recv(g, envs[g], carry, constants)
                     carry, action = calls.act[g](carry, memory, constants, timestep)
                     envs[g] = calls.send[g](envs[g], action)
-                carry, memory = calls.work[g](carry, memory, constants)
+                if due:
+                    carry, memory = calls.work[g](carry, memory, constants)
             carry, memory = calls.finish(carry, memory, constants)
             done += 1
         return LoopState(tuple(envs), carry, memory), done
 
     return run
+
+
+def _turns(stages: Stages, num_groups: int, beats_per_round: int) -> list[tuple[int, bool]]:
+    """Returns (group, whether `work` is called) of each turn of a round."""
+    due = np.ones((beats_per_round, num_groups), bool) if stages.due is None else stages.due
+    return [(g, bool(due[beat, g])) for beat in range(beats_per_round) for g in range(num_groups)]
 
 
 class Calls:
@@ -407,7 +417,7 @@ def time_parts(
       threads step one group), `act`, and `work` with `finish`.
     """
     calls, num_groups = Calls(loop.stages, loop.groups, loop.devices), len(loop.groups)
-    group_size = loop.groups[0].num_envs
+    turns, group_size = _turns(loop.stages, num_groups, loop.beats_per_round), loop.groups[0].num_envs
     spent: dict[str, list[float]] = {}
 
     def timed(part: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -424,12 +434,13 @@ def time_parts(
     while rounds < 1 or (time.perf_counter() < end and calls.remaining(carry)):
         if rounds in (-untimed_rounds, 0):
             spent, end = {"emulators": [], "acting": [], "working": []}, time.perf_counter() + seconds
-        for g in list(range(num_groups)) * loop.beats_per_round:
+        for g, due in turns:
             if calls.active(carry, g):
                 env, timestep = received[g]
                 carry, action = timed("acting", calls.act[g], carry, memory, constants, timestep)
                 received[g] = timed("emulators", step, g, env, action, carry)
-            carry, memory = timed("working", calls.work[g], carry, memory, constants)
+            if due:
+                carry, memory = timed("working", calls.work[g], carry, memory, constants)
         carry, memory = timed("working", calls.finish, carry, memory, constants)
         rounds += 1
     emulators, acting = (sum(spent[part]) / max(len(spent[part]), 1) for part in ("emulators", "acting"))
