@@ -57,7 +57,6 @@ class Learning(NamedTuple):
 
     params: Any
     optimizer: Any
-    moments: Any
     update: jax.Array
     metrics: dict
 
@@ -70,8 +69,8 @@ class ReinforceLearner(OnPolicy):
         self.optimizer = make_optimizer(settings.optimizer, settings.learning_rate)
 
     def init(self, key: jax.Array) -> tuple[Collected, Learning]:
-        collected, (params, optimizer, moments) = self.collect(), self.init_learning(key, self.optimizer)
-        learning = Learning(params, optimizer, moments, jnp.int32(0), {})
+        collected, (params, optimizer) = self.collect(), self.init_learning(key, self.optimizer)
+        learning = Learning(params, optimizer, jnp.int32(0), {})
         turn = Turn(0, jnp.int32(0), jnp.int32(0), jnp.float32(0))
         return collected, with_metrics(learning, lambda x: self.finish(collected, x, key, turn)[1])
 

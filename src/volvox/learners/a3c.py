@@ -24,7 +24,6 @@ from flax import linen as nn
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
-from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
@@ -165,7 +164,6 @@ class Learning(NamedTuple):
       transitions: float32: Number of transitions in `gradient`.
       update: int32: Number of updates.
       metrics: Metrics of this iteration.
-      moments: Moments of the observations; () unless they are normalised.
     """
 
     params: ArrayTree
@@ -174,7 +172,6 @@ class Learning(NamedTuple):
     transitions: Array
     update: Array
     metrics: Metrics
-    moments: Moments | tuple[()] = ()
 
 
 class _A3C(OnPolicy):
@@ -188,9 +185,9 @@ class _A3C(OnPolicy):
         self.optimizer = clipped(optimizer, settings.max_gradient_norm)
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
-        collected, (params, optimizer, moments) = self.collect(), self.init_learning(key, self.optimizer)
+        collected, (params, optimizer) = self.collect(), self.init_learning(key, self.optimizer)
         gradient = jax.tree.map(jnp.zeros_like, params)
-        learning = Learning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {}, moments)
+        learning = Learning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {})
         segment = segments.take(collected.collectors[0].ring, jnp.int32(0), jnp.int32(0), self.micro_batch, 1)
         update = lambda learning: self.update(self.accumulate(learning, segment), jnp.float32(0))  # noqa: E731
         return collected, with_metrics(learning, update)
@@ -257,7 +254,6 @@ class _A3C(OnPolicy):
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
         """Learns from this beat's share of the micro-batches of the group."""
-        learning = self.observe(collected, learning, turn)
         if self.settings.lag > 0:
             low, high = (self.num_batches * (turn.beat + i) // self.settings.segment_length for i in (0, 1))
             learning = self.learn(collected, learning, turn, turn.group, low, high)

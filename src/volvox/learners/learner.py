@@ -40,9 +40,10 @@ class Learner:
 
     The state has two parts. `learning` is learned: a NamedTuple with the fields `update` (int32, the number of updates)
     and `metrics` (`volvox.data.metrics.Metrics`); rows have the compression of its fields `params` and `optimizer`.
-    `collected` is changed by acting: segments, a replay, recurrent states. Its field `collectors`, if it has one,
-    belongs to the environments and begins anew with them. Its field `replays` is not saved if the settings have
-    `save_replay=False` or if there are several devices, on which a learner sums its gradients over `env.axis`.
+    `collected` is changed by acting: segments, a replay, recurrent states, moments of observations. Its field
+    `collectors`, if it has one, belongs to the environments and begins anew with them. Its field `replays` is not saved
+    if the settings have `save_replay=False` or if there are several devices, on which a learner sums its gradients over
+    `env.axis`.
 
     Attributes:
       policy: Policy that acts with `variables`.
@@ -66,8 +67,11 @@ class Learner:
         """Learns at the end of a round; returns (collected, learning)."""
         return collected, learning
 
-    def variables(self, learning: Any) -> Sequence[ArrayTree]:
-        """Returns the variables for `policy.apply`, of each learner if there are several."""
+    def variables(self, collected: Any, learning: Any) -> Sequence[ArrayTree]:
+        """Returns the variables for `policy.apply`, of each learner if there are several.
+
+        They do not depend on the fields `collectors` and `replays`, which may be ().
+        """
         raise NotImplementedError
 
 

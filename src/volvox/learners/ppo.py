@@ -22,7 +22,6 @@ from flax import linen as nn
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
-from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns
 from volvox.data.segments import Segment
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
@@ -175,7 +174,6 @@ class Learning(NamedTuple):
       round: int32: Rounds learned from, including this one.
       update: int32: Number of updates.
       metrics: Metrics of this iteration.
-      moments: Moments of the observations; () unless they are normalised.
     """
 
     params: ArrayTree
@@ -185,7 +183,6 @@ class Learning(NamedTuple):
     round: Array
     update: Array
     metrics: Metrics
-    moments: Moments | tuple[()]
 
 
 class _PPO(OnPolicy):
@@ -211,10 +208,10 @@ class _PPO(OnPolicy):
     def init(self, key: Array) -> tuple[Collected, Learning]:
         s, zero, collected = self.settings, jnp.int32(0), self.collect()
         rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
-        params, optimizer, moments = self.init_learning(key, self.optimizer(rate))
+        params, optimizer = self.init_learning(key, self.optimizer(rate))
         numbers = jnp.zeros((self.env.num_groups, s.segment_length, self.num_envs), jnp.float32)
         batch = zeros(jax.eval_shape(self.shuffle, key, numbers, numbers, numbers > 0))
-        learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {}, moments)
+        learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {})
         turn = Turn(0, zero, zero, jnp.float32(0))
         update = lambda x: self.update(collected, self.prepare(collected, x, key, zero), turn, zero, zero)  # noqa: E731
         return collected, with_metrics(learning, update)
@@ -343,7 +340,6 @@ class _PPO(OnPolicy):
         With lag 1, the updates of a round are spread evenly over the next round. The first are due in beat 0 when the
         last group has acted, because only then all segments are complete.
         """
-        learning = self.observe(collected, learning, turn)
         if self.settings.lag == 1:
             groups = self.env.num_groups
             number = turn.beat * groups + turn.group - (groups - 1)

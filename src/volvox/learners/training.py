@@ -241,7 +241,7 @@ class Training:
         acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
         if self.evaluator is not None:
-            candidates, worst = self.learner.variables(learning), jnp.float32(-jnp.inf)
+            candidates, worst = self.learner.variables(collected, learning), jnp.float32(-jnp.inf)
             evaluated = Evaluated(candidates[0], worst, jnp.full(len(candidates), worst), 0)
         return without(LearnState(run_key, acting, learning, 0, evaluated), "collectors")
 
@@ -264,7 +264,7 @@ class Training:
             before, after = (x.timesteps // self.num_learners for x in (state, new))
             if evaluator is None or after // evaluator.every == before // evaluator.every:
                 return new, row
-            began, candidates = time.perf_counter(), self.learner.variables(new.learning)
+            began, candidates = time.perf_counter(), self.learner.variables(new.acting.collected, new.learning)
             seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
             returns, played = evaluator.play(candidates, seed=seed, monitor=monitor)
             require_finite({"the returns of the evaluation": returns}, self.env.spec.name)
@@ -302,7 +302,8 @@ class Training:
         for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=lambda acting: progress()[2]):
             acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
             timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
-            policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(local))}
+            small = devices.local(emptied(acting.collected, "collectors", "replays"))
+            policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(small, local))}
             require_finite(local.metrics | policies, self.env.spec.name)
             predictions = rounds * schedule.beats_per_round * self.env.all_envs
             updates = int(local.update) - int(state.learning.update)
@@ -370,7 +371,7 @@ class Training:
 
     def last_variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the latest policy, of the best learner if there are several."""
-        candidates, evaluated = self.learner.variables(state.learning), state.evaluated
+        candidates, evaluated = self.learner.variables(state.acting.collected, state.learning), state.evaluated
         if evaluated and evaluated.best > -np.inf:
             return candidates[int(np.argmax(evaluated.latest))]
         row = metrics.scores(state.acting.episodes)
@@ -419,10 +420,14 @@ class Training:
 
 def without(state: LearnState, *names: str) -> LearnState:
     """Returns the state without its environments, and without these fields of `collected`."""
-    collected = state.acting.collected
-    empty = {name: () for name in names if hasattr(collected, name)}
-    collected = collected._replace(**empty) if empty else collected
+    collected = emptied(state.acting.collected, *names)
     return state._replace(acting=state.acting._replace(running=(), collected=collected), envs=())
+
+
+def emptied(collected: Any, *names: str) -> Any:
+    """Returns the data that acting collects, without these fields."""
+    empty = {name: () for name in names if hasattr(collected, name)}
+    return collected._replace(**empty) if empty else collected
 
 
 def require_finite(trees: dict[str, ArrayTree], env_name: str) -> None:
