@@ -41,8 +41,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int]:
     (size,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(size, settings.hidden)
     algorithm = vx.learn(learner, network, env, **vars(settings.evaluation))
-    per_round = algorithm.env.all_envs * (learner.segment_length + (learner.lag == 0))
-    timesteps = per_round * learner.rounds_per_iteration
+    timesteps = algorithm.env.all_envs * learner.segment_length * learner.rounds_per_iteration
     return algorithm, -(-settings.timesteps // timesteps)
 
 

@@ -213,6 +213,55 @@ def test_several_learners_are_one_vmap(name):
         jax.tree.map(close, states[1].params, learning.params)
 
 
+@pytest.mark.parametrize("settings", [A3C(vtrace=False), PPO(num_epochs=1, num_minibatches=2)], ids=["a3c", "ppo"])
+def test_without_lag_each_transition_is_learned_from_once(settings):
+    """Segments follow each other without a gap, in order of rounds; all but their first timestep are up to date."""
+    env, rounds, t, b = probes.corridor(num_envs=8, groups=2), 4, 5, 4
+    settings = dataclasses.replace(settings, segment_length=t, lag=0, micro_batch=2, reward_bound=None)
+    learner, learned, rng = settings.bind(CategoricalMLP(2, (4,)), env), [], np.random.default_rng(0)
+    collected, learning = learner.init(jax.random.key(0))
+    updates = 1 if isinstance(settings, A3C) else 2  # of a round
+
+    def record(segment):
+        names = ("observation", "action", "version", "reward", "terminated", "truncated", "valid")
+        learned.append(np.stack([np.ravel(getattr(segment, name)) for name in names], axis=1))
+
+    def accumulate(learning, segment):
+        record(segment)
+        return learning
+
+    def update(learning, *_):
+        return learning._replace(update=learning.update + 1)
+
+    def minibatch(collected, learning, turn, slot, j):
+        for k in range(learner.num_micro_batches):
+            record(learner.take(collected, slot, learning.batch, j, jnp.int32(k))[0])
+        return update(learning)
+
+    if isinstance(settings, A3C):
+        learner.accumulate, learner.update = accumulate, update
+    else:
+        learner.update = minibatch
+    chosen, followed = ({g: [] for g in range(2)} for _ in range(2))
+    with jax.disable_jit():
+        for number in range(rounds * t):
+            for g in range(2):
+                seen = np.float32(1_000 * number + 10 * g + np.arange(b))[:, None]
+                flags = [jnp.asarray(rng.random(b) < 0.2) for _ in range(3)]
+                timestep = TimeStep(jnp.asarray(seen), jnp.float32(rng.normal(size=b)), *flags, {})
+                turn = Turn(g, jnp.int32(number // t), jnp.int32(number % t), jnp.float32(0))
+                version, keys = int(learning.update), jax.random.split(jax.random.key(number), b)
+                collected, action = learner.act(collected, learning, keys, turn, timestep)
+                collected, learning = learner.work(collected, learning, keys[0], turn)
+                chosen[g].append((seen[:, 0], action, np.full(b, version)))
+                followed[g].append((timestep.reward, timestep.terminated, timestep.truncated, ~timestep.first))
+                assert version == updates * (max(number - 1, 0) // t)
+    pairs = [np.stack([*x, *y], 1) for g in range(2) for x, y in zip(chosen[g], followed[g][1:], strict=False)]
+    expected = np.concatenate([rows for rows in pairs if rows[0, 0] < 1_000 * (rounds - 1) * t])
+    found = np.concatenate(learned)
+    np.testing.assert_array_equal(found[np.argsort(found[:, 0])], expected[np.argsort(expected[:, 0])])
+
+
 @pytest.mark.parametrize("name", LEARNERS)
 def test_observations_are_normalised_as_by_gymnasium(name):
     """From the first one on, by the moments of all observations up to it, with which a saved policy acts as well."""

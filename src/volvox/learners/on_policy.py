@@ -1,7 +1,8 @@
 """The base of on-policy learners: a network with a policy and a value acts, and segments of its data are collected.
 
 A learner such as `A3C` or `PPO` adds its state of learning, its loss, and when it learns. In round r every group
-collects a segment; the segments of round `r - lag` are learned from.
+collects a segment. The reward of its last timestep comes with the first timestep of round r + 1, for which the policy
+acts before anything is learned. With `lag` 0 the segment is learned from in this beat, otherwise in round `r + lag`.
 """
 
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ class OnPolicy(Learner):
       env: The environments.
       network: The network as pure functions.
       num_envs: Environments B of a group.
-      length: Timesteps L of a segment in the ring, one more than `segment_length` without lag.
+      delay: Rounds between the round that collects a segment and the round that learns from it.
     """
 
     def __init__(self, settings: Any, network: Any, env: Env):
@@ -80,7 +81,7 @@ class OnPolicy(Learner):
         if settings.episodic_life and "lives" not in env.spec.extras:
             raise ValueError(f"episodic_life=True needs lives, which {env.spec.name} does not report; leave it out.")
         self.settings, self.env, self.network = settings, env, actor_critic(network, env.spec)
-        self.num_envs, self.length = env.num_envs // env.num_groups, settings.segment_length + (settings.lag == 0)
+        self.num_envs, self.delay = env.num_envs // env.num_groups, max(settings.lag, 1)
         policy = self.network.policy
         self.policy = normalization.normalizing(policy, env.spec) if settings.normalize_observations else policy
 
@@ -93,7 +94,7 @@ class OnPolicy(Learner):
 
         def collector() -> Collector:
             recurrent = policy.initial_state(b)
-            ring = segments.init(s.lag + 1, self.length, b, spec, recurrent)
+            ring = segments.init(self.delay + 1, s.segment_length, b, spec, recurrent)
             return Collector(ring, recurrent, jnp.zeros(b, jnp.int32))
 
         moments = normalization.init(env.spec.observation) if s.normalize_observations else ()
