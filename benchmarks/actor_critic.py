@@ -70,7 +70,7 @@ def train_steps_per_s(learner: Any, env: vx.Env, options: Options, seconds: floa
     @jax.jit
     def round_(learning, ring):
         def one(i, learning):
-            segment = segments.take(ring, i % 2, i * micro_batch % b, micro_batch, options.segment_length)
+            segment = segments.take(ring, i % 2, i * micro_batch % b, micro_batch)
             return learner.accumulate(learning, segment)
 
         return learner.update(jax.lax.fori_loop(0, count, one, learning), jnp.float32(0))

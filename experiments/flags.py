@@ -110,7 +110,8 @@ class Evaluation:
 
     Attributes:
       evaluate_every: Timesteps of each learner between two evaluations; None: none. The best policy is kept.
-      num_evaluation_episodes: Episodes of an evaluation, played with the likeliest actions.
+      num_evaluation_episodes: Episodes of an evaluation, played with the likeliest actions; the best policy so far
+        plays as many again.
     """
 
     evaluate_every: int | None = None

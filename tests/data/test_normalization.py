@@ -55,6 +55,11 @@ def test_the_variance_stays_that_of_the_observations_however_many_there_were():
     np.testing.assert_allclose(moments.squares / moments.num, 0.75, rtol=0.01)
 
 
+def test_a_single_observation_is_its_own_mean():
+    seen = jnp.array([[236.0, -3.0]])
+    np.testing.assert_array_equal(normalize(update(init(jnp.zeros(2)), seen), seen), [[0.0, 0.0]])
+
+
 def test_outliers_are_clipped():
     moments = update(init(jnp.zeros(1)), jnp.array([[0.0], [1.0]]))
     np.testing.assert_array_equal(normalize(moments, jnp.array([[1e6], [-1e6]])), [[10.0], [-10.0]])

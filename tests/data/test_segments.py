@@ -33,19 +33,10 @@ def timestep(k):
     )
 
 
-@pytest.mark.parametrize(
-    ("num_segments", "rows"),
-    [
-        (2, T),
-        (3, T),
-        (1, T + 1),
-        (2, T + 1),
-        (3, T + 1),
-    ],  # one without a row to spare is overwritten as it is completed
-)
-def test_a_segment_holds_what_belongs_together(num_segments, rows):
-    """`rows` beats a round; steps are completed one beat later."""
-    ring = segments.init(num_segments, rows, B, SPEC, jnp.zeros((B, 2)))
+@pytest.mark.parametrize("num_segments", [2, 3])  # a single one would be overwritten as it is completed
+def test_a_segment_holds_what_belongs_together(num_segments):
+    """T beats a round; steps are completed one beat later."""
+    ring = segments.init(num_segments, T, B, SPEC, jnp.zeros((B, 2)))
     step = jax.jit(
         lambda ring, r, t, ts, value, action, version, state: segments.add(
             ring,
@@ -62,25 +53,22 @@ def test_a_segment_holds_what_belongs_together(num_segments, rows):
     )
     b = np.arange(B)
     seen = 0
-    for k in range(4 * rows + 1):
-        r, t = divmod(k, rows)
+    for k in range(4 * T + 1):
+        r, t = divmod(k, T)
         action, state = jnp.asarray((k + b) % 2, jnp.int32), jnp.full((B, 2), float(k))
         value = jnp.float32(1_000 * k + b)
         ring = step(ring, jnp.int32(r), jnp.int32(t), timestep(k), value, action, jnp.int32(7 * r), state)
-        # Looked at in the first beat after its T steps; without a row to spare also as late as the ring holds it.
-        last = num_segments * rows - 1 if rows == T else T
-        for begin in {k - T, k - last} & set(range(0, k + 1, rows)):
-            if begin + T > k:
-                continue
+        # Looked at in the first beat after its T steps, and as late as the ring holds it.
+        for begin in {k - T, k - (num_segments * T - 1)} & set(range(0, k + 1, T)):
             seen += 1
-            check(ring, begin, rows, num_segments, following=rows == T and num_segments > 1)
+            check(ring, begin, num_segments)
     assert seen > 0
 
 
-def check(ring, begin, rows, num_segments, following):
-    """The segment that began at beat `begin`; `following`: the ring holds the timestep after it."""
-    slot = jnp.int32(begin // rows % num_segments)
-    got = segments.take(ring, slot, jnp.int32(2), 3, T)
+def check(ring, begin, num_segments):
+    """The segment that began at beat `begin`."""
+    slot = jnp.int32(begin // T % num_segments)
+    got = segments.take(ring, slot, jnp.int32(2), 3)
     ks, bs = np.arange(begin, begin + T)[:, None], np.arange(2, 5)[None]
     np.testing.assert_array_equal(got.observation[..., 0], number(ks, bs))
     np.testing.assert_array_equal(got.action, (ks + bs) % 2)
@@ -92,12 +80,11 @@ def check(ring, begin, rows, num_segments, following):
     np.testing.assert_array_equal(got.terminated, end & (bs % 2 == 0))
     np.testing.assert_array_equal(got.truncated, end & (bs % 2 == 1))
     np.testing.assert_array_equal(got.valid, (ks + bs) % 5 != 4)
-    np.testing.assert_array_equal(got.version, np.full((T, 3), 7 * (begin // rows)))
+    np.testing.assert_array_equal(got.version, np.full((T, 3), 7 * (begin // T)))
     np.testing.assert_array_equal(got.bootstrap, 1_000 * (begin + T) + bs[0])
     np.testing.assert_array_equal(got.recurrent, np.full((3, 2), float(begin)))
-    if following:
-        more = segments.take(ring, slot, jnp.int32(2), 3, T, with_next=True)
-        np.testing.assert_array_equal(more.observation[..., 0], number(np.arange(begin, begin + T + 1)[:, None], bs))
-        np.testing.assert_array_equal(more.first[:T], got.first)
-        np.testing.assert_array_equal(more.first[T], (begin + T + bs[0] - 1) % 5 == 4)
-        np.testing.assert_array_equal(more.reward, got.reward)
+    more = segments.take(ring, slot, jnp.int32(2), 3, with_next=True)
+    np.testing.assert_array_equal(more.observation[..., 0], number(np.arange(begin, begin + T + 1)[:, None], bs))
+    np.testing.assert_array_equal(more.first[:T], got.first)
+    np.testing.assert_array_equal(more.first[T], (begin + T + bs[0] - 1) % 5 == 4)
+    np.testing.assert_array_equal(more.reward, got.reward)

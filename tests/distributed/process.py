@@ -50,6 +50,7 @@ def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -
     variables, restored = made.variables(state), made.restore(nested(made.save(state)))
     made.close()
     jax.tree.map(np.testing.assert_array_equal, restored.learning, state.learning)
+    jax.tree.map(np.testing.assert_array_equal, made.variables(restored), variables)
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(variables)]), row
 
 

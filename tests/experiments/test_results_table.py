@@ -54,21 +54,24 @@ def test_rows_of_seeds_and_of_studies(module, write, tmp_path):
     study = {"curves": [[0.0, 1.0], [0.0, 3.0]], "slope": {"value": 0.5, "interval": [0.25, 0.75]}}
     places = {"score": "all.json:slope:value", "interval": "all.json:slope:interval"}
     write("b", {"all.json": study}, task="B", seeds="0-7", protocol="training", **places)
-    write("c", {"all.json": study}, task="C", seeds="0-1", protocol="training", score="all.json:curves:-1")
+    sampled = {"method": "A3C", "protocol": "training", "score": "all.json:curves:-1"}
+    write("c", {"all.json": study}, task="C", seeds="0-1", **sampled)
     wanted, published = tmp_path / "wanted.csv", tmp_path / "published.csv"
     lines = ["A-v5,2,ga.py --task A-v5 --seed 2", "A-v5,3,ga.py --task A-v5 --seed 3"]
     lines = [f"GA,{task},{seeds},9 frames,,,{command}" for task, seeds, command in (line.split(",") for line in lines)]
     wanted.write_text("\n".join(["method,task,seeds,budget,protocol,score,command", *lines]))
-    published.write_text("method,task,value,protocol,source\nGA,A,7,human starts,a paper\n")
+    lines = ["method,task,value,protocol,source", "GA,A,7,human starts,a paper", "A2C,C,9,9 frames,another"]
+    published.write_text("\n".join(lines))
     page = module.page(tmp_path / "results", wanted, published)
     head, _, *rows = rows_of(page.split("## Runs")[1].split("##")[0].splitlines())
-    first, second, third = (dict(zip(head, row, strict=True)) for row in rows)
+    third, first, second = (dict(zip(head, row, strict=True)) for row in rows)  # by method
     assert first["score"] == "2 (2 seeds: no interval); 1 of 3 seeds diverged and are left out"
     assert (first["protocol"], first["human-normalised"]) == ("sticky, 9 episodes", "0.2")
     assert (first["exact"], first["published"]) == ("1 500", "7 (human starts; a paper)")
     assert (first["wall-clock"], first["command"]) == ("3 min", "`ga.py --task A-v5`")
     assert (second["seeds"], second["score"]) == ("8", "0.5 [0.25, 0.75]")
     assert third["score"] == "2 (2 seeds: no interval)"
+    assert third["published"] == "A2C 9 (9 frames; another)"
     _, _, missing = rows_of(page.split("## Not run")[1].splitlines())
     assert missing == ["GA", "A-v5", "3", "9 frames", "`ga.py --task A-v5 --seed 3`"]
 

@@ -25,24 +25,56 @@ def make(**options):
 
 
 def unknown(*candidates):
-    return Evaluated(candidates[0], jnp.float32(-jnp.inf), jnp.full(len(candidates), -jnp.inf), 0)
+    return Evaluated(candidates[0], jnp.float32(-jnp.inf), 0, 0, jnp.full(len(candidates), -jnp.inf), 0)
+
+
+NOT_PLAYED = np.zeros(0, np.float32)
+
+
+def best_of(row):
+    """The mean of the best policy, the episodes in it, and the timesteps at which it was chosen."""
+    return tuple(row[f"evaluation_best{name}"] for name in ("", "_episodes", "_timesteps"))
 
 
 def test_the_numbers_of_an_evaluation():
     returns = np.float32([[1, 2, 3], [4, 6, 11]])
     known = unknown({"w": 0.0}, {"w": 1.0})
-    known, row = add_evaluation(known, [{"w": 10.0}, {"w": 20.0}], returns, timesteps=100, frames=50)
-    assert (row["evaluation_mean"], row["evaluation_best"]) == (4.5, 7.0)
+    known, row = add_evaluation(known, [{"w": 10.0}, {"w": 20.0}], returns, NOT_PLAYED, timesteps=100, frames=50)
+    assert row["evaluation_mean"] == 4.5
+    assert best_of(row) == (7.0, 3, 100)
     assert (row["evaluation_mean_0"], row["evaluation_mean_1"]) == (2.0, 7.0)
     # Variances 1 and 13 of episodes, of which three make a mean; then the mean of two of these.
     assert row["evaluation_standard_error"] == pytest.approx(np.sqrt(1 / 3 + 13 / 3) / 2)
     assert (row["evaluation_timesteps"], row["evaluation_frames"]) == (100, 50)
-    worse, row = add_evaluation(known, [{"w": 30.0}, {"w": 40.0}], returns[::-1] - 3, timesteps=200, frames=7)
-    assert (worse.variables, float(worse.best)) == ({"w": 20.0}, 7.0)
-    assert (row["evaluation_mean"], row["evaluation_best"], row["evaluation_frames"]) == (1.5, 7.0, 57)
+    again, candidates = np.float32([[6, 5, 4]]), [{"w": 30.0}, {"w": 40.0}]
+    worse, row = add_evaluation(known, candidates, returns[::-1] - 3, again, timesteps=200, frames=7)
+    assert worse.variables == {"w": 20.0}
+    assert (row["evaluation_mean"], row["evaluation_frames"]) == (1.5, 57)
+    assert best_of(row) == (6.0, 6, 100)
     np.testing.assert_array_equal(worse.latest, [4.0, -1.0])
-    _, row = add_evaluation(unknown(()), [()], np.float32([[3]]), timesteps=1, frames=1)
-    assert set(row) == {"evaluation_mean", "evaluation_best", "evaluation_timesteps", "evaluation_frames"}
+    _, row = add_evaluation(worse, candidates, returns - 3, again - 8, timesteps=300, frames=7)
+    assert best_of(row) == (4.0, 3, 300)  # larger than 3, the mean over nine episodes
+    _, row = add_evaluation(unknown(()), [()], np.float32([[3]]), NOT_PLAYED, timesteps=1, frames=1)
+    best = {"evaluation_best", "evaluation_best_episodes", "evaluation_best_timesteps"}
+    assert set(row) == {"evaluation_mean", *best, "evaluation_timesteps", "evaluation_frames"}
+
+
+@pytest.mark.parametrize("gain", [0.0, 60.0])
+def test_the_best_policy_is_not_worse_than_the_last_beyond_noise(gain):
+    """Of policies that hardly improve, whose early ones are the noisiest: a maximum of means would keep one of them."""
+    rng, differences, excesses = np.random.default_rng(0), [], []
+    true, deviation = gain * np.arange(40) / 40, np.linspace(150, 30, 40)
+    for _ in range(30):
+        evaluated = unknown(0)
+        for i in range(40):
+            returns, again = (rng.normal(true[j], deviation[j], (1, 10)) for j in (i, evaluated.variables))
+            given = (evaluated, [i], returns, again if i > 0 else NOT_PLAYED)
+            evaluated, row = add_evaluation(*given, timesteps=i, frames=0)
+            assert row["evaluation_best_timesteps"] == evaluated.variables
+        differences.append(true[evaluated.variables] - true[-1])
+        excesses.append(row["evaluation_best"] - true[evaluated.variables])
+    assert np.mean(differences) >= -gain / 6  # -33 by the maximum
+    assert np.mean(excesses) < 20  # 64 to 71 by the maximum
 
 
 def test_returns_without_a_rank_choose_no_policy(monkeypatch):
@@ -107,9 +139,9 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     fresh = algorithm.init(jax.random.key(0))
     assert algorithm.variables(fresh) is fresh.learning.params
     state = steps[-1][0]
-    # The other action of the two.
+    # The other action of the two. So many episodes that those of the next evaluation change little.
     best = jax.tree.map(lambda x: x[..., ::-1] if x.shape[-1] == 2 else x, state.learning.params)
-    known = state.evaluated._replace(variables=best, best=jnp.float32(100))
+    known = state.evaluated._replace(variables=best, best=jnp.float32(100), episodes=1_000, timesteps=7)
     rows, new = [], state._replace(evaluated=known)
     for _ in range(2):  # in one of them an evaluation is due
         new, row = algorithm.step(new)
@@ -122,7 +154,8 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     of_last = vx.Actor(algorithm.policy, new.learning.params, ENV.spec)(seen)
     of_best = vx.Actor(algorithm.policy, best, ENV.spec)(seen)
     assert (of_last != of_best).all()
-    assert row["evaluation_best"] == 100.0
+    returns = play(ENV, algorithm.policy, best, num_episodes=4)
+    assert best_of(row) == (pytest.approx((100 * 1_000 + 4 * returns.mean) / 1_004), 1_004, 7)
 
 
 def test_an_interrupt_within_an_evaluation_leaves_the_state():

@@ -9,10 +9,12 @@ import numpy as np
 import probes
 import pytest
 from flax import linen as nn
+from gymnasium.wrappers.utils import RunningMeanStd
 
 from volvox import A3C, PPO, TD3, learn
 from volvox.data import metrics
 from volvox.envs import cartpole
+from volvox.envs.functional import from_functions
 from volvox.learners import Learner, Schedule, Turn
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork
 from volvox.types import Interrupted, Policy, TimeStep
@@ -64,7 +66,7 @@ class CountingLearner(Learner):
         gathered = metrics.add(learning.metrics, metrics.means({"seen": seen}))
         return collected, Learning(learning.total + seen + broken, update, gathered)
 
-    def variables(self, learning):
+    def variables(self, collected, learning):
         return [learning.total]
 
 
@@ -156,6 +158,7 @@ def test_a_restored_state_goes_on_bit_by_bit(name, nested):
     resumed, same_row = second.step(second.restore(saved))
     second.close()
     jax.tree.map(np.testing.assert_array_equal, resumed.learning, straight.learning)
+    jax.tree.map(np.testing.assert_array_equal, second.variables(resumed), first.variables(straight))
     assert resumed.timesteps == straight.timesteps
     assert same_row["episodes"] == row["episodes"]
     assert int(straight.learning.update) > int(state.learning.update)  # the state that was saved is as it was
@@ -194,8 +197,8 @@ def test_work_changes_nothing_in_turns_that_are_not_due(name, lag):
         for beat in range(schedule.beats_per_round):
             same = jax.tree.map(np.array_equal, work(jnp.int32(beat)), state)
             changed[beat, g] = not all(jax.tree.leaves(same))
-    np.testing.assert_array_equal(changed, schedule.due)
-    assert changed.any() == (lag > 0)
+    np.testing.assert_array_equal(changed, learner.due)
+    assert changed.any()
 
 
 @pytest.mark.parametrize("name", ["a3c", "ppo"])
@@ -230,6 +233,116 @@ def test_several_learners_are_one_vmap(name):
         assert int(learning.update) > 0
         close = lambda x, y, s=s: np.testing.assert_allclose(x[s], y, rtol=1e-4, atol=1e-5)  # noqa: E731
         jax.tree.map(close, states[1].params, learning.params)
+
+
+@pytest.mark.parametrize("settings", [A3C(vtrace=False), PPO(num_epochs=1, num_minibatches=2)], ids=["a3c", "ppo"])
+def test_without_lag_each_transition_is_learned_from_once(settings):
+    """Segments follow each other without a gap, in order of rounds; all but their first timestep are up to date."""
+    env, rounds, t, b = probes.corridor(num_envs=8, groups=2), 4, 5, 4
+    settings = dataclasses.replace(settings, segment_length=t, lag=0, micro_batch=2, reward_bound=None)
+    learner, learned, rng = settings.bind(CategoricalMLP(2, (4,)), env), [], np.random.default_rng(0)
+    collected, learning = learner.init(jax.random.key(0))
+    updates = 1 if isinstance(settings, A3C) else 2  # of a round
+
+    def record(segment):
+        names = ("observation", "action", "version", "reward", "terminated", "truncated", "valid")
+        learned.append(np.stack([np.ravel(getattr(segment, name)) for name in names], axis=1))
+
+    def accumulate(learning, segment):
+        record(segment)
+        return learning
+
+    def update(learning, *_):
+        return learning._replace(update=learning.update + 1)
+
+    def minibatch(collected, learning, turn, slot, j):
+        for k in range(learner.num_micro_batches):
+            record(learner.take(collected, slot, learning.batch, j, jnp.int32(k))[0])
+        return update(learning)
+
+    if isinstance(settings, A3C):
+        learner.accumulate, learner.update = accumulate, update
+    else:
+        learner.update = minibatch
+    chosen, followed = ({g: [] for g in range(2)} for _ in range(2))
+    with jax.disable_jit():
+        for number in range(rounds * t):
+            for g in range(2):
+                seen = np.float32(1_000 * number + 10 * g + np.arange(b))[:, None]
+                flags = [jnp.asarray(rng.random(b) < 0.2) for _ in range(3)]
+                timestep = TimeStep(jnp.asarray(seen), jnp.float32(rng.normal(size=b)), *flags, {})
+                turn = Turn(g, jnp.int32(number // t), jnp.int32(number % t), jnp.float32(0))
+                version, keys = int(learning.update), jax.random.split(jax.random.key(number), b)
+                collected, action = learner.act(collected, learning, keys, turn, timestep)
+                collected, learning = learner.work(collected, learning, keys[0], turn)
+                chosen[g].append((seen[:, 0], action, np.full(b, version)))
+                followed[g].append((timestep.reward, timestep.terminated, timestep.truncated, ~timestep.first))
+                assert version == updates * (max(number - 1, 0) // t)
+    pairs = [np.stack([*x, *y], 1) for g in range(2) for x, y in zip(chosen[g], followed[g][1:], strict=False)]
+    expected = np.concatenate([rows for rows in pairs if rows[0, 0] < 1_000 * (rounds - 1) * t])
+    found = np.concatenate(learned)
+    np.testing.assert_array_equal(found[np.argsort(found[:, 0])], expected[np.argsort(expected[:, 0])])
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_observations_are_normalised_as_by_gymnasium(name):
+    """From the first one on, by the moments of all observations up to it, with which a saved policy acts as well."""
+    settings, network, env = LEARNERS[name]
+    alone = {"num_learners": 1, "random_timesteps": 0, "exploration_noise": 0.0} if name == "td3" else {}
+    learner = dataclasses.replace(settings, normalize_observations=True, **alone).bind(network, env)
+    collected, learning = learner.init(jax.random.key(0))
+    expected, b, rng = RunningMeanStd(shape=env.spec.observation_shape), 4, np.random.default_rng(0)
+    no, keys = jnp.zeros(b, bool), jax.random.split(jax.random.key(0), b)
+    for beat in range(3):
+        for g in range(2):
+            seen = rng.uniform(-5, 236, (b, *env.spec.observation_shape)).astype(np.float32)
+            timestep = TimeStep(jnp.asarray(seen), jnp.zeros(b), no, no, no, {})
+            turn = Turn(g, jnp.int32(0), jnp.int32(beat), jnp.float32(0))
+            collected, action = learner.act(collected, learning, keys, turn, timestep)
+            expected.update(seen)
+            wanted = (seen - expected.mean) / np.sqrt(expected.var + 1e-8)
+            (variables,) = learner.variables(collected, learning)
+            output, _ = learner.policy.apply(variables, jnp.asarray(seen), ())
+            if name == "td3":
+                plain = variables._replace(moments=jax.tree.map(jnp.zeros_like, variables.moments))
+                again, _ = learner.policy.apply(plain, jnp.float32(wanted), ())
+                np.testing.assert_allclose(action, learner.policy.mode(output), atol=1e-5)
+            else:
+                np.testing.assert_allclose(collected.collectors[g].ring.observation[0, beat], wanted, atol=1e-3)
+                again, _ = learner.network.policy.apply(learning.params, jnp.float32(wanted), ())
+            np.testing.assert_allclose(output, again, atol=2e-3)
+
+
+def showing(draw):
+    """Episodes of five timesteps with random observations and without rewards."""
+    return from_functions(
+        lambda key: (draw(key), jnp.int32(0)),
+        lambda state, action, key: ((draw(key), state[1] + 1), 0.0, state[1] == 4),
+        lambda state: state[0],
+        name="showing",
+        num_envs=16,
+        groups=2,
+        num_actions=2,
+        max_episode_steps=5,
+    )
+
+
+def test_the_first_losses_are_of_normalised_bytes():
+    """They are as large as the losses of standard normal numbers, and not as those of bytes."""
+
+    def bytes_(key):
+        return jax.random.randint(key, (20,), 0, 237).astype(jnp.uint8)
+
+    def first(draw, normalize_observations):
+        settings = A3C(segment_length=5, updates_per_iteration=1, normalize_observations=normalize_observations)
+        algorithm = learn(settings, CategoricalMLP(2, (32,), nn.relu), showing(draw))
+        _, row = algorithm.step(algorithm.init(0))
+        algorithm.close()
+        return np.array([row["value_loss"], row["gradient_norm"]])
+
+    normal = first(lambda key: jax.random.normal(key, (20,)), False)
+    assert (first(bytes_, True) < 3 * normal).all()
+    assert (first(bytes_, True) > normal / 3).all()
 
 
 @pytest.mark.parametrize("name", ["a3c", "ppo"])

@@ -44,8 +44,8 @@ class Reinforce:
     lag: int = 0
 
     def schedule(self, env: vx.Env) -> Schedule:
-        """Rounds of a segment, and one more beat, which completes it."""
-        return Schedule(beats_per_round=self.segment_length + 1, rounds_per_iteration=self.updates_per_iteration)
+        """Rounds of a segment, which is complete in the first beat of the next round."""
+        return Schedule(self.segment_length, rounds_per_iteration=self.updates_per_iteration, delay=1)
 
     def bind(self, network: Any, env: vx.Env) -> "ReinforceLearner":
         """Returns the learner."""
@@ -57,23 +57,22 @@ class Learning(NamedTuple):
 
     params: Any
     optimizer: Any
-    moments: Any
     update: jax.Array
     metrics: dict
 
 
 class ReinforceLearner(OnPolicy):
-    """Collects a segment in each round, and learns from it at the end."""
+    """Collects a segment in each round, and learns from it when the next begins."""
 
     def __init__(self, settings: Reinforce, network: Any, env: vx.Env):
         super().__init__(settings, network, env)
         self.optimizer = make_optimizer(settings.optimizer, settings.learning_rate)
 
     def init(self, key: jax.Array) -> tuple[Collected, Learning]:
-        collected, (params, optimizer, moments) = self.collect(), self.init_learning(key, self.optimizer)
-        learning = Learning(params, optimizer, moments, jnp.int32(0), {})
+        collected, (params, optimizer) = self.collect(), self.init_learning(key, self.optimizer)
+        learning = Learning(params, optimizer, jnp.int32(0), {})
         turn = Turn(0, jnp.int32(0), jnp.int32(0), jnp.float32(0))
-        return collected, with_metrics(learning, lambda x: self.finish(collected, x, key, turn)[1])
+        return collected, with_metrics(learning, lambda learning: self.update(collected, learning, turn))
 
     def loss(self, params: Any, segment: segments.Segment) -> tuple[jax.Array, dict]:
         """The sum of `-log π(a) (G - V) + value_coefficient / 2 (G - V)^2`, and metrics."""
@@ -88,11 +87,18 @@ class ReinforceLearner(OnPolicy):
         total = each.sum(where=segment.valid)
         return total, metrics.means({"loss": total}, count=segment.valid.sum())
 
-    def finish(self, collected: Collected, learning: Learning, key: jax.Array, turn: Turn) -> Any:
+    def work(self, collected: Collected, learning: Learning, key: jax.Array, turn: Turn) -> Any:
+        """Updates the parameters when all groups have acted in the first beat after a round."""
+        if turn.group < self.env.num_groups - 1:
+            return collected, learning
+        due = ((turn.beat == 0) & (turn.round > 0)).astype(jnp.int32)
+        return collected, jax.lax.fori_loop(0, due, lambda _, x: self.update(collected, x, turn), learning)
+
+    def update(self, collected: Collected, learning: Learning, turn: Turn) -> Learning:
         """Updates the parameters by the segments of all groups."""
         gradient, count, gathered = jax.tree.map(jnp.zeros_like, learning.params), jnp.float32(0), learning.metrics
         for data in collected.collectors:
-            segment = segments.take(data.ring, jnp.int32(0), jnp.int32(0), self.num_envs, self.settings.segment_length)
+            segment = segments.take(data.ring, (turn.round - 1) % 2, jnp.int32(0), self.num_envs)
             (_, new), more = jax.value_and_grad(self.loss, has_aux=True)(learning.params, segment)
             gradient, count = jax.tree.map(jnp.add, gradient, more), count + segment.valid.sum()
             gathered = metrics.add(gathered, new)
@@ -101,4 +107,4 @@ class ReinforceLearner(OnPolicy):
         further = {"step": learning.update + 1, "mean_return": turn.mean_return}
         params, optimizer = apply_gradient(self.optimizer, gradient, learning.optimizer, learning.params, **further)
         changed = {"params": params, "optimizer": optimizer, "update": learning.update + 1, "metrics": gathered}
-        return collected, learning._replace(**changed)
+        return learning._replace(**changed)

@@ -69,14 +69,14 @@ def _merged(moments: Moments, b: int | Array, mean: ArrayTree, squares: ArrayTre
 
 
 def normalize(moments: Moments, observation: ArrayTree) -> ArrayTree:
-    """Returns observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged before 2 are counted.
+    """Returns observations `[..., n...]` with mean 0 and variance 1, clipped to ±10; unchanged if none is counted.
 
     The entry `action_mask` of a dict is never changed.
     """
 
     def one(mean: Array, inverse: Array, observation: Array) -> Array:
         scaled = (observation - mean) * inverse
-        return jnp.where(moments.num > 1, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)
+        return jnp.where(moments.num > 0, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)
 
     normalized = jax.tree.map(one, moments.mean, _inverse_deviation(moments), observation)
     if isinstance(observation, dict) and "action_mask" in observation:

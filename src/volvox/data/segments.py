@@ -5,7 +5,7 @@ reward comes with the next timestep; after the last timestep of a segment, this 
 
     ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
     ring = segments.add(ring, round_, beat, timestep, action=action, log_prob=log_prob, ...)  # at every beat
-    segment = segments.take(ring, slot, start=0, num_envs=4, length=20)  # [20, 4, ...]
+    segment = segments.take(ring, slot, start=0, num_envs=4)  # [20, 4, ...]
 """
 
 from collections.abc import Callable
@@ -129,7 +129,7 @@ def add(
     )
 
 
-def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, with_next: bool = False) -> Segment:
+def take(ring: Segment, slot: Array, start: Array, num_envs: int, with_next: bool = False) -> Segment:
     """Takes neighbouring environments of one segment.
 
     Args:
@@ -137,12 +137,10 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, w
       slot: Index of the segment in the ring, int32 scalar.
       start: The first environment, int32 scalar.
       num_envs: Number of environments.
-      length: T; the first T timesteps of the segment are taken.
-      with_next: Whether to add the first observation of the next segment in the ring, which must have begun. The
-        segment must then be taken whole.
+      with_next: Whether to add the first observation of the next segment in the ring, which must have begun.
 
     Returns:
-      `Segment`, leaves `[T, num_envs, ...]`; with `with_next`, `[T + 1, ...]` of `observation` and `first`.
+      `Segment`, leaves `[L, num_envs, ...]`; with `with_next`, `[L + 1, ...]` of `observation` and `first`.
     """
 
     def cut(rows: Array, begin: tuple[Array | int, ...], *sizes: int) -> Array:
@@ -150,7 +148,7 @@ def take(ring: Segment, slot: Array, start: Array, num_envs: int, length: int, w
         return jax.lax.dynamic_slice(rows, begin, (1, *sizes, *rows.shape[len(sizes) + 1 :]))[0]
 
     def of_timesteps(rows: Array) -> Array:
-        return cut(rows, (slot, 0, start), length, num_envs)
+        return cut(rows, (slot, 0, start), rows.shape[1], num_envs)
 
     def with_following(rows: Array) -> Array:
         following = cut(rows, ((slot + 1) % len(ring.first), 0, start), 1, num_envs)

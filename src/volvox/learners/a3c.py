@@ -3,9 +3,9 @@
 Mnih et al. 2016 (arXiv 1602.01783) in the form of GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256), with a fixed
 schedule in place of its queues. In round r every group collects a segment with the parameters of that round, while
 `work` goes through the segments of round r - lag in micro-batches, spread evenly over the beats; `finish` updates the
-parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 nothing overlaps: the round has one more beat,
-which completes the segments, and `finish` learns from them all; the timestep of that beat is never learned from. Where
-u rounds share an update, data are `lag / u` updates old on average, and at most `ceil(lag / u)`.
+parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 all groups learn from their segments and update in
+the first beat of the next round, which completes the segments. Only the timestep of that beat is one round old. Where u
+rounds share an update, data are `lag / u` updates old on average, and at most `ceil(lag / u)`.
 
     env = vx.envs.atari("Pong", num_envs=64, groups=2)
     network = vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso())
@@ -25,7 +25,6 @@ from flax import linen as nn
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
-from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
@@ -58,7 +57,8 @@ class A3C:
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns, before they are
         clipped.
-      lag: Rounds between acting and learning; metrics give it in updates. With 0 learning and environments take turns.
+      lag: Rounds between acting and learning; metrics give it in updates. With 0 learning and environments take turns,
+        and the first timestep of a segment is one round old.
       rounds_per_update: Rounds that share an update; each has `num_envs * segment_length` timesteps.
       vtrace: Whether V-trace corrects the returns for the lag. The parameters that learn then predict all values.
         Without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
@@ -132,23 +132,14 @@ class A3C:
         return cls(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
 
     def schedule(self, env: Env) -> Schedule:
-        """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
-        rate, beats = self._rate_schedule(env), self.segment_length + (self.lag == 0)
-        low, high = self._batches_due(env, np.arange(beats)[:, None] + np.zeros(env.num_groups, int))
+        """Returns the schedule: a beat for each timestep of a segment."""
+        rate = self._rate_schedule(env)
         return Schedule(
-            beats_per_round=beats,
+            beats_per_round=self.segment_length,
             rounds_per_iteration=self.updates_per_iteration * self.rounds_per_update,
-            delay=self.lag,
+            delay=max(self.lag, 1),
             learning_rate=(lambda learning: rate(learning.update)) if callable(rate) else None,
-            due=None if self.normalize_observations else (self.lag > 0) & (low < high),
         )
-
-    def _batches_due(self, env: Env, beat: Any) -> tuple[Any, Any]:
-        """Returns (first, end) of a group's micro-batches that are learned from in a beat, if there is a lag."""
-        num_envs = env.num_envs // env.num_groups
-        num_batches = num_envs // micro_batch_size(self.micro_batch, num_envs, self.segment_length)
-        low, high = (num_batches * (beat + i) // self.segment_length for i in (0, 1))
-        return low, high
 
     def _rate_schedule(self, env: Env) -> Any:
         """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
@@ -156,7 +147,7 @@ class A3C:
         if self.anneal_frames is None:
             return rate
         # Frames of timesteps that begin an episode count, too.
-        frames_per_round = (self.segment_length + (self.lag == 0)) * env.all_envs * env.spec.frame_skip
+        frames_per_round = self.segment_length * env.all_envs * env.spec.frame_skip
         num_updates = self.anneal_frames // (self.rounds_per_update * frames_per_round)
         return optax.linear_schedule(rate, 0.0, max(num_updates, 1))
 
@@ -175,7 +166,6 @@ class Learning(NamedTuple):
       transitions: float32: Number of transitions in `gradient`.
       update: int32: Number of updates.
       metrics: Metrics of this iteration.
-      moments: Moments of the observations; () unless they are normalised.
     """
 
     params: ArrayTree
@@ -184,7 +174,6 @@ class Learning(NamedTuple):
     transitions: Array
     update: Array
     metrics: Metrics
-    moments: Moments | tuple[()] = ()
 
 
 class _A3C(OnPolicy):
@@ -196,12 +185,14 @@ class _A3C(OnPolicy):
         self.num_batches = self.num_envs // self.micro_batch
         optimizer = make_optimizer(settings.optimizer, settings._rate_schedule(env))
         self.optimizer = clipped(optimizer, settings.max_gradient_norm)
+        low, high = self.batches_due(np.arange(settings.segment_length))
+        self.due = np.stack([low < high] * env.num_groups, axis=1)
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
-        collected, (params, optimizer, moments) = self.collect(), self.init_learning(key, self.optimizer)
+        collected, (params, optimizer) = self.collect(), self.init_learning(key, self.optimizer)
         gradient = jax.tree.map(jnp.zeros_like, params)
-        learning = Learning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {}, moments)
-        segment = segments.take(collected.collectors[0].ring, jnp.int32(0), jnp.int32(0), self.micro_batch, 1)
+        learning = Learning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {})
+        segment = segments.take(collected.collectors[0].ring, jnp.int32(0), jnp.int32(0), self.micro_batch)
         update = lambda learning: self.update(self.accumulate(learning, segment), jnp.float32(0))  # noqa: E731
         return collected, with_metrics(learning, update)
 
@@ -266,31 +257,36 @@ class _A3C(OnPolicy):
         )
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
-        """Learns from this beat's share of the micro-batches of the group."""
-        learning = self.observe(collected, learning, turn)
-        if self.settings.lag > 0:
-            due = self.settings._batches_due(self.env, turn.beat)
-            learning = self.learn(collected, learning, turn, turn.group, *due)
+        """Learns from this beat's share of the group's micro-batches. Without lag, beat 0 has all and the update."""
+        learning = self.learn(collected, learning, turn, *self.batches_due(turn.beat))
+        if self.settings.lag == 0 and turn.group == self.env.num_groups - 1:
+            learning = self.update_if(turn.beat == 0, learning, turn)
         return collected, learning
 
+    def batches_due(self, beat: Any) -> tuple[Any, Any]:
+        """Returns (first, end) of a group's micro-batches that are learned from in a beat."""
+        beats = self.settings.segment_length if self.settings.lag else 1
+        low, high = (self.num_batches * (beat + i).clip(0, beats) // beats for i in (0, 1))
+        return low, high
+
     def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
-        """Updates the parameters if that is due."""
-        s = self.settings
-        if s.lag == 0:
-            for g in range(self.env.num_groups):
-                learning = self.learn(collected, learning, turn, g, jnp.int32(0), jnp.int32(self.num_batches))
-        learned = turn.round - s.lag + 1  # rounds learned since the environments were made
-        due = (learned > 0) & (learned % s.rounds_per_update == 0)
+        """Updates the parameters at the end of the round if there is a lag."""
+        return collected, self.update_if(True, learning, turn) if self.settings.lag else learning
+
+    def update_if(self, due: Array | bool, learning: Learning, turn: Turn) -> Learning:
+        """Updates the parameters if `due`, and if this round is the last of those that share an update."""
+        learned = turn.round - self.delay + 1  # rounds learned since the environments were made
+        due &= (learned > 0) & (learned % self.settings.rounds_per_update == 0)
         # A trip count, not a condition, so that parameters stay in place.
         update = lambda _, learning: self.update(learning, turn.mean_return)  # noqa: E731
-        return collected, jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
+        return jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
 
-    def learn(self, collected: Collected, learning: Learning, turn: Turn, g: int, low: Array, high: Array) -> Learning:
-        """Accumulates the gradients of micro-batches `low` to `high` of group `g`."""
-        s, ring = self.settings, collected.collectors[g].ring
-        slot = (turn.round - s.lag) % (s.lag + 1)
+    def learn(self, collected: Collected, learning: Learning, turn: Turn, low: Array, high: Array) -> Learning:
+        """Accumulates the gradients of micro-batches `low` to `high` of the group."""
+        s, ring = self.settings, collected.collectors[turn.group].ring
+        slot = (turn.round - self.delay) % (self.delay + 1)
         # Up to a lag of 1, the parameters that learn have predicted the bootstrap value themselves.
-        part = {"num_envs": self.micro_batch, "length": s.segment_length, "with_next": s.vtrace and s.lag > 1}
+        part = {"num_envs": self.micro_batch, "with_next": s.vtrace and s.lag > 1}
 
         def one(i: Array, learning: Learning) -> Learning:
             # With one micro-batch, nothing else would depend on `i`, and XLA would compute the gradient before the
@@ -299,4 +295,4 @@ class _A3C(OnPolicy):
             return self.accumulate(learning, segments.take(ring, place, i * self.micro_batch, **part))
 
         # A trip count, not a condition, so that gradients stay in place.
-        return jax.lax.fori_loop(low, jnp.where(turn.round >= s.lag, high, low), one, learning)
+        return jax.lax.fori_loop(low, jnp.where(turn.round >= self.delay, high, low), one, learning)

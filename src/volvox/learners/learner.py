@@ -41,15 +41,19 @@ class Learner:
 
     The state has two parts. `learning` is learned: a NamedTuple with the fields `update` (int32, the number of updates)
     and `metrics` (`volvox.data.metrics.Metrics`); rows have the compression of its fields `params` and `optimizer`.
-    `collected` is changed by acting: segments, a replay, recurrent states. Its field `collectors`, if it has one,
-    belongs to the environments and begins anew with them. Its field `replays` is not saved if the settings have
-    `save_replay=False` or if there are several devices, on which a learner sums its gradients over `env.axis`.
+    `collected` is changed by acting: segments, a replay, recurrent states, moments of observations. Its field
+    `collectors`, if it has one, belongs to the environments and begins anew with them. Its field `replays` is not saved
+    if the settings have `save_replay=False` or if there are several devices, on which a learner sums its gradients over
+    `env.axis`.
 
     Attributes:
       policy: Policy that acts with `variables`.
+      due: bool `[beats_per_round, groups]`: The turns of a round in which `work` may change anything. A loop that is
+        driven from Python makes no other calls. None: all turns.
     """
 
     policy: Policy
+    due: np.ndarray | None = None
 
     def init(self, key: Array) -> tuple[Any, Any]:
         """Returns (collected, learning) at the beginning of a run."""
@@ -67,8 +71,11 @@ class Learner:
         """Learns at the end of a round; returns (collected, learning)."""
         return collected, learning
 
-    def variables(self, learning: Any) -> Sequence[ArrayTree]:
-        """Returns the variables for `policy.apply`, of each learner if there are several."""
+    def variables(self, collected: Any, learning: Any) -> Sequence[ArrayTree]:
+        """Returns the variables for `policy.apply`, of each learner if there are several.
+
+        They do not depend on the fields `collectors` and `replays`, which may be ().
+        """
         raise NotImplementedError
 
 
@@ -84,8 +91,6 @@ class Schedule(NamedTuple):
       num_learners: Number S of learners that share the environments evenly. The arrays of a learner then have a leading
         axis S. None: one learner, without this axis.
       learning_rate: State of learning -> learning rate of the next update, for rows. None: it is constant.
-      due: bool `[beats_per_round, groups]`: The turns of a round in which `Learner.work` may change anything. A loop
-        that is driven from Python makes no other call. None: all turns.
     """
 
     beats_per_round: int = 1
@@ -94,7 +99,6 @@ class Schedule(NamedTuple):
     delay: int = 0
     num_learners: int | None = None
     learning_rate: Callable[[Any], Any] | None = None
-    due: np.ndarray | None = None
 
 
 def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:

@@ -1,7 +1,8 @@
 """The base of on-policy learners: a network with a policy and a value acts, and segments of its data are collected.
 
 A learner such as `A3C` or `PPO` adds its state of learning, its loss, and when it learns. In round r every group
-collects a segment; the segments of round `r - lag` are learned from.
+collects a segment. The reward of its last timestep comes with the first timestep of round r + 1, for which the policy
+acts before anything is learned. With `lag` 0 the segment is learned from in this beat, otherwise in round `r + lag`.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from volvox.learners.learner import Learner, Turn, make_optimizer
 from volvox.networks.actor_critics import actor_critic
 from volvox.networks.distributions import clip_action
 from volvox.sparsity.optimizers import init_optimizers
-from volvox.types import Array, ArrayTree, Env, TimeStep, replaced, zeros
+from volvox.types import Array, ArrayTree, Env, TimeStep, replaced
 
 _MICRO_BATCH_TRANSITIONS = 64
 
@@ -29,13 +30,11 @@ class Collector(NamedTuple):
       ring: Its latest segments.
       recurrent: Recurrent state of the policy, leaves `[B, ...]`.
       lives: int32 `[B]`: Lives left at the last timestep; 0 without `episodic_life`.
-      raw_observation: float32 `[B, ...]`: The latest observations before they were normalised; () if they are not.
     """
 
     ring: Segment
     recurrent: ArrayTree
     lives: Array
-    raw_observation: ArrayTree
 
 
 class Collected(NamedTuple):
@@ -43,10 +42,12 @@ class Collected(NamedTuple):
 
     Attributes:
       collectors: Data of each group.
+      moments: Moments of the observations; () unless they are normalised.
       rewards: Scale of the rewards; () unless they are normalised.
     """
 
     collectors: tuple[Collector, ...]
+    moments: Moments | tuple[()]
     rewards: Rewards | tuple[()]
 
 
@@ -64,7 +65,7 @@ class OnPolicy(Learner):
     """A learner that collects segments.
 
     Subclasses define `init`, `work` and `finish`, and the state `learning`, which has the fields `params`, `optimizer`,
-    `moments` (of observations, () unless they are normalised), `update` and `metrics`.
+    `update` and `metrics`.
 
     Attributes:
       settings: Settings with the fields that `check_settings` checks, and `episodic_life`, `normalize_observations` and
@@ -72,7 +73,7 @@ class OnPolicy(Learner):
       env: The environments.
       network: The network as pure functions.
       num_envs: Environments B of a group.
-      length: Timesteps L of a segment in the ring, one more than `segment_length` without lag.
+      delay: Rounds between the round that collects a segment and the round that learns from it.
     """
 
     def __init__(self, settings: Any, network: Any, env: Env):
@@ -80,7 +81,7 @@ class OnPolicy(Learner):
         if settings.episodic_life and "lives" not in env.spec.extras:
             raise ValueError(f"episodic_life=True needs lives, which {env.spec.name} does not report; leave it out.")
         self.settings, self.env, self.network = settings, env, actor_critic(network, env.spec)
-        self.num_envs, self.length = env.num_envs // env.num_groups, settings.segment_length + (settings.lag == 0)
+        self.num_envs, self.delay = env.num_envs // env.num_groups, max(settings.lag, 1)
         policy = self.network.policy
         self.policy = normalization.normalizing(policy, env.spec) if settings.normalize_observations else policy
 
@@ -93,30 +94,29 @@ class OnPolicy(Learner):
 
         def collector() -> Collector:
             recurrent = policy.initial_state(b)
-            raw_observation = zeros(spec.observation, b) if s.normalize_observations else ()
-            ring = segments.init(s.lag + 1, self.length, b, spec, recurrent)
-            return Collector(ring, recurrent, jnp.zeros(b, jnp.int32), raw_observation)
+            ring = segments.init(self.delay + 1, s.segment_length, b, spec, recurrent)
+            return Collector(ring, recurrent, jnp.zeros(b, jnp.int32))
 
+        moments = normalization.init(env.spec.observation) if s.normalize_observations else ()
         rewards = normalization.init_rewards(env.num_groups, b) if s.normalize_rewards else ()
-        return Collected(tuple(collector() for _ in range(env.num_groups)), rewards)
+        return Collected(tuple(collector() for _ in range(env.num_groups)), moments, rewards)
 
-    def init_learning(self, key: Array, optimizer: Any) -> tuple[ArrayTree, ArrayTree, Moments | tuple[()]]:
-        """Returns (parameters, state of the optimiser, moments of observations) at the beginning of a run."""
-        networks = [self.network.policy.init(key)]
-        (params,), (state,) = init_optimizers(optimizer, networks)
-        normalized = self.settings.normalize_observations
-        return params, state, normalization.init(self.env.spec.observation) if normalized else ()
+    def init_learning(self, key: Array, optimizer: Any) -> tuple[ArrayTree, ArrayTree]:
+        """Returns (parameters, state of the optimiser) at the beginning of a run."""
+        (params,), (state,) = init_optimizers(optimizer, [self.network.policy.init(key)])
+        return params, state
 
     def act(
         self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
     ) -> tuple[Collected, Array]:
         """Samples actions from the policy, and adds the timestep to the group's segment."""
         s, g, actions, data = self.settings, turn.group, self.network.distribution, collected.collectors[turn.group]
-        raw_observation, rewards, reward, lives = data.raw_observation, collected.rewards, timestep.reward, data.lives
-        if s.normalize_observations:
-            raw_observation = jax.tree.map(lambda x: x.astype(jnp.float32), timestep.observation)
+        moments, rewards, reward, lives = collected.moments, collected.rewards, timestep.reward, data.lives
+        if isinstance(moments, Moments):
+            observation = jax.tree.map(lambda x: x.astype(jnp.float32), timestep.observation)
+            moments = normalization.update(moments, observation, self.env.axis)
             # The segment holds the observation that the policy saw, so that probabilities can be computed again.
-            timestep = timestep._replace(observation=normalization.normalize(learning.moments, raw_observation))
+            timestep = timestep._replace(observation=normalization.normalize(moments, observation))
         if isinstance(rewards, Rewards):
             rewards = normalization.update_rewards(rewards, g, timestep, s.discount, self.env.axis)
             reward = reward * normalization.reward_scale(rewards)
@@ -132,21 +132,13 @@ class OnPolicy(Learner):
         chosen = {"action": action, "log_prob": actions.log_prob(output, action), "version": learning.update}
         chosen |= {"reward": reward, "value": value, "recurrent": recurrent}
         ring = segments.add(data.ring, turn.round, turn.beat, timestep, **chosen)
-        data = Collector(ring, next_recurrent, lives, raw_observation)
-        collectors = replaced(collected.collectors, g, data)
-        return Collected(collectors, rewards), clip_action(action, self.env.spec)
+        collectors = replaced(collected.collectors, g, Collector(ring, next_recurrent, lives))
+        return Collected(collectors, moments, rewards), clip_action(action, self.env.spec)
 
-    def observe(self, collected: Collected, learning: Any, turn: Turn) -> Any:
-        """Returns the state of learning, whose moments count the latest observations of the group."""
-        if not self.settings.normalize_observations:
-            return learning
-        raw_observation = collected.collectors[turn.group].raw_observation
-        return learning._replace(moments=normalization.update(learning.moments, raw_observation, self.env.axis))
-
-    def variables(self, learning: Any) -> list[ArrayTree]:
+    def variables(self, collected: Collected, learning: Any) -> list[ArrayTree]:
         """Returns the variables of the policy."""
         normalized = self.settings.normalize_observations
-        return [Normalized(learning.params, learning.moments) if normalized else learning.params]
+        return [Normalized(learning.params, collected.moments) if normalized else learning.params]
 
 
 def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:

@@ -3,8 +3,8 @@
 In each round every group collects a segment, which is learned from in epochs of shuffled minibatches. With `lag` 1
 these updates are spread evenly over the next round, in which the latest parameters act. Data are then on average half a
 round of updates older than in the textbook; `lag_mean` measures it. Ratios are exact, since each timestep keeps the
-probability with which its action was drawn. With `lag` 0, the textbook's form, nothing overlaps: the round has one more
-beat, which completes the segments and is never learned from, and `finish` makes all updates.
+probability with which its action was drawn. With `lag` 0, almost the textbook's form, all updates are made in the first
+beat of the next round, which completes the segments. Only the timestep of that beat is one round older.
 
     env = vx.envs.mujoco("HalfCheetah-v4", num_envs=1)
     algorithm = vx.learn(vx.PPO.mujoco(), vx.networks.GaussianMLP(6), env)  # or vx.PPO.atari(), or vx.PPO(lag=0)
@@ -23,7 +23,6 @@ from flax import linen as nn
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
-from volvox.data.normalization import Moments
 from volvox.data.returns import lambda_returns
 from volvox.data.segments import Segment
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
@@ -62,7 +61,7 @@ class PPO:
       episodic_life: Whether the loss of a life ends an episode for the loss. Scores are always of whole games.
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before clipping.
-      lag: Rounds between acting and learning, 0 or 1; metrics give it in updates.
+      lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.
       micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
         divisor of the group's timesteps (environments) in a minibatch. None: about 64 timesteps of images, otherwise
         the whole minibatch.
@@ -129,33 +128,18 @@ class PPO:
         return cls(**sizes, **rates, **scales)
 
     def schedule(self, env: Env) -> Schedule:
-        """Returns the schedule: a beat for each timestep of a segment, and one more without lag."""
-        beats, changes = self.segment_length + (self.lag == 0), self.anneal_timesteps or callable(self.learning_rate)
+        """Returns the schedule: a beat for each timestep of a segment."""
+        changes, rounds = self.anneal_timesteps or callable(self.learning_rate), self.rounds_per_iteration
         rate = functools.partial(self._current_rate, env) if changes else None
-        low, high = self._updates_due(env, np.arange(beats)[:, None], np.arange(env.num_groups))
-        due = None if self.normalize_observations else (self.lag == 1) & (low < high)
-        return Schedule(
-            beats, rounds_per_iteration=self.rounds_per_iteration, delay=self.lag, learning_rate=rate, due=due
-        )
-
-    def _updates_due(self, env: Env, beat: Any, group: Any) -> tuple[Any, Any]:
-        """Returns (first, end) of the updates by a round that are made in a turn of the next one, if `lag` is 1.
-
-        They are spread evenly. The first are due in beat 0 when the last group has acted, because only then all
-        segments are complete.
-        """
-        groups, num_updates = env.num_groups, self.num_epochs * self.num_minibatches
-        number, count = beat * groups + group - (groups - 1), (self.segment_length - 1) * groups + 1
-        low, high = (-(-num_updates * (number + i).clip(0) // count) for i in (0, 1))
-        return low, high
+        return Schedule(self.segment_length, rounds_per_iteration=rounds, delay=1, learning_rate=rate)
 
     def _current_rate(self, env: Env, learning: "Learning") -> Any:
         """Returns the learning rate of the next update; None for a ready-made optimizer."""
         rate: Any = self.learning_rate
         if self.anneal_timesteps is None:
             return rate(learning.update) if callable(rate) else rate
-        timesteps_per_round = env.all_envs * (self.segment_length + (self.lag == 0))
-        return rate * jnp.maximum(1 - (learning.round - 1) / (self.anneal_timesteps / timesteps_per_round), 0.0)
+        num_rounds = self.anneal_timesteps / (env.all_envs * self.segment_length)
+        return rate * jnp.maximum(1 - (learning.round - 1) / num_rounds, 0.0)
 
     def bind(self, network: nn.Module, env: Env) -> "_PPO":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
@@ -192,7 +176,6 @@ class Learning(NamedTuple):
       round: int32: Rounds learned from, including this one.
       update: int32: Number of updates.
       metrics: Metrics of this iteration.
-      moments: Moments of the observations; () unless they are normalised.
     """
 
     params: ArrayTree
@@ -202,7 +185,6 @@ class Learning(NamedTuple):
     round: Array
     update: Array
     metrics: Metrics
-    moments: Moments | tuple[()]
 
 
 class _PPO(OnPolicy):
@@ -224,14 +206,16 @@ class _PPO(OnPolicy):
         self.micro_batch = micro_batch_size(micro_batch, rows, (length if self.recurrent else 1) * env.num_groups)
         self.num_micro_batches = rows // self.micro_batch
         self.num_updates = settings.num_epochs * settings.num_minibatches  # of a round
+        low, high = self.updates_due(np.arange(length)[:, None], np.arange(env.num_groups))
+        self.due = low < high
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
         s, zero, collected = self.settings, jnp.int32(0), self.collect()
         rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
-        params, optimizer, moments = self.init_learning(key, self.optimizer(rate))
+        params, optimizer = self.init_learning(key, self.optimizer(rate))
         numbers = jnp.zeros((self.env.num_groups, s.segment_length, self.num_envs), jnp.float32)
         batch = zeros(jax.eval_shape(self.shuffle, key, numbers, numbers, numbers > 0))
-        learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {}, moments)
+        learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {})
         turn = Turn(0, zero, zero, jnp.float32(0))
         update = lambda x: self.update(collected, self.prepare(collected, x, key, zero), turn, zero, zero)  # noqa: E731
         return collected, with_metrics(learning, update)
@@ -239,8 +223,7 @@ class _PPO(OnPolicy):
     def prepare(self, collected: Collected, learning: Learning, key: Array, slot: Array) -> Learning:
         """Computes returns and advantages (equation 11) of the segments at `slot`, and shuffles them for all epochs."""
         s, axis = self.settings, self.env.axis
-        whole = (jnp.int32(0), self.num_envs, s.segment_length)
-        parts = [segments.take(data.ring, slot, *whole) for data in collected.collectors]
+        parts = [segments.take(data.ring, slot, jnp.int32(0), self.num_envs) for data in collected.collectors]
         part: Segment = jax.tree.map(lambda *x: jnp.stack(x), *parts)  # [G, T, B, ...]
         v_t = jnp.concatenate([part.value[:, 1:], part.bootstrap[:, None]], axis=1)
         discount_t, lambda_t = s.discount * (1.0 - part.terminated), s.trace_decay * (1.0 - part.truncated)
@@ -356,23 +339,25 @@ class _PPO(OnPolicy):
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
         """Makes the updates that are due in this turn."""
-        learning = self.observe(collected, learning, turn)
-        if self.settings.lag == 1:
-            due = self.settings._updates_due(self.env, turn.beat, turn.group)
-            learning = self.learn(collected, learning, key, turn, *due)
-        return collected, learning
+        return collected, self.learn(collected, learning, key, turn, *self.updates_due(turn.beat, turn.group))
 
-    def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
-        """Makes all updates of the round if there is no lag."""
-        if self.settings.lag == 0:
-            learning = self.learn(collected, learning, key, turn, jnp.int32(0), jnp.int32(self.num_updates))
-        return collected, learning
+    def updates_due(self, beat: Any, group: Any) -> tuple[Any, Any]:
+        """Returns (first, end) of the updates by a round that are made in a turn of the next round.
+
+        The first updates are due in beat 0 when the last group has acted, because only then all segments are complete.
+        With lag 1 the updates are spread evenly from there to the end of the round.
+        """
+        groups = self.env.num_groups
+        number = beat * groups + group - (groups - 1)
+        count = (self.settings.segment_length - 1) * groups + 1 if self.settings.lag else 1
+        low, high = (-(-self.num_updates * (number + i).clip(0, count) // count) for i in (0, 1))
+        return low, high
 
     def learn(
         self, collected: Collected, learning: Learning, key: Array, turn: Turn, low: Array, high: Array
     ) -> Learning:
-        """Makes updates `low` to `high` of the segments of `lag` rounds ago, unless their round is stopped."""
-        slot, has_data = (turn.round - (lag := self.settings.lag)) % (lag + 1), turn.round >= lag
+        """Makes updates `low` to `high` of the segments of the round before, unless their round is stopped."""
+        slot, has_data = (turn.round - 1) % 2, turn.round > 0
 
         def prepare(i: Array, learning: Learning) -> Learning:
             # If nothing depended on `i`, XLA would compute this before the loop, in every beat.

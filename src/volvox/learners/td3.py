@@ -128,11 +128,13 @@ class Collected(NamedTuple):
       credit: int32: A timestep adds the numerator of `_TD3.ratio`, an update subtracts the denominator. While it is
         negative, actions are random. Unlike a count of all timesteps, it cannot overflow.
       replays: Replay of each group, with all its environments; the environments of a learner stand side by side.
+      moments: Moments of the observations, leaves `[S, ...]`; they remain 0 unless observations are normalised.
       rewards: Scale of the rewards, leaves `[S, ...]`; () unless they are normalised.
     """
 
     credit: Array
     replays: tuple[Replay, ...]
+    moments: Moments
     rewards: Rewards | tuple[()]
 
 
@@ -143,7 +145,6 @@ class Learning(NamedTuple):
       params: Parameters of actor, critics and representation.
       targets: Parameters of the targets; the representation has none.
       optimizer: States of the optimiser, one for each part of `params`.
-      moments: Moments of the observations; they remain 0 unless observations are normalised.
       update: int32: Number of updates.
       metrics: Metrics of this iteration.
     """
@@ -151,7 +152,6 @@ class Learning(NamedTuple):
     params: Params
     targets: Params
     optimizer: Params
-    moments: Moments
     update: Array
     metrics: Metrics
 
@@ -198,8 +198,8 @@ class _TD3(Learner):
         if s.normalize_rewards:
             rewards = normalization.init_rewards(env.num_groups, self.num_envs // s.num_learners)
             rewards = jax.tree.map(lambda x: jnp.broadcast_to(x, (s.num_learners, *x.shape)), rewards)
-        collected = Collected(credit, replays, rewards)
-        learning = Learning(params, params._replace(representation=()), optimizer, moments, jnp.int32(0), {})
+        collected = Collected(credit, replays, moments, rewards)
+        learning = Learning(params, params._replace(representation=()), optimizer, jnp.int32(0), {})
 
         def update(learning: Learning) -> Learning:
             batch = jax.tree.map(lambda x: x[0], self.sample(keys, collected))
@@ -249,7 +249,6 @@ class _TD3(Learner):
             part, state = jax.vmap(one)(gradient, state, part, s.of_each("learning_rate"), mean_return)
             return params._replace(**{name: part}), optimizer._replace(**{name: state}), metrics.means(new)
 
-        batch = batch.map_observations(functools.partial(jax.vmap(normalization.normalize), learning.moments))
         params, optimizer, gathered = learning.params, learning.optimizer, learning.metrics
         if params.representation:
             # It is learned first and by itself. For actor and critics, its features replace observations.
@@ -274,7 +273,7 @@ class _TD3(Learner):
 
         due = step % s.policy_delay == 0
         (params, targets, optimizer), new = jax.lax.cond(due, update_actor, skip, params, targets, optimizer)
-        return Learning(params, targets, optimizer, learning.moments, step, metrics.add(gathered, new))
+        return Learning(params, targets, optimizer, step, metrics.add(gathered, new))
 
     def optimizer(self, rate: Array) -> optax.GradientTransformationExtraArgs:
         return make_optimizer(self.settings.optimizer, None if self.settings.learning_rate is None else rate)
@@ -283,8 +282,11 @@ class _TD3(Learner):
         self, collected: Collected, learning: Learning, keys: Array, turn: Turn, timestep: TimeStep
     ) -> tuple[Collected, Array]:
         """Acts at random at first, then by the actors with noise, and adds the timestep to the replay."""
-        s, g, rewards = self.settings, turn.group, collected.rewards
-        chosen = jax.vmap(self.choose)(_variables(learning), self.split(timestep.observation))
+        s, g, rewards, observation = self.settings, turn.group, collected.rewards, self.split(timestep.observation)
+        if s.normalize_observations:
+            update = jax.vmap(functools.partial(normalization.update, axis=self.env.axis))
+            collected = collected._replace(moments=update(collected.moments, observation))
+        chosen = jax.vmap(self.choose)(_variables(collected, learning), observation)
         # One draw for both kinds: making random numbers takes a loop each time.
         draw = functools.partial(jax.random.uniform, shape=chosen.shape[2:], minval=_OPEN, maxval=1.0)
         drawn = jax.vmap(draw)(keys).reshape(chosen.shape)
@@ -306,9 +308,6 @@ class _TD3(Learner):
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
         """Makes the updates that are due for the timesteps so far, after the group has added its own."""
         s, axis, newest = self.settings, self.env.axis, replay.latest(collected.replays[turn.group])
-        if s.normalize_observations:
-            update = jax.vmap(functools.partial(normalization.update, axis=axis))
-            learning = learning._replace(moments=update(learning.moments, self.split(newest.observation)))
         added = axis.sum((~newest.first).sum(dtype=jnp.int32)) * self.ratio.numerator
         credit = jnp.minimum(collected.credit + added, _MOST_CREDIT)
         # A resumed run may have to fill its replay anew.
@@ -330,9 +329,11 @@ class _TD3(Learner):
         return collected._replace(credit=credit - due * self.ratio.denominator), learning
 
     def sample(self, keys: Array, collected: Collected) -> Batch:
-        """Returns this device's share of the batches of a beat's updates, leaves `[U, S, N, ...]`."""
+        """Returns this device's share of the batches of a beat's updates, normalised, leaves `[U, S, N, ...]`."""
         s, sizes = self.settings, (self.settings.batch_size // self.env.axis.size, self.num_updates)
         batches = replay.sample_batches(keys, collected.replays, *sizes, discount=s.discount, n_step=s.n_step)
+        normalize = jax.vmap(jax.vmap(normalization.normalize), (None, 0))
+        batches = batches.map_observations(functools.partial(normalize, collected.moments))
         if not isinstance(collected.rewards, Rewards):
             return batches
         scale = jax.vmap(normalization.reward_scale)(collected.rewards)
@@ -342,8 +343,8 @@ class _TD3(Learner):
         """Leaves `[B, ...]` -> `[S, B / S, ...]`."""
         return jax.tree.map(lambda x: x.reshape(self.settings.num_learners, -1, *x.shape[1:]), tree)
 
-    def variables(self, learning: Learning) -> list[Normalized]:
-        return [pick(_variables(learning), i) for i in range(self.settings.num_learners)]
+    def variables(self, collected: Collected, learning: Learning) -> list[Normalized]:
+        return [pick(_variables(collected, learning), i) for i in range(self.settings.num_learners)]
 
 
 def _mean_over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:
@@ -363,13 +364,13 @@ def _pruned(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
     return jax.vmap(pruned)(params, optimizer) if is_sparse(optimizer) else params
 
 
-def _variables(learning: Learning) -> Normalized:
-    return Normalized(learning.params._replace(critics=()), learning.moments)
+def _variables(collected: Collected, learning: Learning) -> Normalized:
+    return Normalized(learning.params._replace(critics=()), collected.moments)
 
 
 def variables_of(state: LearnState, learner: int = 0) -> Normalized:
     """Returns the variables of one learner's policy."""
-    return pick(jax.device_get(_variables(state.learning)), learner)
+    return pick(jax.device_get(_variables(state.acting.collected, state.learning)), learner)
 
 
 def table_of(state: LearnState, learner: int = 0) -> list[dict[str, Any]]:

@@ -7,11 +7,15 @@ An iteration has the length of the settings. It ends early, after a whole round,
 `Budget` is used up. Parameters do not depend on where iterations end.
 
 An evaluation plays whole episodes with the likeliest actions, in its own environments. On Atari it plays whole games,
-even if a lost life ends an episode of training. Rows then have `evaluation_mean`; its `evaluation_standard_error` over
-episodes; `evaluation_best`, the largest mean so far; `evaluation_timesteps`, the timesteps of each learner so far;
-`evaluation_frames`, the emulator frames of all evaluations, which `frames` does not count; and `evaluation_seconds`,
-which no rate counts. With several learners there is an `evaluation_mean_0` and so on for each, and the mean is over all
-of them. `evaluation_best` is a maximum and overestimates its policy; play new episodes for an unbiased score.
+even if a lost life ends an episode of training. The best policy so far plays again in each evaluation, so that it is
+not kept for a few lucky episodes: it gives way to a policy with a larger mean return than it has over all its episodes.
+
+Rows have `evaluation_mean`; its `evaluation_standard_error` over episodes; `evaluation_best`, the mean return of the
+best policy over `evaluation_best_episodes` episodes; `evaluation_best_timesteps`, at which it was the latest policy;
+`evaluation_timesteps`, the timesteps of each learner so far; `evaluation_frames`, the emulator frames of all
+evaluations, which `frames` does not count; and `evaluation_seconds`, which no rate counts. With several learners there
+is an `evaluation_mean_0` and so on for each, and the mean is over all of them. `evaluation_best` is still too high just
+after its policy was chosen; play new episodes for an unbiased score.
 """
 
 import functools
@@ -77,13 +81,17 @@ class Evaluated(NamedTuple):
 
     Attributes:
       variables: Variables of the best policy.
-      best: float32: Its mean return, the largest of all evaluations and learners; -inf before the first evaluation.
+      best: float32: Its mean return over all evaluations in which it played; -inf before the first.
+      episodes: Episodes in this mean.
+      timesteps: Timesteps of each learner when the policy was chosen.
       latest: float32 `[S]`: Mean returns of the latest evaluation, one for each learner; -inf before the first.
       frames: Emulator frames of all evaluations.
     """
 
     variables: ArrayTree
     best: Array
+    episodes: int
+    timesteps: int
     latest: Array
     frames: int
 
@@ -131,7 +139,8 @@ def learn(
       env: The environments, in groups that take turns.
       evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.training`). An iteration ends
         in the round in which one is due. None: no evaluation.
-      num_evaluation_episodes: Episodes of an evaluation, of each learner.
+      num_evaluation_episodes: Episodes of an evaluation, of each learner; from the second on, the best policy so far
+        plays as many.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
         of environments that learn on one device.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
@@ -213,7 +222,7 @@ class Training:
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
             return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
 
-        stages = Stages(self.act, self.work, finish=self.finish, due=self.schedule.due)
+        stages = Stages(self.act, self.work, finish=self.finish, due=self.learner.due)
         beats = self.schedule.beats_per_round
         self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
 
@@ -261,8 +270,8 @@ class Training:
         acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
         if self.evaluator is not None:
-            candidates, worst = self.learner.variables(learning), jnp.float32(-jnp.inf)
-            evaluated = Evaluated(candidates[0], worst, jnp.full(len(candidates), worst), 0)
+            candidates, worst = self.learner.variables(collected, learning), jnp.float32(-jnp.inf)
+            evaluated = Evaluated(candidates[0], worst, 0, 0, jnp.full(len(candidates), worst), 0)
         return without(LearnState(run_key, acting, learning, 0, evaluated), "collectors")
 
     def begin(self, acting: Acting) -> Acting:
@@ -290,12 +299,15 @@ class Training:
             before, after = (x.timesteps // self.num_learners for x in (state, new))
             if evaluator is None or after // evaluator.every == before // evaluator.every:
                 return new, row
-            began, candidates = time.perf_counter(), self.learner.variables(new.learning)
+            began, candidates = time.perf_counter(), self.learner.variables(new.acting.collected, new.learning)
             seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
-            returns, played = evaluator.play(candidates, seed=seed, monitor=monitor)
-            require_finite({"the returns of the evaluation": returns}, self.env.spec.name)
-            frames = played * self.env.spec.frame_skip
-            evaluated, found = add_evaluation(state.evaluated, candidates, returns, timesteps=after, frames=frames)
+            (returns, played), again = evaluator.play(candidates, seed=seed, monitor=monitor), np.zeros(0)
+            if state.evaluated.best > -np.inf:
+                again, further = evaluator.play([state.evaluated.variables], seed=seed, monitor=monitor)
+                played += further
+            require_finite({"the returns of the evaluation": (returns, again)}, self.env.spec.name)
+            counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
+            evaluated, found = add_evaluation(state.evaluated, candidates, returns, again, **counts)
             found["evaluation_seconds"] = time.perf_counter() - began
             return new._replace(evaluated=evaluated), row | found
         except BaseException:
@@ -333,7 +345,8 @@ class Training:
         for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=lambda acting: progress()[2]):
             acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
             timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
-            policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(local))}
+            small = devices.local(emptied(acting.collected, "collectors", "replays"))
+            policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(small, local))}
             require_finite(local.metrics | policies, self.env.spec.name)
             predictions = rounds * schedule.beats_per_round * self.env.all_envs
             updates = int(local.update) - int(state.learning.update)
@@ -403,7 +416,7 @@ class Training:
 
     def last_variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the latest policy, of the best learner if there are several."""
-        candidates, evaluated = self.learner.variables(state.learning), state.evaluated
+        candidates, evaluated = self.learner.variables(state.acting.collected, state.learning), state.evaluated
         if evaluated and evaluated.best > -np.inf:
             return candidates[int(np.argmax(evaluated.latest))]
         row = metrics.scores(state.acting.episodes)
@@ -452,10 +465,14 @@ class Training:
 
 def without(state: LearnState, *names: str) -> LearnState:
     """Returns the state without its environments, and without these fields of `collected`."""
-    collected = state.acting.collected
-    empty = {name: () for name in names if hasattr(collected, name)}
-    collected = collected._replace(**empty) if empty else collected
+    collected = emptied(state.acting.collected, *names)
     return state._replace(acting=state.acting._replace(running=(), collected=collected), envs=())
+
+
+def emptied(collected: Any, *names: str) -> Any:
+    """Returns the data that acting collects, without these fields."""
+    empty = {name: () for name in names if hasattr(collected, name)}
+    return collected._replace(**empty) if empty else collected
 
 
 def require_finite(trees: dict[str, ArrayTree], env_name: str) -> None:
@@ -493,7 +510,13 @@ def compression_row(learning: Any, num_learners: int | None) -> dict[str, float]
 
 
 def add_evaluation(
-    evaluated: Evaluated, candidates: Sequence[ArrayTree], returns: np.ndarray, *, timesteps: int, frames: int
+    evaluated: Evaluated,
+    candidates: Sequence[ArrayTree],
+    returns: np.ndarray,
+    again: np.ndarray,
+    *,
+    timesteps: int,
+    frames: int,
 ) -> tuple[Evaluated, dict[str, Any]]:
     """Adds one evaluation.
 
@@ -501,6 +524,7 @@ def add_evaluation(
       evaluated: Results so far.
       candidates: Variables of the policies of S learners.
       returns: float32 `[S, E]`: Returns of their episodes.
+      again: float32, any shape: Returns of new episodes of the best policy so far; empty if there is none.
       timesteps: Timesteps of each learner so far.
       frames: Emulator frames of this evaluation.
 
@@ -508,16 +532,22 @@ def add_evaluation(
       (`Evaluated`, metrics). The mean is over learners; its standard error is over episodes of the same policies.
     """
     means = returns.mean(axis=1)
-    best, frames = int(means.argmax()), evaluated.frames + frames
-    if means[best] > evaluated.best:
-        evaluated = evaluated._replace(variables=candidates[best], best=jnp.float32(means[best]))
-    evaluated = evaluated._replace(latest=jnp.asarray(means), frames=frames)
+    if again.size:
+        episodes = evaluated.episodes + again.size
+        mean = (evaluated.best * evaluated.episodes + again.sum()) / episodes
+        evaluated = evaluated._replace(best=jnp.float32(mean), episodes=episodes)
+    i = int(means.argmax())
+    if means[i] > evaluated.best:
+        chosen = {"variables": candidates[i], "best": jnp.float32(means[i]), "episodes": returns.shape[1]}
+        evaluated = evaluated._replace(**chosen, timesteps=timesteps)
+    evaluated = evaluated._replace(latest=jnp.asarray(means), frames=evaluated.frames + frames)
     row = {"evaluation_mean": float(means.mean()), "evaluation_best": float(evaluated.best)}
+    row |= {"evaluation_best_episodes": evaluated.episodes, "evaluation_best_timesteps": evaluated.timesteps}
     if returns.shape[1] > 1:
         row["evaluation_standard_error"] = float(np.sqrt(returns.var(axis=1, ddof=1).sum() / returns.size / len(means)))
     if len(means) > 1:
         row |= {f"evaluation_mean_{i}": float(mean) for i, mean in enumerate(means)}
-    return evaluated, row | {"evaluation_timesteps": timesteps, "evaluation_frames": frames}
+    return evaluated, row | {"evaluation_timesteps": timesteps, "evaluation_frames": evaluated.frames}
 
 
 class PolicyEvaluator:
@@ -532,12 +562,12 @@ class PolicyEvaluator:
 
     def __init__(self, policy: Policy, env: Env, num_learners: int, every: int, episodes: int, num_envs: int | None):
         """Prepares the evaluation of S policies side by side; the last three arguments are those of `learn`."""
-        self._policy, self._env, self._num_learners = policy, env, num_learners
+        self._policy, self._env = policy, env
         self.every = integer("evaluate_every", every, low=1, high=None)
         self._num_episodes = integer("num_evaluation_episodes", episodes, low=1)
         num_envs = integer("num_evaluation_envs", env.num_envs if num_envs is None else num_envs, low=num_learners)
-        self._num_waves = -(-episodes // (num_envs // num_learners))
-        self._wave = -(-episodes // self._num_waves)  # episodes of a policy that are played at once
+        num_waves = -(-episodes // (num_envs // num_learners))
+        self._num_envs = num_learners * -(-episodes // num_waves)
         self._act = jax.jit(self._act_all)
         self._group: EnvGroup | None = None
         self._state: Any = None
@@ -546,7 +576,7 @@ class PolicyEvaluator:
         """Plays the episodes of all policies, in waves of one episode for each environment.
 
         Args:
-          candidates: Variables of each policy.
+          candidates: Variables of each policy: of all learners, or of one policy.
           seed: Seed of the environments.
           monitor: Called about once a second with a dict of progress figures; True stops the evaluation.
 
@@ -556,7 +586,9 @@ class PolicyEvaluator:
         Raises:
           Interrupted: The monitor returned True.
         """
-        num_envs, candidates = self._num_learners * self._wave, tuple(candidates)
+        num_envs, candidates = self._num_envs, tuple(candidates)
+        wave = num_envs // len(candidates)  # episodes of a policy that are played at once
+        num_waves = -(-self._num_episodes // wave)
         if self._group is None:
             options = {"num_envs": num_envs, "num_groups": 1, "host": True, **whole_games(self._env)}
             (self._group,) = self._env.make(seed, **options)
@@ -567,15 +599,15 @@ class PolicyEvaluator:
             nonlocal checked
             if time.monotonic() - checked > 1.0:
                 checked = time.monotonic()
-                if monitor({"phase": "evaluation", "done": len(parts) * num_envs, "total": self._num_waves * num_envs}):
+                if monitor({"phase": "evaluation", "done": len(parts) * num_envs, "total": num_waves * num_envs}):
                     raise Interrupted("the evaluation was not finished, and its iteration is dropped")
             return self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
 
-        for wave in range(self._num_waves):
-            self._state = self._group.restart(self._state, (seed + wave * num_envs) % 2**31)
-            states = tuple(self._policy.initial_state(self._wave) for _ in candidates)
+        for number in range(num_waves):
+            self._state = self._group.restart(self._state, (seed + number * num_envs) % 2**31)
+            states = tuple(self._policy.initial_state(wave) for _ in candidates)
             self._state, returns, lengths = first_episodes(self._group, self._state, choose, states)
-            parts.append(returns.reshape(self._num_learners, -1))
+            parts.append(returns.reshape(len(candidates), -1))
             timesteps += int(lengths.sum())
         return np.concatenate(parts, axis=1)[:, : self._num_episodes], timesteps
 
