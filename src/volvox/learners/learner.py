@@ -3,13 +3,19 @@
 An algorithm is one file beside this one: its settings and the `Learner` that they make. Settings are a frozen dataclass
 with two methods: `bind(network, env)` returns the learner, and raises ValueError if network or environment do not fit;
 `schedule(env)` returns its `Schedule`. `volvox.learn` in `training.py` makes the runs.
+
+Settings may name those of their numbers that change no shape, in a class attribute `traced`. These numbers are
+arguments of compiled programs, so that configurations that differ in nothing else share them. Inside a program `bind`
+is called with traced numbers, so `bind` and the learner must not branch on them.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from volvox._checks import check_type
@@ -17,6 +23,28 @@ from volvox.types import Array, ArrayTree, Policy, TimeStep, zeros
 
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
 """The setting `optimizer`: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
+
+
+def numbers_of(settings: Any) -> dict[str, Array]:
+    """Returns the numbers that `settings.traced` names: float32 scalars, or `[S]` for a sequence of S numbers.
+
+    Settings that are None or functions, such as schedules, are left out.
+    """
+    values = {name: getattr(settings, name) for name in getattr(settings, "traced", ())}
+    # A float, so that integers such as 1 share programs. It promotes no other type, like the number itself.
+    return {
+        name: jnp.asarray(np.asarray(value, np.float32) if isinstance(value, Sequence) else float(value))
+        for name, value in values.items()
+        if value is not None and not callable(value)
+    }
+
+
+def with_numbers(settings: Any, numbers: dict[str, Array]) -> Any:
+    """Returns settings with other numbers, which may be traced; they are not checked."""
+    settings = copy.copy(settings)
+    for name, value in numbers.items():
+        object.__setattr__(settings, name, value)
+    return settings
 
 
 class Turn(NamedTuple):
