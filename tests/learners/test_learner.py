@@ -234,9 +234,9 @@ def compiled():
     """A list of the seconds of each compilation, of a program or from the cache on the disk."""
     seconds = []
 
-    def listen(name, duration, **_):
-        if name.endswith("backend_compile_duration"):
-            seconds.append(duration)
+    def listen(event, duration_secs, **kwargs):
+        if event.endswith("backend_compile_duration"):
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seconds
