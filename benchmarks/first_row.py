@@ -3,9 +3,14 @@
 Each is a process of its own, with a new folder for compiled programs (cold) or that of the process before (warm).
 
     python benchmarks/first_row.py --json --repeats 3
+    python benchmarks/first_row.py --json --configurations 64
+
+With `--configurations`, only one process trains PPO on CartPole in that many configurations in turn, which differ in
+numbers, and another process does so with the programs of the first in the cache.
 """
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -33,6 +38,21 @@ vx.train(algorithm, steps=1, run_dir=sys.argv[1])
 """
 
 
+CONFIGURATIONS = """
+import json, sys, time
+import volvox as vx
+seconds = []
+for i in range(int(sys.argv[1])):
+    began = time.perf_counter()
+    numbers = {"learning_rate": 1e-3 * 0.97**i, "entropy_coefficient": 0.01 * 0.97**i, "clip": 0.2 * 0.99**i}
+    settings = vx.PPO(**numbers, rounds_per_iteration=1)
+    env = vx.envs.cartpole(num_envs=8, groups=2)
+    run = vx.train(vx.learn(settings, vx.networks.CategoricalMLP(2), env), steps=1, progress=False)
+    seconds.append(time.perf_counter() - began)
+print(json.dumps(seconds))
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """How to measure.
@@ -40,9 +60,11 @@ class Options:
     Attributes:
       repeats: Measurements of each; the median is shown, and all are kept.
       json: Print one JSON object.
+      configurations: Number of configurations of PPO; None measures everything else.
     """
 
     repeats: int = 1
+    configurations: int | None = None
     json: bool = False
 
 
@@ -83,8 +105,25 @@ def importing() -> float:
     return float(done.stdout)
 
 
+def first_rows(configurations: int) -> dict[str, float]:
+    """Seconds to the first row of the first, the second and all configurations, in a cold and in a warm process."""
+    figures = {}
+    with tempfile.TemporaryDirectory() as cache:
+        cached = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        command = [sys.executable, "-c", CONFIGURATIONS, str(configurations)]
+        for kind in ("cold", "warm"):
+            done = subprocess.run(command, env={**os.environ, **cached}, capture_output=True, text=True, check=True)
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            names = {"first": seconds[0], "second": seconds[1], "all": sum(seconds)}
+            figures |= {f"{name}_{kind}_seconds": value for name, value in names.items()}
+    return figures
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    if options.configurations is not None:
+        show({**first_rows(options.configurations), "settings": dataclasses.asdict(options), **machine()}, options.json)
+        return
     python = sys.executable
     commands = {
         "make_train": [python, "experiments/atari_ga.py", "quick", "--run-dir"],

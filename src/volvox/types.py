@@ -30,6 +30,32 @@ def replaced(items: tuple[Any, ...], i: int, new: Any) -> tuple[Any, ...]:
     return (*items[:i], new, *items[i + 1 :])
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByValue:
+    """A function that is equal to all functions of equal value, so that `jax.jit` compiles it once for them.
+
+    Attributes:
+      value: Tuple that determines what the function computes. Its first item is hashable.
+      function: The function. JAX keeps it with the compiled program, until `jax.clear_caches()`.
+    """
+
+    value: tuple[Any, ...]
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Calls the function."""
+        return self.function(*args, **options)
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            return isinstance(other, ByValue) and self.value == other.value
+        except (TypeError, ValueError):  # arrays cannot be compared
+            return self is other
+
+    def __hash__(self) -> int:
+        return hash(self.value[0])
+
+
 class EnvSpec(NamedTuple):
     """Observations, actions and limits of an environment.
 

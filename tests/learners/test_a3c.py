@@ -366,18 +366,18 @@ def test_a_recurrent_policy_is_unrolled_as_it_acted(begun):
     env = probes.countdown(low=1, high=6, num_envs=4, groups=1)
     settings = A3C(segment_length=5, micro_batch=4)
     module = RecurrentActorCritic(2, Torso(8), width=3)
-    stages, state, groups = begun(settings, module, env)
+    stages, state, constants, groups = begun(settings, module, env)
     learner = settings.bind(module, env)
     # Larger than at first, so that probabilities differ from timestep to timestep.
     params = jax.tree.map(lambda x: 3 * x, state.memory.params)
     params["Dense_0"]["kernel"] *= 100
     state = state._replace(memory=state.memory._replace(params=jax.tree.map(jnp.copy, params)))
 
-    def finish(acting, learning, key):
+    def finish(acting, learning, constants):
         return acting._replace(round=acting.round + 1, beat=jnp.int32(0)), learning
 
     stages = stages._replace(due=np.zeros((5, 1), bool), finish=finish)  # nothing is learned
-    state, _ = driven(stages, groups, beats_per_round=5)(state, jax.random.key(1), 4)
+    state, _ = driven(stages, groups, beats_per_round=5)(state, constants, 4)
     ring = state.carry.collected.collectors[0].ring
     boundaries = 0
     for slot in range(2):

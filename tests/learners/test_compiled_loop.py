@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -28,10 +27,10 @@ class Torso(nn.Module):
 
 def scheduled(begun, settings, env):
     """The optimised program of a chunk of rounds."""
-    stages, state, groups = begun
+    stages, state, constants, groups = begun
     envs = state.envs
     chunk = traced(stages, groups, beats_per_round=settings.schedule(env).beats_per_round)
-    text = chunk.func.lower(state, jax.random.key(0), 1, **chunk.keywords).compile().as_text()
+    text = chunk.func.lower(state, constants, 1, **chunk.keywords).compile().as_text()
     for group, env_state in zip(groups, envs, strict=True):
         group.recv(env_state)  # nothing may be in flight when a pool is dropped
         group.close()

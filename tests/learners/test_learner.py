@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import probes
 import pytest
 from flax import linen as nn
@@ -16,6 +17,8 @@ from volvox.data import metrics
 from volvox.envs import cartpole
 from volvox.envs.functional import from_functions
 from volvox.learners import Learner, Schedule, Turn
+from volvox.learners.learner import numbers_of, with_numbers
+from volvox.learners.training import LearnerStages
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork
 from volvox.types import Interrupted, Policy, TimeStep
 
@@ -201,15 +204,32 @@ def test_work_changes_nothing_in_turns_that_are_not_due(name, lag):
     assert changed.any()
 
 
+ON_POLICY = {"learning_rate": 1e-2, "max_gradient_norm": 0.2, "discount": 0.9, "trace_decay": 0.8, "reward_bound": 0.5}
+ON_POLICY |= {"entropy_coefficient": 0.1, "value_coefficient": 0.3}
+NOISE = {"exploration_noise": (0.3, 0.2), "target_noise": 0.1, "target_noise_clip": 0.3}
+NUMBERS = {  # other values of all numbers that are arguments of compiled programs
+    "a3c": ON_POLICY | {"rho_clip": 0.9, "c_clip": 0.8},
+    "ppo": ON_POLICY | {"clip": 0.1, "value_clip": 0.3, "kl_stop": 0.02},
+    "td3": NOISE | {"learning_rate": (1e-3, 2e-3), "discount": 0.9, "target_rate": 0.02},
+}
+GIVEN = {  # where the default is None, or of another shape
+    "ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0},
+    "td3": {"learning_rate": (1e-4, 1e-4), "exploration_noise": (0.1, 0.1)},
+}
+
+
 @pytest.mark.parametrize("name", ["a3c", "ppo"])
-def test_several_learners_are_one_vmap(name):
+def test_several_learners_with_different_numbers_are_one_vmap(name):
     """Rounds and beats are the same for all learners, so that loops over updates keep one trip count."""
     settings, network, env = LEARNERS[name]
-    settings, b = dataclasses.replace(settings, segment_length=3), 4
+    settings, b = dataclasses.replace(settings, segment_length=3, **GIVEN.get(name, {})), 4
+    each_settings = [settings, dataclasses.replace(settings, **NUMBERS[name])]
     env = env._replace(num_envs=b, num_groups=1)
-    learner, schedule = settings.bind(network, env), settings.schedule(env)
+    schedule = settings.schedule(env)
 
-    def round_(state, key, number):
+    def round_(state, numbers, key, number):
+        learner = with_numbers(settings, numbers).bind(network, env)
+
         def beats(state, beat):
             collected, learning = state
             turn = Turn(0, number, beat, jnp.float32(0))
@@ -223,14 +243,15 @@ def test_several_learners_are_one_vmap(name):
         state, _ = jax.lax.scan(beats, state, jnp.arange(schedule.beats_per_round))
         return learner.finish(*state, key, Turn(0, number, jnp.int32(schedule.beats_per_round - 1), jnp.float32(0)))
 
-    keys = jax.random.split(jax.random.key(0), 2)
-    together, alone = jax.jit(jax.vmap(round_, in_axes=(0, 0, None))), jax.jit(round_)
-    states, each = jax.vmap(learner.init)(keys), [learner.init(key) for key in keys]
+    keys, numbers = jax.random.split(jax.random.key(0), 2), [numbers_of(s) for s in each_settings]
+    together, alone = jax.jit(jax.vmap(round_, in_axes=(0, 0, 0, None))), jax.jit(round_)
+    each = [s.bind(network, env).init(key) for s, key in zip(each_settings, keys, strict=True)]
+    states, stacked = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (each, numbers))
     for number in map(jnp.int32, range(schedule.delay + 2)):
-        states = together(states, keys, number)
-        each = [alone(state, key, number) for state, key in zip(each, keys, strict=True)]
+        states = together(states, stacked, keys, number)
+        each = [alone(*of, number) for of in zip(each, numbers, keys, strict=True)]
     for s, (_, learning) in enumerate(each):
-        assert int(learning.update) > 0
+        assert int(states[1].update[s]) == int(learning.update) > 0
         close = lambda x, y, s=s: np.testing.assert_allclose(x[s], y, rtol=1e-4, atol=1e-5)  # noqa: E731
         jax.tree.map(close, states[1].params, learning.params)
 
@@ -343,6 +364,62 @@ def test_the_first_losses_are_of_normalised_bytes():
     normal = first(lambda key: jax.random.normal(key, (20,)), False)
     assert (first(bytes_, True) < 3 * normal).all()
     assert (first(bytes_, True) > normal / 3).all()
+
+
+@pytest.fixture
+def compiled():
+    """A list of the seconds of each compilation, of a program or from the cache on the disk."""
+    seconds = []
+
+    def listen(event, duration_secs, **kwargs):
+        if event.endswith("backend_compile_duration"):
+            seconds.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seconds
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_other_numbers_reach_a_program_that_is_compiled_already(name, compiled):
+    settings, network, env = LEARNERS[name]
+    settings = dataclasses.replace(settings, **GIVEN.get(name, {}))
+    assert set(NUMBERS[name]) == set(type(settings).traced)
+    other = dataclasses.replace(settings, **NUMBERS[name])
+    for_itself = env._replace(make=lambda *args, **options: env.make(*args, **options))  # equal to no other
+
+    def params(settings, env):
+        algorithm = learn(settings, network, env)
+        compiled.clear()
+        state, _ = algorithm.step(algorithm.init(0))
+        algorithm.close()
+        return state.learning.params
+
+    first, shared = params(settings, env), params(other, env)
+    assert not compiled
+    expected = params(other, for_itself)
+    assert compiled
+    jax.tree.map(np.testing.assert_array_equal, shared, expected)
+    assert not all(map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(shared)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_shared"),
+    [
+        ({}, True),
+        ({"clip": 1}, True),
+        ({"kl_stop": 0.1}, False),
+        ({"learning_rate": optax.constant_schedule(1e-3)}, False),
+        ({"num_epochs": 2}, False),
+        ({"hidden": 16}, False),
+        ({"num_envs": 8}, False),
+    ],
+)
+def test_configurations_share_programs_if_they_differ_in_numbers_alone(changes, is_shared):
+    def value(hidden=8, num_envs=4, **settings):
+        return LearnerStages(PPO(**settings), CategoricalMLP(2, (hidden,)), cartpole(num_envs=num_envs)).value
+
+    assert (value(**changes) == value()) is is_shared
 
 
 @pytest.mark.parametrize("name", ["a3c", "ppo"])

@@ -1,5 +1,7 @@
 """Classic control in pure JAX, thousands at once, with the equations and constants of Gymnasium."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,8 @@ SECONDS = 0.02  # of a timestep
 MAX_POSITION = 2.4  # m
 MAX_ANGLE = float(np.deg2rad(12))
 
+# Functions of the module, not lambdas, so that two recipes share compiled programs.
+_begin = partial(jax.random.uniform, shape=(4,), minval=-0.05, maxval=0.05)
 _MASS = CART_MASS + POLE_MASS
 _POLE_MOMENT = POLE_MASS * HALF_LENGTH
 
@@ -44,9 +48,9 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
     """
     config = {"type": "volvox.envs.cartpole", **locals()}
     return from_functions(
-        lambda key: jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05),
-        lambda state, action, key: cartpole_step(state, action),
-        lambda state: state,
+        _begin,
+        cartpole_step,
+        jnp.asarray,
         name="CartPole",
         num_envs=num_envs,
         groups=groups,
@@ -56,7 +60,7 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
     )
 
 
-def cartpole_step(state: Array, action: Array) -> tuple[Array, Array, Array]:
+def cartpole_step(state: Array, action: Array, key: Array | None = None) -> tuple[Array, Array, Array]:
     """Moves cart and pole by one timestep (Euler's method) from a state `[4]`; returns (state, reward, terminated)."""
     _, velocity, angle, angular_velocity = state
     sin, cos = jnp.sin(angle), jnp.cos(angle)

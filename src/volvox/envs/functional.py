@@ -16,7 +16,7 @@ import numpy as np
 
 from volvox._checks import integer
 from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
-from volvox.types import Array, ArrayTree, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
+from volvox.types import Array, ArrayTree, ByValue, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
 
 
 class FunctionalState(NamedTuple):
@@ -107,9 +107,10 @@ def from_functions(
       ValueError: a number out of range.
       AssertionError: `step` changes the structure, shapes or dtypes of the state, or its other results are no scalars.
     """
+    arguments = {**locals()}
+    del arguments["config"]
     if config is None:
-        config = {"type": "volvox.envs.from_functions", **locals()}
-        del config["config"]
+        config = {"type": "volvox.envs.from_functions", **arguments}
     if reset_batch is not None:
         integer("reset_batch", reset_batch, low=1)
     kinds = {"num_actions": num_actions, "num_choices": num_choices, "action_shape": action_shape}
@@ -185,7 +186,8 @@ def from_functions(
 
     # All groups share these compiled functions, so that another group, seed or cutoff compiles nothing twice.
     compiled = jax.jit(init, static_argnames="num_envs"), jax.jit(recv, inline=True)
-    return recipe(spec, partial(_group, *compiled), num_envs=num_envs, groups=groups, config=config)
+    env = recipe(spec, partial(_group, *compiled), num_envs=num_envs, groups=groups, config=config)
+    return env._replace(make=ByValue((name, arguments), env.make))
 
 
 def _keys(key: Array, index: int | Array, num_envs: int) -> Array:

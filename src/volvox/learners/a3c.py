@@ -28,7 +28,7 @@ from volvox.data.metrics import Metrics
 from volvox.data.returns import lambda_returns, vtrace
 from volvox.data.segments import Segment
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
-from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
+from volvox.learners.on_policy import TRACED, Collected, OnPolicy, check_settings, micro_batch_size
 from volvox.sparsity.optimizers import clipped
 from volvox.types import Array, ArrayTree, Env
 
@@ -93,6 +93,7 @@ class A3C:
     c_clip: float = 1.0
     micro_batch: int | None = None
     updates_per_iteration: int = 100
+    traced = (*TRACED, "rho_clip", "c_clip")
 
     def __post_init__(self):
         check_settings(self)

@@ -20,6 +20,9 @@ from volvox.networks.distributions import clip_action
 from volvox.sparsity.optimizers import init_optimizers
 from volvox.types import Array, ArrayTree, Env, TimeStep, replaced
 
+TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
+TRACED += ("entropy_coefficient", "value_coefficient")
+"""Numbers of on-policy settings that are arguments of compiled programs."""
 _MICRO_BATCH_TRANSITIONS = 64
 
 

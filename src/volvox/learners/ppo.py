@@ -26,7 +26,7 @@ from volvox.data.metrics import Metrics
 from volvox.data.returns import lambda_returns
 from volvox.data.segments import Segment
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
-from volvox.learners.on_policy import Collected, OnPolicy, check_settings, micro_batch_size
+from volvox.learners.on_policy import TRACED, Collected, OnPolicy, check_settings, micro_batch_size
 from volvox.sparsity.optimizers import clipped
 from volvox.types import Array, ArrayTree, Env, zeros
 
@@ -93,6 +93,7 @@ class PPO:
     lag: int = 1
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
+    traced = (*TRACED, "clip", "value_clip", "kl_stop")
 
     def __post_init__(self):
         check_settings(self)
@@ -329,7 +330,8 @@ class _PPO(OnPolicy):
         further = {"learning_rate": rate, "step": step, "mean_return": turn.mean_return}
         params, state = apply_gradient(self.optimizer(rate), gradient, learning.optimizer, learning.params, **further)
         kl: Any = self.env.axis.sum(new["approx_kl"])
-        stopped = ((j + 1) % s.num_minibatches == 0) & (kl.total > (s.kl_stop or jnp.inf) * kl.num)
+        stopped = jnp.array(False) if s.kl_stop is None else kl.total > s.kl_stop * kl.num
+        stopped &= (j + 1) % s.num_minibatches == 0
         learning = learning._replace(params=params, optimizer=state, stopped=stopped, update=step)
         new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
         return learning._replace(metrics=metrics.add(learning.metrics, new))

@@ -90,6 +90,7 @@ class TD3:
     normalize_rewards: bool = False
     timesteps_per_iteration: int = 5_000
     save_replay: bool = True
+    traced = ("learning_rate", "discount", "target_rate", "exploration_noise", "target_noise", "target_noise_clip")
 
     def __post_init__(self):
         integers(self, "num_learners", "batch_size", "policy_delay", "replay_size", low=1)
@@ -99,18 +100,18 @@ class TD3:
         numbers(self, "target_noise_clip", low=0)
         rate = self.learning_rate
         make_optimizer(self.optimizer, 1.0 if callable(self.optimizer) and rate is not None else rate)
-        self.of_each("learning_rate", above=0.0)
-        self.of_each("exploration_noise", low=0.0)
-        self.of_each("target_noise", low=0.0)
+        for name in ("learning_rate", "exploration_noise", "target_noise"):
+            value = getattr(self, name)
+            values = value if isinstance(value, Sequence) else [1.0 if value is None else value] * self.num_learners
+            if len(values) != self.num_learners:
+                raise ValueError(f"{name} has {len(values)} numbers, num_learners={self.num_learners}; give one each.")
+            for x in values:
+                number(name, x, **({"above": 0.0} if name == "learning_rate" else {"low": 0.0}))
 
-    def of_each(self, name: str, **limits: float) -> np.ndarray:
-        """Returns a setting of each learner, float32 `[S]`; 1 if it is None. Raises ValueError beyond the limits."""
+    def of_each(self, name: str) -> Array:
+        """Returns a setting of each learner, float32 `[S]`; 1 if it is None."""
         value = getattr(self, name)
-        several = isinstance(value, Sequence) and not isinstance(value, str)
-        values = list(value) if several else [1.0 if value is None else value] * self.num_learners
-        if len(values) != self.num_learners:
-            raise ValueError(f"{name} has {len(values)} numbers for num_learners={self.num_learners}; give one each.")
-        return np.array([number(name, x, **limits) for x in values], np.float32)
+        return jnp.broadcast_to(jnp.asarray(1.0 if value is None else value, jnp.float32), (self.num_learners,))
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: rounds of one beat."""

@@ -18,6 +18,7 @@ is an `evaluation_mean_0` and so on for each, and the mean is over all of them. 
 after its policy was chosen; play new episodes for an unbiased score.
 """
 
+import dataclasses
 import functools
 import math
 import time
@@ -32,10 +33,10 @@ from volvox._checks import check_has, check_memory, check_type, integer, size_of
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.envs.envpool_tasks import whole_games
-from volvox.learners.learner import Turn
+from volvox.learners.learner import Turn, numbers_of, with_numbers
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import Devices, devices_of
-from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, time_parts
+from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, shared, time_parts
 from volvox.rollout.scoring import act, first_episodes
 from volvox.sparsity.masks import is_grouped, is_sparse, masks_of, table
 from volvox.types import (
@@ -94,6 +95,10 @@ class Evaluated(NamedTuple):
     timesteps: int
     latest: Array
     frames: int
+
+
+Constants = tuple[Array, dict[str, Array]]
+"""(key of all random numbers of a run, numbers of the settings)."""
 
 
 class LearnState(NamedTuple):
@@ -194,44 +199,44 @@ def learn(
     )
 
 
-class Training:
-    """The functions of the algorithm that `learn` makes.
+class LearnerStages:
+    """The pure functions of a learner in its environments: the stages of the loop.
+
+    The numbers of the settings are arguments; `constants` is (key of the run, numbers).
 
     Attributes:
-      learner: The learner.
-      schedule: Its schedule.
+      settings: Settings of the learner.
+      network: The network.
       env: The environments.
-      loop: The loop. `Acting` is its carry, the learner's state of learning its memory, and the key its constant.
-      evaluator: Evaluation during learning; None without.
-      saves_replay: Whether checkpoints hold replays.
+      batch: (S,) for S learners, otherwise ().
+      each: Maps a function over S learners.
+      value: Everything but the numbers. Environments are equal if they are made by one `Env`, or by equal arguments of
+        `volvox.envs.from_functions`.
     """
 
-    def __init__(self, settings: Any, network: Any, env: Env, chunk_seconds: float, host: bool, devices: Devices):
-        """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
-        # Each process makes the initial state alone, without a device axis.
-        self._initial = jax.jit(settings.bind(network, env).init)
-        self.env = env = env._replace(axis=devices.axis)
-        self.learner, self.schedule = settings.bind(network, env), settings.schedule(env)
-        self.num_learners = self.schedule.num_learners or 1
-        self._batch = () if self.schedule.num_learners is None else (self.num_learners,)
-        self._each: Any = jax.vmap if self._batch else lambda function: function
-        self.saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
-        self.evaluator: PolicyEvaluator | None = None
-        self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
+    def __init__(self, settings: Any, network: Any, env: Env):
+        self.settings, self.network, self.env = settings, network, env
+        num_learners = settings.schedule(env).num_learners
+        self.batch = () if num_learners is None else (num_learners,)
+        self.each: Any = jax.vmap if self.batch else lambda function: function
+        fixed = {field.name for field in dataclasses.fields(settings)} - numbers_of(settings).keys()
+        fixed_settings = type(settings), {name: getattr(settings, name) for name in fixed}
+        # The text of the spec, because arrays cannot be compared.
+        self.value = *fixed_settings, network, env.make, str(env.spec), env.num_envs, env.num_groups, env.axis
 
-        def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
-            return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
+    def learner(self, numbers: dict[str, Array]) -> Any:
+        """Returns the learner for these numbers."""
+        return with_numbers(self.settings, numbers).bind(self.network, self.env)
 
-        stages = Stages(self.act, self.work, finish=self.finish, due=self.learner.due)
-        beats = self.schedule.beats_per_round
-        self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
-
-    def act(self, acting: Acting, learning: Any, key: Array, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
+    def act(
+        self, acting: Acting, learning: Any, constants: Constants, g: int, timestep: TimeStep
+    ) -> tuple[Acting, Array]:
         """Counts episodes and timesteps of group `g`, and lets the learner act."""
-        scored = jax.tree.map(lambda x: x.reshape(*self._batch, -1), timestep._replace(observation=(), extras={}))
-        episodes, running = self._each(metrics.update_episodes)(acting.episodes, acting.running[g], scored)
-        keys = self.env.keys(key, acting.draws, g)
-        collected, action = self.learner.act(acting.collected, learning, keys, self.turn(acting, g), timestep)
+        key, numbers = constants
+        scored = jax.tree.map(lambda x: x.reshape(*self.batch, -1), timestep._replace(observation=(), extras={}))
+        episodes, running = self.each(metrics.update_episodes)(acting.episodes, acting.running[g], scored)
+        keys, turn = self.env.keys(key, acting.draws, g), self.turn(acting, g)
+        collected, action = self.learner(numbers).act(acting.collected, learning, keys, turn, timestep)
         is_last = g == self.env.num_groups - 1
         acting = acting._replace(
             beat=acting.beat + is_last,
@@ -243,24 +248,60 @@ class Training:
         )
         return acting, action
 
-    def work(self, acting: Acting, learning: Any, key: Array, g: int) -> tuple[Acting, Any]:
+    def work(self, acting: Acting, learning: Any, constants: Constants, g: int) -> tuple[Acting, Any]:
         """Lets the learner learn while group `g` steps."""
-        turn = self.turn(acting, g)
+        (key, numbers), turn = constants, self.turn(acting, g)
         turn = turn._replace(beat=turn.beat - (g == self.env.num_groups - 1))  # `act` has counted the beat
-        collected, learning = self.learner.work(acting.collected, learning, key, turn)
+        collected, learning = self.learner(numbers).work(acting.collected, learning, key, turn)
         return acting._replace(collected=collected), learning
 
-    def finish(self, acting: Acting, learning: Any, key: Array) -> tuple[Acting, Any]:
+    def finish(self, acting: Acting, learning: Any, constants: Constants) -> tuple[Acting, Any]:
         """Lets the learner end a round."""
-        turn = self.turn(acting, self.env.num_groups - 1)
-        collected, learning = self.learner.finish(acting.collected, learning, key, turn)
+        (key, numbers), turn = constants, self.turn(acting, self.env.num_groups - 1)
+        collected, learning = self.learner(numbers).finish(acting.collected, learning, key, turn)
         return acting._replace(round=acting.round + 1, beat=jnp.int32(0), collected=collected), learning
 
     def turn(self, acting: Acting, g: int) -> Turn:
         """Returns the turn of group `g`."""
-        num_envs = self.env.all_envs // self.num_learners
-        mean = self._each(functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis))
+        num_envs = self.env.all_envs // math.prod(self.batch)
+        mean = self.each(functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis))
         return Turn(g, acting.round, acting.beat, mean(acting.episodes))
+
+
+class Training:
+    """The functions of the algorithm that `learn` makes.
+
+    Attributes:
+      learner: The learner.
+      schedule: Its schedule.
+      env: The environments.
+      loop: The loop. `Acting` is its carry, and the learner's state of learning its memory.
+      evaluator: Evaluation during learning; None without.
+      saves_replay: Whether checkpoints hold replays.
+    """
+
+    def __init__(self, settings: Any, network: Any, env: Env, chunk_seconds: float, host: bool, devices: Devices):
+        """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
+        numbers = numbers_of(settings)
+        # Each process makes the initial state alone, without a device axis.
+        alone = LearnerStages(settings, network, env)
+        initial = shared(lambda numbers, key: alone.learner(numbers).init(key), alone.value)
+        self._initial = functools.partial(initial, numbers)
+        self._numbers = devices.placed(numbers)
+        self.env = env = env._replace(axis=devices.axis)
+        self.learner, self.schedule = settings.bind(network, env), settings.schedule(env)
+        pure = LearnerStages(settings, network, env)
+        self.num_learners, self._batch = self.schedule.num_learners or 1, pure.batch
+        self.saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
+        self.evaluator: PolicyEvaluator | None = None
+        self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
+
+        def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
+            return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
+
+        stages = Stages(pure.act, pure.work, finish=pure.finish, due=self.learner.due, value=pure.value)
+        beats = self.schedule.beats_per_round
+        self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
 
     def init(self, key: int | Array) -> LearnState:
         """Returns the state at the beginning of a run."""
@@ -273,6 +314,10 @@ class Training:
             candidates, worst = self.learner.variables(collected, learning), jnp.float32(-jnp.inf)
             evaluated = Evaluated(candidates[0], worst, 0, 0, jnp.full(len(candidates), worst), 0)
         return without(LearnState(run_key, acting, learning, 0, evaluated), "collectors")
+
+    def constants(self, key: Array) -> Constants:
+        """Returns the constants of the loop."""
+        return self.loop.devices.placed(key), self._numbers
 
     def begin(self, acting: Acting) -> Acting:
         """Returns the state of acting in environments that were just made."""
@@ -342,7 +387,7 @@ class Training:
 
         rates = uncounted = np.zeros(3)
         began = time.perf_counter()
-        for chunk in loop.run(acting, learning, devices.placed(state.key), rounds_left=lambda acting: progress()[2]):
+        for chunk in loop.run(acting, learning, self.constants(state.key), rounds_left=lambda acting: progress()[2]):
             acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
             timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
             small = devices.local(emptied(acting.collected, "collectors", "replays"))
@@ -451,8 +496,8 @@ class Training:
         untimed = self.schedule.delay + 1  # the first rounds have nothing to learn from
         try:
             _, acting, learning = self.opened(state, lambda figures: False)
-            acting, learning, key = *copied((acting, learning)), self.loop.devices.placed(state.key)
-            return state, time_parts(self.loop, acting, learning, key, seconds=seconds, untimed_rounds=untimed)
+            acting, learning, constants = *copied((acting, learning)), self.constants(state.key)
+            return state, time_parts(self.loop, acting, learning, constants, seconds=seconds, untimed_rounds=untimed)
         finally:
             self.loop.close()
 

@@ -35,7 +35,7 @@ import numpy as np
 from volvox._checks import typed_key
 from volvox.ops.order import after
 from volvox.rollout.devices import SINGLE_DEVICE, Devices, join_groups
-from volvox.types import Array, ArrayTree, EnvGroup, TimeStep
+from volvox.types import Array, ArrayTree, ByValue, EnvGroup, TimeStep
 
 Monitor = Callable[[dict[str, Any]], bool | None]
 """Progress figures of a step -> whether to stop the step."""
@@ -60,6 +60,8 @@ class Stages(NamedTuple):
         own random numbers.
       due: bool `[beats, groups]`: The turns of a round in which `work` may change anything. The driven form makes no
         other call. None: all turns.
+      value: `ByValue.value` of the other functions and the environments: on resumable groups, loops of equal values
+        share compiled programs. None: nothing is shared.
     """
 
     act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
@@ -69,6 +71,7 @@ class Stages(NamedTuple):
     finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
     episode_keys: Callable[[ArrayTree, ArrayTree, int], tuple[Array, Array]] | None = None
     due: np.ndarray | None = None
+    value: tuple[Any, ...] | None = None
 
 
 class LoopState(NamedTuple):
@@ -150,11 +153,18 @@ def traced(
         done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
         return state, done
 
-    @partial(jax.jit, donate_argnums=0)
     def chunk(state: LoopState, constants: ArrayTree, rounds: Array | int, *, zero: Array):
         return devices.mapped(rounds_of)(state, constants, rounds, zero)
 
-    return partial(chunk, zero=devices.placed(jnp.int32(0)))
+    zero = devices.placed(jnp.int32(0))
+    if stages.value is None or not all(group.resumable for group in groups):
+        return partial(jax.jit(chunk, donate_argnums=0), zero=zero)
+    return partial(shared(chunk, (*stages.value, beats_per_round, devices), donated=1), zero=zero)
+
+
+def shared(function: Callable[..., Any], value: tuple[Any, ...], *, donated: tuple[int, ...] | int = ()) -> Any:
+    """Returns a compiled function, as a `functools.partial`; functions of equal value (`ByValue`) share a program."""
+    return partial(jax.jit(ByValue.__call__, static_argnums=0, donate_argnums=donated), ByValue(value, function))
 
 
 def driven(
