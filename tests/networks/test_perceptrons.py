@@ -79,9 +79,9 @@ def test_kernels_and_biases_of_all_networks_are_within_the_root_of_the_fan_in(mo
     layers = {path[:-1]: x for path, x in params.items() if path[-1] in ("kernel", "circulant")}
     assert len(layers) >= 3
     for path, kernel in layers.items():
-        bias, bound = params[*path, "bias"], np.prod(kernel.shape[:-1]) ** -0.5
+        bias, bound = params[*path, "bias"], (1 + 1e-6) * np.prod(kernel.shape[:-1]) ** -0.5
         assert 0 < np.abs(bias).max() <= bound
-        if bias.size >= 16:  # no output
+        if bias.size >= 32:  # enough for the range of a sample
             np.testing.assert_allclose([np.ptp(bias), np.ptp(kernel)], 2 * bound, rtol=0.25)
             assert np.abs(kernel).max() <= bound
             np.testing.assert_allclose(kernel.std(), bound / 3**0.5, rtol=0.1)
