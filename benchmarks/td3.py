@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from flax import linen as nn
 from parts import env_steps_per_s, machine, run_peer, show
 
 import volvox as vx
@@ -120,23 +119,23 @@ def setup(options: Options, way: str = "dense") -> tuple[vx.TD3, vx.networks.Act
     """
     env = vx.envs.mujoco(options.task, num_envs=options.num_envs, groups=options.groups)
     (action,) = env.spec.action_shape or (0,)
-    hidden = (options.width, options.width)
-    actor, critic = vx.networks.MLP(action, hidden=hidden, activation=nn.relu), vx.networks.QNetwork(hidden)
+    networks = vx.networks.ActorAndCritic.mlp(action, (options.width, options.width))
     settings = vx.TD3(
         batch_size=options.batch_size, random_timesteps=1_000, replay_size=100_000, timesteps_per_iteration=1_000
     )
     if way == "dense":
-        return settings, vx.networks.ActorAndCritic(actor, critic), env
+        return settings, networks, env
     if way == "group-sparse":
         gst = vx.sparsity.GroupSparse(block=4, final_sparsity=0.875, end=1_000, every=5_000)
-        actor, critic, optimizer = gst.network(actor), gst.network(critic), gst.optimizer(optax.adam(3e-4))
+        networks = vx.networks.ActorAndCritic(gst.network(networks.actor), gst.network(networks.critic))
+        optimizer = gst.optimizer(optax.adam(3e-4))
     else:
         cubic = vx.sparsity.Cubic(final_sparsity=0.875, begin=0, end=1_000)
         magnitude = vx.sparsity.Magnitude(schedule=cubic, every=1_000)
         rule = magnitude if way == "magnitude" else vx.sparsity.Dynamic(sparsity=0.875, every=1_000)
         optimizer = vx.sparsity.sparse(optax.adam(3e-4), rule, min_side=32)
     settings = dataclasses.replace(settings, optimizer=optimizer, learning_rate=None)
-    return settings, vx.networks.ActorAndCritic(actor, critic), env
+    return settings, networks, env
 
 
 def ways(options: Options) -> dict[str, dict[str, float]]:

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import jax
 import tyro
-from flax import linen as nn
 from parts import machine, show
 from td3 import alone
 
@@ -43,11 +42,8 @@ def updates(task: str, width: int, densely_connected: bool, features: bool) -> C
     """Updates a second of one kind of networks; compiled before."""
     env = vx.envs.mujoco(task, num_envs=4, groups=2)
     (action,), hidden = env.spec.action_shape or (0,), (width, width)
-    networks = vx.networks.ActorAndCritic(
-        vx.networks.MLP(action, hidden, nn.relu, densely_connected),
-        vx.networks.QNetwork(hidden, densely_connected),
-        vx.networks.NextObservationNetwork() if features else None,
-    )
+    representation = vx.networks.NextObservationNetwork() if features else None
+    networks = vx.networks.ActorAndCritic.mlp(action, hidden, representation, densely_connected=densely_connected)
     # The replay is filled by random actions, and nothing is learned on the way.
     settings = vx.TD3(random_timesteps=1_000, replay_size=100_000, timesteps_per_iteration=1_000)
     algorithm = vx.learn(settings, networks, env)

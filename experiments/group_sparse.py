@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import tyro
-from flax import linen as nn
 from launch import exit_code, once
 from matplotlib.figure import Figure
 from scipy import stats
@@ -79,8 +78,7 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
     num_envs = td3.num_learners * settings.num_envs
     env = vx.envs.mujoco(settings.task, num_envs=num_envs, groups=2, threads=settings.threads)
     (size,), (observed,) = env.spec.action_shape or (0,), env.spec.observation_shape
-    actor = vx.networks.MLP(size, hidden=settings.hidden, activation=nn.relu)
-    networks, optimizer = vx.networks.ActorAndCritic(actor, vx.networks.QNetwork(settings.hidden)), td3.optimizer
+    networks, optimizer = vx.networks.ActorAndCritic.mlp(size, settings.hidden), td3.optimizer
     if way.startswith("gst"):
         gst = group_sparse(settings.gst, way)
         networks = vx.networks.ActorAndCritic(gst.network(networks.actor), gst.network(networks.critic))

@@ -9,7 +9,6 @@ import dataclasses
 import sys
 
 from flags import Evaluation, MuJoCo, Run
-from flax import linen as nn
 from launch import launch
 
 import volvox as vx
@@ -44,10 +43,11 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
         raise ValueError(f"timesteps={timesteps}: nothing is learned from random_timesteps={random}; give more.")
     env = settings.env.make()
     (size,) = env.spec.action_shape or (0,)
-    networks = vx.networks.ActorAndCritic(
-        actor=vx.networks.MLP(size, settings.hidden, nn.relu, settings.densely_connected),
-        critic=vx.networks.QNetwork(settings.hidden, settings.densely_connected),
-        representation=vx.networks.NextObservationNetwork() if settings.representation else None,
+    networks = vx.networks.ActorAndCritic.mlp(
+        size,
+        settings.hidden,
+        vx.networks.NextObservationNetwork() if settings.representation else None,
+        densely_connected=settings.densely_connected,
     )
     return vx.learn(settings.learner, networks, env, **vars(settings.evaluation)), None
 

@@ -61,7 +61,8 @@ def ppo(**changes):
 
 def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, **changes):
     small = {"batch_size": 16, "random_timesteps": 32, "replay_size": 128, "timesteps_per_iteration": 64}
-    actor, critic = networks.MLP(2, hidden, activation=nn.relu), networks.QNetwork(hidden)
+    recorded = {"kernel_init": nn.initializers.lecun_normal(), "bias_init": nn.initializers.zeros_init()}
+    actor, critic = networks.MLP(2, hidden, activation=nn.relu), networks.QNetwork(hidden, **recorded)
     if gst is not None:
         actor, critic = gst.network(actor), gst.network(critic)
         changes["optimizer"] = gst.optimizer(optax.adam)

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 
-from volvox.networks import MLP, ActorAndCritic, QNetwork, genotype
+from volvox import networks
+from volvox.networks import MLP, ActorAndCritic, QNetwork, fan_in_uniform, genotype
 from volvox.networks.perceptrons import actor_and_critics
 from volvox.types import EnvSpec
 
@@ -49,6 +51,61 @@ def test_activation_and_normalisation_are_options(options):
         hidden = (hidden - hidden.mean(1, keepdims=True)) / np.sqrt(hidden.var(1, keepdims=True) + 1e-6)
     expected = np.maximum(hidden, 0) @ params["Dense_1"]["kernel"]
     np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
+
+
+FAN_IN = {"kernel_init": fan_in_uniform, "bias_init": fan_in_uniform}
+IMAGES, ROWS = (np.zeros((1, 84, 84, 4), np.uint8),), (np.zeros((1, 36), np.float32),)
+PAIRS = (*ROWS, np.zeros((1, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (MLP(3, **FAN_IN), ROWS),
+        (MLP(3, densely_connected=True, **FAN_IN), ROWS),
+        (networks.CategoricalMLP(3, **FAN_IN), ROWS),
+        (networks.GaussianMLP(3, **FAN_IN), ROWS),
+        (networks.SmallTorso(**FAN_IN), IMAGES),
+        (networks.NatureTorso(**FAN_IN), IMAGES),
+        (networks.GA3C(3), IMAGES),
+        (QNetwork(), PAIRS),
+        (networks.Grouped(QNetwork(), block=4), PAIRS),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_kernels_and_biases_of_all_networks_are_within_the_root_of_the_fan_in(module, inputs):
+    """Wide layers fill the interval ±1/√fan_in, block-circulant layers too."""
+    params = flatten_dict(module.init(jax.random.key(0), *inputs)["params"])
+    layers = {path[:-1]: x for path, x in params.items() if path[-1] in ("kernel", "circulant")}
+    assert len(layers) >= 3
+    for path, kernel in layers.items():
+        bias, bound = params[*path, "bias"], (1 + 1e-6) * np.prod(kernel.shape[:-1]) ** -0.5
+        assert 0 < np.abs(bias).max() <= bound
+        if bias.size >= 32:  # enough for the range of a sample
+            np.testing.assert_allclose([np.ptp(bias), np.ptp(kernel)], 2 * bound, rtol=0.25)
+            assert np.abs(kernel).max() <= bound
+            np.testing.assert_allclose(kernel.std(), bound / 3**0.5, rtol=0.1)
+
+
+def test_initialisers_are_flax_initialisers():
+    constant = nn.initializers.constant
+    module = MLP(2, (3,), kernel_init=constant(0.5), bias_init=constant(0.25))
+    params = flatten_dict(module.init(jax.random.key(0), jnp.ones((1, 4)))["params"])
+    for path, x in params.items():
+        np.testing.assert_array_equal(x, 0.5 if path[-1] == "kernel" else 0.25)
+    features = networks.NextObservationNetwork((3,), (3,), kernel_init=constant(0.5))
+    for path, x in flatten_dict(features.init(jax.random.key(0), *PAIRS)["params"]).items():
+        np.testing.assert_array_equal(x, 0.5 if path[-1] == "kernel" else 0.0)
+
+
+def test_first_actions_are_not_saturated():
+    """Observations as HalfCheetah's: eight positions and angles, nine velocities."""
+    spec = EnvSpec("cheetah", (17,), np.dtype(np.float32), None, (6,), -np.ones(6), np.ones(6), 1000, 5)
+    made = actor_and_critics(ActorAndCritic.mlp(6), spec)
+    observations = np.random.default_rng(0).normal(size=(1_000, 17)) * np.repeat([0.3, 3.0], (8, 9))
+    for seed in range(3):
+        actor = made.init(jax.random.key(seed)).actor
+        assert np.abs(made.act(actor, jnp.asarray(observations, jnp.float32))).max() < 0.9
 
 
 def test_actions_are_within_the_bounds_whatever_rounding_does():

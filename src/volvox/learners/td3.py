@@ -5,7 +5,7 @@ their own seeds and settings can learn side by side in one program, each from it
 have a leading axis S of learners, and counts in the settings are of each learner.
 
     env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
-    networks = vx.networks.ActorAndCritic(vx.networks.MLP(6, activation=nn.relu), vx.networks.QNetwork())
+    networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs)
     algorithm = vx.learn(vx.TD3(), networks, env)
 """
 

@@ -136,7 +136,7 @@ def learn(
 ) -> Algorithm:
     """Makes an algorithm of a learner's settings, a network and an environment. One step is an iteration.
 
-        algorithm = learn(TD3(), ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork()), env)
+        algorithm = learn(TD3(), ActorAndCritic.mlp(6), env)
 
     Args:
       settings: Settings of the learner, such as `A3C()`.

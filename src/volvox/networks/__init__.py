@@ -11,6 +11,7 @@ from volvox.networks.actor_critics import (
     actor_critic,
 )
 from volvox.networks.genotypes import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, genotype_from_functions
+from volvox.networks.initializers import fan_in_uniform
 from volvox.networks.interception import Grouped
 from volvox.networks.perceptrons import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
 
@@ -31,6 +32,7 @@ __all__ = [
     "VirtualBatchNorm",
     "VirtualBatchNormNet",
     "actor_critic",
+    "fan_in_uniform",
     "genotype",
     "genotype_from_functions",
 ]

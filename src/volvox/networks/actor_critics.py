@@ -4,6 +4,7 @@ The modules are examples: `actor_critic` takes any flax module with these output
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,11 +13,11 @@ from flax import linen as nn
 
 from volvox.networks.distributions import Distribution, clip_action, distribution, mask_logits
 from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations, torso
-from volvox.networks.perceptrons import Activation, flat, hidden_layers
+from volvox.networks.initializers import ZEROS, Initializer, bias_like_kernel, fan_in_uniform
+from volvox.networks.perceptrons import Activation, dense, flat, hidden_layers
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
-_FAN_IN_UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within 1 / sqrt(fan_in)
 _ORTHOGONAL = nn.initializers.orthogonal(2**0.5)
 _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
 
@@ -27,8 +28,7 @@ class GA3C(nn.Module):
         algorithm = vx.learn(vx.A3C(), vx.networks.GA3C(6), vx.envs.atari("Pong", num_envs=64))
         large = vx.networks.GA3C(env.spec.num_outputs, size="large", first_stride=2)
 
-    Convolutions with SAME padding, a hidden dense layer, ReLU, and two linear outputs. All parameters are initialised
-    uniformly within the inverse root of the fan-in.
+    Convolutions with SAME padding, a hidden dense layer, ReLU, and two linear outputs.
 
     Input: uint8 `[B, 84, 84, 4]`, scaled to [-1, 1).
 
@@ -38,6 +38,8 @@ class GA3C(nn.Module):
       first_stride: The stride s; the published large networks go from 4 down to 1.
       hidden: Widths of the dense layers.
       activation: Applied after all layers but the outputs.
+      kernel_init: Initialiser of the kernels.
+      bias_init: Initialiser of the biases, as in `MLP`.
     """
 
     num_outputs: int
@@ -45,6 +47,8 @@ class GA3C(nn.Module):
     first_stride: int = 4
     hidden: tuple[int, ...] = (256,)
     activation: Activation = nn.relu
+    kernel_init: Initializer = fan_in_uniform
+    bias_init: Initializer = fan_in_uniform
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
@@ -53,20 +57,13 @@ class GA3C(nn.Module):
             raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes")
         x = x.astype(jnp.float32) / 128 - 1
         for (features, window), stride in zip(_SIZES[self.size], (self.first_stride, 2, 2), strict=False):
-            fan_in = window**2 * x.shape[-1]
-            x = self.activation(_ga3c_layer(nn.Conv, features, (window, window), (stride, stride), fan_in=fan_in)(x))
+            init = {"bias_init": bias_like_kernel(self.bias_init, window**2 * x.shape[-1])}
+            layer = nn.Conv(features, (window, window), (stride, stride), kernel_init=self.kernel_init, **init)
+            x = self.activation(layer(x))
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
-            x = self.activation(_ga3c_layer(nn.Dense, width, fan_in=x.shape[-1])(x))
-        policy, value = (_ga3c_layer(nn.Dense, n, fan_in=x.shape[-1])(x) for n in (self.num_outputs, 1))
-        return policy, value[:, 0]
-
-
-def _ga3c_layer(layer: Callable[..., Any], *args: Any, fan_in: int) -> Any:
-    def bias(key, shape, dtype=jnp.float32):
-        return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
-
-    return layer(*args, kernel_init=_FAN_IN_UNIFORM, bias_init=bias)
+            x = self.activation(dense(self, width, x))
+        return dense(self, self.num_outputs, x), dense(self, 1, x)[:, 0]
 
 
 class NatureTorso(nn.Module):
@@ -77,15 +74,20 @@ class NatureTorso(nn.Module):
     Attributes:
       hidden: Widths of the dense layers.
       activation: Applied after all layers.
+      kernel_init: Initialiser of the kernels.
+      bias_init: Initialiser of the biases, as in `MLP`.
     """
 
     hidden: tuple[int, ...] = (512,)
     activation: Activation = nn.relu
+    kernel_init: Initializer = _ORTHOGONAL
+    bias_init: Initializer = ZEROS
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
-        return torso(x, "large", self.hidden, self.activation, kernel_init=_ORTHOGONAL, padding="VALID")
+        init = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
+        return torso(x, "large", self.hidden, self.activation, "VALID", **init)
 
 
 class SmallTorso(nn.Module):
@@ -96,15 +98,19 @@ class SmallTorso(nn.Module):
     Attributes:
       hidden: Widths of the dense layers.
       activation: Applied after all layers.
+      kernel_init: Initialiser of the kernels.
+      bias_init: Initialiser of the biases, as in `MLP`.
     """
 
     hidden: tuple[int, ...] = (256,)
     activation: Activation = nn.relu
+    kernel_init: Initializer = _ORTHOGONAL
+    bias_init: Initializer = ZEROS
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        return torso(x, "small", self.hidden, self.activation, kernel_init=_ORTHOGONAL)
+        return torso(x, "small", self.hidden, self.activation, kernel_init=self.kernel_init, bias_init=self.bias_init)
 
 
 class ActorCritic(nn.Module):
@@ -163,6 +169,8 @@ class GaussianMLP(nn.Module):
       initial_log_std: Initial logarithm of the standard deviation.
       activation: Applied after each hidden layer.
       layer_norm: Whether hidden layers are normalised before the activation.
+      kernel_init: Initialiser of the hidden layers' kernels; those of the outputs are orthogonal.
+      bias_init: Initialiser of the biases, as in `MLP`.
     """
 
     num_components: int
@@ -170,6 +178,8 @@ class GaussianMLP(nn.Module):
     initial_log_std: float = 0.0
     activation: Activation = nn.tanh
     layer_norm: bool = False
+    kernel_init: Initializer = _ORTHOGONAL
+    bias_init: Initializer = ZEROS
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
@@ -189,12 +199,16 @@ class CategoricalMLP(nn.Module):
       hidden: Widths of the hidden layers of each perceptron.
       activation: Applied after each hidden layer.
       layer_norm: Whether hidden layers are normalised before the activation.
+      kernel_init: Initialiser of the hidden layers' kernels; those of the outputs are orthogonal.
+      bias_init: Initialiser of the biases, as in `MLP`.
     """
 
     num_outputs: int
     hidden: tuple[int, ...] = (64, 64)
     activation: Activation = nn.tanh
     layer_norm: bool = False
+    kernel_init: Initializer = _ORTHOGONAL
+    bias_init: Initializer = ZEROS
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
@@ -204,9 +218,9 @@ class CategoricalMLP(nn.Module):
 
 
 def _perceptron(module: GaussianMLP | CategoricalMLP, x: Array, size: int, scale: float) -> Array:
-    layers = [nn.Dense(width, kernel_init=_ORTHOGONAL) for width in module.hidden]
+    layers = [partial(dense, module, width) for width in module.hidden]
     x = hidden_layers(flat(x), layers, module.activation, False, module.layer_norm)
-    return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))(x)
+    return dense(module, size, x, kernel_init=nn.initializers.orthogonal(scale))
 
 
 def _outputs(x: Array, num_outputs: int) -> tuple[Array, Array]:

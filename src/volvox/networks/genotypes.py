@@ -22,6 +22,7 @@ from flax import linen as nn
 
 from volvox._checks import check_type, typed_key
 from volvox.networks.distributions import clip_action, distribution, mask_logits
+from volvox.networks.initializers import ZEROS, bias_like_kernel
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.flat import is_kernel, leaf_path
 from volvox.types import Array, ArrayTree, EnvSpec, Genotype, Policy, zeros
@@ -286,10 +287,13 @@ def torso(
     if images.ndim != 4:
         raise ValueError(f"images [B, H, W, C] are needed, not {images.ndim} axes; vx.networks.MLP takes vectors")
     x = images.astype(jnp.float32) * jnp.float32(1 / 255) if jnp.issubdtype(images.dtype, jnp.integer) else images
+    bias_init = options.pop("bias_init", ZEROS)
     for features, window, stride in _CONVOLUTIONS[size]:
+        options["bias_init"] = bias_like_kernel(bias_init, window**2 * x.shape[-1])
         x = activation(nn.Conv(features, (window, window), (stride, stride), padding=padding, **options)(x))
     x = x.reshape(x.shape[0], -1)
     for width in hidden:
+        options["bias_init"] = bias_like_kernel(bias_init, x.shape[-1])
         x = activation(nn.Dense(width, **options)(x))
     return x
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from flax import linen as nn
 
 from volvox._checks import check_type
 from volvox.networks.genotypes import Activation, apply_module, batch_of, check_module, no_sample
+from volvox.networks.initializers import ZEROS, Initializer, bias_like_kernel, fan_in_uniform
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 
@@ -27,6 +29,8 @@ class MLP(nn.Module):
       densely_connected: Each layer takes the outputs of all layers before it, and the input (Ota et al. 2021, arXiv
         2102.07920, section 3.2).
       layer_norm: Whether hidden layers are normalised before the activation.
+      kernel_init: Initialiser of the kernels, one of `nn.initializers` or `volvox.networks.fan_in_uniform`.
+      bias_init: Initialiser of the biases. It draws each bias as one row of a kernel, and so knows the fan-in.
     """
 
     num_outputs: int
@@ -34,21 +38,29 @@ class MLP(nn.Module):
     activation: Activation = nn.tanh
     densely_connected: bool = False
     layer_norm: bool = False
+    kernel_init: Initializer = nn.initializers.lecun_normal()
+    bias_init: Initializer = ZEROS
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Outputs `[B, num_outputs]` of observations `[B, ...]`."""
-        layers = [nn.Dense(width) for width in self.hidden]
+        layers = [partial(dense, self, width) for width in self.hidden]
         x = hidden_layers(flat(x), layers, self.activation, self.densely_connected, self.layer_norm)
-        return nn.Dense(self.num_outputs)(x)
+        return dense(self, self.num_outputs, x)
+
+
+def dense(module: Any, width: int, x: Array, **options: Any) -> Array:
+    """Applies a new dense layer with a module's `kernel_init` and `bias_init`, inside a compact method of it."""
+    bias_init = bias_like_kernel(module.bias_init, x.shape[-1])
+    return nn.Dense(width, **{"kernel_init": module.kernel_init, "bias_init": bias_init, **options})(x)
 
 
 def hidden_layers(
-    x: Array, layers: Iterable[nn.Module], activation: Activation, densely_connected: bool, layer_norm: bool
+    x: Array, layers: Iterable[Any], activation: Activation, densely_connected: bool, layer_norm: bool
 ) -> Array:
     """Applies hidden layers to `[B, n]` inside a compact method; `MLP` documents the options."""
     for layer in layers:
-        out: Any = layer(x)  # pyright: ignore[reportCallIssue]
+        out = layer(x)
         out = activation(nn.LayerNorm()(out) if layer_norm else out)
         x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
     return x
@@ -74,19 +86,24 @@ class QNetwork(nn.Module):
       densely_connected: As in `MLP`.
       activation: As in `MLP`.
       layer_norm: As in `MLP`.
+      kernel_init: As in `MLP`.
+      bias_init: As in `MLP`.
     """
 
     hidden: tuple[int, ...] = (256, 256)
     densely_connected: bool = False
     activation: Activation = nn.relu
     layer_norm: bool = False
+    kernel_init: Initializer = fan_in_uniform
+    bias_init: Initializer = fan_in_uniform
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
         """Values `[B]` of actions `[B, A]` for observations `[B, n]`."""
-        x, layers = jnp.concatenate([flat(observation), action], axis=-1), [nn.Dense(width) for width in self.hidden]
+        x = jnp.concatenate([flat(observation), action], axis=-1)
+        layers = [partial(dense, self, width) for width in self.hidden]
         x = hidden_layers(x, layers, self.activation, self.densely_connected, self.layer_norm)
-        return nn.Dense(1)(x)[:, 0]
+        return dense(self, 1, x)[:, 0]
 
 
 class NextObservationNetwork(nn.Module):
@@ -97,7 +114,7 @@ class NextObservationNetwork(nn.Module):
     learned separately from actor and critics (`ActorAndCritic.representation`).
 
         features = vx.networks.NextObservationNetwork((32,) * 4, (32,) * 4)
-        networks = vx.networks.ActorAndCritic(vx.networks.MLP(6), vx.networks.QNetwork(), features)
+        networks = vx.networks.ActorAndCritic.mlp(6, representation=features)
 
     Input: `[B, n]`, and `[B, A]`.
 
@@ -105,16 +122,18 @@ class NextObservationNetwork(nn.Module):
       observation_widths: Widths of the layers on observations; there are `n + sum(observation_widths)` features.
       action_widths: Widths of the layers on those features and actions.
       activation: Applied after each hidden layer.
+      kernel_init: Initialiser of the kernels; the authors use `nn.initializers.glorot_uniform()`. Biases begin at 0.
     """
 
     observation_widths: tuple[int, ...] = (30,) * 8
     action_widths: tuple[int, ...] = (30,) * 8
     activation: Activation = nn.swish
+    kernel_init: Initializer = nn.initializers.lecun_normal()
 
     def setup(self):
         """Makes the layers."""
-        self.of_observation = [nn.Dense(width) for width in self.observation_widths]
-        self.of_action = [nn.Dense(width) for width in self.action_widths]
+        self.of_observation = [nn.Dense(width, kernel_init=self.kernel_init) for width in self.observation_widths]
+        self.of_action = [nn.Dense(width, kernel_init=self.kernel_init) for width in self.action_widths]
 
     def encode_observation(self, observation: Array) -> Array:
         """Features `[B, n + sum(observation_widths)]` of observations `[B, n]`."""
@@ -128,14 +147,15 @@ class NextObservationNetwork(nn.Module):
     def __call__(self, observation: Array, action: Array) -> Array:
         """Predictions `[B, n]` of the next observations."""
         features = self.encode_action(self.encode_observation(observation), action)
-        return nn.Dense(flat(observation).shape[-1], name="predict")(features)
+        return nn.Dense(flat(observation).shape[-1], kernel_init=self.kernel_init, name="predict")(features)
 
 
 @dataclasses.dataclass(frozen=True)
 class ActorAndCritic:
     """The networks of a deterministic policy gradient, as flax modules.
 
-        networks = ActorAndCritic(MLP(6, (256, 256), activation=nn.relu), QNetwork((256, 256)))
+        networks = ActorAndCritic.mlp(6, (256, 256))
+        networks = ActorAndCritic(MyActor(6), MyCritic())
 
     Attributes:
       actor: Observations `[B, ...]` -> `[B, A]`, with A the length of an action. The action is its hyperbolic tangent.
@@ -148,6 +168,19 @@ class ActorAndCritic:
     actor: nn.Module
     critic: nn.Module
     representation: nn.Module | None = None
+
+    @classmethod
+    def mlp(cls, num_components: int, hidden: tuple[int, ...] = (256, 256), representation: Any = None, **options: Any):
+        """Makes perceptrons with ReLU and `fan_in_uniform`, as TD3's authors do; first actions are not saturated.
+
+        Args:
+          num_components: Length A of an action.
+          hidden: Widths of the hidden layers of actor and critics.
+          representation: See above.
+          **options: Other options of `MLP`, for actor and critics.
+        """
+        options = {"activation": nn.relu, "kernel_init": fan_in_uniform, "bias_init": fan_in_uniform, **options}
+        return cls(MLP(num_components, hidden, **options), QNetwork(hidden, **options), representation)
 
 
 class Params(NamedTuple):
