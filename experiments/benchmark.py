@@ -365,7 +365,6 @@ def train(row: Row, side: str, seed: int, run_dir: Path) -> dict[str, Any]:
       least distance to the goal so far.
     """
     how: dict[str, Any] = {"seed": seed, "run_dir": run_dir, "resume": True, "progress": False, "loggers": ()}
-    how["checkpoint_every"] = NUM_POINTS
     if row.learner is None:
         settings = maze_novelty.Settings(num_envs=row.num_envs)
         if side == "reference":  # random search is a genetic algorithm without parents
