@@ -54,9 +54,10 @@ ABOUT = """# Learning benchmark, {size}
 
 `python experiments/benchmark.py draw --size {size}` makes this page; `benchmark.py --help` has the protocol. Scores are
 mean returns of 20 episodes with the likeliest actions. "Final" is the mean of the last two of 20 points of a run, and
-"area" the mean of all. Intervals are Student's 95% intervals over runs. The reference has the same settings. "As the
-reference" is "no" if final score or area is significantly lower (Welch's t-test, p < 0.05, not corrected for the number
-of rows), otherwise "better" if one of them is significantly higher, otherwise "yes".
+"area" the mean of all. "Runs" are those of volvox and of the reference. Intervals are Student's 95% intervals over
+runs. The reference has the same settings. "As the reference" is "no" if final score or area is significantly lower
+(Welch's t-test, p < 0.05, not corrected for the number of rows), otherwise "better" if one of them is significantly
+higher, otherwise "yes".
 
 ![learning curves]({size}.png)
 
@@ -489,11 +490,13 @@ def compare(row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def lines(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Returns the lines of a Markdown table of compared rows."""
-    columns = ("learner, task", "timesteps", "volvox, final", "reference, final", "volvox, area", "reference, area")
-    columns += ("p (final, area)", "as the reference", "volvox, seconds", "reference, seconds")
+    columns = ("learner, task", "timesteps", "runs", "volvox, final", "reference, final")
+    columns += ("volvox, area", "reference, area", "p (final, area)", "as the reference")
+    columns += ("volvox, seconds", "reference, seconds")
     cells = []
     for name, found in rows.items():
         cell = {"learner, task": name, "timesteps": f"{found['timesteps'][-1]:,.0f}"}
+        cell["runs"] = ", ".join(str(len(found[side]["returns"])) for side in SIDES)
         for side in SIDES:
             for score in ("final", "area"):
                 mean, low, high = map(number, found[side][score])
