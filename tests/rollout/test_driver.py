@@ -82,12 +82,12 @@ def test_chunks_approach_the_asked_length_at_most_doubling(clock):
     clock.seconds = lambda rounds: rounds / 32
     loop = opened(chunk_seconds=1.0)
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(159)))
-    assert [chunk.rounds for chunk in chunks] == [1, 2, 4, 8, 16, 32, 32, 32, 32]
+    assert [rounds for _, rounds in chunks] == [1, 2, 4, 8, 16, 32, 32, 32, 32]
     clock.seconds = lambda rounds: rounds / 4  # eight times as slow
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(81)))
-    assert [chunk.rounds for chunk in chunks] == [32, 16, 8, 4, 4, 4, 4, 4, 4, 1]  # the last is cut short by the goal
+    assert [rounds for _, rounds in chunks] == [32, 16, 8, 4, 4, 4, 4, 4, 4, 1]  # the last is cut short by the goal
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(9)))
-    assert [chunk.rounds for chunk in chunks] == [4, 4, 1]  # and says nothing of how long a chunk takes
+    assert [rounds for _, rounds in chunks] == [4, 4, 1]  # and says nothing of how long a chunk takes
     loop.close()
 
 
@@ -96,12 +96,12 @@ def test_a_run_ends_when_nothing_remains_or_no_rounds_are_left(make):
     for chunk_seconds in (1e6, 1e-6):  # the last chunk is cut short, or ends where nothing remains
         loop = opened(FINITE, make, chunk_seconds=chunk_seconds)
         chunks = list(loop.run(*begin()))
-        assert sum(chunk.rounds for chunk in chunks) == 50
-        assert int(chunks[-1].carry[0]) == 50
-        (chunk,) = loop.run(*chunks[-1][:2])
-        assert (chunk.rounds, int(chunk.carry[0])) == (0, 50)
+        assert sum(rounds for _, rounds in chunks) == 50
+        assert int(chunks[-1][0].carry[0]) == 50
+        ((state, rounds),) = loop.run(*chunks[-1][0][1:])
+        assert (rounds, int(state.carry[0])) == (0, 50)
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(21)))
-    assert int(chunks[-1].carry[0]) == 21
+    assert int(chunks[-1][0].carry[0]) == 21
     assert list(loop.run(*begin(), rounds_left=lambda carry: 0)) == []
     loop.close()
 
@@ -110,18 +110,18 @@ def test_a_run_ends_when_nothing_remains_or_no_rounds_are_left(make):
 def test_stopping_between_chunks_loses_nothing(make):
     """Stopped or run in one go, the same rounds leave the same bits."""
     whole = opened(make=make, chunk_seconds=1e6)
-    *_, expected = whole.run(*begin(), rounds_left=rounds_until(60))
+    *_, (expected, _) = whole.run(*begin(), rounds_left=rounds_until(60))
 
     loop = opened(make=make, chunk_seconds=1e-6)
     carry, memory = begin()
     for _ in range(3):
-        for chunk in loop.run(carry, memory, rounds_left=rounds_until(60)):
-            carry, memory = chunk.carry, chunk.memory
+        for state, _ in loop.run(carry, memory, rounds_left=rounds_until(60)):
+            carry, memory = state.carry, state.memory
             if int(carry[0]) % 3 == 0:
                 break
     assert 0 < int(carry[0]) < 60
-    *_, last = loop.run(carry, memory, rounds_left=rounds_until(60))
-    jax.tree.map(np.testing.assert_array_equal, last[:2], expected[:2])
+    *_, (last, _) = loop.run(carry, memory, rounds_left=rounds_until(60))
+    jax.tree.map(np.testing.assert_array_equal, last[1:], expected[1:])
     assert int(last.carry[0]) == 60
     loop.close()
     whole.close()
@@ -140,8 +140,8 @@ def test_the_loop_in_python_works_only_in_turns_that_are_due():
 def test_rounds_of_several_beats():
     loop = opened(beats_per_round=5)
     chunks = list(loop.run(*begin(), rounds_left=lambda carry: 10 - int(carry[0]) // 5))
-    assert sum(chunk.rounds for chunk in chunks) == 10
-    assert int(chunks[-1].carry[0]) == 50
+    assert sum(rounds for _, rounds in chunks) == 10
+    assert int(chunks[-1][0].carry[0]) == 50
     loop.close()
 
 
@@ -159,8 +159,8 @@ def test_standing_is_reset_when_the_loop_moves():
 
 
 def history(loop, goal=20):
-    *_, chunk = loop.run(*begin(), rounds_left=rounds_until(goal))
-    return float(chunk.carry[1])
+    *_, (state, _) = loop.run(*begin(), rounds_left=rounds_until(goal))
+    return float(state.carry[1])
 
 
 def test_pools_are_made_restarted_and_closed():

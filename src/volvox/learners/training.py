@@ -387,8 +387,9 @@ class Training:
 
         rates = uncounted = np.zeros(3)
         began = time.perf_counter()
-        for chunk in loop.run(acting, learning, self.constants(state.key), rounds_left=lambda acting: progress()[2]):
-            acting, learning, rounds = chunk.carry, chunk.memory, rounds + chunk.rounds
+        chunks = loop.run(acting, learning, self.constants(state.key), rounds_left=lambda acting: progress()[2])
+        for after, new_rounds in chunks:
+            acting, learning, rounds = after.carry, after.memory, rounds + new_rounds
             timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
             small = devices.local(emptied(acting.collected, "collectors", "replays"))
             policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(small, local))}
@@ -398,7 +399,7 @@ class Training:
             counts = np.array([predictions, updates, timesteps * self.env.spec.frame_skip])
             rates = (counts - uncounted) / (time.perf_counter() - began)
             done, total, left = progress()
-            if not is_open and rounds == chunk.rounds and left:  # rates leave compilation out
+            if not is_open and rounds == new_rounds and left:  # rates leave compilation out
                 began, uncounted = time.perf_counter(), counts
             figures = {"phase": "training", "done": done, "total": total, "stepped": timesteps}
             if self.stops(monitor, figures | {"frames_per_second": float(rates[2])}) and left:

@@ -138,8 +138,8 @@ class PopulationEvaluator:
                 population, num_episodes, test, max_episode_steps, seed, pool_seed, part, monitor
             )
             stepped = played = 0
-            for chunk in loop.run(carry, memory, constants):
-                carry, memory = chunk.carry, chunk.memory
+            for state, _ in loop.run(carry, memory, constants):
+                carry, memory = state.carry, state.memory
                 self._slots = memory[0]
                 played = int((carry.lengths > 0).sum())
                 stepped = int(carry.group_beats.sum()) * (self._env.num_envs // self._env.num_groups)

@@ -16,9 +16,8 @@ progress, checks and interrupts are plain statements:
 
     loop = Loop(stages, env.make)
     loop.open(seed_of(key))
-    for chunk in loop.run(carry, memory, rounds_left=lambda carry: goal - int(carry.round)):
-        carry, memory = chunk.carry, chunk.memory
-        print(int(carry.round), "rounds")
+    for state, rounds in loop.run(carry, memory, rounds_left=lambda carry: goal - int(carry.round)):
+        print(int(state.carry.round), "rounds")
         if interrupted():
             break
 """
@@ -248,20 +247,6 @@ def _keyed(
     return group.rekey(env, *stages.episode_keys(carry, constants, g))
 
 
-class Chunk(NamedTuple):
-    """The state of the loop after some rounds.
-
-    Attributes:
-      carry: The small state.
-      memory: The large state.
-      rounds: Rounds of this chunk.
-    """
-
-    carry: ArrayTree
-    memory: ArrayTree
-    rounds: int
-
-
 class Loop:
     """The loop over its own environments, run in chunks.
 
@@ -343,7 +328,7 @@ class Loop:
         constants: ArrayTree = (),
         *,
         rounds_left: Callable[[ArrayTree], int] | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[tuple[LoopState, int]]:
         """Runs the loop, chunk by chunk; `carry` and `memory` are donated.
 
         Iterating may stop after any chunk; a later run continues with the carry and the memory of that chunk.
@@ -356,7 +341,7 @@ class Loop:
             the run ends when no work remains (`Stages.remaining`).
 
         Yields:
-          `Chunk`; the last may have no rounds, if no work remained.
+          (state after the chunk, rounds of the chunk); the last chunk may have no rounds, if no work remained.
         """
         while (left := _MAX_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
             self.standing = None
@@ -370,7 +355,7 @@ class Loop:
                 # Towards chunks of the wanted length, at most doubling: the first chunks include compilation.
                 factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
                 self._rounds = min(max(1, int(self._rounds * factor)), _MAX_ROUNDS)
-            yield Chunk(carry, memory, done)
+            yield state, done
             if done < rounds:
                 return
 
