@@ -104,9 +104,7 @@ def recipe(
         def recv(state: ArrayTree) -> tuple[ArrayTree, TimeStep]:
             state, timestep = group.recv(state)
             observation = convert_observation(timestep.observation, group.spec.observation, group.spec.name)
-            timestep = timestep._replace(observation=observation)
-            _check_action_mask(group.spec, timestep)
-            return state, timestep
+            return state, timestep._replace(observation=observation)
 
         return group._replace(recv=recv)
 
@@ -186,19 +184,6 @@ def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> A
         return cast
 
     return jax.tree_util.tree_map_with_path(convert, like, observation)
-
-
-def _check_action_mask(spec: EnvSpec, timestep: TimeStep) -> None:
-    """Raises ValueError if an environment allows no action before its episode has ended.
-
-    The masks in a `jax.Array` are not checked, because compiled code cannot raise.
-    """
-    mask = spec.split_mask(timestep.observation)[1]
-    if isinstance(mask, np.ndarray):
-        begins = np.cumsum((0, *(spec.num_choices or ())[:-1]))  # of the components
-        allowed = np.logical_or.reduceat(mask.reshape(len(mask), -1) != 0, begins, axis=1).all(axis=1)
-        if not (allowed | timestep.terminated | timestep.truncated).all():
-            raise ValueError(f"action_mask of {spec.name} allows no action; only where an episode ends it may be all 0")
 
 
 def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:

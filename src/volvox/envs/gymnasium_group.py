@@ -180,7 +180,14 @@ class _Group:
         elapsed = np.where(first, 0, elapsed + 1).astype(np.int32)
         rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
         timestep: Any = blocks.consistent(TimeStep(observation, *rest))
-        return (timestep.terminated | timestep.truncated, elapsed), timestep
+        done = timestep.terminated | timestep.truncated
+        mask = self._spec.split_mask(observation)[1]
+        if mask is not None:
+            begins = np.cumsum((0, *(self._spec.num_choices or ())[:-1]))  # of the components
+            allowed = np.logical_or.reduceat(mask.reshape(len(mask), -1) != 0, begins, axis=1).all(axis=1)
+            if not (allowed | done).all():
+                raise ValueError(f"action_mask of {self._spec.name} allows no action, and the episode has not ended")
+        return (done, elapsed), timestep
 
     def send(self, state: Any, action: Any) -> Any:
         action = blocks.checked_action(self._spec, self._num_envs, np.asarray(action))
