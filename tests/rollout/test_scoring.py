@@ -123,7 +123,8 @@ def test_atari_is_scored_with_sticky_actions_unless_asked_otherwise():
 def test_random_actions_are_uniform_between_their_bounds():
     low, high = np.float32([-3.0, 1.0]), np.float32([1.0, 2.0])
     spec = probes.target(size=2).spec._replace(action_low=low, action_high=high)
-    drawn = scoring._random_actions(spec, 10_000, np.random.default_rng(0))
+    timestep = TimeStep(np.zeros((10_000, 2)), *[np.zeros(10_000)] * 4, {})
+    drawn = scoring._random_actions(spec, timestep, np.random.default_rng(0))
     assert (drawn.shape, drawn.dtype) == ((10_000, 2), np.float32)
     np.testing.assert_allclose(drawn.min(0), low, atol=0.01)
     np.testing.assert_allclose(drawn.max(0), high, atol=0.01)

@@ -250,8 +250,8 @@ def test_a_signal_saves_the_last_step_and_returns_the_run(number, tmp_path):
 def test_a_second_signal_has_its_usual_effect(tmp_path):
     def twice(step):
         if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         train(random_walk(hook=twice), tmp_path, steps=9)
