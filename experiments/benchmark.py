@@ -57,7 +57,7 @@ mean returns of 20 episodes with the likeliest actions. "Final" is the mean of t
 "area" the mean of all. "Runs" are those of volvox and of the reference. Intervals are Student's 95% intervals over
 runs. The reference has the same settings. "As the reference" is "no" if final score or area is significantly lower
 (Welch's t-test, p < 0.05, not corrected for the number of rows), otherwise "better" if one of them is significantly
-higher, otherwise "yes".
+higher, otherwise "yes". Fewer than three runs have no verdict.
 
 ![learning curves]({size}.png)
 
@@ -485,6 +485,8 @@ def compare(row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     different = [name for name, p in found["p_values"].items() if p < SIGNIFICANCE]
     worse = any(ours[name].mean() < theirs[name].mean() for name in different)
     found["as_reference"] = "no" if worse else "better" if different else "yes"
+    if min(map(len, runs.values())) < 3:
+        found["as_reference"] = "too few runs"
     return found
 
 
