@@ -7,7 +7,7 @@
 volvox and reference in turns, and can be stopped: the same command goes on with the runs that are missing. `--only`
 chooses rows. The reference of a learner is Stable-Baselines3, which the first run installs into an environment of its
 own in the run directory (`benchmarks/peers/sb3.py`); the reference of novelty search is random search. The settings of
-the reference are derived from those of volvox, so that all constants are equal; `lag` and V-trace exist in volvox alone.
+the reference are derived from those of volvox, so constants are equal; `lag` and V-trace exist in volvox alone.
 
 Protocol: about every twentieth of a run, both sides play 20 new episodes with the likeliest actions. Curves are
 interpolated at 20 equally spaced timesteps. A run's area is the mean of its curve, and its final score the mean of the
