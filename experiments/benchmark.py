@@ -3,11 +3,11 @@
     python experiments/benchmark.py run --size small --run-dir runs/benchmark
     python experiments/benchmark.py draw --size small --run-dir runs/benchmark
 
-`small` takes less than an hour on two cores; `full` takes days. A run makes each row's runs one at a time, volvox and
-reference in turns, and can be stopped: the same command goes on with the runs that are missing. `--only` chooses rows.
-The reference of a learner is Stable-Baselines3, which the first run installs into an environment of its own in the run
-directory (`benchmarks/peers/sb3.py`); the reference of novelty search is random search. The settings of the reference
-are derived from those of volvox, so that all constants are equal; `lag` and V-trace exist in volvox alone.
+`small` is sized for about an hour on two idle cores; `full` takes days. A run makes each row's runs one at a time,
+volvox and reference in turns, and can be stopped: the same command goes on with the runs that are missing. `--only`
+chooses rows. The reference of a learner is Stable-Baselines3, which the first run installs into an environment of its
+own in the run directory (`benchmarks/peers/sb3.py`); the reference of novelty search is random search. The settings of
+the reference are derived from those of volvox, so constants are equal; `lag` and V-trace exist in volvox alone.
 
 Protocol: about every twentieth of a run, both sides play 20 new episodes with the likeliest actions. Curves are
 interpolated at 20 equally spaced timesteps. A run's area is the mean of its curve, and its final score the mean of the
@@ -57,7 +57,7 @@ mean returns of 20 episodes with the likeliest actions. "Final" is the mean of t
 "area" the mean of all. "Runs" are those of volvox and of the reference. Intervals are Student's 95% intervals over
 runs. The reference has the same settings. "As the reference" is "no" if final score or area is significantly lower
 (Welch's t-test, p < 0.05, not corrected for the number of rows), otherwise "better" if one of them is significantly
-higher, otherwise "yes".
+higher, otherwise "yes". Fewer than three runs have no verdict.
 
 ![learning curves]({size}.png)
 
@@ -485,6 +485,8 @@ def compare(row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     different = [name for name, p in found["p_values"].items() if p < SIGNIFICANCE]
     worse = any(ours[name].mean() < theirs[name].mean() for name in different)
     found["as_reference"] = "no" if worse else "better" if different else "yes"
+    if min(map(len, runs.values())) < 3:
+        found["as_reference"] = "too few runs"
     return found
 
 
@@ -523,6 +525,9 @@ def picture(rows: dict[str, dict[str, Any]]) -> Figure:
         if found["published"] is not None:
             score, source = found["published"]
             axes.axhline(score, color="0.4", linestyle="--", linewidth=0.8, label=source)
+        each = np.concatenate([np.ravel(found[side]["returns"]) for side in SIDES])
+        margin = 0.05 * max(np.ptp(each), 1.0)
+        axes.set_ylim(each.min() - margin, each.max() + margin)  # intervals of few runs are wide
         axes.set_title(f"{name}: {found['as_reference']}", fontsize="small")
         axes.set_xlabel("thousand timesteps", fontsize="x-small")
         axes.tick_params(labelsize="x-small")

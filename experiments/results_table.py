@@ -27,7 +27,7 @@ not edit it. [docs/results.md](../docs/results.md) draws the conclusions.
 ## Scripts
 
 `--help` documents presets and flags of each. `study.py` runs the list of runs that are not done yet. `benchmark.py`
-compares learning with references in less than an hour ([results](results/benchmark/small.md)).
+compares learning with references ([results](results/benchmark/small.md)).
 
 {scripts}
 

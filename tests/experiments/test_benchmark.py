@@ -48,7 +48,7 @@ def test_statistics_have_the_values_of_the_formulas(module):
 
 def test_results_are_drawn(module, row, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(module.ROWS, "small", lambda: (row, dataclasses.replace(row, name="not run")))
-    for side, levels, seconds in (("volvox", (30, 31), 2.0), ("reference", (10, 11), None)):
+    for side, levels, seconds in (("volvox", (30, 31, 32), 2.0), ("reference", (10, 11, 12), None)):
         for seed, run in enumerate(made_up(levels, seconds=seconds)):
             path = module.run_path_of(tmp_path, row, side, seed)
             path.parent.mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ def test_results_are_drawn(module, row, monkeypatch, tmp_path, capsys):
     assert module.draw(module.Draw(run_dir=str(tmp_path), out=tmp_path / "out")) == 0
     written = json.loads((tmp_path / "out" / "small.json").read_text())
     assert list(written["rows"]) == ["A3C, CartPole"]
-    assert written["rows"]["A3C, CartPole"]["volvox"]["seconds"] == [2, 2]
+    assert written["rows"]["A3C, CartPole"]["volvox"]["seconds"] == [2, 2, 2]
     assert (tmp_path / "out" / "small.png").stat().st_size > 1_000
     page, shown = (tmp_path / "out" / "small.md").read_text(), capsys.readouterr().out
     assert page.endswith(shown)
