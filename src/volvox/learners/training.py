@@ -97,10 +97,6 @@ class Evaluated(NamedTuple):
     frames: int
 
 
-Constants = tuple[Array, dict[str, Array]]
-"""(key of all random numbers of a run, numbers of the settings)."""
-
-
 class LearnState(NamedTuple):
     """State of a run between two iterations.
 
@@ -202,7 +198,7 @@ def learn(
 class LearnerStages:
     """The pure functions of a learner in its environments: the stages of the loop.
 
-    The numbers of the settings are arguments; `constants` is (key of the run, numbers).
+    The numbers of the settings are arguments: `constants` is (key of the run, numbers).
 
     Attributes:
       settings: Settings of the learner.
@@ -228,9 +224,7 @@ class LearnerStages:
         """Returns the learner for these numbers."""
         return with_numbers(self.settings, numbers).bind(self.network, self.env)
 
-    def act(
-        self, acting: Acting, learning: Any, constants: Constants, g: int, timestep: TimeStep
-    ) -> tuple[Acting, Array]:
+    def act(self, acting: Acting, learning: Any, constants: Any, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Counts episodes and timesteps of group `g`, and lets the learner act."""
         key, numbers = constants
         scored = jax.tree.map(lambda x: x.reshape(*self.batch, -1), timestep._replace(observation=(), extras={}))
@@ -248,14 +242,14 @@ class LearnerStages:
         )
         return acting, action
 
-    def work(self, acting: Acting, learning: Any, constants: Constants, g: int) -> tuple[Acting, Any]:
+    def work(self, acting: Acting, learning: Any, constants: Any, g: int) -> tuple[Acting, Any]:
         """Lets the learner learn while group `g` steps."""
         (key, numbers), turn = constants, self.turn(acting, g)
         turn = turn._replace(beat=turn.beat - (g == self.env.num_groups - 1))  # `act` has counted the beat
         collected, learning = self.learner(numbers).work(acting.collected, learning, key, turn)
         return acting._replace(collected=collected), learning
 
-    def finish(self, acting: Acting, learning: Any, constants: Constants) -> tuple[Acting, Any]:
+    def finish(self, acting: Acting, learning: Any, constants: Any) -> tuple[Acting, Any]:
         """Lets the learner end a round."""
         (key, numbers), turn = constants, self.turn(acting, self.env.num_groups - 1)
         collected, learning = self.learner(numbers).finish(acting.collected, learning, key, turn)
@@ -315,8 +309,8 @@ class Training:
             evaluated = Evaluated(candidates[0], worst, 0, 0, jnp.full(len(candidates), worst), 0)
         return without(LearnState(run_key, acting, learning, 0, evaluated), "collectors")
 
-    def constants(self, key: Array) -> Constants:
-        """Returns the constants of the loop."""
+    def constants(self, key: Array) -> tuple[Array, dict[str, Array]]:
+        """Returns the constants of the loop: (key of the run, numbers of the settings)."""
         return self.loop.devices.placed(key), self._numbers
 
     def begin(self, acting: Acting) -> Acting:
