@@ -105,7 +105,7 @@ def _allowed_action(spec: EnvSpec, step: TimeStep, action: np.ndarray) -> np.nda
     mask = spec.split_mask(step.observation)[1]
     if mask is None:
         return action
-    counts, parts = spec.num_choices or (spec.num_actions,), action.reshape(len(action), -1).T
+    counts, parts = spec.num_choices or (spec.num_outputs,), action.reshape(len(action), -1).T
     wanted = [jax.nn.one_hot(part, count) for part, count in zip(parts, counts, strict=True)]
     return np.asarray(distribution(spec).mode(mask_logits(jnp.concatenate(wanted, axis=-1), mask)))
 

@@ -10,6 +10,7 @@ from volvox import play, play_randomly
 from volvox.envs import atari, envpool, from_functions
 from volvox.networks import genotype_from_functions
 from volvox.rollout import scoring
+from volvox.types import TimeStep
 
 
 def always(env, logits):

@@ -57,9 +57,9 @@ class GA3C(nn.Module):
             raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes")
         x = x.astype(jnp.float32) / 128 - 1
         for (features, window), stride in zip(_SIZES[self.size], (self.first_stride, 2, 2), strict=False):
-            init = {"bias_init": bias_like_kernel(self.bias_init, window**2 * x.shape[-1])}
-            layer = nn.Conv(features, (window, window), (stride, stride), kernel_init=self.kernel_init, **init)
-            x = self.activation(layer(x))
+            bias_init = bias_like_kernel(self.bias_init, window**2 * x.shape[-1])
+            sizes = (features, (window, window), (stride, stride))
+            x = self.activation(nn.Conv(*sizes, kernel_init=self.kernel_init, bias_init=bias_init)(x))
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
             x = self.activation(dense(self, width, x))
