@@ -272,9 +272,9 @@ class _A3C(OnPolicy):
 
     def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
         """Updates the parameters at the end of the round if there is a lag."""
-        return collected, self.update_if(True, learning, turn) if self.settings.lag else learning
+        return collected, self.update_if(jnp.array(True), learning, turn) if self.settings.lag else learning
 
-    def update_if(self, due: Array | bool, learning: Learning, turn: Turn) -> Learning:
+    def update_if(self, due: Array, learning: Learning, turn: Turn) -> Learning:
         """Updates the parameters if `due`, and if this round is the last of those that share an update."""
         learned = turn.round - self.delay + 1  # rounds learned since the environments were made
         due &= (learned > 0) & (learned % self.settings.rounds_per_update == 0)

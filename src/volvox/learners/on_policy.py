@@ -140,8 +140,8 @@ class OnPolicy(Learner):
 
     def variables(self, collected: Collected, learning: Any) -> list[ArrayTree]:
         """Returns the variables of the policy."""
-        normalized = self.settings.normalize_observations
-        return [Normalized(learning.params, collected.moments) if normalized else learning.params]
+        params, moments = learning.params, collected.moments
+        return [Normalized(params, moments) if isinstance(moments, Moments) else params]
 
 
 def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:
