@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volvox.data import lambda_returns, vtrace
+from volvox.data import lambda_returns
+from volvox.learners.a3c import vtrace
 
 
 def trajectory(length, seed, decays=(1.0,)):

@@ -17,8 +17,7 @@ from volvox.data import metrics
 from volvox.envs import cartpole
 from volvox.envs.functional import from_functions
 from volvox.learners import Learner, Schedule, Turn
-from volvox.learners.learner import numbers_of, with_numbers
-from volvox.learners.training import LearnerStages
+from volvox.learners.training import LearnerStages, numbers_of, with_numbers
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork
 from volvox.types import Interrupted, Policy, TimeStep
 

@@ -69,8 +69,8 @@ class ReinforceLearner(OnPolicy):
         self.optimizer = make_optimizer(settings.optimizer, settings.learning_rate)
 
     def init(self, key: jax.Array) -> tuple[Collected, Learning]:
-        collected, (params, optimizer) = self.collect(), self.init_learning(key, self.optimizer)
-        learning = Learning(params, optimizer, jnp.int32(0), {})
+        collected, params = self.collect(), self.network.policy.init(key)
+        learning = Learning(params, self.optimizer.init(params), jnp.int32(0), {})
         turn = Turn(0, jnp.int32(0), jnp.int32(0), jnp.float32(0))
         return collected, with_metrics(learning, lambda learning: self.update(collected, learning, turn))
 

@@ -4,6 +4,6 @@ The modules `segments`, `replay`, `normalization` and `metrics` are used by thei
 """
 
 from volvox.data import metrics, normalization, replay, segments
-from volvox.data.returns import lambda_returns, vtrace
+from volvox.data.segments import lambda_returns
 
-__all__ = ["lambda_returns", "metrics", "normalization", "replay", "segments", "vtrace"]
+__all__ = ["lambda_returns", "metrics", "normalization", "replay", "segments"]

@@ -6,11 +6,13 @@ reward comes with the next timestep; after the last timestep of a segment, this 
     ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
     ring = segments.add(ring, round_, beat, timestep, action=action, log_prob=log_prob, ...)  # at every beat
     segment = segments.take(ring, slot, start=0, num_envs=4)  # [20, 4, ...]
+    target = jax.vmap(lambda_returns, 1, 1)(r_t, discount_t, v_t, lambda_t)  # all [T, B]
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -181,3 +183,30 @@ def _map(ring: Segment, of_timesteps: Callable[[Array], Array], of_segment: Call
     bootstrap, recurrent = jax.tree.map(of_segment, (ring.bootstrap, ring.recurrent))
     segment = jax.tree.map(of_timesteps, ring._replace(bootstrap=(), recurrent=()))
     return segment._replace(bootstrap=bootstrap, recurrent=recurrent)
+
+
+def lambda_returns(r_t: Array, discount_t: Array, v_t: Array, lambda_t: Array) -> Array:
+    """λ-returns of one trajectory: `G[t] = r[t] + discount[t] * ((1 - lambda[t]) * v[t] + lambda[t] * G[t + 1])`.
+
+    `G[T]` is `v[T - 1]`. With `lambda_t` 1 everywhere this is the n-step return, with 0 the one-step target. A timestep
+    with `lambda_t` 0 bootstraps from `v_t`: this expresses a time limit, and a discount of 0 expresses a termination.
+
+    Args:
+      r_t: `[T]`: Rewards.
+      discount_t: `[T]`: Discounts of the next timestep: 0 where the episode terminated.
+      v_t: `[T]`: Values of the observations that follow.
+      lambda_t: `[T]`: Trace decays.
+
+    Returns:
+      `[T]`. (Sutton and Barto, Reinforcement Learning, 2nd edition, section 12.8.)
+    """
+    chex.assert_rank([r_t, discount_t, v_t, lambda_t], 1)
+    chex.assert_equal_shape([r_t, discount_t, v_t, lambda_t])
+
+    def backwards(g_t: Array, x: tuple[Array, Array, Array, Array]):
+        r_t, discount_t, v_t, lambda_t = x
+        g_tm1 = r_t + discount_t * ((1 - lambda_t) * v_t + lambda_t * g_t)
+        return g_tm1, g_tm1
+
+    _, returns = jax.lax.scan(backwards, v_t[-1], (r_t, discount_t, v_t, lambda_t), reverse=True)
+    return returns

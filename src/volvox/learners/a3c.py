@@ -16,6 +16,7 @@ import dataclasses
 import functools
 from typing import Any, Literal, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +26,10 @@ from flax import linen as nn
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
-from volvox.data.returns import lambda_returns, vtrace
-from volvox.data.segments import Segment
+from volvox.data.segments import Segment, lambda_returns
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
 from volvox.learners.on_policy import TRACED, Collected, OnPolicy, check_settings, micro_batch_size
-from volvox.sparsity.optimizers import clipped
+from volvox.sparsity.optimizers import clipped, init_optimizers
 from volvox.types import Array, ArrayTree, Env
 
 
@@ -190,7 +190,8 @@ class _A3C(OnPolicy):
         self.due = np.stack([low < high] * env.num_groups, axis=1)
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
-        collected, (params, optimizer) = self.collect(), self.init_learning(key, self.optimizer)
+        collected = self.collect()
+        (params,), (optimizer,) = init_optimizers(self.optimizer, [self.network.policy.init(key)])
         gradient = jax.tree.map(jnp.zeros_like, params)
         learning = Learning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {})
         segment = segments.take(collected.collectors[0].ring, jnp.int32(0), jnp.int32(0), self.micro_batch)
@@ -297,3 +298,54 @@ class _A3C(OnPolicy):
 
         # A trip count, not a condition, so that gradients stay in place.
         return jax.lax.fori_loop(low, jnp.where(turn.round >= self.delay, high, low), one, learning)
+
+
+def vtrace(
+    v_tm1: Array,
+    v_t: Array,
+    r_t: Array,
+    discount_t: Array,
+    rho_tm1: Array,
+    lambda_t: Array,
+    *,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[Array, Array]:
+    """Returns V-trace's targets and advantages of one trajectory; `jax.vmap` it over environments.
+
+    These are equations 1 and 4 of Espeholt et al. 2018 (arXiv 1802.01561):
+    `vs[t] = v_tm1[t] + delta[t] + discount[t] * c[t] * (vs[t + 1] - v[t])`, with
+    `delta[t] = rho[t] * (r[t] + discount[t] * v[t] - v_tm1[t])`, `rho = min(rho_clip, rho_tm1)` and
+    `c = lambda * min(c_clip, rho_tm1)`; `vs[T]` is `v[T - 1]`. A timestep with `lambda_t` 0 bootstraps, and nothing
+    after it counts.
+
+    Args:
+      v_tm1: `[T]`: Values of the observations at which actions were chosen.
+      v_t: `[T]`: Values of the next observations; `v_t[t]` is `v_tm1[t + 1]`, except at the end.
+      r_t: `[T]`: Rewards.
+      discount_t: `[T]`: Discounts of the next timestep: 0 where the episode terminated.
+      rho_tm1: `[T]`: Ratios of the probabilities of the actions under the learned and the acting policy.
+      lambda_t: `[T]`: Trace decays: 0 at a time limit.
+      rho_clip: Largest weight of a timestep.
+      c_clip: Largest weight of the trace.
+
+    Returns:
+      (value targets `vs` `[T]`, advantages `[T]`, by which the policy's gradient is weighed). An advantage is `rho[t] *
+      (r[t] + discount[t] * (lambda[t] * vs[t + 1] + (1 - lambda[t]) * v[t]) - v_tm1[t])`. Gradients flow through
+      `v_tm1`, `v_t` and `rho_tm1`: stop them where they are not wanted.
+    """
+    arguments = [v_tm1, v_t, r_t, discount_t, rho_tm1, lambda_t]
+    chex.assert_rank(arguments, 1)
+    chex.assert_equal_shape(arguments)
+    rho = jnp.minimum(rho_clip, rho_tm1)
+    c = lambda_t * jnp.minimum(c_clip, rho_tm1)
+    delta = rho * (r_t + discount_t * v_t - v_tm1)
+
+    def backwards(error_t: Array, x: tuple[Array, Array, Array]):
+        delta, discount_t, c = x
+        error_tm1 = delta + discount_t * c * error_t
+        return error_tm1, error_tm1
+
+    _, error = jax.lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, discount_t, c), reverse=True)
+    target_t = v_t + lambda_t * jnp.append(error[1:], 0.0)
+    return v_tm1 + error, rho * (r_t + discount_t * target_t - v_tm1)

@@ -9,7 +9,6 @@ arguments of compiled programs, so that configurations that differ in nothing el
 is called with traced numbers, so `bind` and the learner must not branch on them.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -104,28 +103,6 @@ class Schedule(NamedTuple):
     delay: int = 0
     num_learners: int | None = None
     learning_rate: Callable[[Any], Any] | None = None
-
-
-def numbers_of(settings: Any) -> dict[str, Array]:
-    """Returns the numbers that `settings.traced` names: float32 scalars, or `[S]` for a sequence of S numbers.
-
-    Settings that are None or functions, such as schedules, are left out.
-    """
-    values = {name: getattr(settings, name) for name in getattr(settings, "traced", ())}
-    # A scalar made of a Python float is weakly typed: like a constant, it does not turn bfloat16 into float32.
-    return {
-        name: jnp.asarray(np.asarray(value, np.float32) if isinstance(value, Sequence) else float(value))
-        for name, value in values.items()
-        if value is not None and not callable(value)
-    }
-
-
-def with_numbers(settings: Any, numbers: dict[str, Array]) -> Any:
-    """Returns settings with other numbers, which may be traced; they are not checked."""
-    settings = copy.copy(settings)
-    for name, value in numbers.items():
-        object.__setattr__(settings, name, value)
-    return settings
 
 
 def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:

@@ -17,7 +17,6 @@ from volvox.data.segments import Segment
 from volvox.learners.learner import Learner, Turn, make_optimizer
 from volvox.networks.actor_critics import actor_critic
 from volvox.networks.distributions import clip_action
-from volvox.sparsity.optimizers import init_optimizers
 from volvox.types import Array, ArrayTree, Env, TimeStep, replaced
 
 TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
@@ -103,11 +102,6 @@ class OnPolicy(Learner):
         moments = normalization.init(env.spec.observation) if s.normalize_observations else ()
         rewards = normalization.init_rewards(env.num_groups, b) if s.normalize_rewards else ()
         return Collected(tuple(collector() for _ in range(env.num_groups)), moments, rewards)
-
-    def init_learning(self, key: Array, optimizer: Any) -> tuple[ArrayTree, ArrayTree]:
-        """Returns (parameters, state of the optimiser) at the beginning of a run."""
-        (params,), (state,) = init_optimizers(optimizer, [self.network.policy.init(key)])
-        return params, state
 
     def act(
         self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep

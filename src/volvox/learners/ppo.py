@@ -23,11 +23,10 @@ from flax import linen as nn
 from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
-from volvox.data.returns import lambda_returns
-from volvox.data.segments import Segment
+from volvox.data.segments import Segment, lambda_returns
 from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
 from volvox.learners.on_policy import TRACED, Collected, OnPolicy, check_settings, micro_batch_size
-from volvox.sparsity.optimizers import clipped
+from volvox.sparsity.optimizers import clipped, init_optimizers
 from volvox.types import Array, ArrayTree, Env, zeros
 
 _SHUFFLES = 2**31
@@ -213,7 +212,7 @@ class _PPO(OnPolicy):
     def init(self, key: Array) -> tuple[Collected, Learning]:
         s, zero, collected = self.settings, jnp.int32(0), self.collect()
         rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
-        params, optimizer = self.init_learning(key, self.optimizer(rate))
+        (params,), (optimizer,) = init_optimizers(self.optimizer(rate), [self.network.policy.init(key)])
         numbers = jnp.zeros((self.env.num_groups, s.segment_length, self.num_envs), jnp.float32)
         batch = zeros(jax.eval_shape(self.shuffle, key, numbers, numbers, numbers > 0))
         learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {})

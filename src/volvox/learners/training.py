@@ -18,6 +18,7 @@ is an `evaluation_mean_0` and so on for each, and the mean is over all of them. 
 after its policy was chosen; play new episodes for an unbiased score.
 """
 
+import copy
 import dataclasses
 import functools
 import math
@@ -33,7 +34,7 @@ from volvox._checks import check_has, check_memory, check_type, integer, size_of
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.envs.envpool_tasks import whole_games
-from volvox.learners.learner import Turn, numbers_of, with_numbers
+from volvox.learners.learner import Turn
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import Devices, devices_of
 from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, shared, time_parts
@@ -193,6 +194,28 @@ def learn(
         step_name="iteration",
         max_over_processes=None if jax.process_count() == 1 else run.loop.devices.max_over_processes,
     )
+
+
+def numbers_of(settings: Any) -> dict[str, Array]:
+    """Returns the numbers that `settings.traced` names: float32 scalars, or `[S]` for a sequence of S numbers.
+
+    Settings that are None or functions, such as schedules, are left out.
+    """
+    values = {name: getattr(settings, name) for name in getattr(settings, "traced", ())}
+    # A scalar made of a Python float is weakly typed: like a constant, it does not turn bfloat16 into float32.
+    return {
+        name: jnp.asarray(np.asarray(value, np.float32) if isinstance(value, Sequence) else float(value))
+        for name, value in values.items()
+        if value is not None and not callable(value)
+    }
+
+
+def with_numbers(settings: Any, numbers: dict[str, Array]) -> Any:
+    """Returns settings with other numbers, which may be traced; they are not checked."""
+    settings = copy.copy(settings)
+    for name, value in numbers.items():
+        object.__setattr__(settings, name, value)
+    return settings
 
 
 class LearnerStages:
