@@ -99,6 +99,17 @@ def test_perceptrons_take_widths_activation_and_normalisation(network):
     np.testing.assert_allclose(value(100 * x, layer_norm=True), value(200 * x, layer_norm=True), atol=1e-2)
 
 
+@pytest.mark.parametrize("torso", [SmallTorso, NatureTorso])
+def test_torsos_take_layer_normalisation(torso):
+    """It makes features independent of the scale of the images."""
+    net = torso(hidden=(8,), layer_norm=True)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 84, 84, 4)), jnp.float32)
+    params = net.init(jax.random.key(0), images)
+    np.testing.assert_allclose(net.apply(params, 100 * images), net.apply(params, 200 * images), atol=1e-2)
+    assert "LayerNorm_0" in params["params"]
+    assert "LayerNorm_0" in GA3C(2, layer_norm=True).init(jax.random.key(0), FRAMES)["params"]
+
+
 @pytest.mark.parametrize(
     "module", [SmallTorso(), ActorCritic(4, SmallTorso()), GA3C(6, size="huge"), GaussianMLP(6), ActorCritic]
 )

@@ -14,7 +14,7 @@ from flax import linen as nn
 from volvox.networks.distributions import Distribution, clip_action, distribution, mask_logits
 from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations, torso
 from volvox.networks.initializers import ZEROS, Initializer, bias_like_kernel, fan_in_uniform
-from volvox.networks.perceptrons import Activation, dense, flat, hidden_layers
+from volvox.networks.perceptrons import Activation, dense, flat, hidden_layers, normalized_activation
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
@@ -38,6 +38,7 @@ class GA3C(nn.Module):
       first_stride: The stride s; the published large networks go from 4 down to 1.
       hidden: Widths of the dense layers.
       activation: Applied after all layers but the outputs.
+      layer_norm: Whether these layers are normalised before the activation.
       kernel_init: Initialiser of the kernels.
       bias_init: Initialiser of the biases, as in `MLP`.
     """
@@ -47,6 +48,7 @@ class GA3C(nn.Module):
     first_stride: int = 4
     hidden: tuple[int, ...] = (256,)
     activation: Activation = nn.relu
+    layer_norm: bool = False
     kernel_init: Initializer = fan_in_uniform
     bias_init: Initializer = fan_in_uniform
 
@@ -55,14 +57,14 @@ class GA3C(nn.Module):
         """(logits `[B, num_outputs]`, value `[B]`) of observations `[B, 84, 84, 4]`."""
         if x.ndim != 4 or not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes")
-        x = x.astype(jnp.float32) / 128 - 1
+        x, activation = x.astype(jnp.float32) / 128 - 1, normalized_activation(self)
         for (features, window), stride in zip(_SIZES[self.size], (self.first_stride, 2, 2), strict=False):
             bias_init = bias_like_kernel(self.bias_init, window**2 * x.shape[-1])
             sizes = (features, (window, window), (stride, stride))
-            x = self.activation(nn.Conv(*sizes, kernel_init=self.kernel_init, bias_init=bias_init)(x))
+            x = activation(nn.Conv(*sizes, kernel_init=self.kernel_init, bias_init=bias_init)(x))
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
-            x = self.activation(dense(self, width, x))
+            x = activation(dense(self, width, x))
         return dense(self, self.num_outputs, x), dense(self, 1, x)[:, 0]
 
 
@@ -74,12 +76,14 @@ class NatureTorso(nn.Module):
     Attributes:
       hidden: Widths of the dense layers.
       activation: Applied after all layers.
+      layer_norm: Whether layers are normalised before the activation.
       kernel_init: Initialiser of the kernels.
       bias_init: Initialiser of the biases, as in `MLP`.
     """
 
     hidden: tuple[int, ...] = (512,)
     activation: Activation = nn.relu
+    layer_norm: bool = False
     kernel_init: Initializer = _ORTHOGONAL
     bias_init: Initializer = ZEROS
 
@@ -87,7 +91,7 @@ class NatureTorso(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
         init = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
-        return torso(x, "large", self.hidden, self.activation, "VALID", **init)
+        return torso(x, "large", self.hidden, normalized_activation(self), "VALID", **init)
 
 
 class SmallTorso(nn.Module):
@@ -98,19 +102,22 @@ class SmallTorso(nn.Module):
     Attributes:
       hidden: Widths of the dense layers.
       activation: Applied after all layers.
+      layer_norm: Whether layers are normalised before the activation.
       kernel_init: Initialiser of the kernels.
       bias_init: Initialiser of the biases, as in `MLP`.
     """
 
     hidden: tuple[int, ...] = (256,)
     activation: Activation = nn.relu
+    layer_norm: bool = False
     kernel_init: Initializer = _ORTHOGONAL
     bias_init: Initializer = ZEROS
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        return torso(x, "small", self.hidden, self.activation, kernel_init=self.kernel_init, bias_init=self.bias_init)
+        init = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
+        return torso(x, "small", self.hidden, normalized_activation(self), **init)
 
 
 class ActorCritic(nn.Module):
@@ -219,7 +226,7 @@ class CategoricalMLP(nn.Module):
 
 def _perceptron(module: GaussianMLP | CategoricalMLP, x: Array, size: int, scale: float) -> Array:
     layers = [partial(dense, module, width) for width in module.hidden]
-    x = hidden_layers(flat(x), layers, module.activation, False, module.layer_norm)
+    x = hidden_layers(flat(x), layers, normalized_activation(module), False)
     return dense(module, size, x, kernel_init=nn.initializers.orthogonal(scale))
 
 

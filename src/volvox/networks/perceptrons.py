@@ -45,7 +45,7 @@ class MLP(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Outputs `[B, num_outputs]` of observations `[B, ...]`."""
         layers = [partial(dense, self, width) for width in self.hidden]
-        x = hidden_layers(flat(x), layers, self.activation, self.densely_connected, self.layer_norm)
+        x = hidden_layers(flat(x), layers, normalized_activation(self), self.densely_connected)
         return dense(self, self.num_outputs, x)
 
 
@@ -55,13 +55,15 @@ def dense(module: Any, width: int, x: Array, **options: Any) -> Array:
     return nn.Dense(width, **{"kernel_init": module.kernel_init, "bias_init": bias_init, **options})(x)
 
 
-def hidden_layers(
-    x: Array, layers: Iterable[Any], activation: Activation, densely_connected: bool, layer_norm: bool
-) -> Array:
+def normalized_activation(module: Any) -> Activation:
+    """Returns a module's `activation`, after layer normalisation if it has `layer_norm`, for a compact method of it."""
+    return lambda x: module.activation(nn.LayerNorm()(x) if module.layer_norm else x)
+
+
+def hidden_layers(x: Array, layers: Iterable[Any], activation: Activation, densely_connected: bool) -> Array:
     """Applies hidden layers to `[B, n]` inside a compact method; `MLP` documents the options."""
     for layer in layers:
-        out = layer(x)
-        out = activation(nn.LayerNorm()(out) if layer_norm else out)
+        out = activation(layer(x))
         x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
     return x
 
@@ -102,7 +104,7 @@ class QNetwork(nn.Module):
         """Values `[B]` of actions `[B, A]` for observations `[B, n]`."""
         x = jnp.concatenate([flat(observation), action], axis=-1)
         layers = [partial(dense, self, width) for width in self.hidden]
-        x = hidden_layers(x, layers, self.activation, self.densely_connected, self.layer_norm)
+        x = hidden_layers(x, layers, normalized_activation(self), self.densely_connected)
         return dense(self, 1, x)[:, 0]
 
 
@@ -137,11 +139,11 @@ class NextObservationNetwork(nn.Module):
 
     def encode_observation(self, observation: Array) -> Array:
         """Features `[B, n + sum(observation_widths)]` of observations `[B, n]`."""
-        return hidden_layers(flat(observation), self.of_observation, self.activation, True, False)
+        return hidden_layers(flat(observation), self.of_observation, self.activation, True)
 
     def encode_action(self, features: Array, action: Array) -> Array:
         """Features `[B, F + A + sum(action_widths)]` of features `[B, F]` and actions `[B, A]`."""
-        return hidden_layers(jnp.concatenate([features, action], axis=-1), self.of_action, self.activation, True, False)
+        return hidden_layers(jnp.concatenate([features, action], axis=-1), self.of_action, self.activation, True)
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
