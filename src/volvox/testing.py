@@ -81,7 +81,7 @@ def drive(group: EnvGroup, actions: np.ndarray, *, restart_at: int | None = None
 
     Args:
       group: The group; its functions are compiled if it is traceable.
-      actions: The actions; the first allowed action replaces one that an action mask does not allow.
+      actions: The actions. A masked action is replaced by the first allowed one.
       restart_at: Timestep after which the group is restarted, which adds a time step.
       state: The first state; None is that of `group.init`.
 

@@ -32,11 +32,11 @@ def replaced(items: tuple[Any, ...], i: int, new: Any) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByValue:
-    """A function that is equal to all functions of equal value, so that `jax.jit` compiles it once for them.
+    """A function with equality by value, so that equal functions share one compiled program.
 
     Attributes:
       value: Tuple that determines what the function computes. Its first item is hashable.
-      function: The function. JAX keeps it with the compiled program, until `jax.clear_caches()`.
+      function: The function.
     """
 
     value: tuple[Any, ...]
@@ -355,17 +355,17 @@ class Evaluation(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Limits of a run at which an iteration of a learner ends early.
+    """Limits of a run that end an iteration of a learner early.
 
     Attributes:
       frames: Emulator frames of the whole run, by the metric `frames`.
       timesteps: Timesteps of the whole run, by the metric `timesteps`.
-      end: Value of `time.monotonic()` at which the time is over.
+      deadline: Time (`time.monotonic()`, seconds) at which the iteration ends.
     """
 
     frames: float = math.inf
     timesteps: float = math.inf
-    end: float = math.inf
+    deadline: float = math.inf
 
 
 class Algorithm(NamedTuple):

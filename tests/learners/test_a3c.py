@@ -121,7 +121,6 @@ def test_the_lag_is_what_was_asked_for(lag, rounds_per_update, mean, most):
     "options",
     [
         {"micro_batch": 3},
-        {"lag": 0, "vtrace": True},
         {"c_clip": 2.0, "vtrace": True},
         {"loss_reduction": "max"},
         {"episodic_life": True},

@@ -423,7 +423,7 @@ def test_other_numbers_reach_a_program_that_is_compiled_already(name, compiled):
 )
 def test_configurations_share_programs_if_they_differ_in_numbers_alone(changes, is_shared):
     def value(hidden=8, num_envs=4, **settings):
-        return LearnerStages(PPO(**settings), CategoricalMLP(2, (hidden,)), cartpole(num_envs=num_envs)).value
+        return LearnerStages(PPO(**settings), CategoricalMLP(2, (hidden,)), cartpole(num_envs=num_envs)).cache_key
 
     assert (value(**changes) == value()) is is_shared
 

@@ -92,9 +92,16 @@ def recipe(
       ValueError: `num_envs`, `groups` or `spec.max_episode_steps` is no positive integer, or groups would not be equal.
     """
     _group_size(num_envs, groups)
-    shape = jax.tree.map(lambda x: _channels_last(x.shape), spec.observation)
+
+    def layout(path: Any, x: Any) -> tuple[int, ...]:
+        is_mask = bool(path) and getattr(path[0], "key", None) == "action_mask"
+        return tuple(x.shape) if is_mask else _channels_last(x.shape)
+
+    shape = jax.tree_util.tree_map_with_path(layout, spec.observation)
     spec = with_cutoff(spec._replace(observation_shape=shape), None)
     if isinstance(shape, dict) and "action_mask" in shape and not spec.continuous:
+        if not all(isinstance(size, int) for size in shape["action_mask"]):
+            raise ValueError(f"action_mask of {spec.name} must be one array: concatenate the masks of its components.")
         # A mask of combinations of choices cannot be used; it is an ordinary observation.
         combinations = math.prod(spec.num_choices or (spec.num_outputs,))
         if math.prod(shape["action_mask"]) not in (spec.num_outputs, combinations):

@@ -1,4 +1,4 @@
-"""Gymnasium's environments, and a user's own of that interface, as environment groups that Python drives.
+"""Gymnasium's environments, and user-defined `gymnasium.Env` classes, as environment groups that Python drives.
 
 Each group is stepped in this process, or by Gymnasium's `AsyncVectorEnv` over worker processes, each of which steps its
 share. Autoreset is Gymnasium's `AutoresetMode.NEXT_STEP`, as in envpool: the timestep of an end has the last
@@ -67,9 +67,9 @@ def gymnasium(
       max_episode_steps: Timesteps after which an episode is truncated. None takes the environment's own limit. A
         shorter limit that a class or function sets itself holds as well.
       name: `EnvSpec.name`; None takes the name given, or that of the environment's class.
-      action_mask: Whether `info["action_mask"]` tells which discrete actions are allowed, as in Taxi. Observations
-        are then dicts of `observation` and `action_mask`, int8 `[num_outputs]`. Networks take the observation alone.
-        The mask is an array, or a tuple of arrays as in `MultiDiscrete.sample`.
+      action_mask: Whether to add `info["action_mask"]`, the mask of allowed actions, to the observation, as in Taxi.
+        Observations are then dicts of `observation` and `action_mask`, int8 `[num_outputs]`. Networks take the
+        observation alone. The mask is an array, or a tuple of arrays as in `MultiDiscrete.sample`.
       **options: Arguments of the environment.
 
     Returns:
@@ -90,11 +90,11 @@ def gymnasium(
     # Workers know the specification also if they do not know the name.
     recreate = (probe.spec, {}) if isinstance(make_env, str) else (make_env, options)
     limit: Any = max_episode_steps or getattr(probe.spec, "max_episode_steps", None)
-    own_spaces = (WithActionMask(probe) if action_mask else probe).observation_space, probe.action_space
+    env_spaces = (WithActionMask(probe) if action_mask else probe).observation_space, probe.action_space
     probe.close()
     spec = EnvSpec(
         name=name,
-        **spec_fields(name, *own_spaces),
+        **spec_fields(name, *env_spaces),
         max_episode_steps=limit,  # `recipe` refuses None
         frame_skip=1,
         extras=("elapsed_steps",),
@@ -108,7 +108,7 @@ def gymnasium(
             return WithActionMask(env) if action_mask else env
 
         count = max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0)
-        group = _Group(spec, num_envs, index, make_one, own_spaces, count)
+        group = _Group(spec, num_envs, index, make_one, env_spaces, count)
         init = functools.partial(group.restart, None, seed)
         return EnvGroup(spec, num_envs, False, init, group.recv, group.send, group.restart, group.close)
 
@@ -116,21 +116,22 @@ def gymnasium(
 
 
 class _Group:
-    """The functions of an `EnvGroup`. `_answer` computes, or waits for, the answer of the environments.
+    """The functions of an `EnvGroup`. `_answer` is a function that returns the result of the last reset or step.
 
     The state has two arrays `[B]`: whether the next observation begins an episode, and int32 timesteps since it began.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, index: int, make_one: Any, own_spaces: Any, workers: int):
+    def __init__(self, spec: EnvSpec, num_envs: int, index: int, make_one: Any, env_spaces: Any, workers: int):
         self._spec, self._num_envs, self._index, self._workers = spec, num_envs, index, workers
-        self._make_one, self._spaces = make_one, own_spaces
+        self._make_one, self._spaces = make_one, env_spaces
         self._vector: Any = None
         self._answer: Any = None
+        self._components = np.cumsum((0, *(spec.num_choices or ())[:-1]))  # where they begin in a mask
 
-    def _start(self) -> "_SyncEnvs | AsyncVectorEnv":
+    def _start(self) -> "SyncEnvs | AsyncVectorEnv":
         """Makes the environments."""
         if not self._workers:
-            return _SyncEnvs(self._make_one, self._num_envs)
+            return SyncEnvs(self._make_one, self._num_envs)
         worker = functools.partial(WorkerEnvs, self._make_one, self._spaces, self._num_envs // self._workers)
         # Processes inherit the blocked signals of this thread: Ctrl-C is for the main process to handle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -182,8 +183,7 @@ class _Group:
         done = timestep.terminated | timestep.truncated
         mask = self._spec.split_mask(observation)[1]
         if mask is not None:
-            begins = np.cumsum((0, *(self._spec.num_choices or ())[:-1]))  # of the components
-            allowed = np.logical_or.reduceat(mask.reshape(len(mask), -1) != 0, begins, axis=1).all(axis=1)
+            allowed = np.logical_or.reduceat(mask.reshape(len(mask), -1) != 0, self._components, axis=1).all(axis=1)
             if not (allowed | done).all():
                 raise ValueError(f"action_mask of {self._spec.name} allows no action, and the episode has not ended")
         return (done, elapsed), timestep
@@ -263,7 +263,7 @@ class WithActionMask(gym.Wrapper):
         return {"observation": observation, "action_mask": (mask != 0).astype(np.int8)}
 
 
-class _SyncEnvs:
+class SyncEnvs:
     """Environments that this process steps, as `gymnasium.vector.SyncVectorEnv` does, but without `info`.
 
     Here `info` is not used, and Gymnasium cannot batch it if it differs between environments.
@@ -306,12 +306,12 @@ class WorkerEnvs(gym.Env):
     error that cannot be pickled.
     """
 
-    def __init__(self, make_one: Callable[[], gym.Env], own_spaces: tuple[Any, Any], size: int):
-        self.observation_space, self.action_space = (batch_space(space, size) for space in own_spaces)
-        self._make, self._envs = functools.partial(_SyncEnvs, make_one, size), None
+    def __init__(self, make_one: Callable[[], gym.Env], env_spaces: tuple[Any, Any], size: int):
+        self.observation_space, self.action_space = (batch_space(space, size) for space in env_spaces)
+        self._make, self._envs = functools.partial(SyncEnvs, make_one, size), None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments; `seed` is a list of seeds, or None. The first call makes the environments."""
+        """Resets all environments, whose seeds are a list. The first call makes the environments."""
         return self._call(lambda envs: envs.reset(seed=seed))
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -323,7 +323,7 @@ class WorkerEnvs(gym.Env):
         if self._envs is not None:
             self._envs.close()
 
-    def _call(self, function: Callable[[_SyncEnvs], Any]) -> Any:
+    def _call(self, function: Callable[[SyncEnvs], Any]) -> Any:
         try:
             if self._envs is None:
                 self._envs = self._make()

@@ -102,8 +102,6 @@ class A3C:
         numbers(self, "log_epsilon", low=0)
         if self.loss_reduction not in ("sum", "mean"):
             raise ValueError(f"loss_reduction={self.loss_reduction!r}: give 'sum' or 'mean'.")
-        if self.vtrace and self.lag == 0:
-            raise ValueError("vtrace=True corrects for a lag, and there is none; give lag=1 or vtrace=False.")
         if self.vtrace and not 0 < self.c_clip <= self.rho_clip < float("inf"):
             raise ValueError(f"V-trace needs finite rho_clip >= c_clip > 0, got {self.rho_clip} and {self.c_clip}.")
         if self.anneal_frames is not None and (self.learning_rate is None or callable(self.learning_rate)):
@@ -259,7 +257,10 @@ class _A3C(OnPolicy):
         )
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
-        """Learns from this beat's share of the group's micro-batches. Without lag, beat 0 has all and the update."""
+        """Learns from the group's micro-batches that are due in this beat.
+
+        With lag 0 all are due in beat 0, and the turn of the last group updates the parameters.
+        """
         learning = self.learn(collected, learning, turn, *self.batches_due(turn.beat))
         if self.settings.lag == 0 and turn.group == self.env.num_groups - 1:
             learning = self.update_if(turn.beat == 0, learning, turn)

@@ -4,9 +4,9 @@ An algorithm is one file beside this one: its settings and the `Learner` that th
 with two methods: `bind(network, env)` returns the learner, and raises ValueError if network or environment do not fit;
 `schedule(env)` returns its `Schedule`. `volvox.learn` in `training.py` makes the runs.
 
-Settings may name those of their numbers that change no shape, in a class attribute `traced`. These numbers are
-arguments of compiled programs, so that configurations that differ in nothing else share them. Inside a program `bind`
-is called with traced numbers, so `bind` and the learner must not branch on them.
+A class attribute `traced` of the settings names numbers that do not affect shapes. They are arguments of compiled
+programs, so configurations that differ only in them share a program. `bind` is also called with traced values, so
+`bind` and the learner must not branch on them.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ class Learner:
 
 
 class Schedule(NamedTuple):
-    """When a learner learns, and how long an iteration is at most. One of the two lengths is given.
+    """The rounds of a learner, and the length of its iterations: exactly one of the two lengths is given.
 
     Attributes:
       beats_per_round: Beats of a round; in each beat, every group takes one timestep.
@@ -155,6 +155,8 @@ def apply_gradient(
         state = optax.tree.set(state, learning_rate=jnp.asarray(learning_rate, kept[0][1].dtype))
     try:
         updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
+    except jax.errors.ConcretizationTypeError:
+        raise  # the optimizer branches on the learning rate
     except TypeError as error:
         raise ValueError(
             f"optimizer: its update fails with gradients and parameters alone ({error}); take one such as optax.adam."

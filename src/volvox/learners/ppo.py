@@ -42,8 +42,8 @@ class PPO:
       learning_rate: Learning rate: a number, or a schedule over updates. None: `optimizer` is ready-made.
       optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
-      anneal_timesteps: Timesteps of all environments, including timesteps that begin an episode, over which the
-        learning rate, a number, falls linearly to 0, round by round. None: it stays.
+      anneal_timesteps: Timesteps of all environments over which the learning rate, a number, falls linearly to 0, round
+        by round. Timesteps that begin an episode count, unlike in `max_timesteps` of `train`. None: it stays.
       max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
       num_epochs: Number of passes through the data of a round.
       num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
@@ -130,7 +130,8 @@ class PPO:
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""
         changes, rounds = self.anneal_timesteps or callable(self.learning_rate), self.rounds_per_iteration
-        rate = functools.partial(self._current_rate, env) if changes else None
+        following = lambda learning: learning._replace(round=learning.round + 1)  # noqa: E731
+        rate = (lambda learning: self._current_rate(env, following(learning))) if changes else None
         return Schedule(self.segment_length, rounds_per_iteration=rounds, delay=1, learning_rate=rate)
 
     def _current_rate(self, env: Env, learning: "Learning") -> Any:

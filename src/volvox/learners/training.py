@@ -3,12 +3,13 @@
     algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
     run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
 
-An iteration has the length of the settings. It ends early, after a whole round, when an evaluation is due or when the
+The settings give the length of an iteration. It ends early, after a whole round, when an evaluation is due or when the
 `Budget` is used up. Parameters do not depend on where iterations end.
 
 An evaluation plays whole episodes with the likeliest actions, in its own environments. On Atari it plays whole games,
 even if a lost life ends an episode of training. The best policy so far plays again in each evaluation, so that it is
-not kept for a few lucky episodes: it gives way to a policy with a larger mean return than it has over all its episodes.
+not kept for a few lucky episodes: it gives way to a policy whose mean return is larger than its own, both in this
+evaluation and over all its episodes.
 
 Rows have `evaluation_mean`; its `evaluation_standard_error` over episodes; `evaluation_best`, the mean return of the
 best policy over `evaluation_best_episodes` episodes; `evaluation_best_timesteps`, at which it was the latest policy;
@@ -37,7 +38,7 @@ from volvox.envs.envpool_tasks import whole_games
 from volvox.learners.learner import Turn
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import Devices, devices_of
-from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, shared, time_parts
+from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, shared_jit, time_parts
 from volvox.rollout.scoring import act, first_episodes
 from volvox.sparsity.masks import is_grouped, is_sparse, masks_of, table
 from volvox.types import (
@@ -45,6 +46,7 @@ from volvox.types import (
     Array,
     ArrayTree,
     Budget,
+    ByValue,
     Env,
     EnvGroup,
     Interrupted,
@@ -140,9 +142,9 @@ def learn(
       network: Network that these settings train, e.g. a flax module.
       env: The environments, in groups that take turns.
       evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.training`). An iteration ends
-        in the round in which one is due. None: no evaluation.
+        in the round in which one is due, so give `train` an amount of timesteps instead of steps. None: no evaluation.
       num_evaluation_episodes: Episodes of an evaluation, of each learner; from the second on, the best policy so far
-        plays as many.
+        plays the same number.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
         of environments that learn on one device.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
@@ -229,8 +231,8 @@ class LearnerStages:
       env: The environments.
       batch: (S,) for S learners, otherwise ().
       each: Maps a function over S learners.
-      value: Everything but the numbers. Environments are equal if they are made by one `Env`, or by equal arguments of
-        `volvox.envs.from_functions`.
+      cache_key: Key of the compiled program: the settings that are not traced, the network, and the environments, which
+        are equal if one `Env` makes them, or equal arguments of `volvox.envs.from_functions`.
     """
 
     def __init__(self, settings: Any, network: Any, env: Env):
@@ -241,7 +243,7 @@ class LearnerStages:
         fixed = {field.name for field in dataclasses.fields(settings)} - numbers_of(settings).keys()
         fixed_settings = type(settings), {name: getattr(settings, name) for name in fixed}
         # The text of the spec, because arrays cannot be compared.
-        self.value = *fixed_settings, network, env.make, str(env.spec), env.num_envs, env.num_groups, env.axis
+        self.cache_key = *fixed_settings, network, env.make, str(env.spec), env.num_envs, env.num_groups, env.axis
 
     def learner(self, numbers: dict[str, Array]) -> Any:
         """Returns the learner for these numbers."""
@@ -302,11 +304,15 @@ class Training:
         numbers = numbers_of(settings)
         # Each process makes the initial state alone, without a device axis.
         alone = LearnerStages(settings, network, env)
-        initial = shared(lambda numbers, key: alone.learner(numbers).init(key), alone.value)
+        initial = shared_jit(ByValue(alone.cache_key, lambda numbers, key: alone.learner(numbers).init(key)))
         self._initial = functools.partial(initial, numbers)
-        self._numbers = devices.placed(numbers)
+        self._numbers: Any = numbers
+        if devices.mesh is not None:  # placed scalars would not be weakly typed
+            self._numbers = {name: devices.placed(x) if x.ndim else float(x) for name, x in numbers.items()}
         self.env = env = env._replace(axis=devices.axis)
         self.learner, self.schedule = settings.bind(network, env), settings.schedule(env)
+        if (self.schedule.rounds_per_iteration is None) == (self.schedule.timesteps_per_iteration is None):
+            raise ValueError("a Schedule needs either rounds_per_iteration or timesteps_per_iteration.")
         pure = LearnerStages(settings, network, env)
         self.num_learners, self._batch = self.schedule.num_learners or 1, pure.batch
         self.saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
@@ -316,7 +322,10 @@ class Training:
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
             return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
 
-        stages = Stages(pure.act, pure.work, finish=pure.finish, due=self.learner.due, value=pure.value)
+        due, turns = self.learner.due, (self.schedule.beats_per_round, env.num_groups)
+        if due is not None and np.shape(due) != turns:
+            raise ValueError(f"due has shape {np.shape(due)}; it must have shape [beats_per_round, groups], {turns}.")
+        stages = Stages(pure.act, pure.work, finish=pure.finish, due=due, cache_key=pure.cache_key)
         beats = self.schedule.beats_per_round
         self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
 
@@ -421,7 +430,7 @@ class Training:
             figures = {"phase": "training", "done": done, "total": total, "stepped": timesteps}
             if self.stops(monitor, figures | {"frames_per_second": float(rates[2])}) and left:
                 raise Interrupted(f"{done} of {total} parts of this iteration were made and are dropped")
-            if devices.max_over_processes(time.monotonic() >= budget.end) > 0:
+            if devices.max_over_processes(time.monotonic() >= budget.deadline) > 0:
                 break
 
         kept, learned = devices.local((acting, learning))
@@ -576,7 +585,7 @@ def add_evaluation(
     evaluated: Evaluated,
     candidates: Sequence[ArrayTree],
     returns: np.ndarray,
-    again: np.ndarray,
+    best_returns: np.ndarray,
     *,
     timesteps: int,
     frames: int,
@@ -587,7 +596,7 @@ def add_evaluation(
       evaluated: Results so far.
       candidates: Variables of the policies of S learners.
       returns: float32 `[S, E]`: Returns of their episodes.
-      again: float32, any shape: Returns of new episodes of the best policy so far; empty if there is none.
+      best_returns: float32 `[E]`: Returns of new episodes of the best policy; empty before the first evaluation.
       timesteps: Timesteps of each learner so far.
       frames: Emulator frames of this evaluation.
 
@@ -595,12 +604,12 @@ def add_evaluation(
       (`Evaluated`, metrics). The mean is over learners; its standard error is over episodes of the same policies.
     """
     means = returns.mean(axis=1)
-    if again.size:
-        episodes = evaluated.episodes + again.size
-        mean = (evaluated.best * evaluated.episodes + again.sum()) / episodes
+    if best_returns.size:
+        episodes = evaluated.episodes + best_returns.size
+        mean = (evaluated.best * evaluated.episodes + best_returns.sum()) / episodes
         evaluated = evaluated._replace(best=jnp.float32(mean), episodes=episodes)
     i = int(means.argmax())
-    if means[i] > evaluated.best:
+    if means[i] > max(evaluated.best, best_returns.mean() if best_returns.size else -np.inf):
         chosen = {"variables": candidates[i], "best": jnp.float32(means[i]), "episodes": returns.shape[1]}
         evaluated = evaluated._replace(**chosen, timesteps=timesteps)
     evaluated = evaluated._replace(latest=jnp.asarray(means), frames=evaluated.frames + frames)

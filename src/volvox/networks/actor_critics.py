@@ -4,7 +4,6 @@ The modules are examples: `actor_critic` takes any flax module with these output
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from flax import linen as nn
 from volvox.networks.distributions import Distribution, clip_action, distribution, mask_logits
 from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations, torso
 from volvox.networks.initializers import ZEROS, Initializer, bias_like_kernel, fan_in_uniform
-from volvox.networks.perceptrons import Activation, dense, flat, hidden_layers, normalized_activation
+from volvox.networks.perceptrons import Activation, dense, flat, normalized_activation, perceptron
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
@@ -116,7 +115,7 @@ class SmallTorso(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        init = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
+        init: Any = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
         return torso(x, "small", self.hidden, normalized_activation(self), **init)
 
 
@@ -225,9 +224,7 @@ class CategoricalMLP(nn.Module):
 
 
 def _perceptron(module: GaussianMLP | CategoricalMLP, x: Array, size: int, scale: float) -> Array:
-    layers = [partial(dense, module, width) for width in module.hidden]
-    x = hidden_layers(flat(x), layers, normalized_activation(module), False)
-    return dense(module, size, x, kernel_init=nn.initializers.orthogonal(scale))
+    return perceptron(module, flat(x), size, kernel_init=nn.initializers.orthogonal(scale))
 
 
 def _outputs(x: Array, num_outputs: int) -> tuple[Array, Array]:

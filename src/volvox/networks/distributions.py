@@ -76,7 +76,7 @@ class MultiCategorical:
 
     def mode(self, output: Array) -> Array:
         """Most likely actions `[..., len(num_choices)]`."""
-        # `jnp.stack` has no form in ONNX.
+        # jax2onnx cannot convert `jnp.stack`.
         return jnp.concatenate([actions.mode(part)[..., None] for actions, part in self._components(output)], axis=-1)
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
@@ -147,14 +147,14 @@ def _log_softmax(output: Array, epsilon: float) -> Array:
 
 
 def mask_logits(output: Array, mask: Array | None) -> Array:
-    """Gives actions that are not allowed the probability 0 (Huang and Ontañón 2022, arXiv 2006.14171).
+    """Sets the logits of masked actions to the lowest finite number, so that their probability is 0.
 
-    Their logits become the lowest finite number, so that entropies and gradients are finite. Where no action is
-    allowed, sampling takes the first one, and all have the same `log_prob`.
+    Entropies and gradients are finite. Where no action is allowed, sampling takes the first one, and all have the same
+    `log_prob`. (Huang and Ontañón 2022, arXiv 2006.14171.)
 
     Args:
-      output: Logits `[..., n]` of a categorical distribution, or of all components of several.
-      mask: `[..., n]`, or further dimensions with n numbers; not 0 where an action is allowed. None allows all.
+      output: Logits `[..., n]` of a categorical distribution, or the concatenated logits of several components.
+      mask: `[..., n]`, or several dimensions with n entries in all; not 0 where an action is allowed. None allows all.
 
     Returns:
       Logits `[..., n]`.

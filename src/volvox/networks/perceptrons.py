@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +29,7 @@ class MLP(nn.Module):
         2102.07920, section 3.2).
       layer_norm: Whether hidden layers are normalised before the activation.
       kernel_init: Initialiser of the kernels, one of `nn.initializers` or `volvox.networks.fan_in_uniform`.
-      bias_init: Initialiser of the biases. It draws each bias as one row of a kernel, and so knows the fan-in.
+      bias_init: Initialiser of the biases, called with the shape `(fan_in, width)`. The first row is the bias.
     """
 
     num_outputs: int
@@ -44,9 +43,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Outputs `[B, num_outputs]` of observations `[B, ...]`."""
-        layers = [partial(dense, self, width) for width in self.hidden]
-        x = hidden_layers(flat(x), layers, normalized_activation(self), self.densely_connected)
-        return dense(self, self.num_outputs, x)
+        return perceptron(self, flat(x), self.num_outputs, self.densely_connected)
 
 
 def dense(module: Any, width: int, x: Array, **options: Any) -> Array:
@@ -60,12 +57,16 @@ def normalized_activation(module: Any) -> Activation:
     return lambda x: module.activation(nn.LayerNorm()(x) if module.layer_norm else x)
 
 
-def hidden_layers(x: Array, layers: Iterable[Any], activation: Activation, densely_connected: bool) -> Array:
-    """Applies hidden layers to `[B, n]` inside a compact method; `MLP` documents the options."""
-    for layer in layers:
-        out = activation(layer(x))
+def perceptron(module: Any, x: Array, size: int, densely_connected: bool = False, **output: Any) -> Array:
+    """Applies the hidden layers of a module and an output layer to `[B, n]`, inside a compact method of it.
+
+    `MLP` documents the attributes that the module has. `output` are options of the output layer.
+    """
+    activation = normalized_activation(module)
+    for width in module.hidden:
+        out = activation(dense(module, width, x))
         x = jnp.concatenate([out, x], axis=-1) if densely_connected else out
-    return x
+    return dense(module, size, x, **output)
 
 
 def flat(observation: ArrayTree) -> Array:
@@ -103,9 +104,7 @@ class QNetwork(nn.Module):
     def __call__(self, observation: Array, action: Array) -> Array:
         """Values `[B]` of actions `[B, A]` for observations `[B, n]`."""
         x = jnp.concatenate([flat(observation), action], axis=-1)
-        layers = [partial(dense, self, width) for width in self.hidden]
-        x = hidden_layers(x, layers, normalized_activation(self), self.densely_connected)
-        return dense(self, 1, x)[:, 0]
+        return perceptron(self, x, 1, self.densely_connected)[:, 0]
 
 
 class NextObservationNetwork(nn.Module):
@@ -139,11 +138,16 @@ class NextObservationNetwork(nn.Module):
 
     def encode_observation(self, observation: Array) -> Array:
         """Features `[B, n + sum(observation_widths)]` of observations `[B, n]`."""
-        return hidden_layers(flat(observation), self.of_observation, self.activation, True)
+        return self._densely_connected(flat(observation), self.of_observation)
 
     def encode_action(self, features: Array, action: Array) -> Array:
         """Features `[B, F + A + sum(action_widths)]` of features `[B, F]` and actions `[B, A]`."""
-        return hidden_layers(jnp.concatenate([features, action], axis=-1), self.of_action, self.activation, True)
+        return self._densely_connected(jnp.concatenate([features, action], axis=-1), self.of_action)
+
+    def _densely_connected(self, x: Array, layers: Iterable[Any]) -> Array:
+        for layer in layers:
+            x = jnp.concatenate([self.activation(layer(x)), x], axis=-1)
+        return x
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> Array:
@@ -172,13 +176,19 @@ class ActorAndCritic:
     representation: nn.Module | None = None
 
     @classmethod
-    def mlp(cls, num_components: int, hidden: tuple[int, ...] = (256, 256), representation: Any = None, **options: Any):
-        """Makes perceptrons with ReLU and `fan_in_uniform`, as TD3's authors do; first actions are not saturated.
+    def mlp(
+        cls,
+        num_components: int,
+        hidden: tuple[int, ...] = (256, 256),
+        representation: nn.Module | None = None,
+        **options: Any,
+    ) -> "ActorAndCritic":
+        """Makes perceptrons with ReLU and `fan_in_uniform`, as TD3's authors do. Initial actions are far from ±1.
 
         Args:
           num_components: Length A of an action.
           hidden: Widths of the hidden layers of actor and critics.
-          representation: See above.
+          representation: Module on whose features actor and critics learn; see above.
           **options: Other options of `MLP`, for actor and critics.
         """
         options = {"activation": nn.relu, "kernel_init": fan_in_uniform, "bias_init": fan_in_uniform, **options}
@@ -279,7 +289,7 @@ def _init(module: nn.Module, key: Array, *args: ArrayTree) -> ArrayTree:
 def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritics:
     """Makes pure functions of unmodified flax modules.
 
-        networks = actor_and_critics(ActorAndCritic(MLP(6), QNetwork()), env.spec)
+        networks = actor_and_critics(ActorAndCritic.mlp(6), env.spec)
         params = networks.init(jax.random.key(0))
         action = networks.act(params.actor, observation)
 

@@ -24,7 +24,7 @@ progress, checks and interrupts are plain statements:
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -59,8 +59,8 @@ class Stages(NamedTuple):
         own random numbers.
       due: bool `[beats, groups]`: The turns of a round in which `work` may change anything. The driven form makes no
         other call. None: all turns.
-      value: `ByValue.value` of the other functions and the environments: on resumable groups, loops of equal values
-        share compiled programs. None: nothing is shared.
+      cache_key: Tuple that determines the functions and the environments (`ByValue.value`). On resumable groups, loops
+        with equal keys share a compiled program. None: nothing is shared.
     """
 
     act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
@@ -70,7 +70,7 @@ class Stages(NamedTuple):
     finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
     episode_keys: Callable[[ArrayTree, ArrayTree, int], tuple[Array, Array]] | None = None
     due: np.ndarray | None = None
-    value: tuple[Any, ...] | None = None
+    cache_key: tuple[Any, ...] | None = None
 
 
 class LoopState(NamedTuple):
@@ -156,14 +156,15 @@ def traced(
         return devices.mapped(rounds_of)(state, constants, rounds, zero)
 
     zero = devices.placed(jnp.int32(0))
-    if stages.value is None or not all(group.resumable for group in groups):
+    if stages.cache_key is None or not all(group.resumable for group in groups):
         return partial(jax.jit(chunk, donate_argnums=0), zero=zero)
-    return partial(shared(chunk, (*stages.value, beats_per_round, devices), donated=1), zero=zero)
+    return partial(shared_jit(ByValue((*stages.cache_key, beats_per_round, devices), chunk), donated=0), zero=zero)
 
 
-def shared(function: Callable[..., Any], value: tuple[Any, ...], *, donated: tuple[int, ...] | int = ()) -> Any:
-    """Returns a compiled function, as a `functools.partial`; functions of equal value (`ByValue`) share a program."""
-    return partial(jax.jit(ByValue.__call__, static_argnums=0, donate_argnums=donated), ByValue(value, function))
+@lru_cache(maxsize=16)
+def shared_jit(function: ByValue, *, donated: tuple[int, ...] | int = ()) -> Any:
+    """Returns the compiled function. Equal functions share it, and the latest 16 are kept."""
+    return jax.jit(function.function, donate_argnums=donated)
 
 
 def driven(

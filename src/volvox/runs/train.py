@@ -49,8 +49,8 @@ def train(
 
     An iteration of a learner ends with the round of timesteps in which a budget is used up. A generation of a
     population is always whole: the run ends after the generation in which a budget is used up. An evaluation that is
-    due is finished. Unless `steps` is given, an iteration also ends after about a minute, so that it is saved. Where
-    iterations end changes the rows, but not what is learned.
+    due is finished. Without `steps`, an iteration also ends after about a minute, so that a checkpoint is written. The
+    ends of iterations affect rows, not parameters.
 
     SIGINT (Ctrl-C, a notebook's interrupt) and SIGTERM end the run within about a second, or after the compilation in
     progress: the current step is abandoned, the last completed one is saved, and the run is returned as `interrupted`.
@@ -68,14 +68,14 @@ def train(
       algorithm: The algorithm. It is not closed. A resumed run is compared with its `config`.
       steps: Steps (generations or iterations) of the whole run. None: another budget ends the run.
       seed: An integer or a key of `jax.random`, from which all random numbers derive.
-      max_frames: Emulator frames of the whole run, by the metric `frames`.
-      max_timesteps: Timesteps of the whole run, by the metric `timesteps`: of each learner, or of training and
-        validation of a population.
-      stop_after: Seconds of this call.
+      max_frames: Largest number of emulator frames of the whole run (metric `frames`).
+      max_timesteps: Largest number of timesteps of the whole run (metric `timesteps`): of each learner, or of training
+        and validation of a population.
+      stop_after: Duration of this call in seconds. With `steps`, the iteration in progress is completed.
       run_dir: Directory of the run. None: nothing is written.
       resume: Continue from the newest usable checkpoint in `run_dir`; without one, begin there.
-      checkpoint_every: Steps between checkpoints. A step that ends a minute after the last checkpoint, and the last
-        step, are always saved.
+      checkpoint_every: Steps between checkpoints. The last step is always saved, and so is a step that ends a minute
+        (and 20 times the duration of a checkpoint) after the last checkpoint.
       keep_checkpoints: Number of newest checkpoints that are kept.
       progress: Show progress on the standard error stream. False prints nothing.
       loggers: Loggers that receive each row, such as `(vx.loggers.csv(), vx.loggers.wandb("project"))`. None:
@@ -144,7 +144,8 @@ def train(
             display.inside(figures)
             return bool(signals)
 
-        began = saved = time.monotonic()
+        began = time.monotonic()
+        save_at = began + _SECONDS_BETWEEN_CHECKPOINTS
         end, seconds_before = began + (stop_after or math.inf), rows[-1]["seconds"] if rows else 0.0
         last, reason, next_plot = math.inf if steps is None else steps, "", began + _SECONDS_BETWEEN_PLOTS
         while len(rows) < last and not reason and not agree(len(signals)):
@@ -153,17 +154,19 @@ def train(
                 break
             step_began = time.monotonic()
             # With `steps`, the length of a step must not depend on the speed of the machine.
-            save_at = step_began + _SECONDS_BETWEEN_CHECKPOINTS if steps is None else math.inf
+            deadline = min(end, step_began + _SECONDS_BETWEEN_CHECKPOINTS) if steps is None else math.inf
             try:
-                after, metrics = algorithm.step(state, monitor=monitor, budget=Budget(**limits, end=min(end, save_at)))
+                after, metrics = algorithm.step(state, monitor=monitor, budget=Budget(**limits, deadline=deadline))
                 now = time.monotonic()
                 times = {"seconds": round(seconds_before + now - began, 3), "step_seconds": round(now - step_began, 3)}
                 directory.add({name: len(rows) + 1} | to_json_row(metrics) | {name: len(rows) + 1} | times)
                 state = after
                 log(len(rows), rows[-1])
-                if len(rows) % checkpoint_every == 0 or time.monotonic() - saved >= _SECONDS_BETWEEN_CHECKPOINTS:
+                if len(rows) % checkpoint_every == 0 or time.monotonic() >= save_at:
+                    began_saving = time.monotonic()
                     directory.save(state)
                     saved = time.monotonic()
+                    save_at = saved + max(_SECONDS_BETWEEN_CHECKPOINTS, 20 * (saved - began_saving))
                 display.step(len(rows), rows[-1])
                 run = Run(algorithm, state, list(rows), directory.path)
                 if directory.path is not None and time.monotonic() >= next_plot:
@@ -219,7 +222,7 @@ def run_path(run_dir: str | os.PathLike[str]) -> Path:
 
 def _count(row: Row, name: str) -> int:
     if name not in numbers(row):
-        raise ValueError(f"max_{name}: this algorithm has no metric {name!r}; give steps or stop_after")
+        raise ValueError(f"max_{name}: the rows of this run have no metric {name!r}; give steps or stop_after")
     return int(row[name])
 
 
