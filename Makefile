@@ -46,12 +46,10 @@ check: lint test
 
 # Optimised tests run in processes of their own, because the others compile with other flags of XLA (tests/conftest.py).
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow and not optimized"
-	$(PYTEST) -m "not slow and optimized"
+	$(PYTEST) -m "not slow and not optimized"; a=$$?; $(PYTEST) -m "not slow and optimized" && exit $$a
 
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m "slow and not optimized"
-	$(PYTEST) -m "slow and optimized"
+	$(PYTEST) -m "slow and not optimized"; a=$$?; $(PYTEST) -m "slow and optimized" && exit $$a
 
 test-all: test test-slow
 

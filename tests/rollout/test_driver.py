@@ -131,7 +131,7 @@ def test_the_loop_in_python_works_only_in_turns_that_are_due():
     due = np.array([[False, True], [True, False], [False, False]])
     counting = Stages(act, lambda carry, memory, constants, g: (carry, memory.at[g].add(1)), due=due)
     loop = opened(counting, make_host_groups, beats_per_round=3)
-    *_, last = loop.run(begin()[0], jnp.zeros(2, jnp.int32), rounds_left=lambda carry: 4 - int(carry[0]) // 3)
+    *_, (last, _) = loop.run(begin()[0], jnp.zeros(2, jnp.int32), rounds_left=lambda carry: 4 - int(carry[0]) // 3)
     loop.close()
     assert int(last.carry[0]) == 12
     np.testing.assert_array_equal(last.memory, [4, 4])
