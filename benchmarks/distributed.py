@@ -5,8 +5,8 @@
     python benchmarks/distributed.py parts --json       # emulators, networks and decoding alone, for scaling.py
 
 `cost`: members per second that the driver hands out and takes in. `efficiency`: scored timesteps per second of training
-in one generation; the three sides take turns. `parts`: the same emulators and networks alone, in one process on all
-cores, and in as many processes as cores, each on one core and all at the same time.
+in one generation; the three sides take turns. `parts`: the same emulators and networks alone. It measures one process
+on all cores, then one process per core, all at the same time.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
 
 
 def parts(given: argparse.Namespace) -> dict[str, Any]:
-    """Measures one process on all cores, and at the same time as many as there are cores on one core each."""
+    """Measures one process on all cores, then one process per core, all at the same time."""
     cores = sorted(os.sched_getaffinity(0))[: given.cores]
     found: dict[str, Any] = {
         "about": "emulators, networks: steps per second of one actor; decoding: seconds per member"

@@ -5,7 +5,7 @@
 
 Every part is a process of its own with a time limit; the most valuable come first, and one that fails stops no other.
 The result is written after each: `benchmarks/results/gpu_<device>.json`. It needs no network. `--dry-run` goes through
-all parts at small sizes on whatever device is here; its figures mean nothing.
+all parts at small sizes on any device; ignore its figures.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Flag = tyro.conf.arg
 HERE = Path(__file__).parent
 ROLLOUT = "population_rollout.py --json --no-memory --naive-batches 0 --cutoff 100 --num-envs"
 PARTS = {
-    # name: (seconds that it may take, command)
+    # name: (time limit in seconds, command)
     "tests": (120, "-m pytest -m gpu -q -p no:cacheprovider ../tests/ops"),
     "rollout_1024": (120, f"{ROLLOUT} 1024 --population 3072"),
     "forward": (100, "population_forward.py --json --num-networks 1024"),
@@ -53,7 +53,7 @@ DRY = {
 class Options:
     """The GPU benchmark."""
 
-    minutes: Annotated[float, Flag(help="begin no further part after so many, and end the running one")] = 8.0
+    minutes: Annotated[float, Flag(help="time limit of all parts in minutes")] = 8.0
     only: Annotated[tuple[str, ...], Flag(help=f"names of parts: {', '.join(PARTS)}; default: all")] = ()
     out: Annotated[Path | None, Flag(help="where the result goes; default: benchmarks/results/gpu_<device>.json")] = (
         None
@@ -77,14 +77,14 @@ def part(name: str, options: Options, left: float, environment: dict[str, str]) 
     try:
         how: Any = {"cwd": HERE, "capture_output": True, "text": True, "env": environment}
         done = subprocess.run(flags(name, options), timeout=min(PARTS[name][0], left), **how)
-        code, said, errors = done.returncode, done.stdout, done.stderr
+        code, output, errors = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
-        code, (said, errors) = 124, (x.decode() if x else "" for x in (error.stdout, error.stderr))
+        code, (output, errors) = 124, (x.decode() if x else "" for x in (error.stdout, error.stderr))
     found: dict[str, Any] = {"exit_code": code, "took_s": time.perf_counter() - began}
     if name != "tests" and not code:
-        return found | json.loads(said.strip().splitlines()[-1])
-    print("\n".join((said + errors).splitlines()[-25:]), flush=True)
-    return found | {"said": (said + errors).splitlines()[-25:]}
+        return found | json.loads(output.strip().splitlines()[-1])
+    print("\n".join((output + errors).splitlines()[-25:]), flush=True)
+    return found | {"output": (output + errors).splitlines()[-25:]}
 
 
 def main() -> int:
@@ -94,7 +94,7 @@ def main() -> int:
     describe = [sys.executable, "-c", "import json; from parts import machine; print(json.dumps(machine()))"]
     described = json.loads(subprocess.run(describe, cwd=HERE, check=True, capture_output=True, text=True).stdout)
     if "cpu" in described["device"].lower() and not options.dry_run:
-        print("error: there is no GPU here; --dry-run only sees that everything works", file=sys.stderr)
+        print("error: there is no GPU here; use --dry-run to test the script", file=sys.stderr)
         return 2
     device = described["device"].lower().replace(" ", "_")
     out = options.out or HERE / "results" / f"{'dry' if options.dry_run else 'gpu'}_{device}.json"
@@ -106,7 +106,7 @@ def main() -> int:
         for name in options.only or PARTS:
             left = 60 * options.minutes - (time.perf_counter() - began)
             if left < 10:
-                result["parts"][name] = {"exit_code": None, "said": ["not begun: no time was left"]}
+                result["parts"][name] = {"exit_code": None, "output": ["not begun: no time was left"]}
                 continue
             found = result["parts"][name] = part(name, options, left, environment)
             out.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What actors on several machines should do, from what their parts do: a model, whose figures are predictions.
+"""Model of the speed of actors on several machines, from measured parts; all figures are predictions.
 
     python benchmarks/scaling.py                # reads benchmarks/results, and prints
     python benchmarks/scaling.py --json
@@ -9,9 +9,9 @@ hands out, in the population's order, and the process of the script is busy for 
 fails, none is faster than the others, and nothing waits for the network.
 
 First it predicts what `distributed.py efficiency` measured, from what `distributed.py parts` measured, and what
-`processes.py` measured of a learner that is divided over processes, from parts measured there. Then it says what that
-means for larger clusters, from the loop of `population_rollout.py` on two cores: as if 16 cores were eight times as
-fast as two. Nothing was measured on a GPU: there it says what the emulators allow at most.
+`processes.py` measured of a learner that is divided over processes, from parts measured there. Then it predicts larger
+clusters, from the loop of `population_rollout.py` on two cores: as if 16 cores were eight times as fast as two. Nothing
+was measured on a GPU: there it predicts the bound that the emulators set.
 """
 
 import argparse

@@ -12,7 +12,6 @@ import time
 from typing import Annotated, Any
 
 import tyro
-from flax import linen as nn
 from parts import machine, show
 
 import volvox as vx
@@ -32,19 +31,18 @@ class Options:
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
-def made(options: Options, num_learners: int) -> vx.Algorithm:
+def make_algorithm(options: Options, num_learners: int) -> vx.Algorithm:
     """TD3 that learns from its first timesteps on."""
     env = vx.envs.mujoco(options.task, num_envs=num_learners * options.num_envs, groups=2)
     (action,) = env.spec.action_shape or (0,)
-    hidden = (options.width, options.width)
-    networks = vx.networks.ActorAndCritic(vx.networks.MLP(action, hidden, nn.relu), vx.networks.QNetwork(hidden))
+    networks = vx.networks.ActorAndCritic.mlp(action, (options.width, options.width))
     sizes: Any = {"random_timesteps": 1_000, "replay_size": 100_000, "timesteps_per_iteration": 1_000}
     return vx.learn(vx.TD3(num_learners=num_learners, **sizes), networks, env)
 
 
 def measure(options: Options) -> dict[str, Any]:
     """Seconds of an iteration, by number of learners, and the ratios of the same turn."""
-    algorithms = {count: made(options, count) for count in (1, *options.num_learners)}
+    algorithms = {count: make_algorithm(options, count) for count in (1, *options.num_learners)}
     states = {count: algorithm.init(0) for count, algorithm in algorithms.items()}
     seconds: dict[int, list[float]] = {count: [] for count in algorithms}
     done = 0

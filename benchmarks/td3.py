@@ -101,7 +101,7 @@ def floor(options: Options, observation: int, action: int) -> Callable[[], float
 
 
 def rate(call: Callable[[], Any], count: int) -> Callable[[], float]:
-    """What a call does a second, of which it does `count`; compiled before."""
+    """Returns a function that measures the operations per second of `call`, which makes `count` of them."""
     jax.block_until_ready(call())
 
     def measured() -> float:

@@ -33,8 +33,7 @@ from flax import linen as nn
 from launch import exit_code
 from matplotlib.figure import Figure
 from results_table import HERE, RESULTS, number, table
-from scipy import stats
-from scores import made_here
+from scores import interval, made_here, p_value
 
 import volvox as vx
 from volvox.report.files import write_file
@@ -43,8 +42,16 @@ from volvox.runs.directory import revision, versions
 
 NUM_POINTS, NUM_EPISODES = 20, 20
 SIGNIFICANCE = 0.05
-REFERENCE = ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[box2d,mujoco]==1.3.0", "gymnax==1.0.1")
-REFERENCE += ("jax==0.10.2", "ale-py==0.11.2", "opencv-python-headless==5.0.0.93", "six==1.17.0")
+REFERENCE = (
+    "stable-baselines3==2.9.2",
+    "torch==2.13.0",
+    "gymnasium[box2d,mujoco]==1.3.0",
+    "gymnax==1.0.1",
+    "jax==0.10.2",
+    "ale-py==0.11.2",
+    "opencv-python-headless==5.0.0.93",
+    "six==1.17.0",
+)
 """Packages of the reference; gymnax needs six. PyTorch runs on the CPU; its builds for CPUs alone are smaller."""
 PEER = HERE.parent / "benchmarks" / "peers" / "sb3.py"
 SIDES = ("volvox", "reference")
@@ -103,7 +110,7 @@ class MinAtarTorso(nn.Module):
 
 def small_rows() -> tuple[Row, ...]:
     """The rows of the small benchmark. "zoo" are the constants of RL Baselines3 Zoo, without its gSDE."""
-    defaults, mujoco = vx.PPO(), vx.PPO.mujoco()
+    defaults = vx.PPO()
     cartpole = {"segment_length": 32, "num_minibatches": 1, "num_epochs": 20, "trace_decay": 0.8, "discount": 0.98}
     cartpole |= {"learning_rate": 1e-3, "anneal_timesteps": 100_000, "entropy_coefficient": 0.0}
     pendulum = {"segment_length": 1024, "num_minibatches": 64, "num_epochs": 10, "discount": 0.9}
@@ -158,7 +165,7 @@ def small_rows() -> tuple[Row, ...]:
         Row(
             name="PPO mujoco, InvertedPendulum",
             task="InvertedPendulum-v5",
-            learner=dataclasses.replace(mujoco, anneal_timesteps=100_000),
+            learner=dataclasses.replace(vx.PPO.mujoco(), value_clip=None, anneal_timesteps=100_000),
             num_envs=1,
             timesteps=100_000,
         ),
@@ -212,6 +219,7 @@ def full_rows() -> tuple[Row, ...]:
     atari = {"Pong": 20.36, "Breakout": 414.66, "Seaquest": 1_230.0, "Frostbite": 904.3, "Kangaroo": 7_281.6}
     mujoco = {"HalfCheetah": 9_583.0, "Hopper": 3_135.0, "Walker2d": 4_058.0}
     a3c = dataclasses.replace(vx.A3C.mujoco(), normalize_observations=True)
+    ppo_mujoco, ppo_atari = (dataclasses.replace(x, value_clip=None) for x in (vx.PPO.mujoco(), vx.PPO.atari()))
     rows = [
         Row(
             name=f"TD3, {task}",
@@ -226,11 +234,11 @@ def full_rows() -> tuple[Row, ...]:
     ]
     for task in mujoco:
         named = {"task": f"{task}-v5", "timesteps": 1_000_000}
-        rows.append(Row(name=f"PPO mujoco, {task}", learner=vx.PPO.mujoco(), num_envs=1, **named))
+        rows.append(Row(name=f"PPO mujoco, {task}", learner=ppo_mujoco, num_envs=1, **named))
         rows.append(Row(name=f"A3C mujoco, {task}", learner=a3c, num_envs=16, **named))
     for game, score in atari.items():
         named = {"task": game, "timesteps": 10_000_000, "network": "nature", "published": (score, "PPO, CleanRL")}
-        rows.append(Row(name=f"PPO atari, {game}", learner=vx.PPO.atari(), num_envs=8, **named))
+        rows.append(Row(name=f"PPO atari, {game}", learner=ppo_atari, num_envs=8, **named))
     return tuple(rows)
 
 
@@ -247,7 +255,7 @@ class Run:
       seeds: Runs of each row and side; None: 5 (small) or 3 (full).
       only: Words that the name of a row must contain, all of them; default: all rows.
       sides: Sides to run.
-      busy: Other work runs on this machine: wall-clock is not recorded.
+      measure_time: Whether wall-clock is recorded; turn it off while other work runs on the machine.
     """
 
     size: Size = "small"
@@ -255,7 +263,7 @@ class Run:
     seeds: int | None = None
     only: tuple[str, ...] = ()
     sides: tuple[Literal["volvox", "reference"], ...] = SIDES
-    busy: bool = False
+    measure_time: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,20 +291,14 @@ def make_env(row: Row) -> vx.Env:
     return vx.envs.envpool(row.task, **sizes)
 
 
-def rounds_per_point(row: Row, segment_length: int) -> int:
-    """Returns the number of rounds between two evaluations of an on-policy learner."""
-    return max(round(row.timesteps / NUM_POINTS / (row.num_envs * segment_length)), 1)
-
-
 def make_algorithm(row: Row) -> vx.Algorithm:
-    """Returns the algorithm of a row with a learner, evaluated after each iteration, about a point of the curve."""
+    """Returns the algorithm of a row with a learner, which is evaluated once for each point of the curve."""
     learner, env = row.learner, make_env(row)
     assert learner is not None
-    size = env.spec.num_outputs
+    size, every = env.spec.num_outputs, row.timesteps // NUM_POINTS
     if isinstance(learner, vx.TD3):
-        actor = vx.networks.MLP(size, hidden=row.hidden, activation=nn.relu)
-        network: Any = vx.networks.ActorAndCritic(actor, vx.networks.QNetwork(hidden=row.hidden))
-        learner = dataclasses.replace(learner, timesteps_per_iteration=row.timesteps // NUM_POINTS)
+        network: Any = vx.networks.ActorAndCritic.mlp(size, row.hidden)
+        learner = dataclasses.replace(learner, timesteps_per_iteration=every)
     else:
         if row.network != "mlp":
             torso = MinAtarTorso() if row.network == "minatar" else vx.networks.NatureTorso()
@@ -306,18 +308,17 @@ def make_algorithm(row: Row) -> vx.Algorithm:
             network = vx.networks.GaussianMLP(components, row.hidden)
         else:
             network = vx.networks.CategoricalMLP(size, row.hidden)
-        name = "rounds_per_iteration" if isinstance(learner, vx.PPO) else "updates_per_iteration"
-        learner = dataclasses.replace(learner, **{name: rounds_per_point(row, learner.segment_length)})
     evaluation: Any = {"num_evaluation_episodes": NUM_EPISODES, "num_evaluation_envs": NUM_EPISODES}
-    return vx.learn(learner, network, env, evaluate_every=1, **evaluation)
+    return vx.learn(learner, network, env, evaluate_every=every, **evaluation)
 
 
 def reference_job(row: Row, seed: int) -> dict[str, Any]:
     """Returns the job of `peers/sb3.py` that has the settings of a row with a learner.
 
-    Stable-Baselines3 weighs the squared error of values, and volvox half of it.
+    Stable-Baselines3 weighs the squared error of values, and volvox half of it. Rows have no `value_clip`:
+    Stable-Baselines3 minimises the loss of clipped values, and volvox the larger of it and the loss without clipping.
     """
-    s, every = row.learner, row.timesteps // NUM_POINTS
+    s = row.learner
     if isinstance(s, vx.TD3):
         settings: dict[str, Any] = {"learning_rate": s.learning_rate, "buffer_size": s.replay_size}
         settings |= {"learning_starts": s.random_timesteps, "batch_size": s.batch_size, "tau": s.target_rate}
@@ -332,11 +333,10 @@ def reference_job(row: Row, seed: int) -> dict[str, Any]:
         settings["max_grad_norm"] = 1e9 if s.max_gradient_norm is None else s.max_gradient_norm
         if isinstance(s, vx.PPO):
             settings |= {"batch_size": row.num_envs * s.segment_length // s.num_minibatches, "n_epochs": s.num_epochs}
-            settings |= {"clip_range": s.clip, "clip_range_vf": s.value_clip, "target_kl": s.kl_stop}
+            settings |= {"clip_range": s.clip, "target_kl": s.kl_stop}
             settings["normalize_advantage"] = s.normalize_advantages
         else:
             settings["use_rms_prop"] = False
-        every = rounds_per_point(row, s.segment_length) * row.num_envs * s.segment_length
         algorithm = "PPO" if isinstance(s, vx.PPO) else "A2C"
         hidden, activation = {"pi": list(row.hidden), "vf": list(row.hidden)}, "tanh"
     return {
@@ -349,7 +349,7 @@ def reference_job(row: Row, seed: int) -> dict[str, Any]:
         "task": f"{row.task}NoFrameskip-v4" if row.network == "nature" else row.task,
         "num_envs": row.num_envs,
         "timesteps": row.timesteps,
-        "every": every,
+        "every": row.timesteps // NUM_POINTS,
         "episodes": NUM_EPISODES,
         "normalize_observations": s.normalize_observations,
         "normalize_rewards": s.normalize_rewards,
@@ -374,7 +374,7 @@ def train(row: Row, side: str, seed: int, run_dir: Path) -> dict[str, Any]:
         how["steps"] = row.timesteps // (settings.population_size * algorithm.env.spec.max_episode_steps)
     else:
         algorithm = make_algorithm(row)
-        how["max_frames"] = row.timesteps * algorithm.env.spec.frame_skip
+        how["max_timesteps"] = row.timesteps
     run = vx.train(algorithm, **how)
     algorithm.close()
     if run.interrupted:
@@ -384,7 +384,8 @@ def train(row: Row, side: str, seed: int, run_dir: Path) -> dict[str, Any]:
         timesteps = [x["frames"] for x in run.metrics]
         returns = np.maximum.accumulate([x["training_best"] for x in run.metrics]).tolist()
     else:
-        timesteps, returns = ([x[name] for x in run.metrics] for name in ("timesteps", "evaluation_mean"))
+        rows = [x for x in run.metrics if "evaluation_seconds" in x]
+        timesteps, returns = ([x[name] for x in rows] for name in ("evaluation_timesteps", "evaluation_mean"))
     return {"timesteps": timesteps, "returns": returns, "seconds": seconds}
 
 
@@ -429,7 +430,7 @@ def run(options: Run) -> int:
                         raise ValueError(f"{path} has other settings; remove it, or give another --run-dir.")
                     continue
                 if side == "reference" and row.learner is not None:
-                    command = [str(python), str(PEER), json.dumps(settings)]
+                    command = [str(python), str(PEER), "--job", json.dumps(settings)]
                     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                     found = json.loads(done.stdout.splitlines()[-1])
                 else:
@@ -438,29 +439,12 @@ def run(options: Run) -> int:
                     f"{row.name}, {side}, seed {seed}: {found['returns'][-1]:.4g} in {found['seconds']:.0f} s",
                     flush=True,
                 )
-                seconds = None if options.busy else found["seconds"]
+                seconds = found["seconds"] if options.measure_time else None
                 found |= {"seconds": seconds, "settings": settings, "commit": revision(), **made_here()}
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_file(path, json.dumps(found) + "\n")
                 shutil.rmtree(path.with_suffix(""), ignore_errors=True)
     return 0
-
-
-def interval(values: np.ndarray) -> list[float]:
-    """Returns the mean of `[S]` numbers, and its 95% interval by Student's t."""
-    mean = float(np.mean(values))
-    if np.ptp(values) == 0:
-        return [mean, mean, mean]
-    low, high = stats.t.interval(0.95, len(values) - 1, mean, stats.sem(values))
-    return [mean, float(low), float(high)]
-
-
-def p_value(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Returns the two-sided p-value of Welch's t-test."""
-    if np.ptp(ours) == np.ptp(theirs) == 0:
-        return float(ours[0] == theirs[0])
-    samples = [number for x in (ours, theirs) for number in (x.mean(), x.std(ddof=1), len(x))]
-    return float(stats.ttest_ind_from_stats(*samples, equal_var=False)[1])
 
 
 def compare(row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

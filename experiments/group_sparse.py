@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 from launch import exit_code, once
 from matplotlib.figure import Figure
-from scipy import stats
+from scores import difference_interval, interval
 
 import volvox as vx
 from volvox.learners.td3 import variables_of
@@ -171,13 +171,9 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
         score = json.loads((Path(settings.run_dir) / way / _SCORE).read_text())
         each = np.array(score["returns"]).mean(axis=1)
         compression = np.array([row.get("compression", 0.0) for row in rows])
-        interval = None
-        if len(each) > 1:
-            low, high = stats.t.interval(0.95, len(each) - 1, each.mean(), stats.sem(each))
-            interval = [float(low), float(high)]
         found[way] = {
             "return": float(each.mean()),
-            "return_interval_95": interval,
+            "return_interval_95": interval(each)[1:] if len(each) > 1 else None,
             "return_of_seeds": each.tolist(),
             "average_compression": float(compression.mean()),
             "final_compression": float(compression[-1]),
@@ -192,21 +188,13 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
     for values in found.values():
         values["return_minus_dense"] = values["return"] - dense["return"]
         if values is not dense:
-            interval = difference_interval(values["return_of_seeds"], dense["return_of_seeds"])
-            values["return_minus_dense_interval_95"] = interval
+            difference = difference_interval(values["return_of_seeds"], dense["return_of_seeds"])
+            values["return_minus_dense_interval_95"] = difference
         if dense["return"] > 0:
             values["return_over_dense"] = values["return"] / dense["return"]
         for name in ("wall_clock_s", "updates_per_s"):
             values[f"{name[:-2]}_over_dense"] = values[name] / dense[name]
     return found
-
-
-def difference_interval(ours: list[float], theirs: list[float]) -> list[float] | None:
-    """95% interval of the difference of two means by Welch's t-test; None for a single learner."""
-    if min(len(ours), len(theirs)) < 2:
-        return None
-    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
-    return [float(interval.low), float(interval.high)]
 
 
 def at_equal_return(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

@@ -81,7 +81,7 @@ def _shown(value: Any) -> list[str]:
 
 @REGISTRY.struct_rule
 def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """Flags of settings: of the default's class where the type is a protocol; what they refuse, `read` raises."""
+    """Flags of settings: of the default's class where the type is a protocol; `read` raises their ValueErrors."""
     if _Refused in info.markers or not dataclasses.is_dataclass(info.default):
         return None
     # Marked, so that the question goes past this rule to tyro's own.
@@ -160,7 +160,7 @@ def exit_code(main: Callable[[], int]) -> int:
         return 1
     except KeyboardInterrupt:  # a compilation in progress goes on in other threads and may crash an orderly end
         sys.stdout.flush()
-        print("stopped; what was saved before is intact", file=sys.stderr, flush=True)
+        print("stopped; saved checkpoints are intact", file=sys.stderr, flush=True)
         os._exit(130)
 
 
@@ -203,7 +203,7 @@ def once(run_dir: str | Path, *, resume: bool) -> Iterator[None]:
 
 
 def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, *, sampled: bool = False) -> int:
-    """Reads flags, trains, scores and films; returns what the script should exit with: see `exit_code`.
+    """Reads flags, trains, scores and films; returns the exit code: see `exit_code`.
 
     Args:
       make: See `Make`.

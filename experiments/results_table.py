@@ -53,7 +53,7 @@ frames played in millions in italics. A3C samples its actions; the others take t
 """
 GAMES_BUDGET = "2.5 million frames"
 BESIDE = {"A2C": "A3C"}
-"""Published methods, and the method of the runs that they stand beside if it has another name."""
+"""Method whose runs a published method is compared with, where the names differ."""
 KEY = ("method", "task", "seeds", "command")
 """Columns that identify a run."""
 
@@ -147,7 +147,6 @@ def listed(values: Iterable[Any]) -> str:
 def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[str, str]:
     """Returns the row of runs that differ only in their seeds."""
     first = runs[0]
-    named = lambda method: f"{method} " if method in BESIDE else ""  # noqa: E731
     scores = [score for run in runs for score in seeds_of(run, run["score"])]
     seeds, score = of_all_seeds(first) if "interval" in first else (len(scores), scored(scores))
     return {
@@ -160,7 +159,8 @@ def row_of(runs: list[dict[str, Any]], published: list[dict[str, str]]) -> dict[
         "human-normalised": middle(value for run in runs for value in human_normalized(run)),
         "exact": middle(value for run in runs for value in exact(run)),
         "published": "; ".join(
-            f"{named(line['method'])}{line['value']} ({line['protocol']}; {line['source']})"
+            (f"{line['method']} " if line["method"] in BESIDE else "")
+            + f"{line['value']} ({line['protocol']}; {line['source']})"
             for line in published
             if first["method"].startswith(BESIDE.get(line["method"], line["method"]))
             and first["task"].startswith(line["task"])

@@ -106,7 +106,7 @@ def costly_exploration(*, dimension: int, sparsity: int, signal: float | jax.Arr
     actions tell much, with states and a horizon. An action is (e, a): informative with e = 1 and a in {-1, 1}^m, or not
     with e = 0 and a in {-1, 0, 1}^m of which at most `sparsity` entries are not 0. Features are `(1, x, e, a)` with
     d = m + 3, where x is -1 or 1. The reward is `(1 + x) / 4 + (1 - e) / 2`. The next x is 1 with probability
-    `1/2 + signal * sum(a[:sparsity])`; nothing that learns may use that these entries come first.
+    `1/2 + signal * sum(a[:sparsity])`; learners must not use the position of these entries.
 
     `explore` plays an informative action with probability 3/4, drawn evenly, and otherwise the action 0. The covariance
     of the features then has eigenvalues that do not fall with d.
@@ -162,7 +162,7 @@ def hidden_laboratory(*, dimension: int, door: int | jax.Array, horizon: int = 3
       dimension: d.
       door: The entry that matters, from 0.
       horizon: H, at least 2.
-      door_known: `explore` begins with the right action; otherwise with any, drawn evenly.
+      door_known: Whether `explore` begins with the action of the door; otherwise it draws an action uniformly.
     """
     size = dimension - 2
 

@@ -1,4 +1,4 @@
-"""Runs what is wanted (`wanted.csv`) one after the other, at low priority, and keeps the small results.
+"""Runs the missing rows of `wanted.csv` one after the other, at low priority, and keeps the small results.
 
     python experiments/study.py --root runs/study
     python experiments/study.py --root runs/study --only Frostbite "low-rank"

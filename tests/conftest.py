@@ -7,6 +7,7 @@ Where they are left out (`-m "not optimized"`), XLA uses its older code for fusi
 import gc
 import importlib.metadata
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ gc.set_threshold(50_000, 20, 50)  # JAX keeps millions of objects; frequent coll
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets the flag of a process whose tests are not optimised; XLA reads flags once, and aborts at unknown ones."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make processes in the background ignore it
     if "not optimized" in config.option.markexpr and importlib.metadata.version("jaxlib").startswith("0.10."):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 

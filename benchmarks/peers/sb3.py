@@ -1,6 +1,6 @@
 """A peer: a learner of Stable-Baselines3, for learning curves.
 
-    python benchmarks/peers/sb3.py JOB
+    python benchmarks/peers/sb3.py --job JOB
 
 `experiments/benchmark.py` makes the JOB, a JSON object, and the environment in which this script runs. The keys are
 `algorithm` (PPO, A2C or TD3), `settings` (its keyword arguments), `anneal` (the learning rate falls linearly to 0),
@@ -12,8 +12,8 @@ The last line of the output is a JSON object: `timesteps` and mean `returns` of 
 likeliest actions, and `seconds` of learning without evaluations.
 """
 
+import argparse
 import json
-import sys
 import time
 from typing import Any
 
@@ -55,11 +55,12 @@ class GymnaxEnvs(VecEnv):
             observation, state = choose(ended, reset(reset_key), (last, state))
             return key, state, (observation, last, reward, terminated, ended)
 
-        self._reset, self._step = jax.jit(reset), jax.jit(step)
+        self._reset, self._step, self._split = jax.jit(reset), jax.jit(step), jax.jit(jax.random.split)
 
     def reset(self) -> np.ndarray:
         """Begins all episodes."""
-        observation, self._state = self._reset(self._key)
+        self._key, key = self._split(self._key)
+        observation, self._state = self._reset(key)
         self._elapsed = np.zeros(self.num_envs, np.int32)
         return np.asarray(observation)
 
@@ -79,7 +80,7 @@ class GymnaxEnvs(VecEnv):
         return observation, reward, ended, infos
 
     def close(self) -> None:
-        """Frees nothing."""
+        """Does nothing."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Returns None for each environment; there are no objects."""
@@ -114,11 +115,14 @@ class MinAtarTorso(BaseFeaturesExtractor):
 
 
 def make_envs(job: dict[str, Any], num_envs: int, seed: int, *, training: bool) -> VecEnv:
-    """Makes environments; only those of training clip rewards and end at a lost life, on Atari."""
+    """Makes environments. On Atari, only training environments clip rewards and end at a lost life."""
     task = job["task"]
     if job["network"] == "minatar":
         return GymnaxEnvs(task, num_envs, seed)
     if job["network"] == "nature":
+        import ale_py  # has the games of Atari
+
+        gym.register_envs(ale_py)
         options = {"clip_reward": training, "terminal_on_life_loss": training}
         return VecFrameStack(make_atari_env(task, num_envs, seed, wrapper_kwargs=options), 4)
     return make_vec_env(task, num_envs, seed)
@@ -162,7 +166,9 @@ class Evaluations(BaseCallback):
 
 
 def main() -> None:
-    job = json.loads(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", type=json.loads, required=True)
+    job = parser.parse_args().job
     torch.set_num_threads(job["threads"])
     envs = make_envs(job, job["num_envs"], job["seed"], training=True)
     normalize = {"norm_obs": job["normalize_observations"], "norm_reward": job["normalize_rewards"]}
@@ -183,7 +189,7 @@ def main() -> None:
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, settings["action_noise"]))
     make = getattr(stable_baselines3, job["algorithm"])
     model = make(policy, envs, policy_kwargs=policy_kwargs, seed=job["seed"], device="cpu", **settings)
-    # Other seeds than those of training.
+    # Evaluation environments have other seeds.
     evaluations = Evaluations(make_envs(job, job["episodes"], job["seed"] + 1_000_003, training=False), job["every"])
     began = time.perf_counter()
     model.learn(job["timesteps"], callback=evaluations)

@@ -3,10 +3,11 @@
     python benchmarks/peers/torch_td3.py --observation 17 --action 6
 
 Adam is the fused one, over both critics at once, targets move by one call for all, and batches are drawn from tensors
-that hold the replay.
+that hold the replay. The constants are those of the paper (Fujimoto et al. 2018, arXiv 1802.09477).
 """
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -15,12 +16,53 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+DISCOUNT, TARGET_RATE, POLICY_DELAY = 0.99, 0.005, 2
+TARGET_NOISE, TARGET_NOISE_CLIP = 0.2, 0.5
 
 
-def perceptron(inputs: int, width: int, outputs: int) -> nn.Sequential:
+def perceptron(inputs: int, outputs: int, width: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
     )
+
+
+class TD3:
+    """Actor, critics, their targets and optimisers; `observation` and `action` are lengths."""
+
+    def __init__(self, observation: int, action: int, *, width: int = 256, learning_rate: float = 3e-4):
+        self.actor = perceptron(observation, action, width)
+        self.critics = nn.ModuleList([perceptron(observation + action, 1, width) for _ in range(2)])
+        self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=learning_rate, fused=True)
+        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=learning_rate, fused=True)
+        self._targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
+        self._sources = [*self.actor.parameters(), *self.critics.parameters()]
+        self._move = get_ema_multi_avg_fn(1 - TARGET_RATE)
+
+    def update(self, i: int, batch: list[torch.Tensor]) -> None:
+        """Update `i` by observations, actions, rewards `[B, 1]`, terminations `[B, 1]` and next observations."""
+        observation, action, reward, terminated, next_observation = batch
+        with torch.no_grad():
+            noise = (torch.randn_like(action) * TARGET_NOISE).clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
+            next_action = (torch.tanh(self.target_actor(next_observation)) + noise).clamp(-1, 1)
+            after = torch.cat([next_observation, next_action], 1)
+            values = torch.minimum(*(critic(after) for critic in self.target_critics))
+            target = reward + DISCOUNT * (1 - terminated) * values
+        both = torch.cat([observation, action], 1)
+        loss = sum(functional.mse_loss(critic(both), target) for critic in self.critics)
+        self.critic_optimizer.zero_grad()
+        loss.backward()
+        self.critic_optimizer.step()
+        if i % POLICY_DELAY == 0:
+            self.critics.requires_grad_(False)  # only the gradient of the input is needed
+            loss = -self.critics[0](torch.cat([observation, torch.tanh(self.actor(observation))], 1)).mean()
+            self.actor_optimizer.zero_grad()
+            loss.backward()
+            self.actor_optimizer.step()
+            self.critics.requires_grad_(True)
+            self._move(self._targets, self._sources, 0)
 
 
 def main() -> None:
@@ -33,47 +75,16 @@ def main() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.set_float32_matmul_precision("high")  # as JAX multiplies on a GPU
     torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
-    o, a, w, n = options.observation, options.action, options.width, options.batch_size
     rows = 100_000
-    replay = [torch.randn(rows, o), torch.rand(rows, a) * 2 - 1, torch.randn(rows, 1), torch.randn(rows, o)]
-    ends = (torch.rand(rows, 1) < 0.01).float()
-    actor, target_actor = perceptron(o, w, a), perceptron(o, w, a)
-    critics, target_critics = ([perceptron(o + a, w, 1) for _ in range(2)] for _ in range(2))
-    of_critics = [p for critic in critics for p in critic.parameters()]
-    of_targets = [p for critic in target_critics for p in critic.parameters()]
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=3e-4, fused=True)
-    critic_optimizer = torch.optim.Adam(of_critics, lr=3e-4, fused=True)
-
-    def update(i: int) -> None:
-        chosen = torch.randint(0, rows, (n,))
-        seen, taken, reward, following = (x[chosen] for x in replay)
-        with torch.no_grad():
-            noise = (torch.randn_like(taken) * 0.2).clamp(-0.5, 0.5)
-            after = torch.cat([following, (torch.tanh(target_actor(following)) + noise).clamp(-1, 1)], 1)
-            wanted = reward + 0.99 * (1 - ends[chosen]) * torch.minimum(*(critic(after) for critic in target_critics))
-        both = torch.cat([seen, taken], 1)
-        loss = sum(functional.mse_loss(critic(both), wanted) for critic in critics)
-        critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        critic_optimizer.step()
-        if i % 2 == 0:
-            for p in critics[0].parameters():
-                p.requires_grad_(False)  # only the gradient of its input is needed
-            loss = -critics[0](torch.cat([seen, torch.tanh(actor(seen))], 1)).mean()
-            actor_optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            actor_optimizer.step()
-            for p in critics[0].parameters():
-                p.requires_grad_(True)
-            with torch.no_grad():
-                torch._foreach_lerp_(list(target_actor.parameters()), list(actor.parameters()), 0.005)
-                torch._foreach_lerp_(of_targets, of_critics, 0.005)
-
+    replay = [torch.randn(rows, options.observation), torch.rand(rows, options.action) * 2 - 1, torch.randn(rows, 1)]
+    replay += [(torch.rand(rows, 1) < 0.01).float(), torch.randn(rows, options.observation)]
+    td3 = TD3(options.observation, options.action, width=options.width)
     times = []
     for _ in range(8):
         began = time.perf_counter()
         for i in range(200):
-            update(i)
+            chosen = torch.randint(0, rows, (options.batch_size,))
+            td3.update(i, [x[chosen] for x in replay])
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)

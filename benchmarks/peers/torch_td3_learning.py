@@ -16,17 +16,9 @@ import gymnasium
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
+from torch_td3 import TD3
 
-DISCOUNT, TARGET_RATE, POLICY_DELAY = 0.99, 0.005, 2
-EXPLORATION_NOISE, TARGET_NOISE, TARGET_NOISE_CLIP = 0.1, 0.2, 0.5
-EPISODES = 10
-
-
-def perceptron(inputs: int, outputs: int, width: int = 256) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
-    )
+EXPLORATION_NOISE, EPISODES = 0.1, 10
 
 
 def evaluate(actor: nn.Module, env: gymnasium.Env, seed: int) -> float:
@@ -46,35 +38,9 @@ def train(options: argparse.Namespace, seed: int) -> dict:
     random, began = np.random.default_rng(seed), time.perf_counter()
     env, evaluation_env = gymnasium.make(options.task), gymnasium.make(options.task)
     o, a = env.observation_space.shape[0], env.action_space.shape[0]  # actions are in [-1, 1]
-    actor, critics = perceptron(o, a), nn.ModuleList([perceptron(o + a, 1) for _ in range(2)])
-    target_actor, target_critics = perceptron(o, a), nn.ModuleList([perceptron(o + a, 1) for _ in range(2)])
-    target_actor.load_state_dict(actor.state_dict())
-    target_critics.load_state_dict(critics.state_dict())
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=options.learning_rate)
-    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=options.learning_rate)
+    td3 = TD3(o, a, learning_rate=options.learning_rate)
     # Observation, action, reward, terminated, next observation.
     replay = [np.zeros((options.timesteps, size), np.float32) for size in (o, a, 1, 1, o)]
-
-    def update(i: int, held: int) -> None:
-        chosen = random.integers(held, size=options.batch_size)
-        seen, taken, reward, terminated, following = (torch.from_numpy(x[chosen]) for x in replay)
-        with torch.no_grad():
-            noise = (torch.randn_like(taken) * TARGET_NOISE).clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
-            after = torch.cat([following, (torch.tanh(target_actor(following)) + noise).clamp(-1, 1)], 1)
-            wanted = reward + DISCOUNT * (1 - terminated) * torch.minimum(*(critic(after) for critic in target_critics))
-        both = torch.cat([seen, taken], 1)
-        loss = sum(functional.mse_loss(critic(both), wanted) for critic in critics)
-        critic_optimizer.zero_grad()
-        loss.backward()
-        critic_optimizer.step()
-        if i % POLICY_DELAY == 0:
-            loss = -critics[0](torch.cat([seen, torch.tanh(actor(seen))], 1)).mean()
-            actor_optimizer.zero_grad()
-            loss.backward()
-            actor_optimizer.step()
-            with torch.no_grad():
-                for target, network in ((target_actor, actor), (target_critics, critics)):
-                    torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), TARGET_RATE)
 
     evaluations, observation = {}, env.reset(seed=seed)[0]
     for t in range(options.timesteps):
@@ -82,16 +48,17 @@ def train(options: argparse.Namespace, seed: int) -> dict:
             action = random.uniform(-1, 1, a).astype(np.float32)
         else:
             with torch.no_grad():
-                action = torch.tanh(actor(torch.as_tensor(observation, dtype=torch.float32))).numpy()
+                action = torch.tanh(td3.actor(torch.as_tensor(observation, dtype=torch.float32))).numpy()
             action = np.clip(action + random.normal(0, EXPLORATION_NOISE, a), -1, 1).astype(np.float32)
         following, reward, terminated, truncated, _ = env.step(action)
         for rows, row in zip(replay, (observation, action, reward, terminated, following), strict=True):
             rows[t] = row
         observation = env.reset()[0] if terminated or truncated else following
         if t >= options.random_timesteps:
-            update(t - options.random_timesteps + 1, t + 1)
+            chosen = random.integers(t + 1, size=options.batch_size)
+            td3.update(t - options.random_timesteps + 1, [torch.from_numpy(x[chosen]) for x in replay])
         if (t + 1) % options.evaluate_every == 0:
-            evaluations[t + 1] = evaluate(actor, evaluation_env, 1_000_003 + seed * 1_000 + t)
+            evaluations[t + 1] = evaluate(td3.actor, evaluation_env, 1_000_003 + seed * 1_000 + t)
     return {"seed": seed, "evaluations": evaluations, "seconds": round(time.perf_counter() - began, 1)}
 
 

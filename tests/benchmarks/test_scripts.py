@@ -13,7 +13,7 @@ SCRIPTS = {
     "actor_critic": "--num-envs 4 --seconds 0.1",
     "circulant": "--width 64 --blocks 8 --batches 1 --population 2 --repeats 2",
     "gradients": "--batch 8 --micro-batch 4 --repeats 2",
-    "gymnasium_loop": "--timesteps 2000 --sides stepping workers0",
+    "gymnasium_loop": "--timesteps 2000 --variants stepping workers0",
     "maze": "--population-size 40 --num-envs 20 --generations 1",
     "novelty": "--behaviors 20 --archive 40 --repeats 2",
     "population_forward": "--num-networks 2 --size small --repeats 2",

@@ -247,11 +247,7 @@ def test_a_signal_saves_the_last_step_and_returns_the_run(number, tmp_path):
     assert len(train(random_walk(), tmp_path, steps=4, resume=True).metrics) == 4
 
 
-def test_a_second_signal_has_its_usual_effect(tmp_path, request):
-    # Processes in the background of a shell ignore SIGINT.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-
+def test_a_second_signal_has_its_usual_effect(tmp_path):
     def twice(step):
         if step == 2:
             signal.raise_signal(signal.SIGINT)
