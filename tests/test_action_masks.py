@@ -127,7 +127,12 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+QUICK = ("a3c_several_arrays", "ppo_recurrent")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_only_allowed_actions_are_taken(name, tmp_path):
     """In training, evaluation, and by actors and exported policies."""
     counts, settings, network = ALGORITHMS[name]
