@@ -94,7 +94,7 @@ class Schedule(NamedTuple):
       delay: Rounds after which the data of a round have been learned from.
       num_learners: Number S of learners that share the environments evenly. The arrays of a learner then have a leading
         axis S. None: one learner, without this axis.
-      learning_rate: State of learning -> learning rate of the next update, for rows. None: it is constant.
+      learning_rate: State of learning -> learning rate for rows. None: it is constant.
     """
 
     beats_per_round: int = 1

@@ -130,8 +130,7 @@ class PPO:
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""
         changes, rounds = self.anneal_timesteps or callable(self.learning_rate), self.rounds_per_iteration
-        following = lambda learning: learning._replace(round=learning.round + 1)  # noqa: E731
-        rate = (lambda learning: self._current_rate(env, following(learning))) if changes else None
+        rate = functools.partial(self._current_rate, env) if changes else None
         return Schedule(self.segment_length, rounds_per_iteration=rounds, delay=1, learning_rate=rate)
 
     def _current_rate(self, env: Env, learning: "Learning") -> Any:
@@ -140,7 +139,7 @@ class PPO:
         if self.anneal_timesteps is None:
             return rate(learning.update) if callable(rate) else rate
         num_rounds = self.anneal_timesteps / (env.all_envs * self.segment_length)
-        return rate * jnp.maximum(1 - (learning.round - 1) / num_rounds, 0.0)
+        return rate * jnp.clip(1 - (learning.round - 1) / num_rounds, 0.0, 1.0)
 
     def bind(self, network: nn.Module, env: Env) -> "_PPO":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
