@@ -127,7 +127,7 @@ ALGORITHMS = {
 }
 
 
-QUICK = ("a3c_several_arrays", "ppo_recurrent")
+QUICK = ("ppo_recurrent",)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,7 @@ def test_only_allowed_actions_are_taken(name, tmp_path):
         assert exported(jax.tree.map(lambda x: x[0], seen)).shape == wanted.shape[1:]
 
 
+@pytest.mark.slow
 def test_random_actions_are_allowed():
     env = masked((2, 3), lambda mask: {"observation": jnp.zeros((8, 8, 1), jnp.uint8), "action_mask": mask})
     vx.testing.check_env(env)

@@ -212,6 +212,7 @@ def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
     assert row["update"] - metrics["update"] == pytest.approx(ratio * learned, abs=ratio * 4)
 
 
+@pytest.mark.slow
 def test_a_sparse_optimiser_keeps_everything_sparse():
     num_learners = 2
     rule = Dynamic(sparsity=0.5, drop=0.2, every=51)  # odd: changes fall between the targets' moves, too

@@ -99,7 +99,7 @@ def test_perceptrons_take_widths_activation_and_normalisation(network):
     np.testing.assert_allclose(value(100 * x, layer_norm=True), value(200 * x, layer_norm=True), atol=1e-2)
 
 
-@pytest.mark.parametrize("torso", [SmallTorso, NatureTorso])
+@pytest.mark.parametrize("torso", [SmallTorso, pytest.param(NatureTorso, marks=pytest.mark.slow)])
 def test_torsos_take_layer_normalisation(torso):
     """It makes features independent of the scale of the images."""
     net = torso(hidden=(8,), layer_norm=True)
@@ -107,7 +107,7 @@ def test_torsos_take_layer_normalisation(torso):
     params = net.init(jax.random.key(0), images)
     np.testing.assert_allclose(net.apply(params, 100 * images), net.apply(params, 200 * images), atol=1e-2)
     assert "LayerNorm_0" in params["params"]
-    assert "LayerNorm_0" in GA3C(2, layer_norm=True).init(jax.random.key(0), FRAMES)["params"]
+    assert "LayerNorm_0" in jax.eval_shape(GA3C(2, layer_norm=True).init, jax.random.key(0), FRAMES)["params"]
 
 
 @pytest.mark.parametrize(
