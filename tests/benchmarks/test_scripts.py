@@ -19,10 +19,9 @@ SCRIPTS = {
     "population_forward": "--num-networks 2 --size small --repeats 2",
     "population_rollout": "--population 24 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory",
     "ppo": "--seconds 0.1 --turns 1 --preset mujoco --task HalfCheetah-v4 --num-envs 1 --groups 1",
-    "gpu": "--dry-run --only forward kernels --out {out}",
+    "gpu": "--dry-run --only kernels --out {out}",
     "scaling": "",
     "strategies": "--members 8 --params 1000 --generations 1 --side volvox",
-    "td3": "--iterations 1",
     "timeline": "--num-envs 4 --seconds 0.5",
 }
 
