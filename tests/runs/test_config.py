@@ -142,6 +142,13 @@ def test_objects_without_a_json_form_are_named_and_not_rebuilt():
         from_json(data["lock"])
 
 
+def test_a_class_of_a_script_is_the_same_when_the_script_is_imported():
+    saved = {"function": "__main__.Chase"}
+    assert differences(saved, {"function": "tasks.Chase"}) == differences({"function": "tasks.Chase"}, saved) == []
+    assert len(differences(saved, {"function": "tasks.Purchase"})) == 1
+    assert len(differences({"function": "other.Chase"}, {"function": "tasks.Chase"})) == 1
+
+
 def test_differences_are_listed_with_both_values():
     saved = to_json({"settings": vx.PPO(), "env": {"type": "volvox.envs.cartpole", "num_envs": 8}})
     current = to_json({"settings": vx.PPO(learning_rate=0.5), "env": {"type": "volvox.envs.cartpole", "num_envs": 4}})

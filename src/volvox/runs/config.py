@@ -170,6 +170,10 @@ def _resolve(path: Any, custom: tuple[Any, ...]) -> Any:
     for value in sorted(named, key=lambda value: path_of(value) != path):  # of two with one name, that of the module
         if f".{path}".endswith(f".{value.__qualname__}"):
             return value
+    if "<" in name:  # a lambda, or a function inside another
+        raise ValueError(
+            f"{path} has no public name: pass the environment or the network as custom=[...], or algorithm="
+        )
     if module not in _MODULES or name.startswith("_"):
         raise ValueError(f"{path} is not a public name of volvox, flax, optax or jax.nn: pass it as custom=[{name}]")
     try:
@@ -201,10 +205,18 @@ def differences(saved: Any, current: Any, place: str = "algorithm") -> list[str]
             before, now = saved.get(key, defaults.get(key, _MISSING)), current.get(key, _MISSING)
             found += differences(before, now, f"{place}.{key}")
         return found
-    if saved == current and type(saved) is type(current):
+    if (saved == current and type(saved) is type(current)) or _name_the_same(saved, current):
         return []
     before, now = ("nothing" if value is _MISSING else json.dumps(value) for value in (saved, current))
     return [] if before == now else [f"{place}: {before} in the run, {now} now"]
+
+
+def _name_the_same(saved: Any, current: Any) -> bool:
+    """Whether two paths name one class or function; the module of a script is `__main__` while it runs."""
+    if not (isinstance(saved, str) and isinstance(current, str)):
+        return False
+    pairs = ((saved, current), (current, saved))
+    return any(a.startswith("__main__.") and f".{b}".endswith(a.removeprefix("__main__")) for a, b in pairs)
 
 
 def _defaults(path: str) -> dict[str, Any]:
