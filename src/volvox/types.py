@@ -122,15 +122,15 @@ class EnvSpec(NamedTuple):
         return math.prod(self.action_shape or ()) if self.num_actions is None else self.num_actions
 
     def split_mask(self, observation: Any) -> tuple[Any, Any]:
-        """Splits observations into those that the network takes, and the action mask.
+        """Separates the action mask from the network's observations.
 
         Args:
           observation: Observations with any leading dimensions, or their shapes (`EnvSpec.observation`).
 
         Returns:
-          (the entry `observation` of the dict, or a dict of all other entries if there are more; the entry
-          `action_mask`, which is not 0 where a discrete action is allowed, or where a choice of a component is). If
-          observations have no such entry with `num_outputs` numbers: (the observations, None).
+          (network's observations, mask). The network's observations are the entry `observation` of the dict, or a dict
+          of all entries except the mask if there are several. The mask is nonzero for allowed actions, or for allowed
+          choices of each component. Without an entry `action_mask` of `num_outputs` numbers: (observations, None).
         """
         shapes = self.observation_shape if isinstance(self.observation_shape, dict) else {}
         if self.continuous or math.prod(shapes.get("action_mask", (0,))) != self.num_outputs:
@@ -366,6 +366,9 @@ class Budget(NamedTuple):
     frames: float = math.inf
     timesteps: float = math.inf
     deadline: float = math.inf
+
+
+UNLIMITED = Budget()
 
 
 class Algorithm(NamedTuple):

@@ -36,7 +36,7 @@ from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
 from volvox.rollout.loop import Monitor, seed_of
-from volvox.types import Algorithm, Array, ArrayTree, Budget, Env, Evaluation, Genotype, Population
+from volvox.types import UNLIMITED, Algorithm, Array, ArrayTree, Budget, Env, Evaluation, Genotype, Population
 
 
 class Counts(NamedTuple):
@@ -280,11 +280,7 @@ class _Evolution:
         return EvolveState(key, 0, inner, bases, EliteScore(), lineage, self.cutoff.start)
 
     def step(
-        self,
-        state: EvolveState,
-        *,
-        monitor: Monitor | None = None,
-        budget: Budget = Budget(),  # noqa: B008  # immutable
+        self, state: EvolveState, *, monitor: Monitor | None = None, budget: Budget = UNLIMITED
     ) -> tuple[EvolveState, dict[str, Any]]:
         """Makes a generation; see `Algorithm.step`. The budget has no effect, because generations are whole."""
         began, frames, code = time.perf_counter(), state.counts.total_frames, self.evaluator.encoding
@@ -515,5 +511,5 @@ def _numbers(metrics: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _strong(tree: ArrayTree) -> ArrayTree:
-    """Makes weak types strong, such as that of `jnp.full(3, 0.5)`; otherwise JAX compiles the next call again."""
+    """Returns the arrays without weak types (`jnp.full(3, 0.5)` has one), so that JAX does not compile again."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)

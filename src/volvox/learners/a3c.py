@@ -277,7 +277,7 @@ class _A3C(OnPolicy):
         return collected, self.update_if(jnp.array(True), learning, turn) if self.settings.lag else learning
 
     def update_if(self, due: Array, learning: Learning, turn: Turn) -> Learning:
-        """Updates the parameters if `due`, and if this round is the last of those that share an update."""
+        """Updates the parameters if `due` is true and this is the last of the rounds that share an update."""
         learned = turn.round - self.delay + 1  # rounds learned since the environments were made
         due &= (learned > 0) & (learned % self.settings.rounds_per_update == 0)
         # A trip count, not a condition, so that parameters stay in place.

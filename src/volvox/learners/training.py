@@ -42,6 +42,7 @@ from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, shared_j
 from volvox.rollout.scoring import act, first_episodes
 from volvox.sparsity.masks import is_grouped, is_sparse, masks_of, table
 from volvox.types import (
+    UNLIMITED,
     Algorithm,
     Array,
     ArrayTree,
@@ -357,11 +358,7 @@ class Training:
         return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), running=running, collected=collected)
 
     def step(
-        self,
-        state: LearnState,
-        *,
-        monitor: Monitor | None = None,
-        budget: Budget = Budget(),  # noqa: B008  # immutable
+        self, state: LearnState, *, monitor: Monitor | None = None, budget: Budget = UNLIMITED
     ) -> tuple[LearnState, dict[str, Any]]:
         """Makes an iteration, and an evaluation if it is due; see `Algorithm.step`."""
         monitor, evaluator = monitor or (lambda figures: False), self.evaluator
@@ -372,13 +369,13 @@ class Training:
                 return new, row
             began, candidates = time.perf_counter(), self.learner.variables(new.acting.collected, new.learning)
             seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
-            (returns, played), again = evaluator.play(candidates, seed=seed, monitor=monitor), np.zeros(0)
+            (returns, played), best_returns = evaluator.play(candidates, seed=seed, monitor=monitor), np.zeros(0)
             if state.evaluated.best > -np.inf:
-                again, further = evaluator.play([state.evaluated.variables], seed=seed, monitor=monitor)
+                best_returns, further = evaluator.play([state.evaluated.variables], seed=seed, monitor=monitor)
                 played += further
-            require_finite({"the returns of the evaluation": (returns, again)}, self.env.spec.name)
+            require_finite({"the returns of the evaluation": (returns, best_returns)}, self.env.spec.name)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
-            evaluated, found = add_evaluation(state.evaluated, candidates, returns, again, **counts)
+            evaluated, found = add_evaluation(state.evaluated, candidates, returns, best_returns, **counts)
             found["evaluation_seconds"] = time.perf_counter() - began
             return new._replace(evaluated=evaluated), row | found
         except BaseException:
@@ -393,7 +390,7 @@ class Training:
         acting = copied(acting._replace(timesteps=devices.placed(jnp.int32(0))))
         learning = copied(learning._replace(metrics=devices.placed(zeros(state.learning.metrics))))
         first_round, rounds, timesteps = int(devices.local(acting.round)), 0, 0
-        # Timesteps of the whole run, of all learners, in whose round the iteration ends.
+        # Timesteps of the whole run, summed over learners, at which the iteration ends.
         ends = [budget.timesteps * self.num_learners, budget.frames / self.env.spec.frame_skip]
         periods = (schedule.timesteps_per_iteration, self.evaluator and self.evaluator.every)
         for period in (x * self.num_learners for x in periods if x is not None):
