@@ -32,7 +32,7 @@ PARTS = {
     "kernels": (120, "kernels.py --json"),
     "ppo": (140, "ppo.py --json --peers --seconds 8 --turns 2"),
     "rollout_low_rank_1024": (100, f"{ROLLOUT} 1024 --population 3072 --noise low-rank"),
-    "td3": (120, "td3.py --json --peers --iterations 3"),
+    "td3": (160, "td3.py --json --peers --learners 8 64 --iterations 3"),
     "a3c": (140, "actor_critic.py --json --peers --seconds 8"),
     "rollout_256": (90, f"{ROLLOUT} 256 --population 768 --naive-batches 1"),
     "rollout_2048": (120, f"{ROLLOUT} 2048 --population 6144"),
@@ -43,7 +43,7 @@ DRY = {
     "forward": "--num-networks 4 --size small --repeats 2",
     "kernels": "--tiny --seconds 0.05",
     "ppo": "--seconds 0.3 --turns 1",
-    "td3": "--iterations 1",
+    "td3": "--iterations 1 --learners 2",
     "a3c": "--seconds 3 --num-envs 8",
 }
 """Flags of the same parts in a dry run; the last of a flag holds."""

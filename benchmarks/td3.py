@@ -7,6 +7,7 @@
 - floor: the matmuls of such an update, forward and backward, and nothing else;
 - emulators, inference: steps a second of these parts alone, each in the compiled loop with nothing else to do;
 - loop: steps a second of the algorithm with one update a step, over that of its parts in turn;
+- many (with `--learners`): the loop with that many learners in one program, two environments each;
 - ways (with `--ways`): the same with sparse weights, in turns with dense ones, and the share of weights stored;
 - torch (with `--peers`): the same update in PyTorch, in a process of its own.
 
@@ -44,6 +45,7 @@ class Options:
     width: Annotated[int, Flag(help="of the two hidden layers")] = 256
     batch_size: int = 256
     iterations: Annotated[int, Flag(help="measured iterations of 1 000 timesteps")] = 11
+    learners: Annotated[tuple[int, ...], Flag(help="also measure the loop with so many learners")] = ()
     ways: Annotated[bool, Flag(help="also measure sparse weights, which compiles four more programs")] = False
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
     json: Annotated[bool, Flag(help="print one JSON object")] = False
@@ -110,6 +112,23 @@ def rate(call: Callable[[], Any], count: int) -> Callable[[], float]:
         return count / (time.perf_counter() - began)
 
     return measured
+
+
+def many(options: Options) -> dict[str, float]:
+    """Timesteps a second of the whole loop, of all learners together, by their number."""
+    rates = {}
+    for number in options.learners:
+        settings, networks, env = setup(dataclasses.replace(options, num_envs=2 * number))
+        algorithm = vx.learn(dataclasses.replace(settings, num_learners=number), networks, env)
+        state, _ = algorithm.step(algorithm.init(jax.random.key(0)))  # random actions, and compilation
+        found = []
+        for _ in range(options.iterations):
+            began, before = time.perf_counter(), state.timesteps
+            state, _ = algorithm.step(state)
+            found.append(int(state.timesteps - before) / (time.perf_counter() - began))
+        algorithm.close()
+        rates[str(number)] = statistics.median(found)
+    return rates
 
 
 def setup(options: Options, way: str = "dense") -> tuple[vx.TD3, vx.networks.ActorAndCritic, vx.Env]:
@@ -243,6 +262,8 @@ def measure(options: Options) -> dict[str, Any]:
         "loop_fraction_of_bound": middle["loop"] / bound,
         "ranges": {name: [min(values), max(values)] for name, values in rates.items()},
     }
+    if options.learners:
+        figures["many_steps_per_s"] = many(options)
     if options.ways:
         figures["ways"] = ways(options)
     if options.peers:

@@ -64,7 +64,8 @@ class A3C:
         Without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
-      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: about 64 transitions.
+      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: on a CPU about
+        64 transitions, otherwise a whole group.
       updates_per_iteration: Updates in one iteration, and so in one row of metrics.
 
     Raises:

@@ -22,7 +22,6 @@ from volvox.types import Array, ArrayTree, Env, TimeStep, replaced
 TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
 TRACED += ("entropy_coefficient", "value_coefficient")
 """Numbers of on-policy settings that are arguments of compiled programs."""
-_MICRO_BATCH_TRANSITIONS = 64
 
 
 class Collector(NamedTuple):
@@ -141,9 +140,10 @@ class OnPolicy(Learner):
 def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:
     """Returns the number of rows of `length` timesteps in one gradient computation, a divisor of `num_rows`.
 
-    The default has about 64 transitions, which stay in a CPU's cache.
+    The default has about 64 transitions on a CPU, in whose cache they stay, and at most 8,192 elsewhere.
     """
     if given is not None and num_rows % given:
         raise ValueError(f"micro_batch={given} does not divide {num_rows}, the rows of a group; give a divisor.")
     divisors = [m for m in range(1, num_rows + 1) if num_rows % m == 0]
-    return given or max((m for m in divisors if m * length <= _MICRO_BATCH_TRANSITIONS), default=1)
+    limit = 64 if jax.default_backend() == "cpu" else 8_192
+    return given or max((m for m in divisors if m * length <= limit), default=1)
