@@ -94,10 +94,11 @@ class A3C:
     c_clip: float = 1.0
     micro_batch: int | None = None
     updates_per_iteration: int = 100
-    traced = (*TRACED, "rho_clip", "c_clip")
+    traced = (*TRACED, "entropy_coefficient", "value_coefficient", "rho_clip", "c_clip")
 
     def __post_init__(self):
         check_settings(self)
+        numbers(self, "entropy_coefficient", "value_coefficient", low=0)
         integers(self, "rounds_per_update", "updates_per_iteration", low=1)
         integers(self, "anneal_frames", low=1, high=None)
         numbers(self, "log_epsilon", low=0)

@@ -15,12 +15,11 @@ from volvox.data import normalization, segments
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.segments import Segment
 from volvox.learners.learner import Learner, Turn, make_optimizer
-from volvox.networks.actor_critics import actor_critic
+from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
 from volvox.networks.distributions import clip_action
-from volvox.types import Array, ArrayTree, Env, TimeStep, replaced
+from volvox.types import Array, ArrayTree, Env, EnvSpec, TimeStep, replaced
 
 TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
-TRACED += ("entropy_coefficient", "value_coefficient")
 """Numbers of on-policy settings that are arguments of compiled programs."""
 
 
@@ -58,7 +57,6 @@ def check_settings(settings: Any) -> None:
     integers(settings, "lag", low=0)
     numbers(settings, "learning_rate", "max_gradient_norm", "reward_bound", above=0)
     numbers(settings, "discount", "trace_decay", low=0, high=1)
-    numbers(settings, "entropy_coefficient", "value_coefficient", low=0)
     make_optimizer(settings.optimizer, settings.learning_rate)
 
 
@@ -81,10 +79,20 @@ class OnPolicy(Learner):
         """Raises ValueError if network or environment do not fit."""
         if settings.episodic_life and "lives" not in env.spec.extras:
             raise ValueError(f"episodic_life=True needs lives, which {env.spec.name} does not report; leave it out.")
-        self.settings, self.env, self.network = settings, env, actor_critic(network, env.spec)
+        self.settings, self.env = settings, env
+        self.network = self.functions(network, env.spec)
         self.num_envs, self.delay = env.num_envs // env.num_groups, max(settings.lag, 1)
         policy = self.network.policy
         self.policy = normalization.normalizing(policy, env.spec) if settings.normalize_observations else policy
+
+    def functions(self, network: Any, spec: EnvSpec) -> ActorCriticNetwork:
+        """Returns the network as pure functions."""
+        return actor_critic(network, spec)
+
+    def actions(self, learning: Any) -> Any:
+        """Returns the distribution from which actions are drawn, given the network's outputs."""
+        del learning
+        return self.network.distribution
 
     def collect(self) -> Collected:
         """Returns the data before the first timestep."""
@@ -106,7 +114,7 @@ class OnPolicy(Learner):
         self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
     ) -> tuple[Collected, Array]:
         """Samples actions from the policy, and adds the timestep to the group's segment."""
-        s, g, actions, data = self.settings, turn.group, self.network.distribution, collected.collectors[turn.group]
+        s, g, actions, data = self.settings, turn.group, self.actions(learning), collected.collectors[turn.group]
         moments, rewards, reward, lives = collected.moments, collected.rewards, timestep.reward, data.lives
         if isinstance(moments, Moments):
             observation = jax.tree.map(lambda x: x.astype(jnp.float32), timestep.observation)

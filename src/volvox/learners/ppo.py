@@ -92,16 +92,12 @@ class PPO:
     lag: int = 1
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
-    traced = (*TRACED, "clip", "value_clip", "kl_stop")
+    traced = (*TRACED, "entropy_coefficient", "value_coefficient", "clip", "value_clip", "kl_stop")
 
     def __post_init__(self):
-        check_settings(self)
-        integers(self, "num_epochs", "num_minibatches", "rounds_per_iteration", low=1)
-        integers(self, "anneal_timesteps", low=1, high=None)
-        integers(self, "lag", low=0, high=1)
+        check_epochs(self)
+        numbers(self, "entropy_coefficient", "value_coefficient", low=0)
         numbers(self, "clip", "value_clip", "kl_stop", above=0)
-        if self.anneal_timesteps is not None and (self.learning_rate is None or callable(self.learning_rate)):
-            raise ValueError(f"anneal_timesteps={self.anneal_timesteps} needs a learning_rate that is a number.")
 
     @classmethod
     def atari(cls) -> "PPO":
@@ -129,21 +125,37 @@ class PPO:
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""
-        changes, rounds = self.anneal_timesteps or callable(self.learning_rate), self.rounds_per_iteration
-        rate = functools.partial(self._current_rate, env) if changes else None
-        return Schedule(self.segment_length, rounds_per_iteration=rounds, delay=1, learning_rate=rate)
-
-    def _current_rate(self, env: Env, learning: "Learning") -> Any:
-        """Returns the learning rate of the next update; None for a ready-made optimizer."""
-        rate: Any = self.learning_rate
-        if self.anneal_timesteps is None:
-            return rate(learning.update) if callable(rate) else rate
-        num_rounds = self.anneal_timesteps / (env.all_envs * self.segment_length)
-        return rate * jnp.clip(1 - (learning.round - 1) / num_rounds, 0.0, 1.0)
+        return epochs_schedule(self, env)
 
     def bind(self, network: nn.Module, env: Env) -> "_PPO":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
         return _PPO(self, network, env)
+
+
+def check_epochs(settings: Any) -> None:
+    """Checks the settings of `Epochs`."""
+    check_settings(settings)
+    integers(settings, "num_epochs", "num_minibatches", "rounds_per_iteration", low=1)
+    integers(settings, "anneal_timesteps", low=1, high=None)
+    integers(settings, "lag", low=0, high=1)
+    if settings.anneal_timesteps is not None and (settings.learning_rate is None or callable(settings.learning_rate)):
+        raise ValueError(f"anneal_timesteps={settings.anneal_timesteps} needs a learning_rate that is a number.")
+
+
+def epochs_schedule(settings: Any, env: Env) -> Schedule:
+    """Returns the schedule of `Epochs`: a beat for each timestep of a segment."""
+    changes, rounds = settings.anneal_timesteps or callable(settings.learning_rate), settings.rounds_per_iteration
+    rate = functools.partial(_current_rate, settings, env) if changes else None
+    return Schedule(settings.segment_length, rounds_per_iteration=rounds, delay=1, learning_rate=rate)
+
+
+def _current_rate(settings: Any, env: Env, learning: "Learning") -> Any:
+    """Returns the learning rate of the next update; None for a ready-made optimizer."""
+    rate: Any = settings.learning_rate
+    if settings.anneal_timesteps is None:
+        return rate(learning.update) if callable(rate) else rate
+    num_rounds = settings.anneal_timesteps / (env.all_envs * settings.segment_length)
+    return rate * jnp.clip(1 - (learning.round - 1) / num_rounds, 0.0, 1.0)
 
 
 class Minibatches(NamedTuple):
@@ -187,10 +199,13 @@ class Learning(NamedTuple):
     metrics: Metrics
 
 
-class _PPO(OnPolicy):
-    settings: PPO
+class Epochs(OnPolicy):
+    """A learner that learns from the segments of a round in epochs of shuffled minibatches.
 
-    def __init__(self, settings: PPO, network: nn.Module, env: Env):
+    Subclasses define `loss`. Settings have the fields that `check_epochs` checks.
+    """
+
+    def __init__(self, settings: Any, network: nn.Module, env: Env):
         super().__init__(settings, network, env)
         length = settings.segment_length
         self.recurrent = bool(jax.tree.leaves(jax.eval_shape(lambda: self.network.policy.initial_state(1))))
@@ -210,6 +225,7 @@ class _PPO(OnPolicy):
         self.due = low < high
 
     def init(self, key: Array) -> tuple[Collected, Learning]:
+        """Returns (collected, learning) at the beginning of a run."""
         s, zero, collected = self.settings, jnp.int32(0), self.collect()
         rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
         (params,), (optimizer,) = init_optimizers(self.optimizer(rate), [self.network.policy.init(key)])
@@ -237,7 +253,7 @@ class _PPO(OnPolicy):
         return learning._replace(metrics=metrics.add(learning.metrics, new))
 
     def shuffle(self, key: Array, target: Array, advantage: Array, valid: Array) -> Minibatches:
-        """Shuffles the rows of `[G, T, B]` anew for every epoch, and normalises the advantages of each minibatch."""
+        """Shuffles the rows of `[G, T, B]` anew for every epoch."""
         s, axis, groups = self.settings, self.env.axis, self.env.num_groups
         numbers = axis.number() * groups + jnp.arange(groups)
         keys = jax.vmap(lambda g: jax.random.split(jax.random.fold_in(key, g), s.num_epochs))(numbers)
@@ -249,12 +265,8 @@ class _PPO(OnPolicy):
             return jax.vmap(lambda x, rows: x[:, rows])(x, rows).transpose(2, 0, 1, 3)
 
         target, advantage, held = map(ordered, (target, advantage, valid))
-        each = {"axis": (1, 2, 3), "keepdims": True, "where": held}
-        count = axis.sum(jnp.ones_like(advantage).sum(**each))
-        if s.normalize_advantages:  # with the standard deviation of a sample, as PyTorch computes it
-            centered = advantage - axis.sum(advantage.sum(**each)) / jnp.maximum(count, 1)
-            deviation = jnp.sqrt(axis.sum((centered**2).sum(**each)) / jnp.maximum(count - 1, 1))
-            advantage = centered / (deviation + 1e-8)
+        count = axis.sum(jnp.ones_like(advantage).sum((1, 2, 3), where=held, keepdims=True))
+        advantage = self.normalized(advantage, held, count)
         return Minibatches(rows.swapaxes(0, 1), advantage, target, count.ravel())
 
     def take(
@@ -278,29 +290,25 @@ class _PPO(OnPolicy):
     ) -> tuple[Array, Metrics]:
         """Returns the share of a micro-batch in the loss of a minibatch with `num_valid` timesteps, and metrics.
 
-        The loss is the mean of `-min(ρ A, clip(ρ, 1 ± ε) A) + value_coefficient / 2 * (G - V)^2 - entropy_coefficient *
-        H` (equations 7 and 9), where ρ is an action's probability over that with which it was drawn.
+        Args:
+          params: Parameters of the network.
+          segment: The micro-batch, `[L, N, ...]`.
+          advantage: `[L, N]`: Advantages of the actions, as `normalized` returns them.
+          target: `[L, N]`: λ-returns.
+          num_valid: float32: Valid timesteps of the minibatch, on all devices.
+          update: int32: Number of updates so far.
         """
-        s, actions = self.settings, self.network.distribution
-        output, value = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
-        log_ratio = jnp.where(segment.valid, actions.log_prob(output, segment.action) - segment.log_prob, 0.0)
-        ratio, error = jnp.exp(log_ratio), (value - target) ** 2
-        if s.value_clip is not None:
-            near = segment.value + jnp.clip(value - segment.value, -s.value_clip, s.value_clip)
-            error = jnp.maximum(error, (near - target) ** 2)
-        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
-        each = {
-            "policy_loss": -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - s.clip, 1 + s.clip) * advantage),
-            "value_loss": 0.5 * error,
-            "entropy": actions.entropy(output),
-            "approx_kl": ratio - 1 - log_ratio,
-            "clip_fraction": (jnp.abs(ratio - 1) > s.clip).astype(jnp.float32),
-            "lag_mean": lag,
-        }
-        sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
-        loss = sums["policy_loss"] + s.value_coefficient * sums["value_loss"] - s.entropy_coefficient * sums["entropy"]
-        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
-        return loss / jnp.maximum(num_valid, 1.0), new
+        raise NotImplementedError
+
+    def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:
+        """Returns the advantages `[J, G, L, n]` of the minibatches, of which `count` `[J, 1, 1, 1]` are `valid`."""
+        del valid, count
+        return advantage
+
+    def stops(self, new: Metrics) -> Array:
+        """Returns whether no further epoch begins, given the metrics of a minibatch of this device."""
+        del new
+        return jnp.array(False)
 
     def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:
         """Returns the gradient of minibatch `j`, the sum over its micro-batches, and metrics of this device."""
@@ -324,18 +332,17 @@ class _PPO(OnPolicy):
 
     def update(self, collected: Collected, learning: Learning, turn: Turn, slot: Array, j: Array) -> Learning:
         """Makes one update by minibatch `j` of the round."""
-        s, rate, step = self.settings, self.settings._current_rate(self.env, learning), learning.update + 1
+        s, rate, step = self.settings, _current_rate(self.settings, self.env, learning), learning.update + 1
         gradient, new = self.gradient(collected, learning, slot, j)
         further = {"learning_rate": rate, "step": step, "mean_return": turn.mean_return}
         params, state = apply_gradient(self.optimizer(rate), gradient, learning.optimizer, learning.params, **further)
-        kl: Any = self.env.axis.sum(new["approx_kl"])
-        stopped = jnp.array(False) if s.kl_stop is None else kl.total > s.kl_stop * kl.num
-        stopped &= (j + 1) % s.num_minibatches == 0
+        stopped = self.stops(new) & ((j + 1) % s.num_minibatches == 0)
         learning = learning._replace(params=params, optimizer=state, stopped=stopped, update=step)
         new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
         return learning._replace(metrics=metrics.add(learning.metrics, new))
 
     def optimizer(self, rate: Any) -> optax.GradientTransformationExtraArgs:
+        """Returns the optimiser with a learning rate."""
         return clipped(make_optimizer(self.settings.optimizer, rate), self.settings.max_gradient_norm)
 
     def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
@@ -371,3 +378,52 @@ class _PPO(OnPolicy):
         begins = (has_data & (low == 0) & (high > 0)).astype(jnp.int32)
         given = (low, jax.lax.fori_loop(0, begins, prepare, learning))
         return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), given)[1]
+
+
+class _PPO(Epochs):
+    settings: PPO
+
+    def loss(
+        self, params: ArrayTree, segment: Segment, advantage: Array, target: Array, num_valid: Array, update: Array
+    ) -> tuple[Array, Metrics]:
+        """Returns the share of a micro-batch in the loss of a minibatch with `num_valid` timesteps, and metrics.
+
+        The loss is the mean of `-min(ρ A, clip(ρ, 1 ± ε) A) + value_coefficient / 2 * (G - V)^2 - entropy_coefficient *
+        H` (equations 7 and 9), where ρ is an action's probability over that with which it was drawn.
+        """
+        s, actions = self.settings, self.network.distribution
+        output, value = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
+        log_ratio = jnp.where(segment.valid, actions.log_prob(output, segment.action) - segment.log_prob, 0.0)
+        ratio, error = jnp.exp(log_ratio), (value - target) ** 2
+        if s.value_clip is not None:
+            near = segment.value + jnp.clip(value - segment.value, -s.value_clip, s.value_clip)
+            error = jnp.maximum(error, (near - target) ** 2)
+        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
+        each = {
+            "policy_loss": -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - s.clip, 1 + s.clip) * advantage),
+            "value_loss": 0.5 * error,
+            "entropy": actions.entropy(output),
+            "approx_kl": ratio - 1 - log_ratio,
+            "clip_fraction": (jnp.abs(ratio - 1) > s.clip).astype(jnp.float32),
+            "lag_mean": lag,
+        }
+        sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
+        loss = sums["policy_loss"] + s.value_coefficient * sums["value_loss"] - s.entropy_coefficient * sums["entropy"]
+        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
+        return loss / jnp.maximum(num_valid, 1.0), new
+
+    def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:
+        """Returns advantages with mean 0 and the standard deviation of a sample 1, as PyTorch computes it."""
+        axis, each = self.env.axis, {"axis": (1, 2, 3), "keepdims": True, "where": valid}
+        if not self.settings.normalize_advantages:
+            return advantage
+        centered = advantage - axis.sum(advantage.sum(**each)) / jnp.maximum(count, 1)
+        deviation = jnp.sqrt(axis.sum((centered**2).sum(**each)) / jnp.maximum(count - 1, 1))
+        return centered / (deviation + 1e-8)
+
+    def stops(self, new: Metrics) -> Array:
+        """Returns whether the approximate KL divergence is above `kl_stop`."""
+        if self.settings.kl_stop is None:
+            return jnp.array(False)
+        kl: Any = self.env.axis.sum(new["approx_kl"])
+        return kl.total > self.settings.kl_stop * kl.num

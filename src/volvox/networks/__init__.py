@@ -6,9 +6,12 @@ from volvox.networks.actor_critics import (
     CategoricalMLP,
     GaussianMLP,
     NatureTorso,
+    QValues,
     RecurrentActorCritic,
+    RecurrentQValues,
     SmallTorso,
     actor_critic,
+    q_network,
 )
 from volvox.networks.genotypes import DeepGA, VirtualBatchNorm, VirtualBatchNormNet, genotype, genotype_from_functions
 from volvox.networks.initializers import fan_in_uniform
@@ -27,7 +30,9 @@ __all__ = [
     "NatureTorso",
     "NextObservationNetwork",
     "QNetwork",
+    "QValues",
     "RecurrentActorCritic",
+    "RecurrentQValues",
     "SmallTorso",
     "VirtualBatchNorm",
     "VirtualBatchNormNet",
@@ -35,4 +40,5 @@ __all__ = [
     "fan_in_uniform",
     "genotype",
     "genotype_from_functions",
+    "q_network",
 ]

@@ -1,6 +1,6 @@
-"""Networks with two outputs, the policy's and a value, and their pure functions.
+"""Networks of policies and values, and their pure functions.
 
-The modules are examples: `actor_critic` takes any flax module with these outputs.
+The modules are examples: `actor_critic` and `q_network` take any flax module with such outputs.
 """
 
 from collections.abc import Callable
@@ -164,6 +164,50 @@ class RecurrentActorCritic(nn.Module):
         return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
 
 
+class QValues(nn.Module):
+    """The values of all actions, linear in the features of a torso.
+
+        network = vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))
+
+    Attributes:
+      num_outputs: The number of actions.
+      torso: Observations `[B, ...]` -> features `[B, n]`.
+    """
+
+    num_outputs: int
+    torso: nn.Module
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Values `[B, num_outputs]`."""
+        return nn.Dense(self.num_outputs)(self.torso(x))
+
+
+class RecurrentQValues(nn.Module):
+    """An LSTM between torso and values.
+
+    Attributes:
+      num_outputs: The number of actions.
+      torso: Observations `[B, ...]` -> features `[B, n]`.
+      width: Cells of the LSTM.
+    """
+
+    num_outputs: int
+    torso: nn.Module
+    width: int = 256
+
+    @nn.compact
+    def __call__(self, x: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
+        """(values `[B, num_outputs]`, state)."""
+        state, x = nn.OptimizedLSTMCell(self.width)(state, self.torso(x))
+        return nn.Dense(self.num_outputs)(x), state
+
+    @nn.nowrap
+    def initial_state(self, batch_size: int) -> ArrayTree:
+        """Zeros, two leaves `[batch_size, width]`."""
+        return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
+
+
 class GaussianMLP(nn.Module):
     """Two perceptrons, one for means and one for the value, and a standard deviation that is a parameter.
 
@@ -292,22 +336,58 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
       TypeError: `module` is no flax module.
       ValueError: The module cannot take the observations, or the size of its output does not suit the actions.
     """
+    size = batch_of(distribution(spec).size)
+    return _functions(
+        module, spec, (size, batch_of()), lambda outputs, mask: (mask_logits(outputs[0], mask), outputs[1])
+    )
+
+
+def q_network(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
+    """Makes pure functions of an unmodified flax module whose output is the values of all actions.
+
+    The policy's output is these values, and its mode the action of the highest. The value of an observation is the
+    highest value. Of several components of an action it is the sum (value decomposition, Sunehag et al. 2017, arXiv
+    1706.05296).
+
+    Args:
+      module: A flax module with parameters only, from observations `[B, ...]` to values `[B, size]`, where `size` is
+        the number of actions, or of the choices of all components. It may be recurrent, as in `actor_critic`.
+      spec: The environment, which has discrete actions.
+
+    Raises:
+      TypeError: `module` is no flax module.
+      ValueError: Actions are continuous, or the module does not suit observations or actions.
+    """
+    if spec.continuous:
+        raise ValueError(f"{spec.name} has continuous actions; values of all actions need discrete ones, as PQN does.")
+    actions: Any = distribution(spec)
+
+    def split(output: Array, mask: Array | None) -> tuple[Array, Array]:
+        output = mask_logits(output, mask)
+        return output, actions.take(output, actions.mode(output))
+
+    return _functions(module, spec, batch_of(actions.size), split)
+
+
+def _functions(
+    module: nn.Module, spec: EnvSpec, outputs: Any, split: Callable[[Any, Array | None], tuple[Array, Array]]
+) -> ActorCriticNetwork:
+    """Makes pure functions, given `split`: (the module's outputs, mask) -> (output, value)."""
     actions = distribution(spec)
     begin: Any = getattr(module, "initial_state", None)
     recurrent = isinstance(module, nn.Module) and callable(begin)
     initial_state: Any = begin if recurrent else lambda batch_size: ()
     states = (jax.eval_shape(lambda: initial_state(BATCH)),) if recurrent else ()
-    outputs: Any = (batch_of(actions.size), batch_of())
     required = (outputs, *states) if recurrent else outputs
     check_module(module, spec, (observations(spec), *states), required, role="actor-critic")
 
     def apply(params: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
         observation, mask = spec.split_mask(observation)
         if recurrent:
-            (output, value), state = apply_module(module, params, observation, state)
+            found, state = apply_module(module, params, observation, state)
         else:
-            output, value = apply_module(module, params, observation)
-        return mask_logits(output, mask), value, state
+            found = apply_module(module, params, observation)
+        return *split(found, mask), state
 
     def init(key: Array) -> ArrayTree:
         return init_params(module, spec, key, *([initial_state(1)] if recurrent else []))

@@ -38,7 +38,11 @@ class Categorical:
 
     def log_prob(self, output: Array, action: Array, epsilon: float = 0.0) -> Array:
         """Logarithms `[...]` of the actions' probabilities."""
-        return jnp.take_along_axis(_log_softmax(output, epsilon), action[..., None], axis=-1)[..., 0]
+        return self.take(_log_softmax(output, epsilon), action)
+
+    def take(self, output: Array, action: Array) -> Array:
+        """Returns the entries `[...]` of the actions, for example their values."""
+        return jnp.take_along_axis(output, action[..., None], axis=-1)[..., 0]
 
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
         """Entropies `[...]` in nats; actions with a logit of -inf add nothing."""
@@ -84,6 +88,11 @@ class MultiCategorical:
         components = enumerate(self._components(output))
         log_probs = (actions.log_prob(part, action[..., i], epsilon) for i, (actions, part) in components)
         return sum(log_probs, jnp.float32(0))
+
+    def take(self, output: Array, action: Array) -> Array:
+        """Returns the sums `[...]` of the components' entries of the actions."""
+        taken = (actions.take(part, action[..., i]) for i, (actions, part) in enumerate(self._components(output)))
+        return sum(taken, jnp.float32(0))
 
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
         """Entropies `[...]` in nats: sums over the components."""
@@ -135,6 +144,34 @@ class Gaussian:
 Distribution = Categorical | MultiCategorical | Gaussian
 
 
+@dataclasses.dataclass(frozen=True)
+class EpsilonGreedy:
+    """The actions of the highest values, but with a probability all allowed actions alike. The output is values.
+
+    Attributes:
+      actions: Distribution whose mode has the highest value.
+      epsilon: Probability of a random action, a scalar.
+    """
+
+    actions: Categorical | MultiCategorical
+    epsilon: Array | float
+
+    def sample(self, key: Array, output: Array) -> Array:
+        """Draws actions as `actions.sample` does."""
+        chance, draw = jax.random.split(key)
+        greedy, uniform = self.actions.mode(output), self.actions.sample(draw, _uniform(output))
+        shape = output.shape[:-1]
+        random = jax.random.uniform(chance, shape) < self.epsilon
+        return jnp.where(random.reshape(*shape, *[1] * (greedy.ndim - len(shape))), uniform, greedy)
+
+    def log_prob(self, output: Array, action: Array) -> Array:
+        """Logarithms `[...]` of the actions' probabilities."""
+        greedy = (self.actions.mode(output) == action).reshape(*output.shape[:-1], -1).all(-1)
+        return jnp.log(
+            self.epsilon * jnp.exp(self.actions.log_prob(_uniform(output), action)) + (1 - self.epsilon) * greedy
+        )
+
+
 def distribution(spec: EnvSpec) -> Distribution:
     """Returns the distribution for an environment's actions: categorical if discrete, Gaussian if continuous."""
     if spec.num_actions is not None:
@@ -144,6 +181,12 @@ def distribution(spec: EnvSpec) -> Distribution:
 
 def _log_softmax(output: Array, epsilon: float) -> Array:
     return jax.nn.log_softmax(output) if epsilon == 0 else jnp.log(jax.nn.softmax(output) + epsilon)
+
+
+def _uniform(output: Array) -> Array:
+    """Returns logits of all actions that `mask_logits` allows."""
+    lowest = jnp.finfo(output.dtype).min
+    return jnp.where(output == lowest, lowest, 0.0)
 
 
 def mask_logits(output: Array, mask: Array | None) -> Array:

@@ -1,0 +1,157 @@
+"""Parallelised Q-network (Gallici et al. 2024, arXiv 2407.04811): Q-learning without replay and target network.
+
+In each round every group collects a segment with ε-greedy actions. Its targets are Peng's Q(λ), computed from the
+values that were predicted when the actions were chosen, and it is learned from as in `PPO`: in epochs of shuffled
+minibatches, which with `lag` 1 are spread over the next round. Layer normalisation takes the place of the target
+network, so give the network `layer_norm=True`.
+
+    env = vx.envs.cartpole(num_envs=32)
+    algorithm = vx.learn(vx.PQN(), vx.networks.MLP(2, (256, 256), nn.relu, layer_norm=True), env)
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from volvox._checks import numbers
+from volvox.data import metrics
+from volvox.data.metrics import Metrics
+from volvox.data.segments import Segment
+from volvox.learners.learner import Optimizer, Schedule
+from volvox.learners.on_policy import TRACED
+from volvox.learners.ppo import Epochs, Learning, check_epochs, epochs_schedule
+from volvox.networks.actor_critics import ActorCriticNetwork, q_network
+from volvox.networks.distributions import EpsilonGreedy
+from volvox.types import Array, ArrayTree, Env, EnvSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PQN:
+    """Settings of a parallelised Q-network, with purejaxql's constants for CartPole with 32 environments.
+
+    Attributes:
+      segment_length: Timesteps T of a segment; all groups collect one in each round.
+      epsilon: Probability of a random action: a number, or a schedule over timesteps of all environments.
+      learning_rate: As in `PPO`.
+      optimizer: As in `PPO`.
+      anneal_timesteps: As in `PPO`.
+      max_gradient_norm: As in `PPO`.
+      num_epochs: As in `PPO`.
+      num_minibatches: As in `PPO`.
+      discount: Discount γ of a timestep.
+      trace_decay: Trace decay λ of the targets.
+      reward_bound: As in `PPO`.
+      episodic_life: As in `PPO`.
+      normalize_observations: As in `PPO`.
+      normalize_rewards: As in `PPO`.
+      lag: As in `PPO`.
+      micro_batch: As in `PPO`.
+      rounds_per_iteration: As in `PPO`.
+
+    Raises:
+      ValueError: A setting is out of range, or two contradict each other.
+    """
+
+    segment_length: int = 64
+    epsilon: float | optax.Schedule = optax.linear_schedule(1.0, 0.2, 100_000)  # noqa: RUF009  # a constant
+    learning_rate: float | optax.Schedule | None = 1e-4
+    optimizer: Optimizer = optax.radam
+    anneal_timesteps: int | None = None
+    max_gradient_norm: float | None = 10.0
+    num_epochs: int = 4
+    num_minibatches: int = 16
+    discount: float = 0.99
+    trace_decay: float = 0.95
+    reward_bound: float | None = None
+    episodic_life: bool = False
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
+    lag: int = 1
+    micro_batch: int | None = None
+    rounds_per_iteration: int = 10
+    traced = TRACED
+
+    def __post_init__(self):
+        check_epochs(self)
+        numbers(self, "epsilon", low=0, high=1)
+
+    @classmethod
+    def atari(cls) -> "PQN":
+        """Returns purejaxql's constants for Atari, for 128 environments and 10 million timesteps.
+
+        The network is `vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))`. Longer
+        runs need a longer schedule of `epsilon`, a tenth of the run. As in `PPO.atari`, `lag` is 1, a time limit
+        bootstraps, timesteps whose action the emulator discards are left out, and a lost life changes nothing in the
+        game.
+        """
+        return cls(
+            segment_length=32,
+            epsilon=optax.linear_schedule(1.0, 0.001, 1_000_000),
+            learning_rate=2.5e-4,
+            num_epochs=2,
+            num_minibatches=32,
+            trace_decay=0.65,
+            reward_bound=1.0,
+            episodic_life=True,
+            rounds_per_iteration=2,
+        )
+
+    @classmethod
+    def cleanrl(cls) -> "PQN":
+        """Returns the constants of CleanRL's pqn_atari_envpool.py, for 8 environments and 10 million timesteps.
+
+        What `atari` says of differences holds. In CleanRL's script, targets also reach beyond the end of an episode.
+        """
+        sizes: Any = {"segment_length": 128, "num_epochs": 4, "num_minibatches": 4, "anneal_timesteps": 10_000_000}
+        epsilon = optax.linear_schedule(1.0, 0.01, 1_000_000)
+        return dataclasses.replace(cls.atari(), **sizes, epsilon=epsilon, rounds_per_iteration=5)
+
+    def schedule(self, env: Env) -> Schedule:
+        """Returns the schedule: a beat for each timestep of a segment."""
+        return epochs_schedule(self, env)
+
+    def bind(self, network: nn.Module, env: Env) -> "_PQN":
+        """Returns the learner of a module with the values of all actions; see `volvox.networks.q_network`."""
+        return _PQN(self, network, env)
+
+    def epsilon_at(self, timesteps: Any) -> Any:
+        """Returns ε after so many timesteps of all environments."""
+        return self.epsilon(timesteps) if callable(self.epsilon) else self.epsilon
+
+
+class _PQN(Epochs):
+    settings: PQN
+
+    def functions(self, network: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
+        """Returns the network as pure functions; samples of its policy have the last ε."""
+        made = q_network(network, spec)
+        last = EpsilonGreedy(made.distribution, self.settings.epsilon_at(2**31 - 1))  # pyright: ignore[reportArgumentType]
+        return made._replace(policy=made.policy._replace(sample=last.sample))
+
+    def actions(self, learning: Learning) -> EpsilonGreedy:
+        """Returns the ε-greedy distribution, given the values of all actions."""
+        timesteps = learning.round.astype(jnp.float32) * (self.settings.segment_length * self.env.all_envs)
+        return EpsilonGreedy(self.network.distribution, self.settings.epsilon_at(timesteps))  # pyright: ignore[reportArgumentType]
+
+    def loss(
+        self, params: ArrayTree, segment: Segment, advantage: Array, target: Array, num_valid: Array, update: Array
+    ) -> tuple[Array, Metrics]:
+        """Returns the share of a micro-batch in the mean of `(G - Q(s, a))^2 / 2`, and metrics."""
+        del advantage
+        output, _ = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
+        actions: Any = self.network.distribution
+        value = actions.take(output, segment.action)
+        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
+        each = {"value_loss": 0.5 * (value - target) ** 2, "value": value, "lag_mean": lag}
+        sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
+        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
+        return sums["value_loss"] / jnp.maximum(num_valid, 1.0), new
+
+    def prepare(self, collected: Any, learning: Learning, key: Array, slot: Array) -> Learning:
+        """Computes targets, shuffles the segments at `slot` for all epochs, and notes ε."""
+        new = metrics.means({"epsilon": jnp.asarray(self.actions(learning).epsilon)})
+        learning = super().prepare(collected, learning, key, slot)
+        return learning._replace(metrics=metrics.add(learning.metrics, new))

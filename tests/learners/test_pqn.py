@@ -1,0 +1,147 @@
+"""PQN: targets and loss against NumPy, environments whose action values are known, exploration."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import probes
+import pytest
+from flax import linen as nn
+
+import volvox as vx
+from volvox.networks import MLP, QValues, RecurrentQValues, q_network
+from volvox.networks.distributions import Categorical, EpsilonGreedy, MultiCategorical, mask_logits
+
+FAST = {
+    "segment_length": 8,
+    "learning_rate": 1e-2,
+    "discount": 0.9,
+    "num_epochs": 2,
+    "num_minibatches": 2,
+    "epsilon": 0.5,
+}
+NETWORK = MLP(2, (16,), layer_norm=True)
+
+
+def learned(env, module=NETWORK, rounds=150, **options):
+    """Parameters after training, the network as functions, and the metrics."""
+    settings = vx.PQN(**FAST | {"rounds_per_iteration": rounds} | options)
+    algorithm = vx.learn(settings, module, env)
+    state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
+    algorithm.close()
+    return state.learning.params, settings.bind(module, env).network, metrics
+
+
+def test_values_of_actions_are_known():
+    params, functions, _ = learned(probes.matched_reward(num_envs=8))
+    output, value, _ = functions.apply(params, jnp.float32([[-1.0], [1.0]]), ())
+    np.testing.assert_allclose(output, [[1.0, -1.0], [-1.0, 1.0]], atol=0.1)
+    np.testing.assert_array_equal(value, output.max(axis=1))
+
+
+class Torso(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.tanh(nn.Dense(16)(x))
+
+
+def test_a_recurrent_network_recalls(recall):
+    epsilon = optax.linear_schedule(1.0, 0.0, 8_000)
+    *_, metrics = learned(recall, RecurrentQValues(2, Torso(), width=8), rounds=200, epsilon=epsilon)
+    assert metrics["training_mean"] > 0.8
+    assert metrics["epsilon"] == pytest.approx(np.mean([max(0, 1 - i * 8 * 16 / 8_000) for i in range(200)]), rel=1e-3)
+
+
+def test_targets_are_q_lambda():
+    """Gallici et al. 2024, equation 6, in NumPy: greedy values of next observations, mixed with next targets."""
+    settings, env = vx.PQN(**FAST | {"num_epochs": 1, "trace_decay": 0.7}), probes.corridor(num_envs=3)
+    learner, rng = settings.bind(NETWORK, env), np.random.default_rng(0)
+    collected, learning = learner.init(jax.random.key(0))
+    (data,) = collected.collectors
+    shape = data.ring.reward.shape
+    names = ("reward", "value", "bootstrap")
+    drawn = {name: rng.normal(size=getattr(data.ring, name).shape).astype(np.float32) for name in names}
+    ends = rng.choice(3, p=[0.6, 0.2, 0.2], size=shape)
+    ring = data.ring._replace(**drawn, terminated=ends == 1, truncated=ends == 2, valid=np.ones(shape, bool))
+    collected = collected._replace(collectors=(data._replace(ring=ring),))
+    batch = jax.jit(learner.prepare)(collected, learning, jax.random.key(1), jnp.int32(1)).batch
+    expected = np.zeros((8, 3))
+    for b in range(3):
+        target = drawn["bootstrap"][1, b]
+        for t in reversed(range(8)):
+            following = drawn["bootstrap"][1, b] if t == 7 else drawn["value"][1, t + 1, b]
+            mixed = following if ends[1, t, b] == 2 else 0.3 * following + 0.7 * target
+            target = drawn["reward"][1, t, b] + (0 if ends[1, t, b] == 1 else 0.9 * mixed)
+            expected[t, b] = target
+    np.testing.assert_allclose(batch.target.ravel(), expected.ravel()[np.ravel(batch.rows)], rtol=1e-5)
+
+
+def test_the_loss_is_half_the_mean_squared_error_of_the_actions():
+    """Timesteps that are not valid count for nothing."""
+    env, rng = probes.corridor(num_envs=4), np.random.default_rng(0)
+    learner = vx.PQN(**FAST).bind(NETWORK, env)
+    collected, learning = learner.init(jax.random.key(0))
+    ring = collected.collectors[0].ring
+    segment = jax.tree.map(lambda x: x[0], ring)._replace(
+        observation=rng.normal(size=(8, 4, 1)).astype(np.float32),
+        action=rng.integers(0, 2, (8, 4)),
+        valid=rng.random((8, 4)) < 0.7,
+    )
+    target = rng.normal(size=(8, 4)).astype(np.float32)
+    loss, _ = jax.jit(learner.loss)(learning.params, segment, target, target, jnp.float32(40), jnp.int32(0))
+    q = learner.network.apply(learning.params, segment.observation.reshape(-1, 1), ())[0].reshape(8, 4, 2)
+    taken = np.take_along_axis(np.asarray(q), segment.action[..., None], -1)[..., 0]
+    assert loss == pytest.approx(0.5 * ((taken - target) ** 2)[segment.valid].sum() / 40, rel=1e-5)
+
+
+def test_without_epsilon_actions_are_greedy_and_random_ones_are_even():
+    env, key = probes.corridor(num_envs=4), jax.random.key(0)
+    values = jnp.float32([[0.0, 3.0, 1.0, 2.0]])
+    masked = mask_logits(values, jnp.array([[1, 0, 1, 1]]))
+    for output, allowed in ((values, [0, 1, 2, 3]), (masked, [0, 2, 3])):
+        best = int(output.argmax())
+        for epsilon in (0.0, 0.4, 1.0):
+            actions = EpsilonGreedy(Categorical(4), epsilon)
+            drawn = jax.vmap(actions.sample, (0, None))(jax.random.split(key, 4_000), output)[:, 0]
+            wanted = np.isin(np.arange(4), allowed) * epsilon / len(allowed) + (np.arange(4) == best) * (1 - epsilon)
+            np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4_000, wanted, atol=0.03)
+            found = np.exp(actions.log_prob(jnp.tile(output, (4, 1)), jnp.arange(4)))
+            np.testing.assert_allclose(found, wanted, atol=1e-6)
+    settings = vx.PQN(**FAST | {"epsilon": optax.linear_schedule(1.0, 0.25, 80)})
+    learner = settings.bind(NETWORK, env)
+    _, learning = learner.init(key)
+    found = [float(learner.actions(learning._replace(round=jnp.int32(r))).epsilon) for r in range(4)]
+    np.testing.assert_allclose(found, [1.0, 0.7, 0.4, 0.25], rtol=1e-6)
+
+
+def test_several_components_add_up():
+    spec = probes.corridor().spec._replace(num_actions=None, num_choices=(2, 3), action_shape=(2,))
+    network, x = q_network(QValues(5, Torso()), spec), jnp.ones((1, 1))
+    params = network.policy.init(jax.random.key(0))
+    output, value, _ = network.apply(params, x, ())
+    assert value[0] == pytest.approx(float(output[0, :2].max() + output[0, 2:].max()))
+    actions = EpsilonGreedy(MultiCategorical((2, 3)), 0.3)
+    every = jnp.stack(jnp.meshgrid(jnp.arange(2), jnp.arange(3), indexing="ij"), -1).reshape(6, 2)
+    log_prob = actions.log_prob(jnp.tile(output, (6, 1)), every)
+    assert float(jnp.exp(log_prob).sum()) == pytest.approx(1, rel=1e-5)
+    assert float(jnp.exp(log_prob).max()) == pytest.approx(0.7 + 0.3 / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": 1.5}, "epsilon"),
+        ({"trace_decay": -0.1}, "trace_decay"),
+        ({"num_minibatches": 3}, "does not divide"),
+    ],
+)
+def test_bad_settings_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        vx.PQN(**FAST | options).bind(NETWORK, probes.corridor(num_envs=4))
+
+
+def test_networks_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="continuous actions"):
+        vx.PQN().bind(NETWORK, probes.target(num_envs=32))
+    with pytest.raises(ValueError, match="output"):
+        vx.PQN().bind(vx.networks.CategoricalMLP(2), probes.corridor(num_envs=32))
