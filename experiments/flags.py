@@ -192,7 +192,7 @@ class Population:
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
 
 
-def annealed(learner: vx.PPO, run: Run, env: vx.Env) -> None:
+def annealed(learner: vx.PPO | vx.PQN, run: Run, env: vx.Env) -> None:
     """Checks that the learning rate does not reach 0 before the run's frames or timesteps are over."""
     over, budgets = learner.anneal_timesteps, [run.timesteps, run.frames and run.frames // env.spec.frame_skip]
     timesteps = min((budget for budget in budgets if budget is not None), default=0)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 SCRIPTS = [
-    *("atari_ga", "atari_es", "atari_novelty", "atari_a3c", "atari_ppo"),
+    *("atari_ga", "atari_es", "atari_novelty", "atari_a3c", "atari_ppo", "atari_pqn"),
     *("mujoco_a3c", "mujoco_ppo", "mujoco_td3"),
 ]
 

@@ -11,6 +11,7 @@ TD3 = "--num-envs 4 --hidden 8 --batch-size 16 --random-timesteps 40 --replay-si
 TINY = {
     "atari_a3c": f"modern --game Assault {A3C} --frames 500",
     "atari_ppo": f"cleanrl --game Assault {PPO} --network small --frames 500",
+    "atari_pqn": f"cleanrl --game Assault {PPO} --network small --frames 500",
     "mujoco_a3c": f"mujoco --task InvertedPendulum {A3C} --frames 200",
     "mujoco_ppo": f"cleanrl --task InvertedPendulum {PPO} --hidden 8 --timesteps 128",
     "mujoco_td3": f"reference --task InvertedPendulum {TD3} --timesteps 120",
@@ -37,6 +38,7 @@ def test_a_small_run_is_trained_and_scored(name, tmp_path, script, rows):
         ("atari_a3c", "modern --network lstm"),
         ("atari_ppo", "desktop"),
         ("atari_ppo", "cleanrl --network nature"),
+        ("atari_pqn", "paper --network lstm"),
         ("mujoco_td3", "reference --densely-connected --representation"),
     ],
 )

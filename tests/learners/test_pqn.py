@@ -143,5 +143,5 @@ def test_bad_settings_are_refused(options, words):
 def test_networks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="continuous actions"):
         vx.PQN().bind(NETWORK, probes.target(num_envs=32))
-    with pytest.raises(ValueError, match="output"):
+    with pytest.raises(ValueError, match="values of all actions"):
         vx.PQN().bind(vx.networks.CategoricalMLP(2), probes.corridor(num_envs=32))

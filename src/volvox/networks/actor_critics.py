@@ -336,10 +336,12 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
       TypeError: `module` is no flax module.
       ValueError: The module cannot take the observations, or the size of its output does not suit the actions.
     """
-    size = batch_of(distribution(spec).size)
-    return _functions(
-        module, spec, (size, batch_of()), lambda outputs, mask: (mask_logits(outputs[0], mask), outputs[1])
-    )
+
+    def split(outputs: tuple[Array, Array], mask: Array | None) -> tuple[Array, Array]:
+        output, value = outputs
+        return mask_logits(output, mask), value
+
+    return _functions(module, spec, (batch_of(distribution(spec).size), batch_of()), split, "actor-critic")
 
 
 def q_network(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
@@ -366,20 +368,20 @@ def q_network(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         output = mask_logits(output, mask)
         return output, actions.take(output, actions.mode(output))
 
-    return _functions(module, spec, batch_of(actions.size), split)
+    return _functions(module, spec, batch_of(actions.size), split, "values of all actions")
 
 
 def _functions(
-    module: nn.Module, spec: EnvSpec, outputs: Any, split: Callable[[Any, Array | None], tuple[Array, Array]]
+    module: nn.Module, spec: EnvSpec, outputs: Any, split: Callable[..., tuple[Array, Array]], role: str
 ) -> ActorCriticNetwork:
-    """Makes pure functions, given `split`: (the module's outputs, mask) -> (output, value)."""
+    """Makes pure functions, given the shapes of the outputs and `split`: (outputs, mask) -> (output, value)."""
     actions = distribution(spec)
     begin: Any = getattr(module, "initial_state", None)
     recurrent = isinstance(module, nn.Module) and callable(begin)
     initial_state: Any = begin if recurrent else lambda batch_size: ()
     states = (jax.eval_shape(lambda: initial_state(BATCH)),) if recurrent else ()
     required = (outputs, *states) if recurrent else outputs
-    check_module(module, spec, (observations(spec), *states), required, role="actor-critic")
+    check_module(module, spec, (observations(spec), *states), required, role=role)
 
     def apply(params: ArrayTree, observation: ArrayTree, state: ArrayTree) -> tuple[Array, Array, ArrayTree]:
         observation, mask = spec.split_mask(observation)
