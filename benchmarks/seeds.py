@@ -33,11 +33,11 @@ class Options:
 
 def make_algorithm(options: Options, num_learners: int) -> vx.Algorithm:
     """TD3 that learns from its first timesteps on."""
-    env = vx.envs.mujoco(options.task, num_envs=num_learners * options.num_envs, groups=2)
+    env = vx.envs.mujoco(options.task, num_envs=options.num_envs, groups=2)
     (action,) = env.spec.action_shape or (0,)
     networks = vx.networks.ActorAndCritic.mlp(action, (options.width, options.width))
     sizes: Any = {"random_timesteps": 1_000, "replay_size": 100_000, "timesteps_per_iteration": 1_000}
-    return vx.learn(vx.TD3(num_learners=num_learners, **sizes), networks, env)
+    return vx.learn(vx.TD3(**sizes), networks, env, num_learners=num_learners)
 
 
 def measure(options: Options) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def alone(made: tuple[vx.TD3, vx.networks.ActorAndCritic, vx.Env], state: Any) -
     b = env.num_envs // env.num_groups
 
     def turn(g: int) -> Turn:
-        return Turn(g, jnp.int32(0), jnp.int32(0), jnp.zeros(settings.num_learners))
+        return Turn(g, jnp.int32(0), jnp.int32(0), jnp.float32(0))
 
     @jax.jit
     def learned(collected, learning):

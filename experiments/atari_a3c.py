@@ -8,7 +8,7 @@ import dataclasses
 import sys
 from typing import Any, Literal
 
-from flags import Atari, Evaluation, Run
+from flags import Atari, Learning, Run
 from launch import launch
 
 import volvox as vx
@@ -27,7 +27,7 @@ class Settings:
     env: Atari = Atari(game="Pong")
     network: Literal["small", "nature", "lstm", "ga3c", "ga3c-large"] = "small"
     first_stride: int = 4
-    evaluation: Evaluation = Evaluation()
+    learning: Learning = Learning()
     run: Run = Run(run_dir="runs/atari_a3c", frames=20_000_000, checkpoint_every=4)
 
 
@@ -53,7 +53,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     """The algorithm, which frames end; every bad setting is refused here."""
     env = settings.env.make()
     network = make_network(settings, env.spec.num_actions or 0)
-    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
+    return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 
 
 if __name__ == "__main__":

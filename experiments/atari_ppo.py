@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from typing import Any, Literal
 
-from flags import Atari, Evaluation, Run, annealed
+from flags import Atari, Learning, Run, annealed
 from launch import launch
 
 import volvox as vx
@@ -26,7 +26,7 @@ class Settings:
     learner: vx.PPO
     env: Atari = Atari(game="Pong", num_envs=8)
     network: Literal["nature", "small", "lstm"] = "nature"
-    evaluation: Evaluation = Evaluation()
+    learning: Learning = Learning()
     run: Run = Run(run_dir="runs/atari_ppo", frames=40_000_000, checkpoint_every=4)
 
 
@@ -51,7 +51,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
     kind = vx.networks.RecurrentActorCritic if settings.network == "lstm" else vx.networks.ActorCritic
     network = kind(env.spec.num_actions or 0, torso)
-    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
+    return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 
 
 if __name__ == "__main__":

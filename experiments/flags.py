@@ -89,7 +89,7 @@ class MuJoCo:
 
     Attributes:
       task: Name of the task, e.g. HalfCheetah, Humanoid, Hopper; with or without its version.
-      num_envs: Environments, of all learners together.
+      num_envs: Environments of a learner.
       groups: Groups of environments that take turns.
       threads: Simulator threads of a group; default: all CPUs.
     """
@@ -105,15 +105,17 @@ class MuJoCo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """How a learner is evaluated while it learns.
+class Learning:
+    """How many learners there are, and how they are evaluated while they learn.
 
     Attributes:
+      num_learners: Learners with random numbers of their own, in one program.
       evaluate_every: Timesteps of each learner between two evaluations; None: none. The best policy is kept.
       num_evaluation_episodes: Episodes of an evaluation, played with the likeliest actions; the best policy so far
         plays as many again.
     """
 
+    num_learners: int = 1
     evaluate_every: int | None = None
     num_evaluation_episodes: int = 10
 

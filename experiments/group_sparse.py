@@ -23,7 +23,6 @@ from matplotlib.figure import Figure
 from scores import difference_interval, interval
 
 import volvox as vx
-from volvox.learners.td3 import variables_of
 from volvox.report import read_metrics
 from volvox.report.files import write_file
 from volvox.runs.config import to_json
@@ -59,6 +58,7 @@ class Settings:
     ways: Annotated[tuple[Way, ...], Flag(help="ways to train, in this order")] = get_args(Way)
     timesteps: Annotated[int, Flag(help="timesteps of each learner")] = 300_000
     hidden: Annotated[tuple[int, ...], Flag(help="widths of the hidden layers of actor and critics")] = (256, 256)
+    num_learners: Annotated[int, Flag(help="learners with seeds of their own, side by side")] = 3
     num_envs: Annotated[int, Flag(help="environments of each learner")] = 4
     threads: Annotated[int | None, Flag(help="simulator threads; default: all CPUs")] = None
     episodes: Annotated[int, Flag(help="fresh episodes each policy plays at the end, without noise")] = 10
@@ -67,7 +67,7 @@ class Settings:
     run_dir: Annotated[str, Flag(help="directory of runs and results")] = "runs/sparse"
     resume: Annotated[bool, Flag(help="continue the runs in --run-dir")] = False
     gst: GroupSparse = GroupSparse(final_sparsity=0.875)
-    td3: vx.TD3 = vx.TD3(num_learners=3)
+    td3: vx.TD3 = vx.TD3()
 
 
 def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
@@ -75,8 +75,7 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
     td3 = settings.td3
     if settings.timesteps <= td3.random_timesteps:
         raise ValueError(f"timesteps={settings.timesteps} must exceed random_timesteps={td3.random_timesteps}")
-    num_envs = td3.num_learners * settings.num_envs
-    env = vx.envs.mujoco(settings.task, num_envs=num_envs, groups=2, threads=settings.threads)
+    env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=2, threads=settings.threads)
     (size,), (observed,) = env.spec.action_shape or (0,), env.spec.observation_shape
     networks, optimizer = vx.networks.ActorAndCritic.mlp(size, settings.hidden), td3.optimizer
     if way.startswith("gst"):
@@ -92,10 +91,8 @@ def make_algorithm(settings: Settings, way: str) -> vx.Algorithm:
     # Each checkpoint holds the whole replay, so it should not be larger than necessary.
     replay_size = min(td3.replay_size, settings.timesteps)
     td3 = dataclasses.replace(td3, optimizer=optimizer, replay_size=replay_size)
-    if settings.evaluate_every is None:
-        return vx.learn(td3, networks, env)
-    every, episodes = settings.evaluate_every, settings.episodes
-    return vx.learn(td3, networks, env, evaluate_every=every, num_evaluation_episodes=episodes)
+    evaluation = {"evaluate_every": settings.evaluate_every, "num_evaluation_episodes": settings.episodes}
+    return vx.learn(td3, networks, env, num_learners=settings.num_learners, **evaluation)
 
 
 def group_sparse(gst: GroupSparse, way: str) -> GroupSparse:
@@ -146,9 +143,8 @@ def train(settings: Settings, way: str) -> int:
         how = {"steps": run.metrics[-1]["timesteps"], "episodes": settings.episodes, "seed": settings.seed}
         if not path.exists() or json.loads(path.read_text())["of"] != how:
             returns = []
-            for learner in range(settings.td3.num_learners):
-                variables, seed = variables_of(run.state, learner), settings.seed + 1_000_003
-                score = vx.play(algorithm.env, algorithm.policy, variables, num_episodes=settings.episodes, seed=seed)
+            for learner in range(settings.num_learners):
+                score = run.learner(learner).evaluate(settings.episodes, seed=settings.seed + 1_000_003)
                 returns.append(score.returns.tolist())
             write_file(path, json.dumps({"of": how, "returns": returns}) + "\n")
     finally:
@@ -213,12 +209,16 @@ def at_equal_return(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
 
 def curves(settings: Settings) -> dict[str, dict[str, list[Any]]]:
     """Over training: timesteps, recent mean returns of the learners (None before the first), share not stored."""
-    num_learners = settings.td3.num_learners
-    names = [f"recent_mean_{i}" for i in range(num_learners)] if num_learners > 1 else ["recent_mean"]
+
+    def returns(row: dict[str, Any]) -> list[float | None]:
+        if "recent_mean" not in row:
+            return [None] * settings.num_learners
+        return [round(mean, 1) for mean in row.get("recent_mean_each", [row["recent_mean"]])]
+
     return {
         way: {
             "steps": [row["timesteps"] for row in rows],
-            "returns": [[None if row.get(name) is None else round(row[name], 1) for name in names] for row in rows],
+            "returns": [returns(row) for row in rows],
             "compression": [round(row.get("compression", 0.0), 4) for row in rows],
         }
         for way, rows in rows_of(settings).items()
@@ -254,7 +254,7 @@ def draw(settings: Settings, found: dict[str, dict[str, Any]], curves: dict[str,
     for axes in (by_return, by_compression):
         axes.set_xlabel("timesteps (thousand)")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    num_learners = settings.td3.num_learners
+    num_learners = settings.num_learners
     figure.suptitle(f"TD3 on {settings.task}, {num_learners} seed{'s' * (num_learners > 1)}")
     return figure
 

@@ -8,7 +8,7 @@ The first word is a preset; flags change single settings of it:
 import dataclasses
 import sys
 
-from flags import Evaluation, MuJoCo, Run
+from flags import Learning, MuJoCo, Run
 from launch import launch
 
 import volvox as vx
@@ -25,7 +25,7 @@ class Settings:
     learner: vx.A3C
     env: MuJoCo = MuJoCo()
     hidden: tuple[int, ...] = (64, 64)
-    evaluation: Evaluation = Evaluation()
+    learning: Learning = Learning()
     run: Run = Run(run_dir="runs/mujoco_a3c", timesteps=4_000_000, checkpoint_every=4)
 
 
@@ -37,7 +37,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     env = settings.env.make()
     (num_components,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(num_components, settings.hidden)
-    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
+    return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 
 
 if __name__ == "__main__":

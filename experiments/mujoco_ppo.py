@@ -8,7 +8,7 @@ The first word is a preset; flags change single settings of it:
 import dataclasses
 import sys
 
-from flags import Evaluation, MuJoCo, Run, annealed
+from flags import Learning, MuJoCo, Run, annealed
 from launch import launch
 
 import volvox as vx
@@ -25,7 +25,7 @@ class Settings:
     learner: vx.PPO
     env: MuJoCo = MuJoCo(task="HalfCheetah-v4", num_envs=1, groups=1)
     hidden: tuple[int, ...] = (64, 64)
-    evaluation: Evaluation = Evaluation()
+    learning: Learning = Learning()
     run: Run = Run(run_dir="runs/mujoco_ppo", timesteps=1_000_000, checkpoint_every=10)
 
 
@@ -38,7 +38,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     annealed(settings.learner, settings.run, env)
     (size,) = env.spec.action_shape or (0,)
     network = vx.networks.GaussianMLP(size, settings.hidden)
-    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
+    return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 
 
 if __name__ == "__main__":

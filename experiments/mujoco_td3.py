@@ -8,7 +8,7 @@ The first word is a preset; flags change single settings of it:
 import dataclasses
 import sys
 
-from flags import Evaluation, MuJoCo, Run
+from flags import Learning, MuJoCo, Run
 from launch import launch
 
 import volvox as vx
@@ -29,7 +29,7 @@ class Settings:
     hidden: tuple[int, ...] = (256, 256)
     densely_connected: bool = False
     representation: bool = False
-    evaluation: Evaluation = Evaluation()
+    learning: Learning = Learning()
     run: Run = Run(run_dir="runs/mujoco_td3", timesteps=1_000_000, checkpoint_every=5)
 
 
@@ -49,7 +49,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
         vx.networks.NextObservationNetwork() if settings.representation else None,
         densely_connected=settings.densely_connected,
     )
-    return vx.learn(settings.learner, networks, env, **vars(settings.evaluation)), None
+    return vx.learn(settings.learner, networks, env, **vars(settings.learning)), None
 
 
 if __name__ == "__main__":

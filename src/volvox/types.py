@@ -391,6 +391,7 @@ class Algorithm(NamedTuple):
       save: `state -> tree` for a checkpoint, without arrays that can be computed again; None: the state itself.
       restore: `tree -> state`, the inverse of `save`; takes nested dictionaries. None: the tree is the state.
       last_variables: `state -> variables` of the latest policy; None if `variables` gives it.
+      learners: `state -> variables` of the latest policy of each learner; () for a population.
       log: `state -> arrays` that describe the members of the last generation; None if there are none.
       profile: `(state, seconds) -> (state, times)`: runs the loop without overlap for some seconds and measures its
         parts (`volvox.rollout.loop.time_parts`); None if the algorithm cannot be profiled.
@@ -410,6 +411,7 @@ class Algorithm(NamedTuple):
     save: Callable[[Any], ArrayTree] | None = None
     restore: Callable[[ArrayTree], Any] | None = None
     last_variables: Callable[[Any], ArrayTree] | None = None
+    learners: tuple[Callable[[Any], ArrayTree], ...] = ()
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     profile: Callable[[Any, float], tuple[Any, Any]] | None = None
     step_name: str = "generation"

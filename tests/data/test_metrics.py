@@ -23,11 +23,6 @@ def test_metrics_of_other_names_stay_and_begin():
     assert metrics.compute(both) == {"a": 2.0, "b": 1.5}
 
 
-def test_learners_are_averaged():
-    given = metrics.means({"a": jnp.array([1.0, 3.0])}) | {"b": metrics.Maximum(jnp.array([1.0, 3.0]))}
-    np.testing.assert_equal(metrics.compute(metrics.add(given, given)), {"a": 2.0, "b": 3.0})
-
-
 def timestep(b, **fields):
     flags = {name: jnp.zeros(b, bool) for name in ("first", "terminated", "truncated")}
     return TimeStep(jnp.zeros((b, 1)), jnp.zeros(b), **flags, extras={})._replace(**fields)
@@ -67,6 +62,7 @@ def test_figures_are_of_episodes_that_ended():
         "training_std": 1.0,
         "training_best": 3.0,
         "episode_length": 4.0,
+        "recent_mean": 2.0,
     }
 
 
@@ -79,15 +75,6 @@ def test_the_latest_mean_looks_back_as_far_as_environments_play_at_once():
     assert latest_mean(episodes, num_envs=4) == returns[-10:].mean()
     assert latest_mean(episodes, num_envs=32) == returns[-32:].mean()
     assert latest_mean(episodes, num_envs=500) == returns[-WINDOW:].mean()
-
-
-def test_scores_of_several_learners_are_means_and_those_of_each():
-    returns = jnp.stack([jnp.full(WINDOW, 2.0), jnp.full(WINDOW, 6.0)])
-    episodes = Episodes(jnp.array([3, 200]), returns, jnp.full((2, WINDOW), 7))
-    row = scores(episodes, num_envs=4)
-    assert (row["training_mean"], row["training_best"], row["episode_length"]) == (4.0, 6.0, 7.0)
-    assert (row["recent_mean"], row["recent_mean_0"], row["training_mean_1"]) == (4.0, 2.0, 6.0)
-    assert scores(episodes._replace(total=jnp.array([0, 5])), num_envs=4) == {}
 
 
 def test_a_mean_is_of_what_is_valid_in_the_last_axis():

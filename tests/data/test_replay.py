@@ -114,7 +114,7 @@ def test_the_count_of_rows_stays_small():
         assert int(num_starts(rows, 1)) == min(i, 2)
 
 
-def test_batches_are_drawn_from_each_learners_share_of_all_groups():
+def test_batches_are_drawn_from_all_groups_alike():
     """Of two groups of four environments, each of which observes its own number."""
     replays, no = [], jnp.zeros(4, bool)
     for g in range(2):
@@ -123,14 +123,22 @@ def test_batches_are_drawn_from_each_learners_share_of_all_groups():
         for _ in range(5):
             rows = ADD(rows, seen, jnp.zeros((4, 1)))
         replays.append(rows)
-    keys = jax.random.split(jax.random.key(0), 2)
-    batch = jax.jit(lambda keys, replays: sample_batches(keys, replays, 64, 3, discount=DISCOUNT))(keys, replays)
-    assert batch.observation.shape == (3, 2, 64, 1)
-    for learner, numbers in enumerate(({0, 1, 4, 5}, {2, 3, 6, 7})):
-        for update in range(3):
-            drawn = np.asarray(batch.observation[update, learner]).ravel()
-            assert set(drawn.tolist()) == numbers
-            assert (drawn < 4).sum() == 32
+    draw = jax.jit(lambda key, replays: sample_batches(key, replays, 64, 3, discount=DISCOUNT))
+    batch = draw(jax.random.key(0), replays)
+    assert batch.observation.shape == (3, 64, 1)
+    for drawn in np.asarray(batch.observation)[..., 0]:
+        assert set(drawn.tolist()) == set(range(8))
+        assert (drawn < 4).sum() == 32
+
+
+def test_under_vmap_rows_are_added_in_place():
+    """The count is the same for all learners, so that adding is one update slice and no scatter."""
+    rows, no = init(5, 4, SPEC), jnp.zeros(4, bool)
+    seen = TimeStep(jnp.zeros((4, 1)), jnp.zeros(4), no, no, no, {})
+    several = jax.tree.map(lambda x: jnp.stack([x, x]), (rows, seen, jnp.zeros((4, 1))))
+    text = jax.jit(jax.vmap(add)).lower(*several).as_text()
+    assert "dynamic_update_slice" in text
+    assert "scatter" not in text
 
 
 def test_a_replay_is_filled_by_timesteps_or_to_its_end():

@@ -93,8 +93,8 @@ def test_updates_are_made_while_simulators_step(begun):
     """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
     env = mujoco("HalfCheetah", num_envs=4, groups=2)
     network = ActorAndCritic(MLP(6, hidden=(WIDTH,)), QNetwork((WIDTH,)))
-    sizes = {"random_timesteps": 10, "batch_size": 8, "replay_size": ROWS * 2, "num_learners": 2}
-    settings = TD3(updates_per_timestep=2.0, **sizes)
+    sizes = {"random_timesteps": 10, "batch_size": 8, "replay_size": ROWS * 4}
+    settings = TD3(updates_per_timestep=1.0, **sizes)
     lines = scheduled(begun(settings, network, env), settings, env).splitlines()
     order, found = [], []
     for line in lines:

@@ -39,22 +39,23 @@ def best_of(row):
 def test_the_numbers_of_an_evaluation():
     returns = np.float32([[1, 2, 3], [4, 6, 11]])
     known = unknown({"w": 0.0}, {"w": 1.0})
-    known, row = add_evaluation(known, [{"w": 10.0}, {"w": 20.0}], returns, NOT_PLAYED, timesteps=100, frames=50)
+    policies = [{"w": 10.0}, {"w": 20.0}]
+    known, row = add_evaluation(known, policies.__getitem__, returns, NOT_PLAYED, timesteps=100, frames=50)
     assert row["evaluation_mean"] == 4.5
     assert best_of(row) == (7.0, 3, 100)
-    assert (row["evaluation_mean_0"], row["evaluation_mean_1"]) == (2.0, 7.0)
+    assert row["evaluation_mean_each"] == [2.0, 7.0]
     # Variances 1 and 13 of episodes, of which three make a mean; then the mean of two of these.
     assert row["evaluation_standard_error"] == pytest.approx(np.sqrt(1 / 3 + 13 / 3) / 2)
     assert (row["evaluation_timesteps"], row["evaluation_frames"]) == (100, 50)
-    again, candidates = np.float32([[6, 5, 4]]), [{"w": 30.0}, {"w": 40.0}]
-    worse, row = add_evaluation(known, candidates, returns[::-1] - 3, again, timesteps=200, frames=7)
+    again, policy_of = np.float32([[6, 5, 4]]), [{"w": 30.0}, {"w": 40.0}].__getitem__
+    worse, row = add_evaluation(known, policy_of, returns[::-1] - 3, again, timesteps=200, frames=7)
     assert worse.variables == {"w": 20.0}
     assert (row["evaluation_mean"], row["evaluation_frames"]) == (1.5, 57)
     assert best_of(row) == (6.0, 6, 100)
     np.testing.assert_array_equal(worse.latest, [4.0, -1.0])
-    _, row = add_evaluation(worse, candidates, returns - 3, again - 8, timesteps=300, frames=7)
+    _, row = add_evaluation(worse, policy_of, returns - 3, again - 8, timesteps=300, frames=7)
     assert best_of(row) == (4.0, 3, 300)  # larger than 3, the mean over nine episodes
-    _, row = add_evaluation(unknown(()), [()], np.float32([[3]]), NOT_PLAYED, timesteps=1, frames=1)
+    _, row = add_evaluation(unknown(()), lambda i: (), np.float32([[3]]), NOT_PLAYED, timesteps=1, frames=1)
     best = {"evaluation_best", "evaluation_best_episodes", "evaluation_best_timesteps"}
     assert set(row) == {"evaluation_mean", *best, "evaluation_timesteps", "evaluation_frames"}
 
@@ -68,7 +69,7 @@ def test_the_best_policy_is_not_worse_than_the_last_beyond_noise(gain):
         evaluated = unknown(0)
         for i in range(40):
             returns, again = (rng.normal(true[j], deviation[j], (1, 10)) for j in (i, evaluated.variables))
-            given = (evaluated, [i], returns, again if i > 0 else NOT_PLAYED)
+            given = (evaluated, lambda _, i=i: i, returns, again if i > 0 else NOT_PLAYED)
             evaluated, row = add_evaluation(*given, timesteps=i, frames=0)
             assert row["evaluation_best_timesteps"] == evaluated.variables
         differences.append(true[evaluated.variables] - true[-1])
@@ -177,17 +178,19 @@ def test_an_interrupt_within_an_evaluation_leaves_the_state():
 
 def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
     """The second hardly learns, and its training scores, which have less noise, would be the better ones at first."""
-    env = probes.target(size=1, num_envs=8)
+    env = probes.target(size=1, num_envs=4)
     network = ActorAndCritic(MLP(1, hidden=(16,), activation=nn.relu), QNetwork(hidden=(16,)))
     small = {"batch_size": 32, "random_timesteps": 64, "replay_size": 2_000, "timesteps_per_iteration": 600}
-    rates = {"num_learners": 2, "learning_rate": (3e-3, 1e-9), "exploration_noise": (2.0, 0.0), "discount": 0.5}
-    algorithm = learn(TD3(**small, **rates), network, env, evaluate_every=600, num_evaluation_episodes=8)
+    rates = [{"learning_rate": rate, "exploration_noise": noise} for rate, noise in ((3e-3, 2.0), (1e-9, 0.0))]
+    settings = [TD3(**small, **rate, discount=0.5) for rate in rates]
+    algorithm = learn(settings, network, env, evaluate_every=600, num_evaluation_episodes=8)
     state, row = algorithm.step(algorithm.init(jax.random.key(1)))
     algorithm.close()
-    assert row["evaluation_mean_0"] > row["evaluation_mean_1"]
-    assert row["training_mean_0"] < row["training_mean_1"]
-    assert row["evaluation_best"] == row["evaluation_mean_0"]
-    assert row["evaluation_mean"] == pytest.approx((row["evaluation_mean_0"] + row["evaluation_mean_1"]) / 2)
+    learning, constant = row["evaluation_mean_each"]
+    assert learning > constant
+    assert row["training_mean_each"][0] < row["training_mean_each"][1]
+    assert row["evaluation_best"] == learning
+    assert row["evaluation_mean"] == pytest.approx((learning + constant) / 2)
     first = jax.tree.map(lambda x: x[0], state.learning.params.actor)
     for variables in (algorithm.variables(state), algorithm.last_variables(state)):
         jax.tree.map(np.testing.assert_array_equal, variables.params.actor, first)

@@ -4,6 +4,7 @@ The recorded runs were made on one machine; other processors round differently, 
 `VOLVOX_EXACT=1` in the environment the numbers must be the same bits.
 """
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def ppo(**changes):
     return learn(PPO(**(small | {"learning_rate": 0.01} | changes)), network, corridor(length=12))
 
 
-def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, **changes):
+def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, numbers=None, **changes):
     small = {"batch_size": 16, "random_timesteps": 32, "replay_size": 128, "timesteps_per_iteration": 64}
     recorded = {"kernel_init": nn.initializers.lecun_normal(), "bias_init": nn.initializers.zeros_init()}
     actor, critic = networks.MLP(2, hidden, activation=nn.relu), networks.QNetwork(hidden, **recorded)
@@ -67,9 +68,13 @@ def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, *
         actor, critic = gst.network(actor), gst.network(critic)
         changes["optimizer"] = gst.optimizer(optax.adam)
     net = networks.ActorAndCritic(actor, critic, representation)
-    return learn(TD3(**(small | {"learning_rate": 3e-3} | changes)), net, target() if env is None else env, host=host)
+    settings = TD3(**(small | {"learning_rate": 3e-3} | changes))
+    if numbers is not None:
+        settings = [dataclasses.replace(settings, **one) for one in numbers]
+    return learn(settings, net, target() if env is None else env, host=host)
 
 
+TWO_LEARNERS = ({"learning_rate": 1e-3}, {"learning_rate": 1e-2, "exploration_noise": 0.3})
 TD3_GST = GroupSparse(block=4, final_sparsity=0.95, increment=0.05, every=4, min_side=8)
 
 
@@ -117,7 +122,7 @@ CASES = {
     "td3_two_learners": (
         31,
         3,
-        lambda: td3(num_learners=2, learning_rate=(1e-3, 1e-2), exploration_noise=(0.1, 0.3)),
+        lambda: td3(target(num_envs=4), numbers=TWO_LEARNERS),
     ),
     "td3_normalized": (32, 3, lambda: td3(normalize_observations=True)),
     "td3_num_steps_3": (33, 3, lambda: td3(n_step=3)),

@@ -17,7 +17,7 @@ from volvox.data import metrics
 from volvox.envs import cartpole
 from volvox.envs.functional import from_functions
 from volvox.learners import Learner, Schedule, Turn
-from volvox.learners.training import LearnerStages, numbers_of, with_numbers
+from volvox.learners.training import LearnerStages
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork
 from volvox.types import Interrupted, Policy, TimeStep
 
@@ -69,7 +69,7 @@ class CountingLearner(Learner):
         return collected, Learning(learning.total + seen + broken, update, gathered)
 
     def variables(self, collected, learning):
-        return [learning.total]
+        return learning.total
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ LEARNERS = {
         GaussianMLP(2, (8,)),
         TARGET,
     ),
-    "td3": (TD3(**TD3_SETTINGS, **NORMALIZED, num_learners=2), ACTOR_CRITIC, TARGET),
+    "td3": (TD3(**TD3_SETTINGS, **NORMALIZED), ACTOR_CRITIC, TARGET),
 }
 
 
@@ -212,54 +212,13 @@ def test_work_changes_nothing_in_turns_that_are_not_due(settings):
 
 ON_POLICY = {"learning_rate": 1e-2, "max_gradient_norm": 0.2, "discount": 0.9, "trace_decay": 0.8, "reward_bound": 0.5}
 ON_POLICY |= {"entropy_coefficient": 0.1, "value_coefficient": 0.3}
-NOISE = {"exploration_noise": (0.3, 0.2), "target_noise": 0.1, "target_noise_clip": 0.3}
+NOISE = {"exploration_noise": 0.3, "target_noise": 0.1, "target_noise_clip": 0.3}
 NUMBERS = {  # other values of all numbers that are arguments of compiled programs
     "a3c": ON_POLICY | {"rho_clip": 0.9, "c_clip": 0.8},
     "ppo": ON_POLICY | {"clip": 0.1, "value_clip": 0.3, "kl_stop": 0.02},
-    "td3": NOISE | {"learning_rate": (1e-3, 2e-3), "discount": 0.9, "target_rate": 0.02},
+    "td3": NOISE | {"learning_rate": 1e-3, "discount": 0.9, "target_rate": 0.02},
 }
-GIVEN = {  # where the default is None, or of another shape
-    "ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0},
-    "td3": {"learning_rate": (1e-4, 1e-4), "exploration_noise": (0.1, 0.1)},
-}
-
-
-@pytest.mark.parametrize("name", ["a3c", "ppo"])
-def test_several_learners_with_different_numbers_are_one_vmap(name):
-    """Rounds and beats are the same for all learners, so that loops over updates keep one trip count."""
-    settings, network, env = LEARNERS[name]
-    settings, b = dataclasses.replace(settings, segment_length=3, **GIVEN.get(name, {})), 4
-    each_settings = [settings, dataclasses.replace(settings, **NUMBERS[name])]
-    env = env._replace(num_envs=b, num_groups=1)
-    schedule = settings.schedule(env)
-
-    def round_(state, numbers, key, number):
-        learner = with_numbers(settings, numbers).bind(network, env)
-
-        def beats(state, beat):
-            collected, learning = state
-            turn = Turn(0, number, beat, jnp.float32(0))
-            drawn = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, number), beat), b)
-            seen = jax.vmap(lambda key: jax.random.normal(key, env.spec.observation_shape))(drawn)
-            reward, no = seen.sum(axis=-1), jnp.zeros(b, bool)
-            timestep = TimeStep(seen, reward, reward > 1, no, no, {})
-            collected, _ = learner.act(collected, learning, drawn, turn, timestep)
-            return learner.work(collected, learning, key, turn), None
-
-        state, _ = jax.lax.scan(beats, state, jnp.arange(schedule.beats_per_round))
-        return learner.finish(*state, key, Turn(0, number, jnp.int32(schedule.beats_per_round - 1), jnp.float32(0)))
-
-    keys, numbers = jax.random.split(jax.random.key(0), 2), [numbers_of(s) for s in each_settings]
-    together, alone = jax.jit(jax.vmap(round_, in_axes=(0, 0, 0, None))), jax.jit(round_)
-    each = [s.bind(network, env).init(key) for s, key in zip(each_settings, keys, strict=True)]
-    states, stacked = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (each, numbers))
-    for number in map(jnp.int32, range(schedule.delay + 2)):
-        states = together(states, stacked, keys, number)
-        each = [alone(*of, number) for of in zip(each, numbers, keys, strict=True)]
-    for s, (_, learning) in enumerate(each):
-        assert int(states[1].update[s]) == int(learning.update) > 0
-        close = lambda x, y, s=s: np.testing.assert_allclose(x[s], y, rtol=1e-4, atol=1e-5)  # noqa: E731
-        jax.tree.map(close, states[1].params, learning.params)
+GIVEN = {"ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0}}  # where the default is None
 
 
 @pytest.mark.parametrize("settings", [A3C(vtrace=False), PPO(num_epochs=1, num_minibatches=2)], ids=["a3c", "ppo"])
@@ -315,7 +274,7 @@ def test_without_lag_each_transition_is_learned_from_once(settings):
 def test_observations_are_normalised_as_by_gymnasium(name):
     """From the first one on, by the moments of all observations up to it, with which a saved policy acts as well."""
     settings, network, env = LEARNERS[name]
-    alone = {"num_learners": 1, "random_timesteps": 0, "exploration_noise": 0.0} if name == "td3" else {}
+    alone = {"random_timesteps": 0, "exploration_noise": 0.0} if name == "td3" else {}
     learner = dataclasses.replace(settings, normalize_observations=True, **alone).bind(network, env)
     collected, learning = learner.init(jax.random.key(0))
     expected, b, rng = RunningMeanStd(shape=env.spec.observation_shape), 4, np.random.default_rng(0)
@@ -328,7 +287,7 @@ def test_observations_are_normalised_as_by_gymnasium(name):
             collected, action = learner.act(collected, learning, keys, turn, timestep)
             expected.update(seen)
             wanted = (seen - expected.mean) / np.sqrt(expected.var + 1e-8)
-            (variables,) = learner.variables(collected, learning)
+            variables = learner.variables(collected, learning)
             output, _ = learner.policy.apply(variables, jnp.asarray(seen), ())
             if name == "td3":
                 plain = variables._replace(moments=jax.tree.map(jnp.zeros_like, variables.moments))

@@ -1,5 +1,7 @@
 """TD3 against updates written out in NumPy, and on a probe with a known answer."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,6 @@ from volvox import TD3, learn, networks
 from volvox.data.replay import Batch
 from volvox.learners import Turn
 from volvox.learners.td3 import table_of
-from volvox.learners.training import pick
 from volvox.sparsity import Dynamic, Magnitude, RewardAware, masks_of, sparse
 from volvox.types import Axis
 
@@ -31,8 +32,8 @@ SMALL = {
 
 def make(env=ENV, *, network=None, representation=None, **options):
     network = networks.ActorAndCritic(ACTOR, CRITIC, representation) if network is None else network
-    host, chunk_seconds = options.pop("host", False), options.pop("chunk_seconds", 1.0)
-    return learn(TD3(**(SMALL | options)), network, env, host=host, chunk_seconds=chunk_seconds)
+    loop = {name: options.pop(name) for name in ("num_learners", "host", "chunk_seconds") if name in options}
+    return learn(TD3(**(SMALL | options)), network, env, **loop)
 
 
 LINEAR = networks.ActorAndCritic(networks.MLP(1, hidden=()), networks.QNetwork(hidden=()))
@@ -63,9 +64,9 @@ def batch_of(n, seed=0):
 
 
 def numpy_params(tree):
-    """(kernel, bias) of the only layer of the only learner, in doubles."""
+    """(kernel, bias) of the only layer, in doubles."""
     layer = tree["Dense_0"]
-    return np.asarray(layer["kernel"], float)[0], np.asarray(layer["bias"], float)[0]
+    return np.asarray(layer["kernel"], float), np.asarray(layer["bias"], float)
 
 
 def both(critics):
@@ -82,9 +83,9 @@ def test_an_update_follows_the_mean_gradient_of_all_devices():
     batch = batch_of(12)._replace(valid=np.arange(12) >= 5)  # one of six, and all six
     noise = np.random.default_rng(5).standard_normal((12, 1)).astype(np.float32)
     given = jax.tree.map(jnp.asarray, (batch, noise))
-    whole = alone.update(state, *jax.tree.map(lambda x: x[None], given), jnp.zeros(1))
-    halves = jax.tree.map(lambda x: x.reshape(2, 1, 6, *x.shape[1:]), given)
-    update = jax.vmap(lambda batch, noise: two.update(state, batch, noise, jnp.zeros(1)), axis_name="devices")
+    whole = alone.update(state, *given, jnp.float32(0))
+    halves = jax.tree.map(lambda x: x.reshape(2, 6, *x.shape[1:]), given)
+    update = jax.vmap(lambda batch, noise: two.update(state, batch, noise, jnp.float32(0)), axis_name="devices")
     parts = update(*halves)
     for found, wanted in zip(jax.tree.leaves(parts.params), jax.tree.leaves(whole.params), strict=True):
         np.testing.assert_array_equal(found[0], found[1])
@@ -96,7 +97,7 @@ def test_an_update_is_the_algorithms(policy_delay):
     n, rate = 12, 0.1
     learner, state = linear(policy_delay, rate)
     batch, drawn = batch_of(n), np.random.default_rng(5).standard_normal((n, 1)).astype(np.float32)
-    new = jax.jit(learner.update)(state, jax.tree.map(lambda x: jnp.asarray(x)[None], batch), drawn[None], jnp.zeros(1))
+    new = jax.jit(learner.update)(state, jax.tree.map(jnp.asarray, batch), drawn, jnp.float32(0))
 
     (wa, ba), (wq, bq) = numpy_params(state.params.actor), both(state.params.critics)
     noise = np.clip(0.3 * drawn, -0.25, 0.25)
@@ -165,7 +166,7 @@ def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
     (group,) = env.make(0)
     _, timestep = group.recv(group.init())
     timestep = timestep._replace(observation=jnp.ones_like(timestep.observation), first=jnp.zeros(4_096, bool))
-    acting, turn = learner.init(jax.random.key(0))[0], Turn(0, *(jnp.int32(0),) * 2, jnp.zeros(1))
+    acting, turn = learner.init(jax.random.key(0))[0], Turn(0, *(jnp.int32(0),) * 2, jnp.float32(0))
 
     def stored(acting, row):
         return np.asarray(acting.replays[0].action)[row]
@@ -197,7 +198,11 @@ def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
     The same holds beyond 2**31 - 1 timesteps, the largest int32.
     """
     algorithm = make(
-        updates_per_timestep=ratio, random_timesteps=16, timesteps_per_iteration=100, num_learners=num_learners
+        env=probes.target(size=1, num_envs=8 // num_learners, groups=2),
+        updates_per_timestep=ratio,
+        random_timesteps=16,
+        timesteps_per_iteration=100,
+        num_learners=num_learners,
     )
     state = algorithm.init(jax.random.key(0))
     for i in (1, 2, 3):
@@ -231,7 +236,7 @@ def test_a_sparse_optimiser_keeps_everything_sparse():
         assert live.mean() == 0.5
         assert not kernel[~live[:, :, 0]].any()
         assert np.asarray(one["Dense_1"]["kernel"]).all()
-    assert table_of(state, num_learners - 1)[-1]["compression"] == pytest.approx(metrics["compression"])
+    assert table_of(state, num_learners - 1)[-1]["compression"] == pytest.approx(metrics["compression_each"][-1])
     # Half of the first layers' 16 and 2 * 32 weights, of 49 and 2 * 65 with biases and outputs, and a bit for each.
     assert metrics["compression"] == pytest.approx((8 + 2 * 16 - (16 + 2 * 32) / 32) / (49 + 2 * 65))
     algorithm.close()
@@ -241,17 +246,17 @@ def test_a_sparse_optimiser_keeps_everything_sparse():
 def test_each_learners_sparsity_goes_by_its_own_returns():
     """The second plays almost at random; zeros, or the other learner's returns, would be out of range."""
     optimizer = sparse(optax.adam(3e-3), Magnitude(schedule=RewardAware(final_sparsity=0.5, increment=0.01), every=1))
-    algorithm = make(
-        optimizer=optimizer, learning_rate=None, num_learners=2, exploration_noise=(0.01, 3.0), discount=0.5
-    )
+    settings = TD3(**SMALL | {"optimizer": optimizer, "learning_rate": None, "discount": 0.5})
+    each = [dataclasses.replace(settings, exploration_noise=noise) for noise in (0.01, 3.0)]
+    algorithm = learn(each, networks.ActorAndCritic(ACTOR, CRITIC), ENV)
     state = algorithm.init(jax.random.key(0))
     for _ in range(3):
         state, metrics = algorithm.step(state)
     for kept in (state.learning.optimizer.actor, state.learning.optimizer.critics):
         best, worst = (np.asarray(x) for x in (kept.schedule.best, kept.schedule.worst))
         for s in range(2):
-            assert worst[s] - 1e-3 <= metrics[f"recent_mean_{s}"] <= best[s] + 1e-3 < 0
-        assert best[1] < metrics["recent_mean_0"]
+            assert worst[s] - 1e-3 <= metrics["recent_mean_each"][s] <= best[s] + 1e-3 < 0
+        assert best[1] < metrics["recent_mean_each"][0]
     algorithm.close()
 
 
@@ -278,11 +283,9 @@ def test_without_its_replay_a_resumed_run_gathers_anew_before_it_learns(nested):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_learners": 3},
         {"batch_size": 33},
         {"replay_size": 31},
         {"updates_per_timestep": 0.3},
-        {"learning_rate": (1e-3, 1e-3)},
         {"learning_rate": optax.constant_schedule(1e-3)},
         {"exploration_noise": -1.0},
         {"n_step": 2, "representation": FEATURES},
@@ -301,9 +304,8 @@ def test_a_representation_learns_by_itself_and_first():
     options = {"optimizer": optax.sgd, "learning_rate": 0.1, "target_noise": 0.0, "target_rate": 0.05}
     learner, state = bound(network, **options)
     batch = jax.tree.map(jnp.asarray, batch_of(12))
-    new = learner.update(state, jax.tree.map(lambda x: x[None], batch), jnp.zeros((1, 12, 1)), jnp.ones(1))
-    before, after = (pick(x.params, 0) for x in (state, new))
-    old_targets = pick(state.targets, 0)
+    new = learner.update(state, batch, jnp.zeros((12, 1)), jnp.float32(1))
+    before, after, old_targets = state.params, new.params, state.targets
     weight = batch.valid / batch.valid.sum()
 
     def prediction_loss(params):

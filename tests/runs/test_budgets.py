@@ -19,7 +19,7 @@ NETWORKS = vx.networks.ActorAndCritic(vx.networks.MLP(2, (4,)), vx.networks.QNet
 LONG = {
     "a3c": (vx.A3C(segment_length=3, updates_per_iteration=10_000), vx.networks.CategoricalMLP(2, (4,)), CARTPOLE),
     "ppo": (vx.PPO(segment_length=8, rounds_per_iteration=10_000), vx.networks.CategoricalMLP(2, (4,)), CARTPOLE),
-    "td3": (vx.TD3(**TD3, num_learners=2, timesteps_per_iteration=100_000), NETWORKS, TARGET),
+    "td3": (vx.TD3(**TD3, timesteps_per_iteration=100_000), NETWORKS, TARGET),
 }
 """Learners with iterations that are far longer than the budgets."""
 

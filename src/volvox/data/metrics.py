@@ -15,6 +15,8 @@ import numpy as np
 
 from volvox.types import ALONE, Array, Axis, TimeStep
 
+EACH = "_each"
+"""End of the names of metrics that are lists over several learners."""
 WINDOW = 100
 """Episodes over which scores are averaged."""
 
@@ -68,18 +70,18 @@ def variance(x: Array, valid: Array, axis: Axis) -> Array:
 
 
 def compute(gathered: Metrics) -> dict[str, float]:
-    """Returns the metrics as numbers, averaged over several learners. Means of no values are left out."""
+    """Returns the metrics as numbers. Means of no values are left out."""
     row = {}
     for name, x in jax.device_get(gathered).items():
         if isinstance(x, Maximum):
             row[name] = np.max(x.value).item()
         elif x.num:
-            row[name] = float(np.mean(x.total)) / float(x.num)
+            row[name] = float(x.total) / float(x.num)
     return row
 
 
 class Episodes(NamedTuple):
-    """Scores of the episodes that have ended; leaves `[S, ...]` if S learners are trained side by side.
+    """Scores of the episodes that have ended.
 
     Attributes:
       total: int32: Number of episodes.
@@ -128,7 +130,7 @@ def _by_age(total: Array) -> Array:
 
 
 def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Array:
-    """Returns the mean return of the latest episodes of one learner; NaN before the first has ended.
+    """Returns the mean return of the latest episodes; NaN before the first has ended.
 
     The mean is over the latest `num_envs` episodes, but at least 10 and at most `WINDOW`. Several devices contribute
     equal shares.
@@ -160,33 +162,20 @@ def over_devices(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Epi
 
 
 def scores(episodes: Episodes, *, num_envs: int = 1) -> dict[str, float]:
-    """Returns metrics of the latest episodes; none before an episode of each learner has ended.
+    """Returns metrics of the latest episodes; none before an episode has ended.
 
     Args:
-      episodes: Scores of one learner, or of S learners.
-      num_envs: Number of environments of one learner.
+      episodes: Scores of one learner.
+      num_envs: Number of environments.
 
     Returns:
-      `training_mean`, `training_std`, `training_best` and `episode_length`. For S learners these are means over the
-      learners, and the best of all; they also have `recent_mean` (see `latest_mean`) and, if S > 1, the means of each.
+      `training_mean`, `training_std`, `training_best`, `episode_length`, and `recent_mean` (see `latest_mean`).
     """
     episodes = jax.device_get(episodes)
-    side_by_side = episodes.total.ndim > 0
-    learners = [Episodes(*one) for one in zip(*episodes, strict=True)] if side_by_side else [episodes]
-    rows = []
-    for one in learners:
-        if not one.total:
-            return {}
-        returns, lengths = one.returns[: one.total], one.lengths[: one.total]
-        with np.errstate(invalid="ignore"):  # infinite returns have no deviation
-            figures = {"training_mean": returns.mean(), "training_std": returns.std(), "training_best": returns.max()}
-        rows.append({name: float(x) for name, x in figures.items()} | {"episode_length": float(lengths.mean())})
-    row = {name: float(np.mean([one[name] for one in rows])) for name in rows[0]}
-    row["training_best"] = max(one["training_best"] for one in rows)
-    if side_by_side:
-        recent = np.asarray([latest_mean(one, num_envs=num_envs) for one in learners], np.float32)
-        row["recent_mean"] = float(recent.mean())
-        if len(rows) > 1:
-            row |= {f"training_mean_{i}": one["training_mean"] for i, one in enumerate(rows)}
-            row |= {f"recent_mean_{i}": float(value) for i, value in enumerate(recent)}
-    return row
+    if not episodes.total:
+        return {}
+    returns, lengths = episodes.returns[: episodes.total], episodes.lengths[: episodes.total]
+    with np.errstate(invalid="ignore"):  # infinite returns have no deviation
+        figures = {"training_mean": returns.mean(), "training_std": returns.std(), "training_best": returns.max()}
+    figures |= {"episode_length": lengths.mean(), "recent_mean": latest_mean(episodes, num_envs=num_envs)}
+    return {name: float(x) for name, x in figures.items()}

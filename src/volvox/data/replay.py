@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from volvox.ops.batching import min_over_rows
 from volvox.types import Array, ArrayTree, EnvSpec, TimeStep, zeros
 
 
@@ -82,10 +83,11 @@ def num_rows(replay_size: int, num_envs: int, batch_size: int, n_step: int) -> i
 def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
     """Adds a row of timesteps and actions `[B, ...]`, in place of the oldest one if the replay is full."""
     capacity = replay.action.shape[0]
+    place = min_over_rows(replay.num_added) % capacity  # equal in all replays under `vmap`
 
     def put(rows: Array, row: Array) -> Array:
         # One update slice stays in place inside a compiled loop.
-        return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), replay.num_added % capacity, 0)
+        return jax.lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), place, 0)
 
     given = (timestep._replace(extras={}), action)
     timesteps, actions = jax.tree.map(put, (replay.timestep, replay.action), given)
@@ -120,7 +122,6 @@ def sample(
     *,
     discount: float,
     n_step: int = 1,
-    envs: tuple[int | Array, int | Array] | None = None,
 ) -> Batch:
     """Draws transitions uniformly, with repetition.
 
@@ -130,19 +131,17 @@ def sample(
       size: N.
       discount: Discount γ of a timestep.
       n_step: Timesteps n of a transition.
-      envs: (begin, end) of the environments from which to draw; None: all.
 
     Returns:
       `Batch`.
     """
     capacity, num_envs = replay.action.shape[:2]
-    begin, end = (0, num_envs) if envs is None else envs
     # One call for both, because each call runs a loop; the modulo bias is at most n / 2**32.
     bits = jax.random.bits(key, (2, size))
     starts = num_starts(replay, n_step)
     oldest = replay.num_added - jnp.minimum(replay.num_added, capacity)
     row = oldest + (bits[0] % jnp.maximum(starts, 1).astype(jnp.uint32)).astype(jnp.int32)
-    env = begin + (bits[1] % jnp.asarray(end - begin, jnp.uint32)).astype(jnp.int32)
+    env = (bits[1] % jnp.uint32(num_envs)).astype(jnp.int32)
 
     def at(field: Array, step: int | Array) -> Array:
         return field[(row + step) % capacity, env]
@@ -170,30 +169,23 @@ def sample(
 
 
 def sample_batches(
-    keys: Array, replays: Sequence[Replay], batch_size: int, num_batches: int, *, discount: float, n_step: int = 1
+    key: Array, replays: Sequence[Replay], batch_size: int, num_batches: int, *, discount: float, n_step: int = 1
 ) -> Batch:
-    """Draws batches for several learners, each from its share of the environments, from all groups alike.
+    """Draws batches from the replays of all groups alike.
 
     Args:
-      keys: `[S]`: A random key for each learner.
-      replays: Replay of each group; environments of a learner stand side by side.
+      key: Random key.
+      replays: Replay of each group.
       batch_size: N, a multiple of the number of groups.
       num_batches: U.
       discount: Discount γ of a timestep.
       n_step: Timesteps n of a transition.
 
     Returns:
-      `Batch`, leaves `[U, S, N, ...]`.
+      `Batch`, leaves `[U, N, ...]`.
     """
     draw = partial(sample, size=num_batches * (batch_size // len(replays)), discount=discount, n_step=n_step)
-
-    def of_learner(key: Array, learner: Array) -> Batch:
-        parts = []
-        for g, replay in enumerate(replays):
-            width = replay.action.shape[1] // len(keys)
-            envs = (learner * width, (learner + 1) * width)
-            part = draw(jax.random.fold_in(key, g), replay, envs=envs)
-            parts.append(jax.tree.map(lambda x: x.reshape(num_batches, -1, *x.shape[1:]), part))
-        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
-
-    return jax.vmap(of_learner, out_axes=1)(keys, jnp.arange(len(keys)))
+    parts = [draw(jax.random.fold_in(key, g), replay) for g, replay in enumerate(replays)]
+    return jax.tree.map(
+        lambda *x: jnp.concatenate([part.reshape(num_batches, -1, *part.shape[1:]) for part in x], axis=1), *parts
+    )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox._checks import integer
-from volvox.envs.groups import action_bounds, checked_action, consistent, recipe
+from volvox.envs.groups import action_bounds, checked_action, consistent, environment_keys, recipe
 from volvox.types import Array, ArrayTree, ByValue, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
 
 
@@ -148,7 +148,7 @@ def from_functions(
 
     def init(key: Array, index: int | Array, *, num_envs: int) -> FunctionalState:
         """Returns the state in which all environments of group `index` are about to begin an episode."""
-        keys, elapsed = _keys(key, index, num_envs), jnp.zeros(num_envs, jnp.int32)
+        keys, elapsed = environment_keys(key, index, num_envs), jnp.zeros(num_envs, jnp.int32)
         # The first `recv` resets all environments; here they are reset for their shapes.
         inner = jax.vmap(reset)(keys)
         return FunctionalState(keys, inner, elapsed, jnp.ones(num_envs, jnp.bool_), zeros(spec.action, num_envs))
@@ -190,11 +190,6 @@ def from_functions(
     return env._replace(make=ByValue((name, arguments), env.make))
 
 
-def _keys(key: Array, index: int | Array, num_envs: int) -> Array:
-    """Returns the keys `[B]` of the environments of group `index`, each by its number among those of all groups."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, index * num_envs + jnp.arange(num_envs))
-
-
 def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
     """Makes group number `index`; `init` and `recv` are those of `from_functions`, compiled."""
 
@@ -207,7 +202,7 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
         return state._replace(action=action.astype(state.action.dtype))
 
     def restart(state: FunctionalState, seed: int | None = None) -> FunctionalState:
-        key = state.key if seed is None else _keys(jax.random.key(seed), index, num_envs)
+        key = state.key if seed is None else environment_keys(jax.random.key(seed), index, num_envs)
         return state._replace(key=key, done=jnp.ones(num_envs, jnp.bool_))
 
     def rekey(state: FunctionalState, where: Array, keys: Array) -> FunctionalState:

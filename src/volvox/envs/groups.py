@@ -277,6 +277,11 @@ def environment_seeds(seed: int, *, group: int, num_envs: int) -> list[int]:
     return [int(word >> 1) for word in sequence.generate_state(num_envs)]
 
 
+def environment_keys(key: Any, index: Any, num_envs: int) -> Any:
+    """Returns the keys `[B]` of the environments of group `index`, each by its number among those of all groups."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, index * num_envs + jnp.arange(num_envs))
+
+
 def _group_size(num_envs: object, num_groups: object) -> int:
     """Returns the number of environments in each of `num_groups` equal groups.
 

@@ -5,11 +5,11 @@ with two methods: `bind(network, env)` returns the learner, and raises ValueErro
 `schedule(env)` returns its `Schedule`. `volvox.learn` in `training.py` makes the runs.
 
 A class attribute `traced` of the settings names numbers that do not affect shapes. They are arguments of compiled
-programs, so configurations that differ only in them share a program. `bind` is also called with traced values, so
-`bind` and the learner must not branch on them.
+programs, so configurations that differ only in them share a program, and learners of one program may differ in them.
+`bind` is also called with traced values, so `bind` and the learner must not branch on them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
       group: Index of the group, a Python int; in `finish` the index of the last group.
       round: int32: Rounds completed since the environments were made.
       beat: int32: Beats completed in this round.
-      mean_return: float32: Mean return of the latest episodes, NaN before the first; `[S]` for S learners.
+      mean_return: float32: Mean return of the latest episodes, NaN before the first.
     """
 
     group: int
@@ -42,6 +42,10 @@ class Turn(NamedTuple):
 
 class Learner:
     """A learning algorithm in an environment: a policy, and pure functions of one learner's state.
+
+    Several learners are one `jax.vmap` over these functions, in which the numbers of `Turn` are the same for all. A
+    loop or condition that depends on the state runs for all learners if it must for one;
+    `volvox.ops.batching.min_over_rows` makes a count that is equal in all of them a common one.
 
     The state has two parts. `learning` is learned: a NamedTuple with the fields `update` (int32, the number of updates)
     and `metrics` (`volvox.data.metrics.Metrics`); rows have the compression of its fields `params` and `optimizer`.
@@ -75,8 +79,8 @@ class Learner:
         """Learns at the end of a round; returns (collected, learning)."""
         return collected, learning
 
-    def variables(self, collected: Any, learning: Any) -> Sequence[ArrayTree]:
-        """Returns the variables for `policy.apply`, of each learner if there are several.
+    def variables(self, collected: Any, learning: Any) -> ArrayTree:
+        """Returns the variables for `policy.apply`.
 
         They do not depend on the fields `collectors` and `replays`, which may be ().
         """
@@ -92,8 +96,6 @@ class Schedule(NamedTuple):
       timesteps_per_iteration: Timesteps of each learner in an iteration, which ends in the round that reaches a
         multiple of this number.
       delay: Rounds after which the data of a round have been learned from.
-      num_learners: Number S of learners that share the environments evenly. The arrays of a learner then have a leading
-        axis S. None: one learner, without this axis.
       learning_rate: State of learning -> learning rate for rows. None: it is constant.
     """
 
@@ -101,7 +103,6 @@ class Schedule(NamedTuple):
     rounds_per_iteration: int | None = None
     timesteps_per_iteration: int | None = None
     delay: int = 0
-    num_learners: int | None = None
     learning_rate: Callable[[Any], Any] | None = None
 
 

@@ -139,10 +139,10 @@ class OnPolicy(Learner):
         collectors = replaced(collected.collectors, g, Collector(ring, next_recurrent, lives))
         return Collected(collectors, moments, rewards), clip_action(action, self.env.spec)
 
-    def variables(self, collected: Collected, learning: Any) -> list[ArrayTree]:
+    def variables(self, collected: Collected, learning: Any) -> ArrayTree:
         """Returns the variables of the policy."""
         params, moments = learning.params, collected.moments
-        return [Normalized(params, moments) if isinstance(moments, Moments) else params]
+        return Normalized(params, moments) if isinstance(moments, Moments) else params
 
 
 def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:

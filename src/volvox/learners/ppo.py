@@ -372,8 +372,10 @@ class Epochs(OnPolicy):
             return self.prepare(collected, learning, key, slot + jnp.minimum(i, 0))
 
         def due(x: tuple[Array, Learning]) -> Array:
-            return (x[0] < high) & has_data & ~x[1].stopped
+            return (x[0] < high) & has_data & (~x[1].stopped if stops else True)
 
+        # Otherwise the state has no part in the condition, and learners side by side make one loop.
+        stops = getattr(self.settings, "kl_stop", None) is not None
         # Loops, not conditions, so that the state of learning stays in place.
         begins = (has_data & (low == 0) & (high > 0)).astype(jnp.int32)
         given = (low, jax.lax.fori_loop(0, begins, prepare, learning))

@@ -1,10 +1,16 @@
-"""The loop that trains a learner: its state, its iterations and evaluations, and how it is saved and restored.
+"""The loop that trains learners: their state, iterations and evaluations, and how they are saved and restored.
 
     algorithm = vx.learn(vx.A3C(), vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso()), env)
     run = vx.train(algorithm, seed=0, steps=100, run_dir="runs/pong")
 
 The settings give the length of an iteration. It ends early, after a whole round, when an evaluation is due or when the
 `Budget` is used up. Parameters do not depend on where iterations end.
+
+Several learners in one program (`num_learners`, or a list of settings) have random numbers and environments of their
+own. `jax.vmap` maps the functions of one learner over all of them; the counters of rounds and beats are common. Arrays
+of the state have a leading axis S of learners, except these counters. One learner has no such axis. Rows have the mean
+over learners of each metric by its name, and the numbers of each learner as a list, such as `training_mean_each`;
+`training_best` is the best of all.
 
 An evaluation plays whole episodes with the likeliest actions, in its own environments. On Atari it plays whole games,
 even if a lost life ends an episode of training. The best policy so far plays again in each evaluation, so that it is
@@ -14,9 +20,9 @@ evaluation and over all its episodes.
 Rows have `evaluation_mean`; its `evaluation_standard_error` over episodes; `evaluation_best`, the mean return of the
 best policy over `evaluation_best_episodes` episodes; `evaluation_best_timesteps`, at which it was the latest policy;
 `evaluation_timesteps`, the timesteps of each learner so far; `evaluation_frames`, the emulator frames of all
-evaluations, which `frames` does not count; and `evaluation_seconds`, which no rate counts. With several learners there
-is an `evaluation_mean_0` and so on for each, and the mean is over all of them. `evaluation_best` is still too high just
-after its policy was chosen; play new episodes for an unbiased score.
+evaluations, which `frames` does not count; and `evaluation_seconds`, which no rate counts. With several learners the
+mean is over all of them, `evaluation_mean_each` has the mean of each, and one policy is the best of all.
+`evaluation_best` is still too high just after its policy was chosen; play new episodes for an unbiased score.
 """
 
 import copy
@@ -24,7 +30,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +41,7 @@ from volvox._checks import check_has, check_memory, check_type, integer, size_of
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.envs.envpool_tasks import whole_games
+from volvox.envs.groups import environment_keys
 from volvox.learners.learner import Turn
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import Devices, devices_of
@@ -67,7 +74,7 @@ class Acting(NamedTuple):
       draws: int32: Number of actions that each environment has drawn; `Env.keys` derives the keys of the next
         actions from it.
       timesteps: int32: Timesteps of all environments in this iteration, except the first of each episode.
-      episodes: Scores of the episodes that have ended, leaves `[S, ...]` for S learners.
+      episodes: Scores of the episodes that have ended.
       running: Episodes that have not ended, one entry for each group; () between two sets of environments.
       collected: State of the learner that `act` changes.
     """
@@ -79,6 +86,10 @@ class Acting(NamedTuple):
     episodes: Episodes
     running: tuple[RunningEpisodes, ...]
     collected: Any
+
+
+_LEARNER_AXES = Acting(None, None, None, None, 0, 0, 0)  # pyright: ignore[reportArgumentType]
+"""Learners have common counters."""
 
 
 class Evaluated(NamedTuple):
@@ -105,7 +116,7 @@ class LearnState(NamedTuple):
     """State of a run between two iterations.
 
     Attributes:
-      key: Key of all random numbers.
+      key: Key of all random numbers; `[S]` for S learners.
       acting: State of acting.
       learning: State of learning: parameters, the optimiser's state, and other state of the learner.
       timesteps: Timesteps of all environments, except the first of each episode.
@@ -127,6 +138,7 @@ def learn(
     network: Any,
     env: Env,
     *,
+    num_learners: int = 1,
     evaluate_every: int | None = None,
     num_evaluation_episodes: int = 10,
     num_evaluation_envs: int | None = None,
@@ -137,17 +149,25 @@ def learn(
     """Makes an algorithm of a learner's settings, a network and an environment. One step is an iteration.
 
         algorithm = learn(TD3(), ActorAndCritic.mlp(6), env)
+        algorithm = learn(PPO(), network, env, num_learners=10)
+        algorithm = learn([PPO(learning_rate=rate) for rate in (1e-4, 3e-4, 1e-3)], network, env)
+
+    Several learners are one program. Learner i is the learner of a run of its own with the seed
+    `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; on envpool it plays other episodes. Learners of TD3 make
+    their updates together, when each has enough timesteps.
 
     Args:
-      settings: Settings of the learner, such as `A3C()`.
+      settings: Settings of the learner, such as `A3C()`, or settings of each of several learners. These may differ in
+        the numbers that the class attribute `traced` names, such as `learning_rate`.
       network: Network that these settings train, e.g. a flax module.
-      env: The environments, in groups that take turns.
+      env: The environments of one learner, in groups that take turns. S learners have S times as many.
+      num_learners: Number S of learners with these settings.
       evaluate_every: Timesteps of each learner between two evaluations (`volvox.learners.training`). An iteration ends
         in the round in which one is due, so give `train` an amount of timesteps instead of steps. None: no evaluation.
       num_evaluation_episodes: Episodes of an evaluation, of each learner; from the second on, the best policy so far
         plays the same number.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
-        of environments that learn on one device.
+        of environments of all learners on one device.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
       devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
@@ -159,27 +179,35 @@ def learn(
       `Algorithm`. Its rows hold the learner's metrics; `update`, the number of updates; `frames`, the emulator frames,
       and `timesteps` of each learner, neither with timesteps that begin an episode; `episodes` and the scores of the
       latest 100 episodes (`volvox.data.metrics.scores`); `compression` of sparse networks; and
-      `predictions_per_second`, which counts timesteps that begin an episode too, `updates_per_second` and
-      `frames_per_second`. `step` raises FloatingPointError if a number is not finite. In pure-JAX environments, on one
-      device, a restored run continues bit by bit. In other environments, it begins new episodes. `variables` gives the
-      policy of the best evaluation; `last_variables` the latest policy, of the learner with the best latest evaluation.
+      `predictions_per_second`, which counts timesteps that begin an episode too, `updates_per_second` of each learner
+      and `frames_per_second`. `step` raises FloatingPointError if a number is not finite. In pure-JAX environments, on
+      one device, a restored run continues bit by bit. In other environments, it begins new episodes. `variables` gives
+      the policy of the best evaluation; `last_variables` the latest policy, of the learner with the best latest
+      evaluation, or with the best training episodes if there is none.
 
     Raises:
       TypeError: An argument is of another type.
-      ValueError: Network or environment do not fit the settings, the optimiser needs more than gradients and
-        parameters, or the state does not fit into the free memory.
+      ValueError: Network or environment do not fit the settings, settings of several learners differ in more than
+        numbers, the optimiser needs more than gradients and parameters, or the state does not fit into the free memory.
     """
-    check_has("settings", settings, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
+    integer("num_learners", num_learners, low=1)
+    several = list(settings) if isinstance(settings, Sequence) else [settings] * num_learners
+    if num_learners not in (1, len(several)) or not several:
+        raise ValueError(f"{num_learners=}, and there are settings of {len(several)} learners; leave num_learners out.")
+    for one in several:
+        check_has("settings", one, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
-    run = Training(settings, network, env, chunk_seconds, host, devices_of(devices))
+    run = Training(several, network, env, chunk_seconds, host, devices_of(devices))
     if evaluate_every is not None:
         evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
         run.evaluator = PolicyEvaluator(run.learner.policy, run.env, run.num_learners, *evaluation)
     state = jax.eval_shape(run.init, jax.random.key(0))  # raises if something does not fit
     # Twice, because an iteration works on a copy of the state.
     sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
-    check_memory(sizes, "use a smaller replay (TD3: replay_size), fewer environments or smaller networks")
+    remedy = "use a smaller replay (TD3: replay_size), fewer environments or smaller networks"
+    check_memory(sizes, remedy, num_learners=run.num_learners)
     config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
+    config |= {"num_learners": num_learners}
     config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
     config |= {"num_evaluation_envs": num_evaluation_envs}
     return Algorithm(
@@ -193,6 +221,7 @@ def learn(
         save=run.save,
         restore=run.restore,
         last_variables=run.last_variables,
+        learners=tuple(functools.partial(run.latest, i=i) for i in range(run.num_learners)),
         profile=run.profile,
         step_name="iteration",
         max_over_processes=None if jax.process_count() == 1 else run.loop.devices.max_over_processes,
@@ -200,17 +229,29 @@ def learn(
 
 
 def numbers_of(settings: Any) -> dict[str, Array]:
-    """Returns the numbers that `settings.traced` names: float32 scalars, or `[S]` for a sequence of S numbers.
+    """Returns the numbers that `settings.traced` names, as float32 scalars.
 
     Settings that are None or functions, such as schedules, are left out.
     """
     values = {name: getattr(settings, name) for name in getattr(settings, "traced", ())}
     # A scalar made of a Python float is weakly typed: like a constant, it does not turn bfloat16 into float32.
-    return {
-        name: jnp.asarray(np.asarray(value, np.float32) if isinstance(value, Sequence) else float(value))
-        for name, value in values.items()
-        if value is not None and not callable(value)
-    }
+    return {name: jnp.asarray(float(x)) for name, x in values.items() if x is not None and not callable(x)}
+
+
+def numbers_of_all(settings: Sequence[Any]) -> dict[str, Array]:
+    """Returns the numbers of S learners, `[S]`, or those of one learner; raises ValueError if other settings differ."""
+    each, first = [numbers_of(one) for one in settings], settings[0]
+    for i, one in enumerate(settings):
+        fixed = [field.name for field in dataclasses.fields(first) if field.name not in each[0].keys() & each[i].keys()]
+        if type(one) is not type(first):
+            raise ValueError(f"settings[{i}] is {type(one).__name__}, settings[0] is {type(first).__name__}.")
+        if wrong := [name for name in fixed if getattr(one, name) != getattr(first, name)]:
+            values = " and ".join(repr(getattr(x, wrong[0])) for x in (first, one))
+            raise ValueError(
+                f"{wrong[0]} is {values} in settings[0] and settings[{i}]. Learners of one program may differ in these "
+                f"numbers: {', '.join(each[0])}. Other objects must be the same, as dataclasses.replace keeps them."
+            )
+    return each[0] if len(each) == 1 else jax.tree.map(lambda *x: jnp.stack(x), *each)
 
 
 def with_numbers(settings: Any, numbers: dict[str, Array]) -> Any:
@@ -222,41 +263,54 @@ def with_numbers(settings: Any, numbers: dict[str, Array]) -> Any:
 
 
 class LearnerStages:
-    """The pure functions of a learner in its environments: the stages of the loop.
+    """The pure functions of learners in their environments: the stages of the loop.
 
-    The numbers of the settings are arguments: `constants` is (key of the run, numbers).
+    The numbers of the settings are arguments: `constants` is (key of the run, numbers), both `[S]` for S learners.
 
     Attributes:
-      settings: Settings of the learner.
+      settings: Settings of the learners.
       network: The network.
-      env: The environments.
-      batch: (S,) for S learners, otherwise ().
-      each: Maps a function over S learners.
-      cache_key: Key of the compiled program: the settings that are not traced, the network, and the environments, which
-        are equal if one `Env` makes them, or equal arguments of `volvox.envs.from_functions`.
+      env: The environments of one learner. A group has those of all learners, side by side.
+      num_learners: Number S of learners.
+      cache_key: Key of the compiled program: the settings that are not traced, the network, the number of learners, and
+        the environments, which are equal if one `Env` makes them, or equal arguments of `volvox.envs.from_functions`.
     """
 
-    def __init__(self, settings: Any, network: Any, env: Env):
-        self.settings, self.network, self.env = settings, network, env
-        num_learners = settings.schedule(env).num_learners
-        self.batch = () if num_learners is None else (num_learners,)
-        self.each: Any = jax.vmap if self.batch else lambda function: function
+    def __init__(self, settings: Any, network: Any, env: Env, num_learners: int = 1):
+        self.settings, self.network, self.env, self.num_learners = settings, network, env, num_learners
         fixed = {field.name for field in dataclasses.fields(settings)} - numbers_of(settings).keys()
         fixed_settings = type(settings), {name: getattr(settings, name) for name in fixed}
         # The text of the spec, because arrays cannot be compared.
-        self.cache_key = *fixed_settings, network, env.make, str(env.spec), env.num_envs, env.num_groups, env.axis
+        envs = env.make, str(env.spec), env.num_envs, env.num_groups, env.axis
+        self.cache_key = *fixed_settings, network, *envs, num_learners
 
     def learner(self, numbers: dict[str, Array]) -> Any:
         """Returns the learner for these numbers."""
         return with_numbers(self.settings, numbers).bind(self.network, self.env)
 
+    def each(self, function: Callable[..., Any], *args: ArrayTree) -> Any:
+        """Calls a function of one learner's arguments for all learners."""
+        if self.num_learners == 1:
+            return function(*args)
+        axes = tuple(_LEARNER_AXES if isinstance(x, Acting) else 0 for x in args)
+        return jax.vmap(function, in_axes=axes)(*args)
+
+    def split(self, tree: ArrayTree) -> ArrayTree:
+        """Splits the environments of a group by learner: `[S * B, ...]` -> `[S, B, ...]`."""
+        size = self.num_learners
+        return tree if size == 1 else jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), tree)
+
     def act(self, acting: Acting, learning: Any, constants: Any, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
-        """Counts episodes and timesteps of group `g`, and lets the learner act."""
-        key, numbers = constants
-        scored = jax.tree.map(lambda x: x.reshape(*self.batch, -1), timestep._replace(observation=(), extras={}))
-        episodes, running = self.each(metrics.update_episodes)(acting.episodes, acting.running[g], scored)
-        keys, turn = self.env.keys(key, acting.draws, g), self.turn(acting, g)
-        collected, action = self.learner(numbers).act(acting.collected, learning, keys, turn, timestep)
+        """Counts episodes and timesteps of group `g`, and lets the learners act."""
+
+        def one(acting: Acting, learning: Any, constants: Any, timestep: TimeStep) -> tuple[Any, Any, Any, Array]:
+            key, numbers = constants
+            scored = timestep._replace(observation=(), extras={})
+            episodes, running = metrics.update_episodes(acting.episodes, acting.running[g], scored)
+            keys, turn = self.env.keys(key, acting.draws, g), self.turn(acting, g)
+            return episodes, running, *self.learner(numbers).act(acting.collected, learning, keys, turn, timestep)
+
+        episodes, running, collected, action = self.each(one, acting, learning, constants, self.split(timestep))
         is_last = g == self.env.num_groups - 1
         acting = acting._replace(
             beat=acting.beat + is_last,
@@ -266,62 +320,78 @@ class LearnerStages:
             running=replaced(acting.running, g, running),
             collected=collected,
         )
-        return acting, action
+        return acting, action if self.num_learners == 1 else action.reshape(-1, *action.shape[2:])
 
     def work(self, acting: Acting, learning: Any, constants: Any, g: int) -> tuple[Acting, Any]:
-        """Lets the learner learn while group `g` steps."""
-        (key, numbers), turn = constants, self.turn(acting, g)
-        turn = turn._replace(beat=turn.beat - (g == self.env.num_groups - 1))  # `act` has counted the beat
-        collected, learning = self.learner(numbers).work(acting.collected, learning, key, turn)
+        """Lets the learners learn while group `g` steps."""
+
+        def one(acting: Acting, learning: Any, constants: Any) -> tuple[Any, Any]:
+            (key, numbers), turn = constants, self.turn(acting, g)
+            turn = turn._replace(beat=turn.beat - (g == self.env.num_groups - 1))  # `act` has counted the beat
+            return self.learner(numbers).work(acting.collected, learning, key, turn)
+
+        collected, learning = self.each(one, acting, learning, constants)
         return acting._replace(collected=collected), learning
 
     def finish(self, acting: Acting, learning: Any, constants: Any) -> tuple[Acting, Any]:
-        """Lets the learner end a round."""
-        (key, numbers), turn = constants, self.turn(acting, self.env.num_groups - 1)
-        collected, learning = self.learner(numbers).finish(acting.collected, learning, key, turn)
+        """Lets the learners end a round."""
+
+        def one(acting: Acting, learning: Any, constants: Any) -> tuple[Any, Any]:
+            (key, numbers), turn = constants, self.turn(acting, self.env.num_groups - 1)
+            return self.learner(numbers).finish(acting.collected, learning, key, turn)
+
+        collected, learning = self.each(one, acting, learning, constants)
         return acting._replace(round=acting.round + 1, beat=jnp.int32(0), collected=collected), learning
 
     def turn(self, acting: Acting, g: int) -> Turn:
-        """Returns the turn of group `g`."""
-        num_envs = self.env.all_envs // math.prod(self.batch)
-        mean = self.each(functools.partial(metrics.latest_mean, num_envs=num_envs, axis=self.env.axis))
-        return Turn(g, acting.round, acting.beat, mean(acting.episodes))
+        """Returns one learner's turn of group `g`."""
+        mean = metrics.latest_mean(acting.episodes, num_envs=self.env.all_envs, axis=self.env.axis)
+        return Turn(g, acting.round, acting.beat, mean)
 
 
 class Training:
     """The functions of the algorithm that `learn` makes.
 
     Attributes:
-      learner: The learner.
+      learner: The learner that the first settings make.
       schedule: Its schedule.
-      env: The environments.
+      env: The environments of one learner.
+      num_learners: Number S of learners.
+      stages: Their pure functions.
       loop: The loop. `Acting` is its carry, and the learner's state of learning its memory.
       evaluator: Evaluation during learning; None without.
       saves_replay: Whether checkpoints hold replays.
     """
 
-    def __init__(self, settings: Any, network: Any, env: Env, chunk_seconds: float, host: bool, devices: Devices):
+    def __init__(
+        self, settings: Sequence[Any], network: Any, env: Env, chunk_seconds: float, host: bool, devices: Devices
+    ):
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
-        numbers = numbers_of(settings)
+        numbers, first, self.num_learners = numbers_of_all(settings), settings[0], len(settings)
         # Each process makes the initial state alone, without a device axis.
-        alone = LearnerStages(settings, network, env)
-        initial = shared_jit(ByValue(alone.cache_key, lambda numbers, key: alone.learner(numbers).init(key)))
-        self._initial = functools.partial(initial, numbers)
+        alone = LearnerStages(first, network, env, self.num_learners)
+
+        def initial(numbers: dict[str, Array], key: Array) -> tuple[Any, Any]:
+            return alone.each(lambda numbers, key: alone.learner(numbers).init(key), numbers, key)
+
+        self._initial = functools.partial(shared_jit(ByValue(alone.cache_key, initial)), numbers)
         self._numbers: Any = numbers
         if devices.mesh is not None:  # placed scalars would not be weakly typed
             self._numbers = {name: devices.placed(x) if x.ndim else float(x) for name, x in numbers.items()}
         self.env = env = env._replace(axis=devices.axis)
-        self.learner, self.schedule = settings.bind(network, env), settings.schedule(env)
+        self.learner, self.schedule = first.bind(network, env), first.schedule(env)
         if (self.schedule.rounds_per_iteration is None) == (self.schedule.timesteps_per_iteration is None):
             raise ValueError("a Schedule needs either rounds_per_iteration or timesteps_per_iteration.")
-        pure = LearnerStages(settings, network, env)
-        self.num_learners, self._batch = self.schedule.num_learners or 1, pure.batch
-        self.saves_replay = getattr(settings, "save_replay", True) and env.axis.size == 1
+        self.stages = pure = LearnerStages(first, network, env, self.num_learners)
+        self._batch = () if self.num_learners == 1 else (self.num_learners,)
+        self.saves_replay = getattr(first, "save_replay", True) and env.axis.size == 1
         self.evaluator: PolicyEvaluator | None = None
         self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
 
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
-            return env.make(seed, host=host, **({"first_group": device * env.num_groups} if device else {}))
+            further = {"first_group": device * env.num_groups} if device else {}
+            further |= {"num_envs": env.num_envs * self.num_learners} if self._batch else {}
+            return env.make(seed, host=host, **further)
 
         due, turns = self.learner.due, (self.schedule.beats_per_round, env.num_groups)
         if due is not None and np.shape(due) != turns:
@@ -332,15 +402,31 @@ class Training:
 
     def init(self, key: int | Array) -> LearnState:
         """Returns the state at the beginning of a run."""
-        init_key, run_key = jax.random.split(typed_key(key))
+        init_key, run_key = self.keys(typed_key(key))
         collected, learning = self._initial(init_key)
         zero = jnp.int32(0)
         acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
         if self.evaluator is not None:
-            candidates, worst = self.learner.variables(collected, learning), jnp.float32(-jnp.inf)
-            evaluated = Evaluated(candidates[0], worst, 0, 0, jnp.full(len(candidates), worst), 0)
+            worst = jnp.float32(-jnp.inf)
+            first = self.policy_of(self.candidates(collected, learning), 0)
+            evaluated = Evaluated(first, worst, 0, 0, jnp.full(self.num_learners, worst), 0)
         return without(LearnState(run_key, acting, learning, 0, evaluated), "collectors")
+
+    def keys(self, key: Array) -> Array:
+        """Returns the keys of the initial state and of the run, `[2]`, or of those of S learners, `[2, S]`."""
+        if not self._batch:
+            return jax.random.split(key)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.num_learners))
+        return jax.vmap(jax.random.split, out_axes=1)(keys)
+
+    def candidates(self, collected: Any, learning: Any) -> ArrayTree:
+        """Returns the variables of the policy, or of the policies of S learners, leaves `[S, ...]`."""
+        return self.stages.each(self.learner.variables, collected, learning)
+
+    def policy_of(self, candidates: ArrayTree, i: int) -> ArrayTree:
+        """Returns the variables of the policy of learner `i`."""
+        return pick(candidates, i) if self._batch else candidates
 
     def constants(self, key: Array) -> tuple[Array, dict[str, Array]]:
         """Returns the constants of the loop: (key of the run, numbers of the settings)."""
@@ -349,11 +435,11 @@ class Training:
     def begin(self, acting: Acting) -> Acting:
         """Returns the state of acting in environments that were just made."""
         collected, b = acting.collected, self.env.num_envs // self.env.num_groups
-        fresh, _ = self._initial(jax.random.key(0))
+        fresh, _ = self._initial(self.keys(jax.random.key(0))[0])
         for name in ("collectors", "replays"):
             if hasattr(fresh, name) and (name == "collectors" or not collected.replays):
                 collected = collected._replace(**{name: getattr(fresh, name)})
-        shape = (*self._batch, b // self.num_learners)
+        shape = (*self._batch, b)
         running = ((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)),) * self.env.num_groups
         return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), running=running, collected=collected)
 
@@ -367,15 +453,17 @@ class Training:
             before, after = (x.timesteps // self.num_learners for x in (state, new))
             if evaluator is None or after // evaluator.every == before // evaluator.every:
                 return new, row
-            began, candidates = time.perf_counter(), self.learner.variables(new.acting.collected, new.learning)
+            began, candidates = time.perf_counter(), self.candidates(new.acting.collected, new.learning)
             seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
-            (returns, played), best_returns = evaluator.play(candidates, seed=seed, monitor=monitor), np.zeros(0)
+            number, best_returns = self.num_learners, np.zeros(0)
+            returns, played = evaluator.play(candidates, number, seed=seed, monitor=monitor)
             if state.evaluated.best > -np.inf:
-                best_returns, further = evaluator.play([state.evaluated.variables], seed=seed, monitor=monitor)
+                best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=monitor)
                 played += further
             require_finite({"the returns of the evaluation": (returns, best_returns)}, self.env.spec.name)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
-            evaluated, found = add_evaluation(state.evaluated, candidates, returns, best_returns, **counts)
+            policy_of = functools.partial(self.policy_of, candidates)
+            evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
             found["evaluation_seconds"] = time.perf_counter() - began
             return new._replace(evaluated=evaluated), row | found
         except BaseException:
@@ -385,6 +473,7 @@ class Training:
     def iteration(self, state: LearnState, monitor: Monitor, budget: Budget) -> tuple[LearnState, dict[str, Any]]:
         """Returns the next state and the row of metrics, without evaluation."""
         loop, devices, schedule = self.loop, self.loop.devices, self.schedule
+        all_envs = self.env.all_envs * self.num_learners
         is_open, acting, learning = self.opened(state, monitor)
         # The loop donates its arguments, and the state of the caller must outlive it.
         acting = copied(acting._replace(timesteps=devices.placed(jnp.int32(0))))
@@ -400,7 +489,7 @@ class Training:
         def progress() -> tuple[int, int, int]:
             """Returns (done, total, rounds left), in rounds or timesteps."""
             # Timesteps that begin an episode do not count, so that these rounds may not be enough, and some follow.
-            left = max((limit - timesteps) / (self.env.all_envs * schedule.beats_per_round), 0)
+            left = max((limit - timesteps) / (all_envs * schedule.beats_per_round), 0)
             if schedule.rounds_per_iteration is None:
                 return timesteps // self.num_learners, math.ceil(limit / self.num_learners), math.ceil(left)
             now = first_round + rounds - schedule.delay
@@ -415,10 +504,11 @@ class Training:
             acting, learning, rounds = after.carry, after.memory, rounds + new_rounds
             timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
             small = devices.local(emptied(acting.collected, "collectors", "replays"))
-            policies = {f"the policy of learner {i}": x for i, x in enumerate(self.learner.variables(small, local))}
+            candidates = jax.device_get(self.candidates(small, local))
+            policies = {f"the policy of learner {i}": self.policy_of(candidates, i) for i in range(self.num_learners)}
             require_finite(local.metrics | policies, self.env.spec.name)
-            predictions = rounds * schedule.beats_per_round * self.env.all_envs
-            updates = int(local.update) - int(state.learning.update)
+            predictions = rounds * schedule.beats_per_round * all_envs
+            updates = mean_count(local.update) - mean_count(state.learning.update)
             counts = np.array([predictions, updates, timesteps * self.env.spec.frame_skip])
             rates = (counts - uncounted) / (time.perf_counter() - began)
             done, total, left = progress()
@@ -455,6 +545,13 @@ class Training:
             loop.open(0, state.envs)
             return False, state.acting, state.learning
         loop.open(seed_of(state.key, state.timesteps))
+        if self._batch and devices.mesh is None and all(group.rekey for group in loop.groups):
+            # The environments of a learner are those that it would have alone.
+            seeds, b = [seed_of(key, state.timesteps) for key in state.key], self.env.num_envs // self.env.num_groups
+            keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+            of_group = [jax.vmap(environment_keys, (0, None, None))(keys, g, b) for g in range(self.env.num_groups)]
+            rekeyed = zip(loop.groups, loop.envs, of_group, strict=True)
+            loop.envs = tuple(group.rekey(env, jnp.ones(keys.size, bool), keys.ravel()) for group, env, keys in rekeyed)
         acting = self.begin(state.acting)
         if devices.mesh is not None:
             # The episodes so far are counted once.
@@ -468,15 +565,29 @@ class Training:
 
     def row(self, state: LearnState) -> dict[str, Any]:
         """Returns the row of an iteration, without rates; raises FloatingPointError if returns are not finite."""
-        episodes, learning, schedule = state.acting.episodes, state.learning, self.schedule
-        scores = metrics.scores(episodes, num_envs=self.env.all_envs // self.num_learners)
-        require_finite({"the returns of episodes": scores}, self.env.spec.name)
-        row = {"update": int(learning.update), "frames": state.timesteps * self.env.spec.frame_skip}
+        episodes, learning, each = state.acting.episodes, state.learning, []
+        small = jax.device_get((episodes, learning.metrics, self.learning_rates(learning)))
+        compressions = compressions_of(learning, self.num_learners if self._batch else None)
+        for i in range(self.num_learners):
+            scored, gathered, rate = pick(small, i) if self._batch else small
+            scores = metrics.scores(scored, num_envs=self.env.all_envs)
+            require_finite({"the returns of episodes": scores}, self.env.spec.name)
+            rates = {} if rate is None else {"learning_rate": float(rate)}
+            each.append(scores | compressions[i] | rates | metrics.compute(gathered))
+        row = {"update": mean_count(learning.update), "frames": state.timesteps * self.env.spec.frame_skip}
         row |= {"timesteps": state.timesteps // self.num_learners, "episodes": int(episodes.total.sum())}
-        row |= scores | compression_row(learning, schedule.num_learners)
-        if schedule.learning_rate is not None:
-            row["learning_rate"] = float(schedule.learning_rate(learning))
-        return row | metrics.compute(learning.metrics)
+        return row | row_of(each)
+
+    def learning_rates(self, learning: Any) -> Any:
+        """Returns the learning rate for rows, `[S]` for S learners; None if it is constant."""
+        if self.schedule.learning_rate is None:
+            return None
+
+        def one(numbers: dict[str, Array], learning: Any) -> Any:
+            schedule: Any = with_numbers(self.stages.settings, numbers).schedule(self.env)
+            return schedule.learning_rate(learning)
+
+        return self.stages.each(one, self.loop.devices.local(self._numbers), learning)
 
     def variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the best policy, or of the latest if nothing ranks them."""
@@ -485,11 +596,17 @@ class Training:
 
     def last_variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the latest policy, of the best learner if there are several."""
-        candidates, evaluated = self.learner.variables(state.acting.collected, state.learning), state.evaluated
-        if evaluated and evaluated.best > -np.inf:
-            return candidates[int(np.argmax(evaluated.latest))]
-        row = metrics.scores(state.acting.episodes)
-        return candidates[int(np.argmax([row.get(f"training_mean_{i}", -np.inf) for i in range(len(candidates))]))]
+        if not self._batch:
+            return self.latest(state, 0)
+        if state.evaluated and state.evaluated.best > -np.inf:
+            return self.latest(state, int(np.argmax(state.evaluated.latest)))
+        episodes = jax.device_get(state.acting.episodes)
+        scores = [metrics.scores(pick(episodes, i)).get("training_mean", -np.inf) for i in range(self.num_learners)]
+        return self.latest(state, int(np.argmax(scores)))
+
+    def latest(self, state: LearnState, i: int) -> ArrayTree:
+        """Returns the variables of the latest policy of learner `i`."""
+        return self.policy_of(self.candidates(state.acting.collected, state.learning), i)
 
     def save(self, state: LearnState) -> LearnState:
         """Returns the part of the state that checkpoints hold."""
@@ -569,18 +686,35 @@ def networks_and_masks(learning: Any) -> tuple[ArrayTree, ArrayTree]:
     return jax.device_get((params, masks))
 
 
-def compression_row(learning: Any, num_learners: int | None) -> dict[str, float]:
-    """Returns the `compression` of a learner's networks, or its mean over S learners; {} if nothing is compressed."""
+def compressions_of(learning: Any, num_learners: int | None) -> list[dict[str, float]]:
+    """Returns the `compression` of each learner's networks; {} if nothing is compressed. None: one, without an axis."""
     if not hasattr(learning, "params") or not (is_sparse(learning.optimizer) or is_grouped(learning.params)):
-        return {}
+        return [{}] * (num_learners or 1)
     networks = networks_and_masks(learning)
     each = [networks] if num_learners is None else [pick(networks, i) for i in range(num_learners)]
-    return {"compression": float(np.mean([table(*one)[-1]["compression"] for one in each]))}
+    return [{"compression": table(*one)[-1]["compression"]} for one in each]
+
+
+def mean_count(update: Array) -> int:
+    """Returns the number of updates, the mean over several learners."""
+    return int(np.mean(update))
+
+
+def row_of(each: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Returns the means of metrics over learners by name, and lists of them by `NAME_each`; the row of one as it is.
+
+    `training_best` is the best of all.
+    """
+    if len(each) == 1:
+        return each[0]
+    lists = {name: [row[name] for row in each] for name in each[0] if all(name in row for row in each)}
+    means = {name: max(x) if name == "training_best" else float(np.mean(x)) for name, x in lists.items()}
+    return means | {name + metrics.EACH: x for name, x in lists.items()}
 
 
 def add_evaluation(
     evaluated: Evaluated,
-    candidates: Sequence[ArrayTree],
+    policy_of: Callable[[int], ArrayTree],
     returns: np.ndarray,
     best_returns: np.ndarray,
     *,
@@ -591,7 +725,7 @@ def add_evaluation(
 
     Args:
       evaluated: Results so far.
-      candidates: Variables of the policies of S learners.
+      policy_of: i -> variables of the policy of learner i.
       returns: float32 `[S, E]`: Returns of their episodes.
       best_returns: float32 `[E]`: Returns of new episodes of the best policy; empty before the first evaluation.
       timesteps: Timesteps of each learner so far.
@@ -607,7 +741,7 @@ def add_evaluation(
         evaluated = evaluated._replace(best=jnp.float32(mean), episodes=episodes)
     i = int(means.argmax())
     if means[i] > max(evaluated.best, best_returns.mean() if best_returns.size else -np.inf):
-        chosen = {"variables": candidates[i], "best": jnp.float32(means[i]), "episodes": returns.shape[1]}
+        chosen = {"variables": policy_of(i), "best": jnp.float32(means[i]), "episodes": returns.shape[1]}
         evaluated = evaluated._replace(**chosen, timesteps=timesteps)
     evaluated = evaluated._replace(latest=jnp.asarray(means), frames=evaluated.frames + frames)
     row = {"evaluation_mean": float(means.mean()), "evaluation_best": float(evaluated.best)}
@@ -615,7 +749,7 @@ def add_evaluation(
     if returns.shape[1] > 1:
         row["evaluation_standard_error"] = float(np.sqrt(returns.var(axis=1, ddof=1).sum() / returns.size / len(means)))
     if len(means) > 1:
-        row |= {f"evaluation_mean_{i}": float(mean) for i, mean in enumerate(means)}
+        row["evaluation_mean" + metrics.EACH] = means.tolist()
     return evaluated, row | {"evaluation_timesteps": timesteps, "evaluation_frames": evaluated.frames}
 
 
@@ -634,18 +768,20 @@ class PolicyEvaluator:
         self._policy, self._env = policy, env
         self.every = integer("evaluate_every", every, low=1, high=None)
         self._num_episodes = integer("num_evaluation_episodes", episodes, low=1)
-        num_envs = integer("num_evaluation_envs", env.num_envs if num_envs is None else num_envs, low=num_learners)
+        num_envs = env.num_envs * num_learners if num_envs is None else num_envs
+        num_envs = integer("num_evaluation_envs", num_envs, low=num_learners)
         num_waves = -(-episodes // (num_envs // num_learners))
         self._num_envs = num_learners * -(-episodes // num_waves)
-        self._act = jax.jit(self._act_all)
+        self._act = jax.jit(self._act_all, static_argnums=0)
         self._group: EnvGroup | None = None
         self._state: Any = None
 
-    def play(self, candidates: Sequence[ArrayTree], *, seed: int, monitor: Monitor) -> tuple[np.ndarray, int]:
+    def play(self, variables: ArrayTree, num_policies: int, *, seed: int, monitor: Monitor) -> tuple[np.ndarray, int]:
         """Plays the episodes of all policies, in waves of one episode for each environment.
 
         Args:
-          candidates: Variables of each policy: of all learners, or of one policy.
+          variables: Variables of all learners' policies, leaves `[S, ...]`, or of one policy.
+          num_policies: Their number S.
           seed: Seed of the environments.
           monitor: Called about once a second with a dict of progress figures; True stops the evaluation.
 
@@ -655,8 +791,8 @@ class PolicyEvaluator:
         Raises:
           Interrupted: The monitor returned True.
         """
-        num_envs, candidates = self._num_envs, tuple(candidates)
-        wave = num_envs // len(candidates)  # episodes of a policy that are played at once
+        num_envs = self._num_envs
+        wave = num_envs // num_policies  # episodes of a policy that are played at once
         num_waves = -(-self._num_episodes // wave)
         if self._group is None:
             options = {"num_envs": num_envs, "num_groups": 1, "host": True, **whole_games(self._env)}
@@ -664,19 +800,21 @@ class PolicyEvaluator:
             self._state, _ = self._group.recv(self._group.init())
         parts, timesteps, checked = [], 0, -np.inf
 
-        def choose(number: int, timestep: TimeStep, states: tuple[ArrayTree, ...]) -> tuple[Array, tuple]:
+        def choose(number: int, timestep: TimeStep, states: ArrayTree) -> tuple[Array, ArrayTree]:
             nonlocal checked
             if time.monotonic() - checked > 1.0:
                 checked = time.monotonic()
                 if monitor({"phase": "evaluation", "done": len(parts) * num_envs, "total": num_waves * num_envs}):
                     raise Interrupted("the evaluation was not finished, and its iteration is dropped")
-            return self._act(candidates, jax.tree.map(jnp.asarray, timestep), states)
+            return self._act(num_policies, variables, jax.tree.map(jnp.asarray, timestep), states)
 
         for number in range(num_waves):
             self._state = self._group.restart(self._state, (seed + number * num_envs) % 2**31)
-            states = tuple(self._policy.initial_state(wave) for _ in candidates)
+            states = self._policy.initial_state(wave)
+            if num_policies > 1:
+                states = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_policies, *x.shape)), states)
             self._state, returns, lengths = first_episodes(self._group, self._state, choose, states)
-            parts.append(returns.reshape(len(candidates), -1))
+            parts.append(returns.reshape(num_policies, -1))
             timesteps += int(lengths.sum())
         return np.concatenate(parts, axis=1)[:, : self._num_episodes], timesteps
 
@@ -686,9 +824,12 @@ class PolicyEvaluator:
             self._group.close()
         self._group = self._state = None
 
-    def _act_all(self, candidates: tuple, timestep: TimeStep, states: tuple) -> tuple[Array, tuple]:
-        split = jax.tree.map(lambda x: x.reshape(len(candidates), -1, *x.shape[1:]), timestep)
-        parts = [jax.tree.map(lambda x, i=i: x[i], split) for i in range(len(candidates))]
+    def _act_all(
+        self, num_policies: int, variables: ArrayTree, timestep: TimeStep, states: ArrayTree
+    ) -> tuple[Array, ArrayTree]:
         play = functools.partial(act, self._policy, False, jax.random.key(0))
-        actions, states = zip(*map(play, candidates, parts, states), strict=True)
-        return jnp.concatenate(actions), states
+        if num_policies == 1:
+            return play(variables, timestep, states)
+        split = jax.tree.map(lambda x: x.reshape(num_policies, -1, *x.shape[1:]), timestep)
+        actions, states = jax.vmap(play)(variables, split, states)
+        return actions.reshape(-1, *actions.shape[2:]), states

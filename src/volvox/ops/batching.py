@@ -121,6 +121,22 @@ def _more_rows(op: Callable[..., Array], x: Array, *rest: Array) -> Array:
     return jnp.moveaxis(out.reshape(p, v, m, *out.shape[2:]), 1, 0)
 
 
+@custom_vmap
+def min_over_rows(x: Array) -> Array:
+    """Returns integers or booleans `x`; under `vmap` the smallest of all rows, without their axis.
+
+    A loop or `lax.cond` that depends on a batched number runs for every row and selects afterwards. If it depends on
+    the result of this function, it stays as it is. Use it for counts that are equal in all rows.
+    """
+    return x
+
+
+@min_over_rows.def_vmap
+def _(axis_size, in_batched, x):
+    del axis_size
+    return (min_over_rows(x.min(axis=0)) if in_batched[0] else x), False  # nested `vmap`s call this rule again
+
+
 def where_rows(mask: Array, x: Any, y: Any) -> Any:
     """Takes rows of `x` where `mask` holds, and of `y` elsewhere.
 

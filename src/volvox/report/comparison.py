@@ -112,7 +112,8 @@ def compare(
 
     Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. Between two rows of
     metrics a run has the value of the earlier row. The score of a method is the interquartile mean over its runs
-    (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task.
+    (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of
+    several learners of a run counts as a run.
 
     Args:
       methods: Runs by the name of their method: run directories, or directories that hold runs as `seed-0`, `seed-1`
@@ -133,7 +134,7 @@ def compare(
         raise ValueError('give the runs of each method, such as {"ga": "runs/ga"}')
     notes: list[str] = []
     runs = [run for name, paths in methods.items() for run in _read(name, paths, notes)]
-    if len({run.path.resolve() for run in runs}) < len(runs):
+    if len({(run.path.resolve(), run.learner) for run in runs}) < len(runs):
         raise ValueError(f"a run is given twice: {', '.join(str(run.path) for run in runs)}")
     tasks = sorted({run.task for run in runs})
     if not runs or len({(run.method, run.task) for run in runs}) < len(methods) * len(tasks):
@@ -141,7 +142,7 @@ def compare(
         raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
     metric = _metric(runs, metric, x)
     scales = _scales(runs, tasks, normalize)
-    curves_of = {run.path: _curve(run, x, metric) for run in runs}
+    curves_of = {(run.path, run.learner): _curve(run, x, metric) for run in runs}
     begin, end = max(at[0] for at, _ in curves_of.values()), min(at[-1] for at, _ in curves_of.values())
     points = np.unique(np.concatenate([at for at, _ in curves_of.values()]))
     points = points[(points >= begin) & (points <= end)]
@@ -150,7 +151,7 @@ def compare(
     def scores_of(method: str, task: str) -> np.ndarray:
         """Scores of all runs at all points, `[P, runs]`."""
         low, high = scales.get(task, (0.0, 1.0))
-        curves = [curves_of[run.path] for run in runs if (run.method, run.task) == (method, task)]
+        curves = [curves_of[run.path, run.learner] for run in runs if (run.method, run.task) == (method, task)]
         values_at_points = [values[np.searchsorted(at, points, side="right") - 1] for at, values in curves]
         return (np.stack(values_at_points, axis=-1) - low) / (high - low)
 
@@ -214,6 +215,7 @@ def parse_methods(words: Iterable[str]) -> dict[str, list[str]]:
 class _Run(NamedTuple):
     method: str
     path: Path
+    learner: int
     algorithm: Mapping[str, Any]
     task: str
     rows: Sequence[Row]
@@ -228,8 +230,11 @@ def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
             notes.append(f"{path} diverged and is left out of {method!r}")
         else:
             rows = [{**row, "step": step} for step, row in enumerate(read_metrics(path / METRICS), start=1)]
-            config = read_config(path)
-            runs.append(_Run(method, path, config["algorithm"], metrics.task_of(config), rows, metrics.columns(rows)))
+            config, several = read_config(path), metrics.num_learners(rows)
+            for i in range(several):
+                own = metrics.of_learner(rows, i) if several > 1 else rows
+                task, columns = metrics.task_of(config), metrics.columns(own)
+                runs.append(_Run(method, path, i, config["algorithm"], task, own, columns))
     return runs
 
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flax.traverse_util import flatten_dict
 
+from volvox.data.metrics import EACH
 from volvox.report.metrics import SCORES, format_duration, format_number, latest
 from volvox.report.plots import learning_curve
 
@@ -76,7 +78,15 @@ def html_report(
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns nested settings as text by their paths, such as `env.game`."""
+    """Returns nested settings as text by their paths, such as `env.game`.
+
+    Settings of several learners are one entry: a setting in which they differ is a list.
+    """
+    each = settings.get("settings")
+    if isinstance(each, list):
+        names = ((name, [one[name] for one in each]) for name in each[0])
+        merged = {name: x[0] if all(y == x[0] for y in x) else x for name, x in names}
+        settings = {**settings, "settings": merged}
     flat = flatten_dict(dict(settings), sep=".")
     return {path: value if isinstance(value, str) else json.dumps(value) for path, value in flat.items()}
 
@@ -86,7 +96,11 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     found = latest(rows)
     shown = ("frames", "timesteps", "episodes", *SCORES, "frames_per_second")
     results = {"steps": str(len(rows))}
-    results |= {name.replace("_", " "): format_number(found[name]) for name in shown if name in found}
+    for name in (name for name in shown if name in found):
+        results[name.replace("_", " ")] = format_number(found[name])
+        if each := next((row[name + EACH] for row in reversed(rows) if name + EACH in row), None):
+            low, high = format_number(min(each)), format_number(max(each))
+            results[name.replace("_", " ")] += f" (learners {low} to {high}, best {int(np.argmax(each))})"
     return results | ({"wall-clock time": format_duration(found["seconds"])} if "seconds" in found else {})
 
 

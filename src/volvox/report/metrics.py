@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from volvox.data.metrics import EACH
 from volvox.envs.envpool_tasks import atari_game, known_scores
 from volvox.report.files import numbers
 
@@ -43,6 +44,21 @@ def atari_scores(env_config: Any) -> Mapping[str, float]:
       env_config: `Env.config`, or its form in `config.json`. The result is empty for other environments.
     """
     return known_scores(atari_game(env_config)) if isinstance(env_config, Mapping) else {}
+
+
+def of_learner(rows: Sequence[Mapping[str, Any]], i: int) -> list[dict[str, Any]]:
+    """Returns the rows of one of several learners, with its own metrics and its share of the frames."""
+    return [
+        {name: value for name, value in row.items() if not name.endswith(EACH)}
+        | {name.removesuffix(EACH): value[i] for name, value in row.items() if name.endswith(EACH)}
+        | {"frames": row["frames"] // num_learners(rows)}
+        for row in rows
+    ]
+
+
+def num_learners(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Returns the number of learners whose metrics the rows hold."""
+    return max((len(value) for row in rows for name, value in row.items() if name.endswith(EACH)), default=1)
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

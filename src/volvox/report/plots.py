@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from volvox.data.metrics import EACH
 from volvox.envs import maze
 from volvox.report.files import LOG, read_log
 from volvox.report.metrics import columns
@@ -26,7 +27,7 @@ _COLORS = (_VERMILLION, "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 """Colours that colour-blind readers can distinguish (Okabe and Ito)."""
 STYLES: list[dict[str, Any]] = [{"color": c, "linestyle": s} for s in ("-", "--", ":") for c in _COLORS]
 _MAX_PANELS = 9
-_SCORE = re.compile(r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)(_\d+)?$")
+_SCORE = re.compile(r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)$")
 _SPREADS = {"_standard_error": "± std. error", "_std": "± std. deviation"}
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes)|generation|iteration|update|updates|step")
 
@@ -45,7 +46,8 @@ def learning_curve(
 
     Scores are metrics whose names contain "return", "score" or "reward", and the best and mean of "training",
     "evaluation", "test" and "validation". A metric `x_std` or `x_standard_error` is drawn as a band around `x_score`,
-    `x_mean` or `x`. The figure has at most nine panels; counters and constants have none.
+    `x_mean` or `x`. For several learners, the band of a score is from the worst to the best of them. The figure has at
+    most nine panels; counters and constants have none.
 
     Args:
       rows: Metrics, one mapping a step, in order. Without `frames`, scores are drawn against steps. Lines
@@ -58,6 +60,7 @@ def learning_curve(
     spreads = {_spread(data, name) for name in data}
     names = [name for name in data if name not in spreads and not _COUNTERS.fullmatch(name)]
     scores = [name for name in names if _SCORE.match(name)]
+    ranges = {name: _range(rows, name) for name in scores if any(name + EACH in row for row in rows)}
     others = [name for name in names if name not in scores and np.nanmin(data[name]) < np.nanmax(data[name])]
     others = others[: _MAX_PANELS - 2]
     num_rows = 2 + -(-len(others) // 4)
@@ -71,7 +74,7 @@ def learning_curve(
     by_time = figure.add_subplot(grid[:2, 2:], sharey=by_frames)
     for axes, x in ((by_frames, data.get("frames", steps)), (by_time, seconds / size)):
         for name, style in zip(scores, itertools.cycle(STYLES), strict=False):
-            _draw(axes, x, data, name, style)
+            _draw(axes, x, data, name, style, ranges.get(name))
         if scores and random is not None:
             axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play (published)")
     by_frames.set(xlabel="emulator frames" if "frames" in data else "steps", ylabel="score")
@@ -196,10 +199,27 @@ def _spread(data: Mapping[str, np.ndarray], name: str) -> str | None:
     return next((stem + suffix for suffix in _SPREADS if stem + suffix in data), None)
 
 
-def _draw(axes: "Axes", x: np.ndarray, data: Mapping[str, np.ndarray], name: str, style: Mapping[str, Any]) -> None:
+def _range(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lowest and the highest number of several learners in each row."""
+    each = [row.get(name + EACH, (np.nan,)) for row in rows]
+    return np.array([min(x) for x in each]), np.array([max(x) for x in each])
+
+
+def _draw(
+    axes: "Axes",
+    x: np.ndarray,
+    data: Mapping[str, np.ndarray],
+    name: str,
+    style: Mapping[str, Any],
+    learners: tuple[np.ndarray, np.ndarray] | None = None,
+) -> None:
     label, spread, shown = name.replace("_", " "), _spread(data, name), np.isfinite(data[name])
     x, y = x[shown], data[name][shown]
-    if spread is not None:
+    if learners is not None:
+        label += " (mean and range of learners)"
+        low, high = (bound[shown] for bound in learners)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    elif spread is not None:
         label += f" ({next(text for suffix, text in _SPREADS.items() if spread.endswith(suffix))})"
         band = np.nan_to_num(data[spread][shown])
         axes.fill_between(x, y - band, y + band, color=style["color"], alpha=0.15, linewidth=0)

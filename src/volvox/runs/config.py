@@ -122,7 +122,7 @@ def path_of(value: Any) -> str:
 
 
 def from_json(data: Any, custom: Iterable[Any] = ()) -> Any:
-    """Rebuilds settings from their JSON form. Lists become tuples.
+    """Rebuilds settings from their JSON form. Lists become tuples, and equal calls become one object.
 
     Args:
       data: JSON values, as `to_json` returns them.
@@ -132,23 +132,31 @@ def from_json(data: Any, custom: Iterable[Any] = ()) -> Any:
       ValueError: A name is not public and not in `custom`, an object has no JSON form, or a class or function does not
         accept the saved arguments.
     """
-    custom = tuple(custom)
+    return _build(data, tuple(custom), {})
+
+
+def _build(data: Any, custom: tuple[Any, ...], made: dict[str, Any]) -> Any:
+    """Rebuilds settings; `made` has the results of calls by their JSON."""
     if isinstance(data, list):
-        return tuple(from_json(item, custom) for item in data)
+        return tuple(_build(item, custom, made) for item in data)
     if not isinstance(data, dict):
         return data
     if data.keys() == {"float"}:
         return float(data["float"])
     if data.keys() == {"items"}:
-        return dict(from_json(data["items"], custom))
+        return dict(_build(data["items"], custom, made))
     if "unknown" in data:
         raise ValueError(f"an object of type {data['unknown']} has no JSON form and cannot be rebuilt")
     if data.keys() == {"function"}:
         return _resolve(data["function"], custom)
-    values = {key: from_json(item, custom) for key, item in data.items()}
+    values = {key: _build(item, custom, made) for key, item in data.items()}
+    text = repr(data)
+    if text in made:
+        return made[text]
     if "partial" in data:
         _check_call(path_of(values["partial"]), values["partial"], custom)
-        return functools.partial(values["partial"], *values["arguments"], **values["keywords"])
+        made[text] = functools.partial(values["partial"], *values["arguments"], **values["keywords"])
+        return made[text]
     path = values.get("type")
     if not isinstance(path, str) or "." not in path:
         return values
@@ -158,9 +166,10 @@ def from_json(data: Any, custom: Iterable[Any] = ()) -> Any:
     if path == "volvox.envs.gymnasium" and colon and module not in sys.modules:  # Gymnasium would import the module
         raise ValueError(f"the environment {values['make_env']} is registered by {module}: import {module} first")
     try:
-        return function(**values)
+        made[text] = function(**values)
     except TypeError as error:
         raise ValueError(f"{path} does not accept the saved arguments: {error}") from error
+    return made[text]
 
 
 def _resolve(path: Any, custom: tuple[Any, ...]) -> Any:

@@ -231,7 +231,8 @@ def change_settings(directory: Path, algorithm: Algorithm, changes: Mapping[str,
     with locked(directory):
         config = read_config(directory)
         settings = config["algorithm"].get("settings") or config["algorithm"].get("strategy") or {}
-        before = {name: settings.get(name) for name in changes}
+        several = isinstance(settings, list)  # of several learners
+        before = {name: [x.get(name) for x in settings] if several else settings.get(name) for name in changes}
         step = max(checkpoint.steps(directory / files.CHECKPOINTS), default=0)
         record = {"after_step": step, "from": before, "to": to_json(changes)}
         new = {**config, "algorithm": to_json(algorithm.config), "changes": [*config.get("changes", []), record]}

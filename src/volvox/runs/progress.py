@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from volvox.data.metrics import EACH
 from volvox.report.files import Row, numbers
 from volvox.report.metrics import format_duration, format_number
 from volvox.types import Algorithm
@@ -32,7 +33,13 @@ def summarize(row: Mapping[str, Any], *, step_name: str, width: int, frame_skip:
     shown = [name for name in figures if not _COUNTERS.fullmatch(name) and name != step_name]
     rank = {name: number for number, name in enumerate(_ORDER)}
     shown.sort(key=lambda name: (name.endswith(("_std", "_error")), rank.get(name, len(_ORDER))))
-    texts = [f"{name.replace('_', ' ')} {format_number(figures[name])}" for name in shown]
+    best = {name: max(row[name + EACH]) for name in _ORDER if name + EACH in row}  # of several learners
+    shown = [name for name in shown if not (name == "training_best" and best)]
+    texts = [
+        f"{name.replace('_', ' ')} {format_number(figures[name])}"
+        + (f" (best {format_number(best[name])})" if name in best else "")
+        for name in shown
+    ]
     if "frames_per_second" in figures:
         texts.insert(1, f"{figures['frames_per_second'] / frame_skip:,.0f} timesteps/s")
     line = ""

@@ -9,7 +9,7 @@ act = run.actor()
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from volvox.report import html, plots, video
 from volvox.report.files import ELITE, METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
-from volvox.report.metrics import atari_scores
+from volvox.report.metrics import atari_scores, of_learner
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Actor, Protocol, Score, reference_batch
 from volvox.runs.config import differences, from_json, to_json
@@ -71,7 +71,8 @@ class Run:
 
         Args:
           which: "best": the best policy so far; the last one if nothing ranks them (learners without `evaluate_every`).
-            "last": the last policy, which is the same if the algorithm keeps only one.
+            "last": the last policy, which is the same if the algorithm keeps only one. Of several learners both are of
+            the best; see `learner`.
 
         Raises:
           ValueError: `which` has another value, or the run directory holds neither a checkpoint nor an elite.
@@ -84,6 +85,22 @@ class Run:
             return self.elite
         last = self.algorithm.last_variables if which == "last" else None
         return (last or self.algorithm.variables)(self.state)
+
+    def learner(self, i: int) -> "Run":
+        """Returns one of several learners: a run without a directory, whose policy is the latest policy of learner `i`.
+
+            run = vx.train(vx.learn(vx.PPO(), network, env, num_learners=4), steps=10)
+            run.learner(2).evaluate()
+
+        Raises:
+          ValueError: There is no such learner.
+        """
+        learners = self.algorithm.learners
+        if self.state is None or i not in range(len(learners)):
+            raise ValueError(f"i={i!r}: this run has {len(learners) if self.state is not None else 0} learners")
+        algorithm = self.algorithm._replace(variables=learners[i], last_variables=None, learners=(learners[i],))
+        metrics = of_learner(self.metrics, i) if len(learners) > 1 else self.metrics
+        return dataclasses.replace(self, algorithm=algorithm, metrics=metrics, run_dir=None)
 
     def evaluate(
         self,
@@ -206,14 +223,17 @@ class Run:
 def _with_settings(algorithm: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
     """Makes the algorithm again with other values for fields of its settings or strategy."""
     config = dict(algorithm.config)
-    name = next((name for name in ("settings", "strategy") if dataclasses.is_dataclass(config.get(name))), None)
-    if name is None:
+    name = "settings" if "settings" in config else "strategy"
+    given = config.get(name)
+    several = list(given) if isinstance(given, Sequence) else [given]  # settings of each of several learners
+    if not all(map(dataclasses.is_dataclass, several)):
         raise ValueError("changes need an algorithm of vx.learn or vx.evolve, whose settings are a dataclass")
-    fields = [field.name for field in dataclasses.fields(config[name])]
+    fields = [field.name for field in dataclasses.fields(several[0])]
     if unknown := [change for change in changes if change not in fields]:
-        raise ValueError(f"{type(config[name]).__name__} has no setting {unknown[0]!r}; it has {', '.join(fields)}")
+        raise ValueError(f"{type(several[0]).__name__} has no setting {unknown[0]!r}; it has {', '.join(fields)}")
+    changed = [dataclasses.replace(one, **changes) for one in several]
     make = from_json({"function": config.pop("type")})
-    return make(**config | {"env": algorithm.env, name: dataclasses.replace(config[name], **changes)})
+    return make(**config | {"env": algorithm.env, name: changed if isinstance(given, Sequence) else changed[0]})
 
 
 def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorithm: Algorithm | None = None) -> Any:

@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from volvox._checks import check_type, integer, integers
 from volvox.networks.interception import Grouped
+from volvox.ops.batching import min_over_rows
 from volvox.sparsity import masks as masking
 from volvox.sparsity.masks import SparseState, apply_masks, is_sparse, pruned, where
 from volvox.sparsity.rules import Cubic, Magnitude, RewardAware, Rule, check_sparsity
@@ -119,7 +120,7 @@ def sparse(
         due = step // rule.every > state.step // rule.every
         # The inner state may be updated in place, so it must not be an operand.
         operands = (due, state._replace(inner=()), params, updates, gradient, mean_return)
-        masks, schedule = jax.lax.cond(_any_row(due), change_masks, keep_masks, *operands)
+        masks, schedule = jax.lax.cond(~min_over_rows(~due), change_masks, keep_masks, *operands)
         # Weights that have just been pruned, or just been restored, are 0 next.
         kept = jax.tree.map(jnp.logical_and, masks, state.masks)
         updates = jax.tree.map(lambda u, p, mask: where(mask, u, -p), updates, params, kept)
@@ -178,18 +179,6 @@ def _updated_masks(
             chex.assert_equal_shape((new, masks[i]))
             masks[i] = new
     return jax.tree.unflatten(treedef, masks)
-
-
-@jax.custom_batching.custom_vmap
-def _any_row(due: Array) -> Array:
-    """Returns `due`; under `vmap`, whether any row is due, so that `lax.cond` on it does not become a `select`."""
-    return due
-
-
-@_any_row.def_vmap
-def _(axis_size, in_batched, due):
-    del axis_size
-    return (_any_row(due.any(axis=0)) if in_batched[0] else due), False  # nested `vmap`s call this rule again
 
 
 def init_optimizers(

@@ -1,0 +1,167 @@
+"""Several learners in one program are the learners of separate runs."""
+
+import jax
+import numpy as np
+import probes
+import pytest
+from flax import linen as nn
+
+import volvox as vx
+from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, QNetwork, RecurrentActorCritic
+
+CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
+TARGET = probes.target(num_envs=4, groups=2)
+NETWORKS = ActorAndCritic(MLP(2, (8,), activation=nn.relu), QNetwork((8,)))
+TD3 = {"batch_size": 8, "random_timesteps": 40, "replay_size": 400, "timesteps_per_iteration": 200}
+PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "rounds_per_iteration": 4}
+CASES = {
+    "ppo": (
+        [
+            vx.PPO(**PPO, learning_rate=rate, clip=clip, anneal_timesteps=200, normalize_observations=True)
+            for rate, clip in [(1e-3, 0.1), (1e-2, 0.2), (1e-3, 0.3), (1e-3, 0.1)]
+        ],
+        CategoricalMLP(2, (8,)),
+        CARTPOLE,
+    ),
+    "ppo that stops": (
+        [vx.PPO(**PPO, kl_stop=limit, learning_rate=1e-2) for limit in (1e-4, 1.0)],
+        CategoricalMLP(2, (8,)),
+        CARTPOLE,
+    ),
+    "a3c, recurrent": (
+        [vx.A3C(segment_length=5, updates_per_iteration=8, discount=discount) for discount in (0.9, 0.99)],
+        RecurrentActorCritic(2, MLP(8, hidden=()), width=8),
+        CARTPOLE,
+    ),
+    "td3": ([vx.TD3(**TD3, exploration_noise=noise) for noise in (0.1, 0.3)], NETWORKS, TARGET),
+}
+
+
+def learner_seed(i):
+    return jax.random.fold_in(jax.random.key(0), i)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "ppo that stops" else name for name in CASES]
+)
+def test_learners_of_one_program_are_those_of_separate_runs(name):
+    settings, network, env = CASES[name]
+    algorithm = vx.learn(settings, network, env)
+    state, row = algorithm.step(algorithm.init(0))
+    algorithm.close()
+    separate = []
+    for i, one in enumerate(settings):
+        alone = vx.learn(one, network, env)
+        own, own_row = alone.step(alone.init(learner_seed(i)))
+        alone.close()
+        close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)  # noqa: E731
+        jax.tree.map(close, algorithm.learners[i](state), alone.variables(own))
+        assert int(state.learning.update[i]) == int(own.learning.update) > 0
+        separate.append(own_row)
+    rates = {name for name in row if "per_second" in name}
+    for metric in separate[0].keys() - rates - {"update", "frames", "timesteps", "episodes"}:
+        each = [one[metric] for one in separate]
+        np.testing.assert_allclose(row[f"{metric}_each"], each, rtol=1e-3, atol=1e-4, err_msg=metric)
+        expected = max(each) if metric == "training_best" else np.mean(each)
+        assert row[metric] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    assert row["frames"] == sum(one["frames"] for one in separate)
+    assert row["timesteps"] == row["frames"] // len(settings)
+
+
+RATES = (1e-3, 1e-2, 3e-2)
+SETTINGS = [vx.PPO(**PPO, learning_rate=rate) for rate in RATES]
+NETWORK = CategoricalMLP(2, (8,))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A straight run of three learners, and one that was interrupted, loaded and resumed."""
+    found = []
+    for parts in ((3,), (1, 3)):
+        algorithm = vx.learn(SETTINGS, NETWORK, CARTPOLE, evaluate_every=64, num_evaluation_episodes=2)
+        path = tmp_path_factory.mktemp("runs")
+        run = vx.train(algorithm, run_dir=path, steps=parts[0], progress=False)
+        algorithm.close()
+        for steps in parts[1:]:
+            run = vx.load(path).resume(steps=steps, progress=False)
+            run.algorithm.close()
+        found.append(run)
+    return found
+
+
+def test_a_loaded_and_resumed_run_is_the_straight_run(runs):
+    straight, resumed = runs
+    jax.tree.map(np.testing.assert_array_equal, resumed.state.learning, straight.state.learning)
+    names = [name for name in straight.metrics[-1] if "second" not in name]
+    assert [resumed.metrics[-1][name] for name in names] == [straight.metrics[-1][name] for name in names]
+
+
+def test_one_of_several_learners_is_a_run(runs):
+    run, _ = runs
+    learner = run.learner(2)
+    first = run.metrics[-1]
+    assert learner.metrics[-1]["training_mean"] == first["training_mean_each"][2]
+    assert learner.metrics[-1]["frames"] == first["frames"] // 3
+    same = lambda x, y: np.testing.assert_array_equal(x, y[2])  # noqa: E731
+    jax.tree.map(same, learner.variables(), run.state.learning.params)
+    assert learner.evaluate(num_episodes=2).returns.shape == (2,)
+    assert learner.actor()(np.zeros((5, 4), np.float32)).shape == (5,)
+    best = int(np.argmax(run.state.evaluated.latest))
+    jax.tree.map(np.testing.assert_array_equal, run.variables("last"), run.learner(best).variables())
+    for missing in (-1, 3):
+        with pytest.raises(ValueError, match="3 learners"):
+            run.learner(missing)
+
+
+def test_learners_are_runs_of_a_comparison_and_show_in_reports(runs):
+    run, _ = runs
+    comparison = vx.compare({"ppo": run.run_dir}, metric="training_mean", x="timesteps")
+    assert comparison.rows[0]["runs"] == 3
+    assert comparison.rows[0]["score"] == pytest.approx(np.mean(run.metrics[-1]["training_mean_each"]))
+    html = run.report().read_text()
+    assert "[0.001, 0.01, 0.03]" in html
+    assert "best " in html
+    axes = run.plot().axes[0]
+    assert any("range of learners" in text.get_text() for text in axes.get_legend().get_texts())
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ([vx.PPO(), vx.PPO(learning_rate=1e-3, num_epochs=2, lag=0)], {}, "num_epochs"),
+        ([vx.PPO(), vx.PPO(value_clip=0.2)], {}, "value_clip"),
+        ([vx.PPO(), vx.A3C()], {}, "A3C"),
+        ([vx.PPO(), vx.PPO()], {"num_learners": 3}, "num_learners"),
+        ([], {}, "0 learners"),
+        (vx.PPO(), {"num_learners": 0}, "num_learners"),
+    ],
+)
+def test_settings_that_are_no_one_program_are_refused(settings, options, message):
+    with pytest.raises(ValueError, match=message):
+        vx.learn(settings, NETWORK, CARTPOLE, **options)
+
+
+def test_the_largest_number_of_learners_that_fits_is_named(monkeypatch):
+    def learn(num_learners):
+        return vx.learn(vx.TD3(**TD3 | {"replay_size": 100_000}), NETWORKS, TARGET, num_learners=num_learners)
+
+    monkeypatch.setattr("volvox._checks._free_memory", lambda: 50_000_000)
+    with pytest.raises(ValueError, match="of 30 learners fit") as error:
+        learn(30)
+    fits = int(error.value.args[0].split("at most ")[1].split()[0])
+    learn(fits)
+    with pytest.raises(ValueError, match=f"at most {fits} "):
+        learn(fits + 1)
+
+
+def test_emulators_are_separate():
+    """Each learner plays its own environments of a group, side by side in one pool."""
+    env = vx.envs.mujoco("InvertedPendulum", num_envs=2, groups=2)
+    algorithm = vx.learn(vx.TD3(**TD3), ActorAndCritic.mlp(1, (8,)), env, num_learners=3)
+    state, row = algorithm.step(algorithm.init(0))
+    algorithm.close()
+    seen = state.acting.collected.replays[1].timestep.observation  # [S, C, B, ...]
+    assert seen.shape[0] == 3
+    assert seen.shape[2] == 1
+    assert len(np.unique(np.asarray(seen[:, 0, 0, 0]))) == 3
+    assert len(row["critic_loss_each"]) == 3
