@@ -118,8 +118,7 @@ def many(options: Options) -> dict[str, float]:
     """Timesteps a second of the whole loop, of all learners together, by their number."""
     rates = {}
     for number in options.learners:
-        settings, networks, env = setup(dataclasses.replace(options, num_envs=2 * number))
-        algorithm = vx.learn(dataclasses.replace(settings, num_learners=number), networks, env)
+        algorithm = vx.learn(*setup(dataclasses.replace(options, num_envs=2)), num_learners=number)
         state, _ = algorithm.step(algorithm.init(jax.random.key(0)))  # random actions, and compilation
         found = []
         for _ in range(options.iterations):

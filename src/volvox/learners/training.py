@@ -567,7 +567,7 @@ class Training:
         """Returns the row of an iteration, without rates; raises FloatingPointError if returns are not finite."""
         episodes, learning, each = state.acting.episodes, state.learning, []
         small = jax.device_get((episodes, learning.metrics, self.learning_rates(learning)))
-        compressions = compressions_of(learning, self.num_learners if self._batch else None)
+        compressions = compressions_of(learning, self.num_learners)
         for i in range(self.num_learners):
             scored, gathered, rate = pick(small, i) if self._batch else small
             scores = metrics.scores(scored, num_envs=self.env.all_envs)
@@ -686,12 +686,12 @@ def networks_and_masks(learning: Any) -> tuple[ArrayTree, ArrayTree]:
     return jax.device_get((params, masks))
 
 
-def compressions_of(learning: Any, num_learners: int | None) -> list[dict[str, float]]:
-    """Returns the `compression` of each learner's networks; {} if nothing is compressed. None: one, without an axis."""
+def compressions_of(learning: Any, num_learners: int) -> list[dict[str, float]]:
+    """Returns the `compression` of each learner's networks; {} if nothing is compressed."""
     if not hasattr(learning, "params") or not (is_sparse(learning.optimizer) or is_grouped(learning.params)):
-        return [{}] * (num_learners or 1)
+        return [{}] * num_learners
     networks = networks_and_masks(learning)
-    each = [networks] if num_learners is None else [pick(networks, i) for i in range(num_learners)]
+    each = [networks] if num_learners == 1 else [pick(networks, i) for i in range(num_learners)]
     return [{"compression": table(*one)[-1]["compression"]} for one in each]
 
 
