@@ -68,7 +68,9 @@ def begun():
     """A function that returns (stages of the loop, its state at the beginning, constants, groups) of a learner."""
 
     def make(settings, network, env):
-        run, groups = Training(settings, network, env, 1.0, False, SINGLE_DEVICE), env.make(0)
+        several = settings if isinstance(settings, list) else [settings]
+        run = Training(several, network, env, 1.0, False, SINGLE_DEVICE)
+        groups = run.loop.make_groups(0)
         state, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
         state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(state.acting), state.learning))
         return run.loop.stages, state, run.constants(jax.random.key(1)), groups

@@ -92,9 +92,10 @@ def test_episodes_depend_on_the_seed_alone():
     env, policy = probes.countdown(low=1, high=9, num_envs=2), make().policy
     variables = policy.init(jax.random.key(0))
     used, new = (PolicyEvaluator(policy, env, 2, 1, 6, num_envs=4) for _ in range(2))
-    first, timesteps = used.play([variables, variables], seed=3, monitor=lambda progress: False)
-    second, _ = used.play([variables, variables], seed=4, monitor=lambda progress: False)
-    again, _ = new.play([variables, variables], seed=4, monitor=lambda progress: False)
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), variables)
+    first, timesteps = used.play(both, 2, seed=3, monitor=lambda progress: False)
+    second, _ = used.play(both, 2, seed=4, monitor=lambda progress: False)
+    again, _ = new.play(both, 2, seed=4, monitor=lambda progress: False)
     used.close()
     new.close()
     np.testing.assert_array_equal(second, again)
@@ -223,7 +224,7 @@ def test_whole_games_are_played_where_a_life_ends_an_episode_of_training():
     recipe = env._replace(make=lambda *args, **options: calls.append(options) or env.make(*args, **options))
     evaluator = PolicyEvaluator(policy, recipe, 1, 1, 2, num_envs=None)
     variables = policy.init(jax.random.key(0))
-    _, timesteps = evaluator.play([variables], seed=0, monitor=lambda progress: False)
+    _, timesteps = evaluator.play(variables, 1, seed=0, monitor=lambda progress: False)
     evaluator.close()
     assert calls[0]["episodic_life"] is False
     assert timesteps == play(env, policy, variables, protocol="exact").lengths.max() * 2 == 500
