@@ -1,7 +1,6 @@
 """Replay against a list of everything that happened."""
 
 import functools
-
 import re
 
 import jax
