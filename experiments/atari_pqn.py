@@ -10,7 +10,7 @@ import sys
 from typing import Any, Literal
 
 import optax
-from flags import Atari, Evaluation, Run, annealed
+from flags import Atari, Learning, Run, annealed
 from launch import launch
 
 import volvox as vx
@@ -27,7 +27,7 @@ class Settings:
     learner: vx.PQN
     env: Atari = Atari(game="Pong", num_envs=128)
     network: Literal["nature", "small", "lstm"] = "nature"
-    evaluation: Evaluation = Evaluation()
+    learning: Learning = Learning()
     run: Run = Run(run_dir="runs/atari_pqn", frames=40_000_000, checkpoint_every=4)
 
 
@@ -56,7 +56,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     torso = vx.networks.NatureTorso if settings.network == "nature" else vx.networks.SmallTorso
     kind = vx.networks.RecurrentQValues if settings.network == "lstm" else vx.networks.QValues
     network = kind(env.spec.num_actions or 0, torso(layer_norm=True))
-    return vx.learn(settings.learner, network, env, **vars(settings.evaluation)), None
+    return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 
 
 if __name__ == "__main__":

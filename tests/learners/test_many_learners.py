@@ -28,6 +28,14 @@ CASES = {
         CategoricalMLP(2, (8,)),
         CARTPOLE,
     ),
+    "pqn": (
+        [
+            vx.PQN(segment_length=8, num_minibatches=4, rounds_per_iteration=4, learning_rate=rate)
+            for rate in (1e-3, 1e-2)
+        ],
+        MLP(2, (8,), layer_norm=True),
+        CARTPOLE,
+    ),
     "a3c, recurrent": (
         [vx.A3C(segment_length=5, updates_per_iteration=8, discount=discount) for discount in (0.9, 0.99)],
         RecurrentActorCritic(2, MLP(8, hidden=()), width=8),
