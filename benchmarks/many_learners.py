@@ -59,7 +59,7 @@ def td3(options: Options, num_learners: int) -> vx.Algorithm:
 
 def measure(make: Callable[[Options, int], vx.Algorithm], options: Options, count: int) -> dict[str, Any]:
     """Rates and compilation of one learner and of all, and the times of runs in turn over those of one program."""
-    made, states, first = {"one": make(options, 1), "all": make(options, count)}, {}, {}
+    made, states, first, row = {"one": make(options, 1), "all": make(options, count)}, {}, {}, {}
     for name, algorithm in made.items():
         began = time.perf_counter()
         states[name], _ = algorithm.step(algorithm.init(0))

@@ -545,13 +545,14 @@ class Training:
             loop.open(0, state.envs)
             return False, state.acting, state.learning
         loop.open(seed_of(state.key, state.timesteps))
-        if self._batch and devices.mesh is None and all(group.rekey for group in loop.groups):
+        rekeys: Any = [group.rekey for group in loop.groups]
+        if self._batch and devices.mesh is None and all(rekeys):
             # The environments of a learner are those that it would have alone.
             seeds, b = [seed_of(key, state.timesteps) for key in state.key], self.env.num_envs // self.env.num_groups
-            keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+            keys, begins = jnp.stack([jax.random.key(seed) for seed in seeds]), jnp.ones(b * self.num_learners, bool)
             of_group = [jax.vmap(environment_keys, (0, None, None))(keys, g, b) for g in range(self.env.num_groups)]
-            rekeyed = zip(loop.groups, loop.envs, of_group, strict=True)
-            loop.envs = tuple(group.rekey(env, jnp.ones(keys.size, bool), keys.ravel()) for group, env, keys in rekeyed)
+            groups = zip(rekeys, loop.envs, of_group, strict=True)
+            loop.envs = tuple(rekey(env, begins, keys.ravel()) for rekey, env, keys in groups)
         acting = self.begin(state.acting)
         if devices.mesh is not None:
             # The episodes so far are counted once.

@@ -224,8 +224,8 @@ def _with_settings(algorithm: Algorithm, changes: Mapping[str, Any]) -> Algorith
     """Makes the algorithm again with other values for fields of its settings or strategy."""
     config = dict(algorithm.config)
     name = "settings" if "settings" in config else "strategy"
-    given = config.get(name)
-    several = list(given) if isinstance(given, Sequence) else [given]  # settings of each of several learners
+    given: Any = config.get(name)
+    several: list[Any] = list(given) if isinstance(given, Sequence) else [given]  # settings of each of several learners
     if not all(map(dataclasses.is_dataclass, several)):
         raise ValueError("changes need an algorithm of vx.learn or vx.evolve, whose settings are a dataclass")
     fields = [field.name for field in dataclasses.fields(several[0])]
