@@ -89,25 +89,26 @@ def test_ppo_updates_while_groups_step_and_copies_no_ring(lag, begun):
 
 
 @pytest.mark.slow
-def test_updates_are_made_while_simulators_step(begun):
+@pytest.mark.parametrize(("num_learners", "axis"), [(1, ""), (2, "2,")])
+def test_updates_are_made_while_simulators_step(begun, num_learners, axis):
     """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
     env = mujoco("HalfCheetah", num_envs=4, groups=2)
     network = ActorAndCritic(MLP(6, hidden=(WIDTH,)), QNetwork((WIDTH,)))
     sizes = {"random_timesteps": 10, "batch_size": 8, "replay_size": ROWS * 4}
     settings = TD3(updates_per_timestep=1.0, **sizes)
-    lines = scheduled(begun(settings, network, env), settings, env).splitlines()
+    lines = scheduled(begun([settings] * num_learners, network, env), settings, env).splitlines()
     order, found = [], []
     for line in lines:
         call = re.search(r'custom_call_target="\w+_(recv|send)"', line)
         if call:
             order.append(call.group(1))
-        elif " while(" in line and re.search(rf"f32\[\d,23,{WIDTH}\]", line.split(" while(")[0]):
+        elif " while(" in line and re.search(rf"f32\[{axis}23,{WIDTH}\]", line.split(" while(")[0]):
             order.append("updates")
         elif line.startswith("}"):
             if "recv" in order:
                 found.append(order)
             order = []
     assert found == [["recv", "send", "updates"] * 2]
-    copies = [line.strip()[:120] for line in lines if re.search(rf"\[{ROWS},.*? copy\(", line)]
+    copies = [line.strip()[:120] for line in lines if re.search(rf"\[{axis}{ROWS},.*? copy\(", line)]
     assert not copies  # the replay stays in place
-    assert any(re.search(rf"pred\[{ROWS},2\]", line) for line in lines)
+    assert any(re.search(rf"pred\[{axis}{ROWS},2\]", line) for line in lines)
