@@ -19,6 +19,7 @@ from .evolution.strategy import Validation as Validation
 from .learners.a3c import A3C as A3C
 from .learners.ppo import PPO as PPO
 from .learners.pqn import PQN as PQN
+from .learners.sac import SAC as SAC
 from .learners.td3 import TD3 as TD3
 from .learners.training import learn as learn
 from .report.comparison import compare as compare

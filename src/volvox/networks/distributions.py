@@ -205,6 +205,24 @@ def mask_logits(output: Array, mask: Array | None) -> Array:
     return output if mask is None else jnp.where(mask.reshape(output.shape) != 0, output, jnp.finfo(output.dtype).min)
 
 
+def tanh_gaussian(mean: Array, log_std: Array, noise: Array) -> tuple[Array, Array]:
+    """Draws the hyperbolic tangent of normally distributed numbers.
+
+    Args:
+      mean: `[..., A]`: Means.
+      log_std: `[..., A]`: Logarithms of standard deviations.
+      noise: `[..., A]`: Normally distributed numbers.
+
+    Returns:
+      (actions `[..., A]` in [-1, 1], logarithms `[...]` of their probability densities). (Haarnoja et al. 2018, arXiv
+      1812.05905, appendix C.)
+    """
+    x = mean + jnp.exp(log_std) * noise
+    log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    # log(1 - tanh(x)^2), without cancellation.
+    return jnp.tanh(x), jnp.sum(log_prob - 2 * (math.log(2) - x - jax.nn.softplus(-2 * x)), axis=-1)
+
+
 def clip_action(action: Array, spec: EnvSpec) -> Array:
     """Clips continuous actions to the environment's bounds; returns discrete actions unchanged."""
     return jnp.clip(action, spec.action_low, spec.action_high) if spec.continuous else action

@@ -158,13 +158,14 @@ class NextObservationNetwork(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ActorAndCritic:
-    """The networks of a deterministic policy gradient, as flax modules.
+    """The networks of TD3 and SAC, as flax modules.
 
         networks = ActorAndCritic.mlp(6, (256, 256))
         networks = ActorAndCritic(MyActor(6), MyCritic())
 
     Attributes:
       actor: Observations `[B, ...]` -> `[B, A]`, with A the length of an action. The action is its hyperbolic tangent.
+        For SAC `[B, 2 * A]`: means and logarithms of standard deviations before the hyperbolic tangent.
       critic: (observations `[B, ...]`, actions `[B, A]` in [-1, 1]) -> values `[B]`; there are two critics.
       representation: A module with the methods of `NextObservationNetwork`. The actor takes the features of
         `encode_observation`, and critics take the features of `encode_action`. None: actor and critics take
@@ -181,6 +182,8 @@ class ActorAndCritic:
         num_components: int,
         hidden: tuple[int, ...] = (256, 256),
         representation: nn.Module | None = None,
+        *,
+        gaussian: bool = False,
         **options: Any,
     ) -> "ActorAndCritic":
         """Makes perceptrons with ReLU and `fan_in_uniform`, as TD3's authors do. Initial actions are far from ±1.
@@ -189,10 +192,11 @@ class ActorAndCritic:
           num_components: Length A of an action.
           hidden: Widths of the hidden layers of actor and critics.
           representation: Module on whose features actor and critics learn; see above.
+          gaussian: Whether the actor has standard deviations too, as SAC needs.
           **options: Other options of `MLP`, for actor and critics.
         """
         options = {"activation": nn.relu, "kernel_init": fan_in_uniform, "bias_init": fan_in_uniform, **options}
-        return cls(MLP(num_components, hidden, **options), QNetwork(hidden, **options), representation)
+        return cls(MLP((1 + gaussian) * num_components, hidden, **options), QNetwork(hidden, **options), representation)
 
 
 class Params(NamedTuple):
@@ -211,7 +215,7 @@ class Params(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorAndCritics:
-    """A deterministic actor and twin critics in an environment, as pure functions. Actions are in [-1, 1].
+    """An actor and twin critics in an environment, as pure functions. Actions are in [-1, 1].
 
     Observations are float32. Made by `actor_and_critics`.
 
@@ -240,6 +244,11 @@ class ActorAndCritics:
     def act(self, params: ArrayTree, features: Array) -> Array:
         """Actions `[B, A]` for features of observations `[B, ...]`, with parameters of the actor."""
         return jnp.tanh(apply_module(self.networks.actor, params, features))
+
+    def gaussian(self, params: ArrayTree, features: Array) -> tuple[Array, Array]:
+        """(means, logarithms of standard deviations) `[B, A]` before the hyperbolic tangent, the latter in [-20, 2]."""
+        mean, log_std = jnp.split(apply_module(self.networks.actor, params, features), 2, axis=-1)
+        return mean, jnp.clip(log_std, -20.0, 2.0)
 
     def value(self, params: ArrayTree, encoded: Array, action: Array) -> Array:
         """Values `[B]` of actions `[B, A]`, which `encoded` contains too, with parameters of one critic."""
@@ -286,7 +295,7 @@ def _init(module: nn.Module, key: Array, *args: ArrayTree) -> ArrayTree:
     return module.init(key, *args).get("params", {})
 
 
-def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritics:
+def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec, outputs: int = 1) -> ActorAndCritics:
     """Makes pure functions of unmodified flax modules.
 
         networks = actor_and_critics(ActorAndCritic.mlp(6), env.spec)
@@ -296,6 +305,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     Args:
       networks: The modules.
       spec: The environment; its actions are continuous.
+      outputs: Numbers that the actor has for each component of an action.
 
     Raises:
       TypeError: `networks` is no `ActorAndCritic`, or one of its networks is no flax module.
@@ -304,10 +314,10 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
     """
     check_type("network", networks, ActorAndCritic, "volvox.networks.ActorAndCritic(actor, critic)")
     if not spec.continuous or len(spec.action_shape or ()) != 1:
-        raise ValueError(f"{spec.name} has no continuous actions [B, A], which TD3 needs; use A3C or PPO")
+        raise ValueError(f"{spec.name} has no continuous actions [B, A], which TD3 and SAC need; use A3C, PPO or PQN")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
-        raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 needs finite bounds")
+        raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 and SAC need finite bounds")
     made = ActorAndCritics(networks, spec)
     observation, action = jax.tree.map(lambda x: batch_of(*x.shape), (spec.observation, spec.action))
     features = encoded = observation
@@ -316,6 +326,6 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec) -> ActorAndCritic
         params = variables.get("params", {})
         features = jax.eval_shape(made.encode_observation, params, observation)
         encoded = jax.eval_shape(made.encode_action, params, features, action)
-    check_module(networks.actor, spec, (features,), action, role="actor")
+    check_module(networks.actor, spec, (features,), batch_of(outputs * action.shape[-1]), role="actor")
     check_module(networks.critic, spec, (encoded, action), batch_of(), role="critic")
     return made

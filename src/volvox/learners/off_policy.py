@@ -1,0 +1,270 @@
+"""The base of off-policy learners: a deterministic or random actor, twin critics and a replay.
+
+`act` explores and adds to a replay; `work` makes the updates of a beat while simulators step. Several learners in one
+program make their updates together, when each of them has enough timesteps.
+"""
+
+import functools
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from volvox._checks import integers, number, numbers
+from volvox.data import metrics, normalization, replay
+from volvox.data.metrics import Metrics
+from volvox.data.normalization import Moments, Normalized, Rewards
+from volvox.data.replay import Batch, Replay
+from volvox.learners.learner import Learner, Turn, apply_gradient, make_optimizer, with_metrics
+from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
+from volvox.ops.batching import min_over_rows
+from volvox.sparsity.masks import is_sparse, pruned
+from volvox.sparsity.optimizers import init_optimizers
+from volvox.types import Array, ArrayTree, Axis, Env, TimeStep, replaced
+
+_LEARNING = 2**31
+"""Folded into the key for learning. For actions, an int32 count is folded in."""
+_MOST_CREDIT = 2**30
+"""Largest credit that timesteps can build up before updates are made for them; far below the largest int32."""
+_OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
+"""The smallest number with a finite normal quantile."""
+TRACED = ("learning_rate", "discount", "target_rate")
+"""Numbers of off-policy settings that are arguments of compiled programs."""
+
+
+class Collected(NamedTuple):
+    """Data that acting collects.
+
+    Attributes:
+      credit: int32: A timestep adds the numerator of `OffPolicy.ratio`, an update subtracts the denominator. While it
+        is negative, actions are random. Unlike a count of all timesteps, it cannot overflow.
+      replays: Replay of each group.
+      moments: Moments of the observations; they remain 0 unless observations are normalised.
+      rewards: Scale of the rewards; () unless they are normalised.
+    """
+
+    credit: Array
+    replays: tuple[Replay, ...]
+    moments: Moments
+    rewards: Rewards | tuple[()]
+
+
+class Learning(NamedTuple):
+    """State of learning.
+
+    Attributes:
+      params: Parameters of actor, critics and representation.
+      targets: Parameters of the targets; the representation has none.
+      optimizer: States of the optimiser, one for each part of `params`.
+      update: int32: Number of updates.
+      metrics: Metrics of this iteration.
+    """
+
+    params: Params
+    targets: Params
+    optimizer: Params
+    update: Array
+    metrics: Metrics
+
+
+def check_settings(settings: Any) -> None:
+    """Checks the settings that off-policy learners share."""
+    integers(settings, "batch_size", "replay_size", "n_step", "timesteps_per_iteration", low=1)
+    integers(settings, "random_timesteps", low=0)
+    numbers(settings, "discount", "target_rate", low=0, high=1)
+    if settings.learning_rate is not None:
+        number("learning_rate", settings.learning_rate, above=0)
+    make_optimizer(settings.optimizer, settings.learning_rate)
+
+
+class OffPolicy(Learner):
+    """A learner from a replay. Subclasses define `update`, `explore` and `choose`.
+
+    Attributes:
+      settings: Settings with the fields that `check_settings` checks, and `updates_per_timestep`,
+        `normalize_observations`, `normalize_rewards` and `save_replay`; see `TD3`.
+      env: The environments.
+      networks: The networks as pure functions.
+      ratio: Updates for each timestep of any environment.
+    """
+
+    def __init__(self, settings: Any, network: ActorAndCritic, env: Env, *, outputs: int = 1):
+        """Raises ValueError if networks or environment do not fit; the actor has `outputs` numbers a component."""
+        self.settings, self.env, s = settings, env, settings
+        self.networks = actor_and_critics(network, env.spec, outputs)
+        devices, self.num_envs = env.axis.size, env.num_envs // env.num_groups
+        if s.batch_size % (groups := env.num_groups * devices):
+            raise ValueError(f"batch_size={s.batch_size} must be a multiple of the number of groups, {groups}.")
+        if network.representation is not None and s.n_step != 1:
+            raise ValueError(f"n_step={s.n_step}: a representation predicts one timestep ahead; give 1.")
+        width = self.num_envs * devices
+        updates = s.updates_per_timestep * width
+        if not (np.isfinite(updates) and round(updates) >= 1 and abs(updates - round(updates)) < 1e-6):
+            raise ValueError(
+                f"updates_per_timestep={s.updates_per_timestep} makes {updates:g} updates when the {width} "
+                "environments of a group step; give a value that makes a whole number of at least 1."
+            )
+        self.num_updates = round(updates)  # in one beat of a group in which no episode begins
+        self.ratio = Fraction(self.num_updates, width)  # updates for each timestep of any environment
+        self.num_rows = replay.num_rows(s.replay_size, env.all_envs, s.batch_size, s.n_step)
+        self.policy = self.networks.policy(self.init_policy, self.choose)
+        self.optimizer = make_optimizer(s.optimizer, s.learning_rate)
+
+    def init_policy(self, key: Array) -> Normalized:
+        """Returns the variables of the policy before anything is learned."""
+        params = self.networks.init(key)._replace(critics=())
+        return Normalized(params, normalization.init(self.env.spec.observation))
+
+    def init(self, key: Array) -> tuple[Collected, Learning]:
+        """Returns (collected, learning) at the beginning of a run."""
+        s, env, key = self.settings, self.env, jax.random.fold_in(key, 0)
+        params, optimizer = init_optimizers(self.optimizer, self.networks.init(key))
+        params, optimizer = Params(*params), Params(*optimizer)
+        credit = jnp.int32(-s.random_timesteps * self.ratio.numerator)
+        replays = tuple(replay.init(self.num_rows, self.num_envs, env.spec) for _ in range(env.num_groups))
+        rewards: Any = normalization.init_rewards(env.num_groups, self.num_envs) if s.normalize_rewards else ()
+        collected = Collected(credit, replays, normalization.init(env.spec.observation), rewards)
+        learning = self.begin(Learning(params, params._replace(representation=()), optimizer, jnp.int32(0), {}))
+
+        def update(learning: Any) -> Any:
+            batch = jax.tree.map(lambda x: x[0], self.sample(key, collected))
+            return self.update(learning, batch, self.draw(key, batch.action.shape), jnp.float32(0))
+
+        return collected, with_metrics(learning, update)
+
+    def begin(self, learning: Learning) -> Any:
+        """Returns the state of learning before the first update, to which a subclass may add."""
+        return learning
+
+    def update(self, learning: Any, batch: Batch, noise: Array, mean_return: Array) -> Any:
+        """Makes one update by transitions `[N, ...]`, with the numbers of `draw`."""
+        raise NotImplementedError
+
+    def draw(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Returns normally distributed numbers for updates whose actions are shaped `[..., A]`."""
+        return jax.random.normal(key, shape)
+
+    def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:
+        """Returns actions `[B, A]` in [-1, 1], given normally distributed numbers `[B, A]`."""
+        raise NotImplementedError
+
+    def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
+        """Returns the policy's output for observations `[B, ...]`."""
+        raise NotImplementedError
+
+    def features(self, variables: Normalized, observation: ArrayTree) -> Array:
+        """Returns what the actor takes: normalised observations, or their features."""
+        normalized = normalization.normalize(variables.moments, observation)
+        return self.networks.encode_observation(variables.params.representation, normalized)
+
+    def descend(
+        self,
+        name: str,
+        loss: Callable[..., Any],
+        state: tuple[Params, Params, Metrics],
+        batch: Batch,
+        step: Array,
+        mean_return: Array,
+        *args: Any,
+    ) -> tuple[Params, Params, Metrics]:
+        """Updates one part of the parameters by the gradient of its loss.
+
+        Args:
+          name: Field of `Params`.
+          loss: (part, *args, batch) -> (loss, metrics).
+          state: (parameters, states of the optimiser, metrics).
+          batch: Transitions.
+          step: int32: Number of this update, from 1.
+          mean_return: float32: Recent mean return.
+          *args: Further arguments of `loss`.
+
+        Returns:
+          The state after it.
+        """
+        params, optimizer, gathered = state
+        part, kept = getattr(params, name), getattr(optimizer, name)
+        (_, new), gradient = jax.value_and_grad(loss, has_aux=True)(part, *args, batch)
+        gradient = mean_over_devices(gradient, batch.valid, self.env.axis)
+        part, kept = apply_gradient(self.optimizer, gradient, kept, part, step, mean_return)
+        params, optimizer = params._replace(**{name: part}), optimizer._replace(**{name: kept})
+        return params, optimizer, metrics.add(gathered, metrics.means(new))
+
+    def representation_loss(self, representation, batch: Batch):
+        """Returns the squared error of the predictions of the representation."""
+        predicted = self.networks.predict(representation, batch.observation, batch.action)
+        loss = metrics.mean(((predicted - batch.next_observation) ** 2).mean(axis=-1), batch.valid)
+        return loss, {"representation_loss": loss}
+
+    def act(
+        self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
+    ) -> tuple[Collected, Array]:
+        """Acts at random at first, then by `explore`, and adds the timestep to the replay."""
+        s, g, rewards, observation = self.settings, turn.group, collected.rewards, timestep.observation
+        if s.normalize_observations:
+            moments = normalization.update(collected.moments, observation, self.env.axis)
+            collected = collected._replace(moments=moments)
+        # One draw for both kinds: making random numbers takes a loop each time.
+        draw = functools.partial(jax.random.uniform, shape=self.env.spec.action_shape, minval=_OPEN, maxval=1.0)
+        drawn = jax.vmap(draw)(keys)
+        explored = self.explore(self.variables(collected, learning), observation, 2**0.5 * jax.lax.erf_inv(drawn))
+        action = jnp.where(collected.credit < 0, drawn, explored)
+        if isinstance(rewards, Rewards):
+            rewards = normalization.update_rewards(rewards, g, timestep, s.discount, self.env.axis)
+        rows = replaced(collected.replays, g, replay.add(collected.replays[g], timestep, action))
+        return collected._replace(replays=rows, rewards=rewards), self.networks.scale(action)
+
+    def work(self, collected: Collected, learning: Any, key: Array, turn: Turn) -> tuple[Collected, Any]:
+        """Makes the updates that are due for the timesteps so far, after the group has added its own."""
+        s, axis, newest = self.settings, self.env.axis, replay.latest(collected.replays[turn.group])
+        added = axis.sum((~newest.first).sum(dtype=jnp.int32)) * self.ratio.numerator
+        credit = jnp.minimum(collected.credit + added, _MOST_CREDIT)
+        # A resumed run may have to fill its replay anew.
+        filled = replay.filled(collected.replays, s.random_timesteps // axis.size, s.n_step)
+
+        # Drawn for all updates of the beat at once.
+        key = functools.reduce(jax.random.fold_in, (_LEARNING, learning.update, axis.number()), key)
+        noise_key, sample_key = jax.random.split(key)
+        batches = self.sample(sample_key, collected)
+        noise = self.draw(noise_key, batches.action.shape)
+
+        def one(i: Array, learning: Any) -> Any:
+            batch, drawn = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batches, noise))
+            return self.update(learning, batch, drawn, turn.mean_return)
+
+        due = min_over_rows(jnp.where(filled, jnp.clip(credit // self.ratio.denominator, 0, self.num_updates), 0))
+        # A trip count, not a condition, so that the state of learning stays in place.
+        learning = jax.lax.fori_loop(0, due, one, learning)
+        return collected._replace(credit=credit - due * self.ratio.denominator), learning
+
+    def sample(self, key: Array, collected: Collected) -> Batch:
+        """Returns this device's share of the batches of a beat's updates, normalised, leaves `[U, N, ...]`."""
+        s, sizes = self.settings, (self.settings.batch_size // self.env.axis.size, self.num_updates)
+        batches = replay.sample_batches(key, collected.replays, *sizes, discount=s.discount, n_step=s.n_step)
+        batches = batches.map_observations(functools.partial(normalization.normalize, collected.moments))
+        if not isinstance(collected.rewards, Rewards):
+            return batches
+        return batches._replace(reward=batches.reward * normalization.reward_scale(collected.rewards))
+
+    def variables(self, collected: Collected, learning: Any) -> Normalized:
+        """Returns the variables of the policy: the actor's, and the moments."""
+        return Normalized(learning.params._replace(critics=()), collected.moments)
+
+
+def mean_over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:
+    """Returns the gradient of the mean loss over the valid transitions of all devices.
+
+    `gradient` is that of the mean over the transitions of this device that are `valid`, `[N]`.
+    """
+    if axis.name is None:
+        return gradient
+    count = valid.sum(dtype=jnp.float32)
+    share = count / jnp.maximum(axis.sum(count), 1.0)
+    return axis.sum(jax.tree.map(lambda g: share.astype(g.dtype) * g, gradient))
+
+
+def pruned_as(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
+    """Returns the parameters, 0 where a sparse optimiser masks them."""
+    return pruned(params, optimizer) if is_sparse(optimizer) else params

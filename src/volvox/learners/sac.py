@@ -1,0 +1,205 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905).
+
+env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
+networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs, gaussian=True)
+algorithm = vx.learn(vx.SAC(), networks, env)
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from volvox._checks import number
+from volvox.data import metrics
+from volvox.data.metrics import Metrics
+from volvox.data.normalization import Normalized
+from volvox.data.replay import Batch
+from volvox.learners import off_policy
+from volvox.learners.learner import Optimizer, Schedule, apply_gradient
+from volvox.learners.off_policy import TRACED, OffPolicy, check_settings, mean_over_devices, pruned_as
+from volvox.networks.distributions import tanh_gaussian
+from volvox.networks.perceptrons import ActorAndCritic, Params
+from volvox.types import Array, ArrayTree, Env
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SAC:
+    """Settings of soft actor-critic, with the defaults of the paper.
+
+    Attributes:
+      learning_rate: As in `TD3`; also of the temperature.
+      optimizer: As in `TD3`.
+      batch_size: As in `TD3`.
+      discount: Discount γ of a timestep.
+      target_rate: Share τ by which the critics' targets move towards them in each update.
+      temperature: Weight α of the policy's entropy. None: it is learned, from 1 on, so that the entropy is
+        `target_entropy`.
+      target_entropy: Entropy in nats of actions in [-1, 1], whatever the environment's bounds are. None: minus the
+        number of components.
+      random_timesteps: As in `TD3`.
+      replay_size: As in `TD3`.
+      updates_per_timestep: As in `TD3`.
+      n_step: As in `TD3`; only the last action's entropy counts.
+      normalize_observations: As in `TD3`.
+      normalize_rewards: As in `TD3`.
+      timesteps_per_iteration: As in `TD3`.
+      save_replay: As in `TD3`.
+
+    Raises:
+      ValueError: a setting is out of range, or two contradict each other.
+    """
+
+    learning_rate: float | None = 3e-4
+    optimizer: Optimizer = optax.adam
+    batch_size: int = 256
+    discount: float = 0.99
+    target_rate: float = 0.005
+    temperature: float | None = None
+    target_entropy: float | None = None
+    random_timesteps: int = 10_000
+    replay_size: int = 1_000_000
+    updates_per_timestep: float = 1.0
+    n_step: int = 1
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
+    timesteps_per_iteration: int = 5_000
+    save_replay: bool = True
+    traced = (*TRACED, "temperature", "target_entropy")
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.temperature is not None:
+            number("temperature", self.temperature, low=0)
+        if self.target_entropy is not None:
+            if self.temperature is not None:
+                raise ValueError(f"target_entropy={self.target_entropy} needs temperature=None, which is learned.")
+            number("target_entropy", self.target_entropy)
+
+    def schedule(self, env: Env) -> Schedule:
+        """Returns the schedule: rounds of one beat."""
+        return Schedule(timesteps_per_iteration=self.timesteps_per_iteration)
+
+    def bind(self, network: ActorAndCritic, env: Env) -> "_SAC":
+        """Returns the learner; raises ValueError if networks or environment do not fit the settings."""
+        return _SAC(self, network, env)
+
+
+class Learning(NamedTuple):
+    """State of learning.
+
+    Attributes:
+      params: Parameters of actor, critics and representation.
+      targets: Parameters of the critics' targets.
+      optimizer: States of the optimiser, one for each part of `params`.
+      log_temperature: float32: Logarithm of the temperature; it stays if the temperature is given.
+      temperature_optimizer: State of its optimiser.
+      update: int32: Number of updates.
+      metrics: Metrics of this iteration.
+    """
+
+    params: Params
+    targets: tuple[ArrayTree, ArrayTree]
+    optimizer: Params
+    log_temperature: Array
+    temperature_optimizer: ArrayTree
+    update: Array
+    metrics: Metrics
+
+
+class _SAC(OffPolicy):
+    settings: SAC
+
+    def __init__(self, settings: SAC, network: ActorAndCritic, env: Env):
+        super().__init__(settings, network, env, outputs=2)
+        net = self.networks
+        self.policy = net.policy(self.init_policy, self.choose)._replace(
+            sample=lambda key, output: net.scale(_action(output, jax.random.normal(key, net.spec.action.shape))),
+            mode=lambda output: net.scale(_action(output, 0.0)),
+        )
+
+    def begin(self, learning: off_policy.Learning) -> Learning:
+        log_temperature = jnp.float32(0)
+        state = self.optimizer.init(log_temperature)
+        params, _, optimizer, *rest = learning
+        return Learning(params, params.critics, optimizer, log_temperature, state, *rest)
+
+    def draw(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Returns numbers `[..., 2, A]`: for the actions of the target and of the actor."""
+        return jax.random.normal(key, (*shape[:-1], 2, shape[-1]))
+
+    def temperature(self, learning: Learning) -> Any:
+        """Returns α."""
+        given = self.settings.temperature
+        return jnp.exp(learning.log_temperature) if given is None else given
+
+    def critic_loss(self, critics, params: Params, learning: Learning, noise: Array, batch: Batch):
+        """Returns half the squared errors of the critics (equations 5 and 6)."""
+        net = self.networks
+        next_action, log_prob = tanh_gaussian(*net.gaussian(params.actor, batch.next_observation), noise)
+        encoded = net.encode_action(params.representation, batch.next_observation, next_action)
+        first, second = (net.value(critic, encoded, next_action) for critic in learning.targets)
+        soft = jnp.minimum(first, second) - self.temperature(learning) * log_prob
+        target = jax.lax.stop_gradient(batch.reward + batch.discount * soft)
+        encoded = net.encode_action(params.representation, batch.observation, batch.action)
+        first, second = (net.value(critic, encoded, batch.action) for critic in critics)
+        loss = metrics.mean(0.5 * (first - target) ** 2 + 0.5 * (second - target) ** 2, batch.valid)
+        return loss, {"critic_loss": loss, "value": metrics.mean(first, batch.valid)}
+
+    def actor_loss(self, actor, params: Params, learning: Learning, noise: Array, batch: Batch):
+        """Returns the mean of `α log π(a) - min(Q_1(a), Q_2(a))` (equation 9)."""
+        net = self.networks
+        action, log_prob = tanh_gaussian(*net.gaussian(actor, batch.observation), noise)
+        encoded = net.encode_action(params.representation, batch.observation, action)
+        first, second = (net.value(critic, encoded, action) for critic in params.critics)
+        loss = metrics.mean(self.temperature(learning) * log_prob - jnp.minimum(first, second), batch.valid)
+        return loss, {"actor_loss": loss, "entropy": -metrics.mean(log_prob, batch.valid)}
+
+    def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
+        """Makes one update (algorithm 1) by transitions `[N, ...]`, with noise `[N, 2, A]`."""
+        step, moment = learning.update + 1, (learning.update + 1, mean_return)
+        state = (learning.params, learning.optimizer, learning.metrics)
+        if learning.params.representation:
+            state = self.descend("representation", self.representation_loss, state, batch, *moment)
+        batch = batch.map_observations(functools.partial(self.networks.encode_observation, state[0].representation))
+        state = self.descend("critics", self.critic_loss, state, batch, *moment, state[0], learning, noise[:, 0])
+        state = self.descend("actor", self.actor_loss, state, batch, *moment, state[0], learning, noise[:, 1])
+        params, optimizer, gathered = state
+        targets: Any = optax.incremental_update(params.critics, learning.targets, self.settings.target_rate)
+        learning = learning._replace(params=params, optimizer=optimizer, targets=pruned_as(targets, optimizer.critics))
+        gathered = metrics.add(gathered, metrics.means({"temperature": jnp.asarray(self.temperature(learning))}))
+        learning = learning._replace(update=step, metrics=gathered)
+        if self.settings.temperature is not None:
+            return learning
+        return self.update_temperature(learning, batch, noise[:, 1], *moment)
+
+    def update_temperature(
+        self, learning: Learning, batch: Batch, noise: Array, step: Array, mean_return: Array
+    ) -> Learning:
+        """Moves the temperature down if the entropy is above its target (equation 18), for log α."""
+        target = self.settings.target_entropy
+        target = -float(noise.shape[-1]) if target is None else target
+        _, log_prob = tanh_gaussian(*self.networks.gaussian(learning.params.actor, batch.observation), noise)
+        gradient = -metrics.mean(log_prob + target, batch.valid)
+        gradient = mean_over_devices(gradient, batch.valid, self.env.axis)
+        state = (learning.temperature_optimizer, learning.log_temperature)
+        log_temperature, optimizer = apply_gradient(self.optimizer, gradient, *state, step, mean_return)
+        return learning._replace(log_temperature=log_temperature, temperature_optimizer=optimizer)
+
+    def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:
+        """Returns actions `[B, A]` drawn from the policy."""
+        return _action(self.choose(variables, observation), noise)
+
+    def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
+        """Returns means and logarithms of standard deviations `[B, 2 * A]`."""
+        return jnp.concatenate(
+            self.networks.gaussian(variables.params.actor, self.features(variables, observation)), -1
+        )
+
+
+def _action(output: Array, noise: Array | float) -> Array:
+    mean, log_std = jnp.split(output, 2, axis=-1)
+    return jnp.tanh(mean + jnp.exp(log_std) * noise)
