@@ -16,7 +16,7 @@ import volvox as vx
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """TD3 on a MuJoCo task.
+    """TD3 or SAC on a MuJoCo task.
 
     Attributes:
       hidden: Widths of the hidden layers of actor and critics.
@@ -47,6 +47,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
         size,
         settings.hidden,
         vx.networks.NextObservationNetwork() if settings.representation else None,
+        gaussian=isinstance(settings.learner, vx.SAC),
         densely_connected=settings.densely_connected,
     )
     return vx.learn(settings.learner, networks, env, **vars(settings.learning)), None

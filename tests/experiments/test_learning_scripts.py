@@ -14,6 +14,7 @@ TINY = {
     "atari_pqn": f"cleanrl --game Assault {PPO} --network small --frames 500",
     "mujoco_a3c": f"mujoco --task InvertedPendulum {A3C} --frames 200",
     "mujoco_ppo": f"cleanrl --task InvertedPendulum {PPO} --hidden 8 --timesteps 128",
+    "mujoco_sac": f"reference --task InvertedPendulum {TD3} --timesteps 120",
     "mujoco_td3": f"reference --task InvertedPendulum {TD3} --timesteps 120",
 }
 

@@ -41,6 +41,11 @@ CASES = {
         RecurrentActorCritic(2, MLP(8, hidden=()), width=8),
         CARTPOLE,
     ),
+    "sac": (
+        [vx.SAC(**TD3, discount=discount) for discount in (0.9, 0.99)],
+        ActorAndCritic.mlp(2, (8,), gaussian=True),
+        TARGET,
+    ),
     "td3": ([vx.TD3(**TD3, exploration_noise=noise) for noise in (0.1, 0.3)], NETWORKS, TARGET),
 }
 
@@ -51,7 +56,7 @@ def learner_seed(i):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("ppo that stops", "pqn") else name for name in CASES],
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("ppo that stops", "pqn", "sac") else name for name in CASES],
 )
 def test_learners_of_one_program_are_those_of_separate_runs(name):
     settings, network, env = CASES[name]

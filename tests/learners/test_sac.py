@@ -1,0 +1,149 @@
+"""SAC against updates written out in NumPy, and on a probe with a known answer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import probes
+import pytest
+from flax import linen as nn
+
+import volvox as vx
+from volvox.data.replay import Batch
+from volvox.networks import MLP, ActorAndCritic, QNetwork
+from volvox.networks.distributions import tanh_gaussian
+
+ENV = probes.target(size=1, num_envs=8, groups=2)
+LINEAR = ActorAndCritic(MLP(2, hidden=()), QNetwork(hidden=()))
+SMALL = {"batch_size": 32, "random_timesteps": 64, "replay_size": 2_000, "learning_rate": 3e-3}
+
+
+def test_densities_are_those_of_a_change_of_variables():
+    """The density of tanh(x) is that of x over the slope of tanh, here by differences in doubles."""
+    mean, log_std = np.array([[0.3, -1.0]]), np.array([[-0.5, 0.2]])
+    noise = np.random.default_rng(0).normal(size=(50, 2))
+    action, log_prob = tanh_gaussian(*map(jnp.float32, (mean, log_std, noise)))
+    x, h = mean + np.exp(log_std) * noise, 1e-5
+    normal = np.exp(-0.5 * ((x - mean) / np.exp(log_std)) ** 2) / (np.exp(log_std) * np.sqrt(2 * np.pi))
+    slope = (np.tanh(x + h) - np.tanh(x - h)) / (2 * h)
+    np.testing.assert_allclose(action, np.tanh(x), rtol=1e-5)
+    np.testing.assert_allclose(log_prob, np.log(normal / slope).sum(1), rtol=1e-3, atol=1e-3)
+    far = tanh_gaussian(jnp.float32([[20.0]]), jnp.float32([[0.0]]), jnp.float32([[0.0]]))
+    np.testing.assert_allclose(far[1], [-0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - 20)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.3])
+def test_an_update_is_the_algorithms(temperature):
+    """Of one linear layer each, by plain gradient descent; gradients of the actor by differences."""
+    n, rate, random = 12, 0.1, np.random.default_rng(1)
+    options = SMALL | {"learning_rate": rate, "optimizer": optax.sgd, "temperature": temperature, "target_rate": 0.05}
+    learner = vx.SAC(**options).bind(LINEAR, ENV)
+    state = learner.init(jax.random.key(0))[1]._replace(log_temperature=jnp.float32(-0.5))
+    observation, following = random.normal(size=(2, n, 1))
+    action, reward = random.uniform(-1, 1, (n, 1)), random.normal(size=n)
+    valid, discount = random.random(n) < 0.8, random.choice([0.0, 0.99], n)
+    arrays = map(jnp.float32, (observation, action, reward, discount, following))
+    noise = random.normal(size=(n, 2, 1))
+    new = jax.jit(learner.update)(state, Batch(*arrays, jnp.asarray(valid)), jnp.float32(noise), jnp.float32(0))
+
+    layer = lambda tree: [np.asarray(tree["Dense_0"][name], float) for name in ("kernel", "bias")]  # noqa: E731
+    actor, critics, alpha = (
+        layer(state.params.actor),
+        list(map(layer, state.params.critics)),
+        temperature or np.exp(-0.5),
+    )
+    mean = lambda x: (x * valid).sum() / valid.sum()  # noqa: E731
+
+    def act(actor, observation, noise):
+        mean, log_std = np.split(observation @ actor[0] + actor[1], 2, axis=1)
+        x = mean + np.exp(log_std) * noise
+        density = np.exp(-0.5 * noise**2) / np.sqrt(2 * np.pi) / np.exp(log_std) / (1 - np.tanh(x) ** 2)
+        return np.tanh(x), np.log(density)[:, 0]
+
+    def value(critic, observation, action):
+        return (np.concatenate([observation, action], 1) @ critic[0] + critic[1])[:, 0]
+
+    next_action, log_prob = act(actor, following, noise[:, 0])
+    soft = np.minimum(*(value(critic, following, next_action) for critic in critics)) - alpha * log_prob
+    target, x = reward + discount * soft, np.concatenate([observation, action], 1)
+    learned = []
+    for critic in critics:
+        error = (value(critic, observation, action) - target) * valid / valid.sum()
+        learned.append([critic[0] - rate * x.T @ error[:, None], critic[1] - rate * error.sum()])
+    for found, wanted, old, moved in zip(new.params.critics, learned, critics, new.targets, strict=True):
+        for i in (0, 1):
+            np.testing.assert_allclose(layer(found)[i], wanted[i], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(layer(moved)[i], old[i] + 0.05 * (wanted[i] - old[i]), rtol=1e-4, atol=1e-5)
+
+    def actor_loss(kernel, bias):
+        action, log_prob = act((kernel, bias), observation, noise[:, 1])
+        return mean(alpha * log_prob - np.minimum(*(value(critic, observation, action) for critic in learned)))
+
+    found = layer(new.params.actor)
+    for i in range(2):
+        kernel, bias = (np.eye(1, 2, i) * 1e-5, np.eye(1, 2, i)[0] * 1e-5)
+        slopes = [
+            (actor_loss(actor[0] + kernel, actor[1]) - actor_loss(actor[0] - kernel, actor[1])) / 2e-5,
+            (actor_loss(actor[0], actor[1] + bias) - actor_loss(actor[0], actor[1] - bias)) / 2e-5,
+        ]
+        np.testing.assert_allclose(found[0][0, i], actor[0][0, i] - rate * slopes[0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found[1][i], actor[1][i] - rate * slopes[1], rtol=1e-3, atol=1e-4)
+    _, log_prob = act(found, observation, noise[:, 1])
+    moved = 0.0 if temperature else rate * mean(log_prob - 1.0)
+    assert float(new.log_temperature) == pytest.approx(-0.5 + moved, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"n_step": 3, "normalize_observations": True, "temperature": 0.01}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "optimizer": vx.sparsity.sparse(
+                    optax.adam(3e-3),
+                    vx.sparsity.Magnitude(schedule=vx.sparsity.Cubic(final_sparsity=0.5, begin=0, end=500), every=100),
+                ),
+                "learning_rate": None,
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["plain", "n-step, normalised", "sparse"],
+)
+def test_the_answer_is_found(options):
+    """Every step asks for another number; random answers earn -8 * 2/3 an episode, the right ones nothing."""
+    options = {"discount": 0.5, "timesteps_per_iteration": 1_600, "target_entropy": -2.0} | options
+    if "temperature" in options:
+        del options["target_entropy"]
+    network = ActorAndCritic(MLP(2, hidden=(32,), activation=nn.relu), QNetwork(hidden=(32,)))
+    algorithm = vx.learn(vx.SAC(**SMALL | options), network, ENV)
+    state, row = algorithm.step(algorithm.init(jax.random.key(0)))
+    asked = np.linspace(-0.8, 0.8, 5, dtype=np.float32)[:, None]
+    output, _ = algorithm.policy.apply(algorithm.variables(state), jnp.asarray(asked), ())
+    np.testing.assert_allclose(algorithm.policy.mode(output), asked, atol=0.25)
+    drawn = algorithm.policy.sample(jax.random.key(1), output[2])
+    assert drawn.shape == (1,)
+    assert abs(float(drawn[0])) < 1
+    assert row["temperature"] < 0.5
+    algorithm.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target_entropy": -1.0, "temperature": 0.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"batch_size": 31}, "batch_size"),
+    ],
+)
+def test_bad_settings_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        vx.SAC(**SMALL | options).bind(LINEAR, ENV)
+
+
+def test_networks_and_actions_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="actor"):
+        vx.SAC(**SMALL).bind(ActorAndCritic.mlp(1), ENV)
+    with pytest.raises(ValueError, match="continuous"):
+        vx.SAC(**SMALL).bind(LINEAR, probes.corridor(num_envs=8, groups=2))
