@@ -1,5 +1,7 @@
 """SAC against updates written out in NumPy, and on a probe with a known answer."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,9 +44,9 @@ def test_an_update_is_the_algorithms(temperature):
     observation, following = random.normal(size=(2, n, 1))
     action, reward = random.uniform(-1, 1, (n, 1)), random.normal(size=n)
     valid, discount = random.random(n) < 0.8, random.choice([0.0, 0.99], n)
-    arrays = map(jnp.float32, (observation, action, reward, discount, following))
+    arrays: Any = map(jnp.float32, (observation, action, reward, discount, following))
     noise = random.normal(size=(n, 2, 1))
-    new = jax.jit(learner.update)(state, Batch(*arrays, jnp.asarray(valid)), jnp.float32(noise), jnp.float32(0))
+    new = jax.jit(learner.update)(state, Batch(*arrays, valid=jnp.asarray(valid)), jnp.float32(noise), jnp.float32(0))
 
     layer = lambda tree: [np.asarray(tree["Dense_0"][name], float) for name in ("kernel", "bias")]  # noqa: E731
     actor, critics, alpha = (

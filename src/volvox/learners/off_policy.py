@@ -207,7 +207,7 @@ class OffPolicy(Learner):
             moments = normalization.update(collected.moments, observation, self.env.axis)
             collected = collected._replace(moments=moments)
         # One draw for both kinds: making random numbers takes a loop each time.
-        draw = functools.partial(jax.random.uniform, shape=self.env.spec.action_shape, minval=_OPEN, maxval=1.0)
+        draw = functools.partial(jax.random.uniform, shape=self.env.spec.action.shape, minval=_OPEN, maxval=1.0)
         drawn = jax.vmap(draw)(keys)
         explored = self.explore(self.variables(collected, learning), observation, 2**0.5 * jax.lax.erf_inv(drawn))
         action = jnp.where(collected.credit < 0, drawn, explored)

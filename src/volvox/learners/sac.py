@@ -124,8 +124,8 @@ class _SAC(OffPolicy):
     def begin(self, learning: off_policy.Learning) -> Learning:
         log_temperature = jnp.float32(0)
         state = self.optimizer.init(log_temperature)
-        params, _, optimizer, *rest = learning
-        return Learning(params, params.critics, optimizer, log_temperature, state, *rest)
+        params, _, optimizer, update, gathered = learning
+        return Learning(params, params.critics, optimizer, log_temperature, state, update, gathered)
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Array:
         """Returns numbers `[..., 2, A]`: for the actions of the target and of the actor."""
