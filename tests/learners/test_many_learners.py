@@ -56,7 +56,10 @@ def learner_seed(i):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("ppo that stops", "pqn", "sac") else name for name in CASES],
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("ppo that stops", "pqn", "sac") else name
+        for name in CASES
+    ],
 )
 def test_learners_of_one_program_are_those_of_separate_runs(name):
     settings, network, env = CASES[name]

@@ -203,7 +203,12 @@ class Epochs(OnPolicy):
     """A learner that learns from the segments of a round in epochs of shuffled minibatches.
 
     Subclasses define `loss`. Settings have the fields that `check_epochs` checks.
+
+    Attributes:
+      stops_early: Whether `stops` may end the epochs of a round.
     """
+
+    stops_early = False
 
     def __init__(self, settings: Any, network: nn.Module, env: Env):
         super().__init__(settings, network, env)
@@ -307,8 +312,7 @@ class Epochs(OnPolicy):
 
     def stops(self, new: Metrics) -> Array:
         """Returns whether no further epoch begins, given the metrics of a minibatch of this device."""
-        del new
-        return jnp.array(False)
+        raise NotImplementedError
 
     def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:
         """Returns the gradient of minibatch `j`, the sum over its micro-batches, and metrics of this device."""
@@ -336,7 +340,7 @@ class Epochs(OnPolicy):
         gradient, new = self.gradient(collected, learning, slot, j)
         further = {"learning_rate": rate, "step": step, "mean_return": turn.mean_return}
         params, state = apply_gradient(self.optimizer(rate), gradient, learning.optimizer, learning.params, **further)
-        stopped = self.stops(new) & ((j + 1) % s.num_minibatches == 0)
+        stopped = self.stops(new) & ((j + 1) % s.num_minibatches == 0) if self.stops_early else jnp.array(False)
         learning = learning._replace(params=params, optimizer=state, stopped=stopped, update=step)
         new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
         return learning._replace(metrics=metrics.add(learning.metrics, new))
@@ -372,10 +376,9 @@ class Epochs(OnPolicy):
             return self.prepare(collected, learning, key, slot + jnp.minimum(i, 0))
 
         def due(x: tuple[Array, Learning]) -> Array:
-            return (x[0] < high) & has_data & (~x[1].stopped if stops else True)
+            # Where possible the state has no part in it, so that under `vmap` it stays one loop.
+            return (x[0] < high) & has_data & (~x[1].stopped if self.stops_early else True)
 
-        # Otherwise the state has no part in the condition, and learners side by side make one loop.
-        stops = getattr(self.settings, "kl_stop", None) is not None
         # Loops, not conditions, so that the state of learning stays in place.
         begins = (has_data & (low == 0) & (high > 0)).astype(jnp.int32)
         given = (low, jax.lax.fori_loop(0, begins, prepare, learning))
@@ -384,6 +387,10 @@ class Epochs(OnPolicy):
 
 class _PPO(Epochs):
     settings: PPO
+
+    def __init__(self, settings: PPO, network: nn.Module, env: Env):
+        super().__init__(settings, network, env)
+        self.stops_early = settings.kl_stop is not None
 
     def loss(
         self, params: ArrayTree, segment: Segment, advantage: Array, target: Array, num_valid: Array, update: Array
@@ -425,7 +432,5 @@ class _PPO(Epochs):
 
     def stops(self, new: Metrics) -> Array:
         """Returns whether the approximate KL divergence is above `kl_stop`."""
-        if self.settings.kl_stop is None:
-            return jnp.array(False)
         kl: Any = self.env.axis.sum(new["approx_kl"])
         return kl.total > self.settings.kl_stop * kl.num
