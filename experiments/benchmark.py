@@ -56,7 +56,7 @@ REFERENCE = (
 PEER = HERE.parent / "benchmarks" / "peers" / "sb3.py"
 SIDES = ("volvox", "reference")
 Size = Literal["small", "full"]
-Learner = vx.PPO | vx.A3C | vx.TD3
+Learner = vx.PPO | vx.A3C | vx.TD3 | vx.SAC
 ABOUT = """# Learning benchmark, {size}
 
 `python experiments/benchmark.py draw --size {size}` makes this page; `benchmark.py --help` has the protocol. Scores are
@@ -210,6 +210,15 @@ def small_rows() -> tuple[Row, ...]:
             timesteps=10_000,
             hidden=(256, 256),
         ),
+        Row(
+            name="SAC, Pendulum",
+            task="Pendulum-v1",
+            learner=vx.SAC(**td3 | {"batch_size": 256}, discount=0.99),
+            num_envs=1,
+            timesteps=10_000,
+            hidden=(256, 256),
+            published=(-156.9, f"{zoo}, 20k timesteps"),
+        ),
         Row(name="novelty, hard maze", task="hard maze", learner=None, num_envs=250, timesteps=10_000_000),
     )
 
@@ -296,8 +305,8 @@ def make_algorithm(row: Row) -> vx.Algorithm:
     learner, env = row.learner, make_env(row)
     assert learner is not None
     size, every = env.spec.num_outputs, row.timesteps // NUM_POINTS
-    if isinstance(learner, vx.TD3):
-        network: Any = vx.networks.ActorAndCritic.mlp(size, row.hidden)
+    if isinstance(learner, vx.TD3 | vx.SAC):
+        network: Any = vx.networks.ActorAndCritic.mlp(size, row.hidden, gaussian=isinstance(learner, vx.SAC))
         learner = dataclasses.replace(learner, timesteps_per_iteration=every)
     else:
         if row.network != "mlp":
@@ -319,13 +328,14 @@ def reference_job(row: Row, seed: int) -> dict[str, Any]:
     Stable-Baselines3 minimises the loss of clipped values, and volvox the larger of it and the loss without clipping.
     """
     s = row.learner
-    if isinstance(s, vx.TD3):
+    if isinstance(s, vx.TD3 | vx.SAC):
         settings: dict[str, Any] = {"learning_rate": s.learning_rate, "buffer_size": s.replay_size}
         settings |= {"learning_starts": s.random_timesteps, "batch_size": s.batch_size, "tau": s.target_rate}
-        settings |= {"gamma": s.discount, "action_noise": s.exploration_noise, "policy_delay": s.policy_delay}
-        settings |= {"target_policy_noise": s.target_noise, "target_noise_clip": s.target_noise_clip}
-        settings |= {"train_freq": 1, "gradient_steps": 1}
-        algorithm, hidden, activation = "TD3", list(row.hidden), "relu"
+        settings |= {"gamma": s.discount, "train_freq": 1, "gradient_steps": 1}
+        if isinstance(s, vx.TD3):
+            settings |= {"action_noise": s.exploration_noise, "policy_delay": s.policy_delay}
+            settings |= {"target_policy_noise": s.target_noise, "target_noise_clip": s.target_noise_clip}
+        algorithm, hidden, activation = type(s).__name__, list(row.hidden), "relu"
     else:
         assert s is not None
         settings = {"n_steps": s.segment_length, "learning_rate": s.learning_rate, "gamma": s.discount}

@@ -3,10 +3,10 @@
     python benchmarks/peers/sb3.py --job JOB
 
 `experiments/benchmark.py` makes the JOB, a JSON object, and the environment in which this script runs. The keys are
-`algorithm` (PPO, A2C or TD3), `settings` (its keyword arguments), `anneal` (the learning rate falls linearly to 0),
-`network`, `task`, `num_envs`, `timesteps`, `every` (timesteps between two evaluations), `episodes` (of an evaluation),
-`seed`, `normalize_observations`, `normalize_rewards` and `threads` (of PyTorch). `network` is "mlp" with the widths
-`hidden` and the activation `activation`, "minatar" for images `[10, 10, C]`, or "nature" for Atari.
+`algorithm` (PPO, A2C, TD3 or SAC), `settings` (its keyword arguments), `anneal` (the learning rate falls linearly to
+0), `network`, `task`, `num_envs`, `timesteps`, `every` (timesteps between two evaluations), `episodes` (of an
+evaluation), `seed`, `normalize_observations`, `normalize_rewards` and `threads` (of PyTorch). `network` is "mlp" with
+the widths `hidden` and the activation `activation`, "minatar" for images `[10, 10, C]`, or "nature" for Atari.
 
 The last line of the output is a JSON object: `timesteps` and mean `returns` of the evaluations, played with the
 likeliest actions, and `seconds` of learning without evaluations.
