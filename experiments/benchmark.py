@@ -217,7 +217,7 @@ def small_rows() -> tuple[Row, ...]:
             num_envs=1,
             timesteps=10_000,
             hidden=(256, 256),
-            published=(-156.9, f"{zoo}, 20k timesteps"),
+            published=(-157.0, f"{zoo}, 20k timesteps"),
         ),
         Row(name="novelty, hard maze", task="hard maze", learner=None, num_envs=250, timesteps=10_000_000),
     )
