@@ -53,8 +53,8 @@ def ppo(options: Options, num_learners: int) -> vx.Algorithm:
 def td3(options: Options, num_learners: int) -> vx.Algorithm:
     env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
     networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs)
-    sizes: Any = {"random_timesteps": 500, "replay_size": 50_000, "timesteps_per_iteration": options.timesteps}
-    return vx.learn(vx.TD3(**sizes), networks, env, num_learners=num_learners)
+    sizes: Any = {"random_timesteps": options.timesteps, "timesteps_per_iteration": options.timesteps}
+    return vx.learn(vx.TD3(**sizes, replay_size=50_000), networks, env, num_learners=num_learners)
 
 
 def measure(make: Callable[[Options, int], vx.Algorithm], options: Options, count: int) -> dict[str, Any]:

@@ -73,6 +73,6 @@ def begun():
         groups = run.loop.make_groups(0)
         state, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
         state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(state.acting), state.learning))
-        return run.loop.stages, state, run.constants(jax.random.key(1)), groups
+        return run.loop.stages, state, run.constants(run.keys(jax.random.key(1))[1]), groups
 
     return make

@@ -201,8 +201,8 @@ def _spread(data: Mapping[str, np.ndarray], name: str) -> str | None:
 
 def _range(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lowest and the highest number of several learners in each row."""
-    each = [row.get(name + EACH, (np.nan,)) for row in rows]
-    return np.array([min(x) for x in each]), np.array([max(x) for x in each])
+    each = [np.array(row.get(name + EACH, [np.nan]), float) for row in rows]
+    return np.array([x.min() for x in each]), np.array([x.max() for x in each])
 
 
 def _draw(
