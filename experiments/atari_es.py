@@ -30,6 +30,14 @@ PRESETS = {
         "An hour of two cores: fewer members than published, shorter episodes.",
         Settings(strategy=vx.ES()),
     ),
+    "gpu": (
+        "As Such et al. ran it, with 1 000 members, for one GPU and 16 cores: 1 billion frames.",
+        published(
+            Settings(strategy=vx.ES(population_size=1_000), validation=vx.Validation.paper()),
+            frames=1_000_000_000,
+            num_envs=256,
+        ),
+    ),
     "paper": (
         "Salimans et al. 2017 as Such et al. ran it: 5 000 members, 1 billion frames.",
         published(Settings(strategy=vx.ES.paper(), validation=vx.Validation.paper()), frames=1_000_000_000),
