@@ -129,21 +129,24 @@ def size_of(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def check_memory(parts: Mapping[str, int], remedy: str) -> None:
+def check_memory(parts: Mapping[str, int], remedy: str, *, slot: int = 0) -> None:
     """Checks that arrays fit into the free memory of the device, or of the machine if JAX computes on the CPU.
 
     Args:
         parts: Bytes by the name of the arrays.
         remedy: How to use less memory, for the message.
+        slot: Bytes of each of the things that the first of the parts consists of; 0: it is one array.
 
     Raises:
-        ValueError: The arrays do not fit.
+        ValueError: The arrays do not fit; of slots the message says how many would.
     """
     free, needed = _free_memory(), sum(parts.values())
     if free is not None and needed > free:
         sizes = ", ".join(f"{name} {size / 1e9:.2g} GB" for name, size in parts.items() if size)
+        room = free - needed + next(iter(parts.values()))
+        fits = f", enough for {max(0, room // slot):,} slots" if slot else ""
         raise ValueError(
-            f"{needed / 1e9:.2g} GB of memory are needed ({sizes}), {free / 1e9:.2g} GB are free; {remedy}"
+            f"{needed / 1e9:.2g} GB of memory are needed ({sizes}), {free / 1e9:.2g} GB are free{fits}; {remedy}"
         )
 
 
