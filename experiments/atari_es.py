@@ -31,9 +31,12 @@ PRESETS = {
         Settings(strategy=vx.ES()),
     ),
     "gpu": (
-        "As Such et al. ran it, with 1 000 members, for one GPU and 16 cores: 1 billion frames.",
+        "As paper but with 1 000 members and without test episodes, for one GPU and 16 cores.",
         published(
-            Settings(strategy=vx.ES(population_size=1_000), validation=vx.Validation.paper()),
+            Settings(
+                strategy=vx.ES(population_size=1_000),
+                validation=dataclasses.replace(vx.Validation.paper(), num_test_episodes=0),
+            ),
             frames=1_000_000_000,
             num_envs=256,
         ),
