@@ -223,12 +223,13 @@ def test_a_simulation_of_playground_that_diverges_terminates(balance, drive):
     actions = np.zeros((6, 2, 1), np.float32)
     actions[1, 0] = np.nan
     played = drive(group, actions)
-    assert played.terminated[:, 0].tolist() == [t == 2 for t in range(6)]
-    assert played.first[:, 0].tolist() == [t in (0, 3) for t in range(6)]
-    assert played.truncated[:, 1].tolist() == [t == 4 for t in range(6)]
+    assert played.terminated[:, 0].tolist() == [t == 2 for t in range(7)]
+    assert played.first[:, 0].tolist() == [t in (0, 3) for t in range(7)]
+    assert played.truncated[:, 1].tolist() == [t == 4 for t in range(7)]
     assert all(np.isfinite(x).all() for x in (played.observation, played.reward))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Playground leaves pipes of git open
 @pytest.mark.usefixtures("registry")
 def test_mistakes_with_playground_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="Cheetah"):
