@@ -49,9 +49,9 @@ def describe(settings: dict[str, Any]) -> str:
     return f"{settings['num_envs']:,} slots, {', '.join(notes)}"
 
 
-def learners(parts: dict[str, Any]) -> list[tuple[str, float, float | None, float | None, float | None]]:
+def learners(parts: dict[str, Any]) -> list[tuple[Any, ...]]:
     """(name, rate, share of its parts in turn, rate of PyTorch, ratio) of the learners that ran."""
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for name in ("ppo", "a3c"):
         if "steps_per_s" in (part := parts.get(name, {})):
             peer = part.get("torch_steps_per_s")

@@ -50,7 +50,7 @@ def learner(options: Options) -> vx.Algorithm:
     names = ("segment_length", "num_epochs", "num_minibatches")
     settings = vx.PPO(**{name: getattr(options, name) for name in names}, rounds_per_iteration=4)
     network = vx.networks.GaussianMLP if env.spec.num_actions is None else vx.networks.CategoricalMLP
-    return vx.learn(settings, network(env.spec.num_actions or env.spec.action_shape[0]), env)
+    return vx.learn(settings, network(env.spec.num_outputs), env)
 
 
 def measure(options: Options) -> dict[str, Any]:
