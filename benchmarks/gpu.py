@@ -55,7 +55,7 @@ DRY = {
     "td3": "--iterations 1 --learners 2 --width 32 --batch-size 32",
     "a3c": "--seconds 0.3 --num-envs 4",
     "jax_envs": "--seconds 0.1 --turns 1 --num-envs 8",
-    "atari_ga": f"{SMALL} --noise table --minutes 0.1",
+    "atari_ga": f"{SMALL} --num-parents 4 --noise table --minutes 0.1",
     "atari_es": f"{SMALL} --noise table --minutes 0.1",
 }
 """Flags of the same parts in a dry run; the last of a flag holds."""
