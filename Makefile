@@ -7,7 +7,7 @@ RUN_DIR ?= runs/quick
 TRAIN ?= quick
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help setup train check lint test test-slow test-all test-exact test-newest bench clean
+.PHONY: help setup train check lint test test-slow test-all test-exact test-newest bench gpu-dry-run clean
 
 help:
 	@echo "make train        install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint         install, then check style, imports and types"
 	@echo "make check        make lint and make test: before each commit"
 	@echo "make bench        install, then run the benchmarks"
+	@echo "make gpu-dry-run  install, then run the GPU's benchmark at small sizes on any device"
 
 setup: $(VENV)/.installed
 
@@ -75,6 +76,10 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/ppo.py
 	$(BIN)/python benchmarks/td3.py
 	$(BIN)/python benchmarks/gradients.py
+
+gpu-dry-run: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/gpu.py --dry-run --out runs/gpu_dry_run.json
+	$(BIN)/python benchmarks/gpu_report.py runs/gpu_dry_run.json --picture runs/gpu_dry_run.png
 
 clean:
 	rm -rf $(VENV) $(NEWEST) .pytest_cache .ruff_cache .import_linter_cache

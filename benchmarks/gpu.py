@@ -4,13 +4,15 @@
     python benchmarks/gpu.py --dry-run --out dry.json
 
 Every part is a process of its own with a time limit; the most valuable come first, and one that fails stops no other.
-The result is written after each: `benchmarks/results/gpu_<device>.json`. It needs no network. `--dry-run` goes through
-all parts at small sizes on any device; ignore its figures.
+The result is written after each: `benchmarks/results/gpu_<device>.json`, of which `gpu_report.py` makes tables. With
+`--only` the other parts of that file are kept. It needs no network. `--dry-run` goes through all parts at small sizes
+on any device; ignore its figures.
 """
 
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+
+from volvox.report.files import METRICS, read_metrics
 
 Flag = tyro.conf.arg
 HERE = Path(__file__).parent
@@ -34,17 +38,25 @@ PARTS = {
     "rollout_low_rank_1024": (100, f"{ROLLOUT} 1024 --population 3072 --noise low-rank"),
     "td3": (160, "td3.py --json --peers --learners 8 64 --iterations 3"),
     "a3c": (140, "actor_critic.py --json --peers --seconds 8"),
-    "rollout_256": (90, f"{ROLLOUT} 256 --population 768 --naive-batches 1"),
+    "rollout_256": (120, f"{ROLLOUT} 256 --population 768 --naive-batches 1 --peers"),
+    "rollout_one_group_1024": (100, f"{ROLLOUT} 1024 --population 3072 --groups 1"),
     "rollout_2048": (120, f"{ROLLOUT} 2048 --population 6144"),
+    "jax_envs": (60, "jax_envs.py --json --suite cartpole --turns 2 --seconds 5"),
     "rollout_host_1024": (120, f"{ROLLOUT} 1024 --population 3072 --host"),
+    "atari_ga": (300, "../experiments/atari_ga.py gpu --no-video --minutes 4"),
+    "atari_es": (300, "../experiments/atari_es.py gpu --no-video --minutes 4"),
 }
+SMALL = "--network small --num-envs 4 --population-size 12 --max-episode-steps 20 --num-validation-episodes 1"
 DRY = {
     "rollout": "--num-envs 4 --population 12 --network small --cutoff 20 --naive-batches 0",
     "forward": "--num-networks 4 --size small --repeats 2",
     "kernels": "--tiny --seconds 0.05",
-    "ppo": "--seconds 0.3 --turns 1",
-    "td3": "--iterations 1 --learners 2",
-    "a3c": "--seconds 3 --num-envs 8",
+    "ppo": "--seconds 0.3 --turns 1 --num-envs 2",
+    "td3": "--iterations 1 --learners 2 --width 32 --batch-size 32",
+    "a3c": "--seconds 0.3 --num-envs 4",
+    "jax_envs": "--seconds 0.1 --turns 1 --num-envs 8",
+    "atari_ga": f"{SMALL} --num-parents 4 --noise table --minutes 0.1",
+    "atari_es": f"{SMALL} --noise table --minutes 0.1",
 }
 """Flags of the same parts in a dry run; the last of a flag holds."""
 
@@ -73,14 +85,28 @@ def flags(name: str, options: Options) -> list[str]:
 
 def part(name: str, options: Options, left: float, environment: dict[str, str]) -> dict[str, Any]:
     """Returns the figures of one part, or the last lines of its output if it failed."""
-    began = time.perf_counter()
+    began, words = time.perf_counter(), flags(name, options)
+    run_dir = Path(environment["JAX_COMPILATION_CACHE_DIR"], name)
+    if name.startswith("atari"):
+        words += ["--run-dir", str(run_dir)]
+    how: Any = {"cwd": HERE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    process = subprocess.Popen(words, start_new_session=True, **how)
     try:
-        how: Any = {"cwd": HERE, "capture_output": True, "text": True, "env": environment}
-        done = subprocess.run(flags(name, options), timeout=min(PARTS[name][0], left), **how)
-        code, output, errors = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as error:
-        code, (output, errors) = 124, (x.decode() if x else "" for x in (error.stdout, error.stderr))
+        output, errors = process.communicate(timeout=min(PARTS[name][0], left))
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # peers as well, which would slow down the next part
+        code, (output, errors) = 124, process.communicate()
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     found: dict[str, Any] = {"exit_code": code, "took_s": time.perf_counter() - began}
+    if name.startswith("atari") and not code:
+        return found | {
+            "command": words[1:],
+            "rows": read_metrics(run_dir / METRICS),
+            "output": errors.splitlines()[-3:],
+        }
     if name != "tests" and not code:
         return found | json.loads(output.strip().splitlines()[-1])
     print("\n".join((output + errors).splitlines()[-25:]), flush=True)
@@ -94,15 +120,21 @@ def main() -> int:
     describe = [sys.executable, "-c", "import json; from parts import machine; print(json.dumps(machine()))"]
     described = json.loads(subprocess.run(describe, cwd=HERE, check=True, capture_output=True, text=True).stdout)
     if "cpu" in described["device"].lower() and not options.dry_run:
-        print("error: there is no GPU here; use --dry-run to test the script", file=sys.stderr)
+        print("error: there is no GPU here; --dry-run tests the script without one", file=sys.stderr)
         return 2
     device = described["device"].lower().replace(" ", "_")
     out = options.out or HERE / "results" / f"{'dry' if options.dry_run else 'gpu'}_{device}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"dry_run": options.dry_run, **described, "parts": {}}
+    if options.only and out.exists():
+        result["parts"] = json.loads(out.read_text())["parts"]
     with tempfile.TemporaryDirectory() as programs:
         # Peers share the GPU with the process that measures them.
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        # Parts share many small programs.
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        if options.dry_run:
+            environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         for name in options.only or PARTS:
             left = 60 * options.minutes - (time.perf_counter() - began)
             if left < 10:

@@ -3,7 +3,8 @@
     python benchmarks/kernels.py --json
 
 `of_copy` is the rate at which operands are read and results written, over the rate of a copy. `over_reading` is the
-time of a whole network over the time that its weights take at the rate of a copy. `--tiny` goes through everything at
+time of a whole network over the time that its weights take at the rate of a copy, and `difference` the largest
+difference of its outputs from those in single precision, over the largest output. `--tiny` goes through everything at
 small sizes on any device; its figures mean nothing.
 """
 
@@ -127,7 +128,8 @@ def whole_network(options: Options, ceiling: dict[str, float]) -> list[dict[str,
     """The large network of the deep GA, every row through another one, against reading all weights once."""
     b, rows = 4 if options.tiny else options.networks, []
     spec = vx.EnvSpec("Atari", (84, 84, 4), np.dtype(np.uint8), 18, None, None, None, 1, 4)
-    observation = jnp.zeros((b, 1, 84, 84, 4), jnp.uint8)
+    observation = jax.random.randint(jax.random.key(1), (b, 1, 84, 84, 4), 0, 256).astype(jnp.uint8)
+    single = None
     # Of weights, and in which hidden layers compute: without the latter, convolutions would be in single precision.
     for dtype, computed in (("float32", None), ("bfloat16", None), ("bfloat16", jnp.bfloat16)):
         net = vx.networks.genotype(vx.networks.DeepGA(18, dtype=computed), spec)
@@ -143,6 +145,9 @@ def whole_network(options: Options, ceiling: dict[str, float]) -> list[dict[str,
         row |= timed(f, variables, observation, budget=options.seconds)
         if "ms" in row:  # at the rate of a copy, which reads and writes
             row["over_reading"] = row["ms"] / (1e3 * size / ceiling["copy_bytes_per_s"])
+            output = f(variables, observation).astype(jnp.float32)
+            single = output if single is None else single  # the first
+            row["difference"] = float(jnp.abs(output - single).max() / jnp.abs(single).max())
         rows.append(row)
     return rows
 

@@ -26,7 +26,7 @@ from parts import machine, show
 import volvox as vx
 
 Flag = tyro.conf.arg
-PEER = Path(__file__).parent / "peers" / "rejax_ppo.py"
+PEER = Path(__file__).parent / "peers" / "rejax_learners.py"
 
 
 @dataclasses.dataclass(frozen=True)

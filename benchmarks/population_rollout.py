@@ -4,7 +4,8 @@
 
 The population consists of mutants of 20 parents. One run prints: the emulators alone, the networks alone, the bound of
 both in turn, the whole loop (with decoding, without compilation), plain vmap over a flax network (one synchronous pool,
-waiting for the longest episode of each batch), and the peak memory of a population of 1 000.
+waiting for the longest episode of each batch), and the peak memory of a population of 1 000. With `--peers` also
+`torch.vmap` over a PyTorch network in one synchronous pool, which waits for no episode.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from parts import env_steps_per_s, machine, repeatedly, show
+from parts import env_steps_per_s, machine, repeatedly, run_peer, show
 
 import volvox as vx
 from volvox.ops.low_rank import with_bases
@@ -47,6 +48,7 @@ class Options:
     host: Annotated[bool, Flag(help="drive the loop from Python instead of compiling it whole")] = False
     naive_batches: Annotated[int, Flag(help="batches of num_envs members for plain vmap; 0: skip it")] = 1
     memory: Annotated[bool, Flag(help="also measure a population of 1 000 in a process of its own")] = True
+    peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
     peak_of: Annotated[int, Flag(help="only play this number of members briefly, and print the peak memory")] = 0
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
@@ -206,6 +208,10 @@ def measure(options: Options) -> dict:
         figures["naive_scored_per_s"] = naive_scored_per_s(setting, code, offspring, options, kernels=False)
         figures["naive_with_kernels_scored_per_s"] = naive_scored_per_s(setting, code, offspring, options, kernels=True)
         figures["speedup_vs_naive"] = figures["scored_per_s"] / figures["naive_scored_per_s"]
+    if options.peers:
+        flags = {"game": options.game, "size": options.network, "num-envs": options.num_envs}
+        figures["torch_steps_per_s"] = run_peer("torch_population", flags)["steps_per_s"]
+        figures["speedup_vs_torch"] = figures["stepped_per_s"] / figures["torch_steps_per_s"]
     return figures
 
 

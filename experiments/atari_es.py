@@ -30,6 +30,17 @@ PRESETS = {
         "An hour of two cores: fewer members than published, shorter episodes.",
         Settings(strategy=vx.ES()),
     ),
+    "gpu": (
+        "As paper but with 1 000 members and without test episodes, for one GPU and 16 cores.",
+        published(
+            Settings(
+                strategy=vx.ES(population_size=1_000),
+                validation=dataclasses.replace(vx.Validation.paper(), num_test_episodes=0),
+            ),
+            frames=1_000_000_000,
+            num_envs=256,
+        ),
+    ),
     "paper": (
         "Salimans et al. 2017 as Such et al. ran it: 5 000 members, 1 billion frames.",
         published(Settings(strategy=vx.ES.paper(), validation=vx.Validation.paper()), frames=1_000_000_000),

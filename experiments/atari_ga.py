@@ -45,8 +45,12 @@ PRESETS = {
         Settings(strategy=vx.GA.random_search()),
     ),
     "gpu": (
-        "As published, for one GPU and 16 cores: 1 billion frames, in fewer environments than members.",
-        published(Settings(strategy=vx.GA.paper(), validation=PAPER), frames=1_000_000_000, num_envs=256),
+        "As published but without test episodes, for one GPU and 16 cores: 1 billion frames, fewer slots than members.",
+        published(
+            Settings(strategy=vx.GA.paper(), validation=dataclasses.replace(PAPER, num_test_episodes=0)),
+            frames=1_000_000_000,
+            num_envs=256,
+        ),
     ),
     "paper": (
         "The genetic algorithm of Such et al. 2017: 6 billion frames; weeks on a desktop's CPU.",

@@ -22,6 +22,7 @@ from scores import keep_score
 
 import volvox as vx
 from volvox.report.files import CHECKPOINTS, CONFIG, DIVERGED, METRICS, numbers, read_metrics, write_file
+from volvox.report.metrics import format_duration
 from volvox.runs.checkpoint import steps as steps_of
 from volvox.runs.config import to_json
 from volvox.runs.directory import check_unused
@@ -307,6 +308,9 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
     left = asked is None or len(run.metrics) < asked
     if flags.minutes is not None and left and not run.interrupted and spent(run.metrics) >= 60 * flags.minutes:
         tell(f"{run_dir}: stopped after {flags.minutes:g} min; continue with more --minutes and --resume")
+        if flags.frames and (frames := numbers(run.metrics[-1]).get("frames")):
+            whole = format_duration(spent(run.metrics) * flags.frames / frames)
+            tell(f"{run_dir}: at this speed, compilation included, {flags.frames:,} frames take {whole}")
     if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has a directory
         algorithm.close()
         if flags.score_episodes:

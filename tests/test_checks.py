@@ -80,3 +80,12 @@ def test_memory():
     _checks.check_memory({"a": 100}, "take less")
     with pytest.raises(ValueError, match="replay 1e"):
         _checks.check_memory({"replay": 10**18}, "take less")
+
+
+def test_the_number_of_slots_that_fit_is_said(monkeypatch):
+    monkeypatch.setattr(_checks, "_free_memory", lambda: 1_000)
+    _checks.check_memory({"4 slots": 800, "table": 200}, "take less", each=("slots", 4, 200))
+    with pytest.raises(ValueError, match="enough for 4 slots"):
+        _checks.check_memory({"5 slots": 1_000, "table": 200}, "take less", each=("slots", 5, 200))
+    with pytest.raises(ValueError, match="enough for 0 slots"):
+        _checks.check_memory({"5 slots": 1_000, "table": 2_000}, "take less", each=("slots", 5, 200))

@@ -129,24 +129,25 @@ def size_of(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def check_memory(parts: Mapping[str, int], remedy: str, *, num_learners: int = 1) -> None:
+def check_memory(parts: Mapping[str, int], remedy: str, *, each: tuple[str, int, int] | None = None) -> None:
     """Checks that arrays fit into the free memory of the device, or of the machine if JAX computes on the CPU.
 
     Args:
         parts: Bytes by the name of the arrays.
         remedy: How to use less memory, for the message.
-        num_learners: Number of learners that have equal shares of the arrays.
+        each: (plural, number, bytes) of equal things among the arrays, such as slots; the message says how many fit.
 
     Raises:
         ValueError: The arrays do not fit.
     """
     free, needed = _free_memory(), sum(parts.values())
     if free is not None and needed > free:
-        if num_learners > 1:
-            remedy = f"at most {int(free / needed * num_learners)} of {num_learners} learners fit; {remedy}"
-        sizes = ", ".join(f"{name} {size / 1e9:.2g} GB" for name, size in parts.items() if size)
+        sizes, fits = ", ".join(f"{name} {size / 1e9:.2g} GB" for name, size in parts.items() if size), ""
+        if each is not None:
+            things, number, size = each
+            fits = f", enough for {max(0, (free - needed + number * size) // size):,} {things}"
         raise ValueError(
-            f"{needed / 1e9:.2g} GB of memory are needed ({sizes}), {free / 1e9:.2g} GB are free; {remedy}"
+            f"{needed / 1e9:.2g} GB of memory are needed ({sizes}), {free / 1e9:.2g} GB are free{fits}; {remedy}"
         )
 
 

@@ -1,5 +1,7 @@
-"""Environments of three functions, and gymnax and Brax where they are installed."""
+"""Environments of three functions, and gymnax, Brax and MuJoCo Playground where they are installed."""
 
+import sys
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import envs
+from volvox import PPO, envs, learn, networks
 
 
 def keep(state, action, key):
@@ -157,6 +159,14 @@ def test_mistakes_are_refused(wrong):
         envs.gymnax(**{"task": "CartPole-v1", "num_envs": 1, **wrong})
 
 
+def test_a_suite_that_is_not_installed_is_named_with_its_command(monkeypatch):
+    for module, make in (("gymnax", envs.gymnax), ("brax.envs", envs.brax), ("mujoco_playground", envs.playground)):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf"pip install -e '\.\[{make.__name__}\]'"):
+            make("x", num_envs=1)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Accessing .* directly from `Data`:DeprecationWarning")  # Brax with mjx 3.17
 def test_brax_steps_and_truncates(drive, actions_for):
@@ -166,3 +176,90 @@ def test_brax_steps_and_truncates(drive, actions_for):
     played = drive(group, 0 * actions_for(env, 5))
     assert played.truncated[3].all()
     assert played.first[4].all()
+
+
+@pytest.fixture(name="registry", scope="module")
+def _registry():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of packages that it imports
+        playground = pytest.importorskip("mujoco_playground", reason='needs pip install -e ".[playground]"')
+    return playground.registry
+
+
+@pytest.fixture(name="balance", scope="module")
+def _balance(registry):
+    return envs.playground("CartpoleBalance", num_envs=2, max_episode_steps=4)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, balance, drive, actions_for):
+    assert envs.playground("CartpoleBalance", num_envs=2).spec.max_episode_steps == 1_000
+    actions, played = actions_for(balance, 12), []
+    for seed in (0, 0, 1):
+        (group,) = balance.make(seed)
+        played.append(drive(group, actions))
+    one, same, other = played
+    assert one.truncated[[4, 9]].all()
+    assert one.first[[0, 5, 10]].all()
+    assert not one.terminated.any()
+    np.testing.assert_array_equal(one.observation, same.observation)
+    assert all((one.observation[t] != other.observation[t]).any() for t in (0, 5))
+    assert (one.observation[0] != one.observation[5]).any()  # a new start, not that of the first episode
+    task = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    key = jax.random.split(balance.make(0)[0].init().key[0], 3)[1]
+    state, step = jax.jit(task.reset)(key), jax.jit(task.step)
+    np.testing.assert_allclose(one.observation[0, 0], state.obs, rtol=1e-5, atol=1e-6)
+    for t in range(1, 5):
+        state = step(state, actions[t - 1, 0])
+        np.testing.assert_allclose(one.observation[t, 0], state.obs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(one.reward[t, 0], state.reward, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_a_simulation_of_playground_that_diverges_terminates(balance, drive):
+    (group,) = balance.make(0)
+    actions = np.zeros((6, 2, 1), np.float32)
+    actions[1, 0] = np.nan
+    played = drive(group, actions)
+    assert played.terminated[:, 0].tolist() == [t == 2 for t in range(7)]
+    assert played.first[:, 0].tolist() == [t in (0, 3) for t in range(7)]
+    assert played.truncated[:, 1].tolist() == [t == 4 for t in range(7)]
+    assert all(np.isfinite(x).all() for x in (played.observation, played.reward))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Playground leaves pipes of git open
+@pytest.mark.usefixtures("registry")
+def test_mistakes_with_playground_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="Cheetah"):
+        envs.playground("Cheetah", num_envs=1)
+    with pytest.raises(KeyError, match="ctrl_d"):
+        envs.playground("CheetahRun", num_envs=1, ctrl_d=0.1)
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "none")  # no download, as without a network
+    with pytest.raises(OSError, match="Go1Getup needs MuJoCo Menagerie"):
+        envs.playground("Go1Getup", num_envs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+@pytest.mark.usefixtures("registry")
+def test_ppo_learns_a_task_of_playground():
+    """CartpoleBalance in a million timesteps; random actions get a return of about 330, and 1,000 is the most."""
+    env = envs.playground("CartpoleBalance", num_envs=256)
+    settings = PPO(
+        segment_length=50,
+        learning_rate=1e-3,
+        num_minibatches=8,
+        discount=0.995,
+        entropy_coefficient=0.0,
+        normalize_observations=True,
+        rounds_per_iteration=20,
+    )
+    algorithm = learn(settings, networks.GaussianMLP(1), env)
+    state, means = algorithm.init(jax.random.key(0)), []
+    while int(state.timesteps) < 1_000_000:
+        state, row = algorithm.step(state)
+        means.append(row["training_mean"])
+    assert means[0] < 500
+    assert means[-1] > 850

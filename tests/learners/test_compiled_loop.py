@@ -1,15 +1,16 @@
-"""Properties of learners' compiled loops on real pools, read from their scheduled HLO."""
+"""Properties of learners' compiled loops, on real pools and in pure JAX, read from their scheduled HLO."""
 
 import re
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
 from flax import linen as nn
 
 from volvox import A3C, PPO, TD3
-from volvox.envs import atari, mujoco
-from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
+from volvox.envs import atari, cartpole, from_functions, mujoco
+from volvox.networks import MLP, ActorAndCritic, ActorCritic, CategoricalMLP, QNetwork
 from volvox.rollout.loop import traced
 
 pytestmark = pytest.mark.optimized
@@ -112,3 +113,20 @@ def test_updates_are_made_while_simulators_step(begun, num_learners, axis):
     copies = [line.strip()[:120] for line in lines if re.search(rf"\[{axis}{ROWS},.*? copy\(", line)]
     assert not copies  # the replay stays in place
     assert any(re.search(rf"pred\[{axis}{ROWS},2\]", line) for line in lines)
+
+
+def host_calls(begun, env):
+    """Operations that leave the device in the program of PPO's loop."""
+    settings = PPO(segment_length=T, num_minibatches=2)
+    text = scheduled(begun(settings, CategoricalMLP(2, hidden=(8,)), env), settings, env)
+    return re.findall(r'custom_call_target="[^"]*callback[^"]*"|_(?:recv|send)"|\b(?:infeed|outfeed|recv|send)\(', text)
+
+
+@pytest.mark.slow
+def test_the_loop_over_device_environments_has_no_host_in_it(begun):
+    def step(state, action, key):
+        return jax.pure_callback(lambda x: x, state, state, vmap_method="expand_dims"), jnp.float32(0), state > 1
+
+    assert not host_calls(begun, cartpole(num_envs=2 * B, groups=2))
+    calls = {"name": "calls", "num_envs": B, "max_episode_steps": 5, "num_actions": 2}
+    assert host_calls(begun, from_functions(jax.random.uniform, step, lambda state: state[None], **calls))

@@ -1,6 +1,6 @@
 """Environments: envpool's tasks, Gymnasium's, and pure-JAX environments behind the same interface.
 
-`atari`, `mujoco`, `envpool`, `gymnasium`, `gymnax`, `brax`, `cartpole` and `hard_maze` make recipes
+`atari`, `mujoco`, `envpool`, `gymnasium`, `gymnax`, `brax`, `playground`, `cartpole` and `hard_maze` make recipes
 (`volvox.types.Env`) by name; `gymnasium` also takes a class or function that makes an environment, and
 `from_functions` makes a recipe from three pure functions. `human_normalized` compares a score on Atari with random play
 and with a human. The module `groups` has building blocks for other kinds of environments.
@@ -9,7 +9,7 @@ and with a human. The module `groups` has building blocks for other kinds of env
 from volvox.envs import groups
 from volvox.envs.classic_control import cartpole
 from volvox.envs.envpool_tasks import atari, atari_games, envpool, human_normalized, mujoco
-from volvox.envs.functional import brax, from_functions, gymnax
+from volvox.envs.functional import brax, from_functions, gymnax, playground
 from volvox.envs.gymnasium_group import gymnasium
 from volvox.envs.maze import hard_maze
 
@@ -26,4 +26,5 @@ __all__ = [
     "hard_maze",
     "human_normalized",
     "mujoco",
+    "playground",
 ]

@@ -1,10 +1,11 @@
-"""Environments in pure JAX, behind the same interface as envpool's: of three functions, of gymnax, and of Brax.
+"""Environments in pure JAX behind envpool's interface: three functions, and the suites gymnax, Brax and Playground.
 
-A time limit of gymnax and Brax becomes `max_episode_steps`, so that it truncates and everything else terminates:
-gymnax's `step_env` reports only the ends by the rules, and the wrapper of Brax that limits episodes is left out.
+A time limit of a suite becomes `max_episode_steps`, so that it truncates and everything else terminates: gymnax's
+`step_env` reports only the ends by the rules, and the wrapper that limits episodes in the other two is left out.
 """
 
 import importlib
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer
+from volvox._checks import INT32, integer
 from volvox.envs.groups import action_bounds, checked_action, consistent, environment_keys, recipe
 from volvox.types import Array, ArrayTree, ByValue, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
 
@@ -95,9 +96,9 @@ def from_functions(
       extras: state -> further entries of `TimeStep.extras` by name, besides `elapsed_steps`.
       reset_batch: Number of environments of a group that are reset together. With None every timestep computes a reset
         of each environment, which is fastest for cheap resets. With a number it computes resets only for episodes that
-        begin, in batches of this size: use a small number, such as 1 to 8, if a reset costs many timesteps. The results
-        are the same. (32 environments on a CPU, episodes of 100 timesteps, resets that cost 300 of them: 52 times the
-        time of cheap resets with None, 1.1 times with 1, 3.4 times with 4.)
+        begin, in batches of at most this size: use a small number, such as 1 to 8, if a reset costs many timesteps. The
+        results are the same. (32 environments on a CPU, episodes of 100 timesteps, resets that cost 300 of them: 52
+        times the time of cheap resets with None, 1.1 times with 1, 3.4 times with 4.)
       config: `Env.config`, for a function that calls this one; None makes it of these arguments.
 
     Returns:
@@ -159,7 +160,7 @@ def from_functions(
 
         def reset_some(carry: tuple[Array, ArrayTree]) -> tuple[Array, ArrayTree]:
             waiting, states = carry
-            rows = jnp.nonzero(waiting, size=size, fill_value=len(waiting))[0]
+            rows = jnp.nonzero(waiting, size=min(size, len(waiting)), fill_value=len(waiting))[0]
             begun = jax.vmap(reset)(keys[jnp.minimum(rows, len(waiting) - 1)])
             states = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), states, begun)
             return waiting.at[rows].set(False, mode="drop"), states
@@ -235,7 +236,7 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
     """
     config = {"type": "volvox.envs.gymnax", **locals()}
     config |= config.pop("params")
-    env, values = importlib.import_module("gymnax").make(task)
+    env, values = _suite("gymnax", "gymnax").make(task)
     limit = int(values.max_steps_in_episode) if max_episode_steps is None else max_episode_steps
     # Some observations include the share of the limit that has passed.
     values = values.replace(**params, max_steps_in_episode=limit)
@@ -298,24 +299,79 @@ def brax(
     """
     config = {"type": "volvox.envs.brax", **locals()}
     config |= config.pop("options")
-    env = importlib.import_module("brax.envs").get_environment(task, **options)
+    env = _suite("brax.envs", "brax").get_environment(task, **options)
+    sizes = {"num_envs": num_envs, "groups": groups, "max_episode_steps": max_episode_steps}
+    return _from_states(env, name=task, **sizes, reset_batch=reset_batch, config=config)
+
+
+def playground(
+    task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int | None = None, **overrides: Any
+) -> Env:
+    """Makes a recipe for a task of MuJoCo Playground, which is compiled with the loop; it needs the extra `playground`.
+
+    A simulation that diverges ends its episode, whose last reward and observation have 0 where they are not finite.
+    Resets are computed only in timesteps in which an episode begins, because some of them simulate 200 timesteps.
+
+    Example:
+      >>> env = volvox.envs.playground("CheetahRun", num_envs=2_048)  # doctest: +SKIP
+
+    Args:
+      task: A name in `mujoco_playground.registry.ALL_ENVS`. The tasks of the DeepMind Control suite need no download;
+        those of robots download MuJoCo Menagerie when one is made for the first time.
+      num_envs: Environments in all groups together.
+      groups: Number of groups, which take turns; a divisor of `num_envs`.
+      max_episode_steps: Timesteps after which an episode is truncated; None takes the task's own.
+      **overrides: Entries of the task's configuration. `impl` is "jax" by default, the physics compiled by XLA; "warp"
+        is Playground's own default for NVIDIA GPUs.
+
+    Returns:
+      The recipe.
+
+    Raises:
+      ImportError: Playground is not installed.
+      ValueError: An unknown task, or a number out of range.
+      KeyError: An unknown entry of the configuration.
+      OSError: MuJoCo Menagerie could not be downloaded.
+    """
+    config = {"type": "volvox.envs.playground", **locals()}
+    config |= config.pop("overrides")
+    registry = _suite("mujoco_playground", "playground").registry
+    settings = registry.get_default_config(task).lock()
+    settings.update_from_flattened_dict({"impl": "jax", **overrides})
+    try:
+        env = registry.load(task, settings)
+    except subprocess.CalledProcessError as error:
+        raise OSError(
+            f"{task} needs MuJoCo Menagerie, and its download failed: {error}; tasks of the DeepMind Control suite, "
+            "such as CheetahRun, need no download"
+        ) from error
+    limit = settings.episode_length if max_episode_steps is None else max_episode_steps
+    sizes = {"num_envs": num_envs, "groups": groups, "max_episode_steps": limit}
+    return _from_states(env, name=task, **sizes, reset_batch=INT32, config=config)
+
+
+def _suite(module: str, extra: str) -> Any:
+    """Returns a module of an environment suite; raises ImportError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"volvox.envs.{extra} needs more packages ({error}): pip install -e '.[{extra}]'") from error
+
+
+def _from_states(env: Any, **arguments: Any) -> Env:
+    """Makes a recipe of an environment as Brax defines them: its functions return a state that holds all results."""
+
+    def finite(state: Any, x: Array) -> Array:
+        return jnp.where((state.done > 0) & ~jnp.isfinite(x), 0, x)
 
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
         after = _like(state, env.step(state, action))
-        return after, after.reward, after.done > 0
+        return after, finite(after, after.reward), after.done > 0
 
-    return from_functions(
-        env.reset,
-        step,
-        lambda state: state.obs,
-        name=task,
-        num_envs=num_envs,
-        groups=groups,
-        max_episode_steps=max_episode_steps,
-        action_shape=(env.action_size,),
-        reset_batch=reset_batch,
-        config=config,
-    )
+    def observe(state: Any) -> ArrayTree:
+        return jax.tree.map(partial(finite, state), state.obs)
+
+    return from_functions(env.reset, step, observe, action_shape=(env.action_size,), **arguments)
 
 
 def _like(before: Any, after: Any) -> Any:

@@ -205,7 +205,8 @@ def learn(
     # Twice, because an iteration works on a copy of the state.
     sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
     remedy = "use a smaller replay (TD3: replay_size), fewer environments or smaller networks"
-    check_memory(sizes, remedy, num_learners=run.num_learners)
+    number, needed = run.num_learners, sum(sizes.values())
+    check_memory(sizes, remedy, each=("learners", number, -(-needed // number)) if number > 1 else None)
     config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
     config |= {"num_learners": num_learners}
     config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}

@@ -244,13 +244,16 @@ def check_memory(
     Raises:
       ValueError: They do not fit; the message has the figures.
     """
+    slot = size_of(_slot(genotype, encoding))
     parts = {
-        f"{num_envs:,} slots": num_envs * size_of(_slot(genotype, encoding)),
+        f"{num_envs:,} slots": num_envs * slot,
         "state of the strategy": size_of(state),
         "bases": size_of(bases),
         "noise table": 4 * encoding.noise.length(encoding.num_drawn),
     }
-    _checks.check_memory(parts, "take fewer environments, a smaller network, population or noise table")
+    _checks.check_memory(
+        parts, "take fewer environments, a smaller network, population or noise table", each=("slots", num_envs, slot)
+    )
 
 
 def _slot(genotype: Genotype, encoding: Encoding) -> ArrayTree:
