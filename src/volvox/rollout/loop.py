@@ -244,35 +244,35 @@ class _Act:
 
     def __init__(self, stages: Stages, g: int, devices: Devices):
         self._function = devices.mapped(lambda carry, given, timestep: stages.act(carry, *given, g, timestep))
-        self._given: tuple[ArrayTree, ArrayTree] = (None, None)
-        self._read: list[Any] = []
-        self._places: list[int] = []
-        self._compiled: Any = None
+        self._programs: dict[Any, tuple[list[int], Any]] = {}
+        self._given: Any = None
 
     def __call__(self, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, timestep: TimeStep) -> Any:
-        if self._given[0] is not memory or self._given[1] is not constants:
+        if self._given is None or self._given[0] is not memory or self._given[1] is not constants:
             self._given = memory, constants
-            if self._compiled is None:
-                self._compile(carry, timestep)
-            leaves = jax.tree.leaves(self._given)
-            self._read = [leaves[i] for i in self._places]
+            leaves, structure = jax.tree.flatten(self._given)
+            key = (structure, *map(np.shape, leaves))
+            if key not in self._programs:
+                self._programs[key] = self._program(carry, timestep)
+            places, self._compiled = self._programs[key]
+            self._read = [leaves[i] for i in places]
         return self._compiled(carry, self._read, timestep)
 
-    def _compile(self, carry: ArrayTree, timestep: TimeStep) -> None:
+    def _program(self, carry: ArrayTree, timestep: TimeStep) -> tuple[list[int], Any]:
+        """Returns (indices of the leaves that are read, the compiled function)."""
         leaves, structure = jax.tree.flatten(self._given)
         jaxpr = jax.make_jaxpr(self._function)(carry, self._given, timestep).jaxpr
         used = {id(x) for x in (*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars))}
-        first = len(jax.tree.leaves(carry))
-        self._places = [i for i in range(len(leaves)) if id(jaxpr.invars[first + i]) in used]
-        shapes = jax.eval_shape(lambda x: x, leaves)
+        first, shapes = len(jax.tree.leaves(carry)), jax.eval_shape(lambda x: x, leaves)
+        places = [i for i in range(len(leaves)) if id(jaxpr.invars[first + i]) in used]
 
         def act(carry: ArrayTree, read: list[Array], timestep: TimeStep) -> Any:
             given: list[Any] = list(shapes)
-            for i, x in zip(self._places, read, strict=True):
+            for i, x in zip(places, read, strict=True):
                 given[i] = x
             return self._function(carry, jax.tree.unflatten(structure, given), timestep)
 
-        self._compiled = jax.jit(act, donate_argnums=0)
+        return places, jax.jit(act, donate_argnums=0)
 
 
 def _keyed(
