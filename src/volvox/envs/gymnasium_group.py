@@ -173,14 +173,15 @@ class _Group:
                 f"a worker process of {self._spec.name} failed or ended ({type(error).__name__}); an environment that "
                 f"starts processes itself needs workers=0:\n{error}"
             ) from error
+        fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
         if self._workers:
             observation = jax.tree.map(lambda x: x.reshape(self._num_envs, *x.shape[2:]), observation)
-        fields = fields[:3] if len(fields) > 1 else [np.zeros(self._num_envs)] * 3  # of a reset
-        reward, terminated, truncated = (np.reshape(field, self._num_envs) for field in fields)
-        elapsed = (elapsed + 1) * ~first
-        rest: Any = (reward, first, terminated, truncated, {"elapsed_steps": elapsed})
-        timestep: Any = blocks.consistent(TimeStep(observation, *rest))
-        done = timestep.terminated | timestep.truncated
+            fields = [field.reshape(self._num_envs) for field in fields]
+        # Environments that begin an episode give no reward and no end.
+        reward, terminated, truncated = map(np.asarray, fields, (np.float32, np.bool_, np.bool_))
+        done, elapsed = terminated | truncated, (elapsed + 1) * ~first
+        rest: Any = (reward, first, terminated, truncated & ~terminated, {"elapsed_steps": elapsed})
+        timestep = TimeStep(observation, *rest)
         mask = self._spec.split_mask(observation)[1]
         if mask is not None:
             allowed = np.logical_or.reduceat(mask.reshape(len(mask), -1) != 0, self._components, axis=1).all(axis=1)
@@ -189,14 +190,17 @@ class _Group:
         return (done, elapsed), timestep
 
     def send(self, state: Any, action: Any) -> Any:
-        action = blocks.checked_action(self._spec, self._num_envs, np.asarray(action))
-        action = blocks.environment_action(self._spec, blocks.bounded_action(self._spec, action))
         if self._workers:
+            action = self._environment_action(action)
             self._vector.step_async(action.reshape(self._workers, -1, *action.shape[1:]))
             self._answer = self._vector.step_wait
-        else:
-            self._answer = functools.partial(self._vector.step, action)
+        else:  # `recv` waits for the action, so that the loop goes on
+            self._answer = lambda: self._vector.step(self._environment_action(action))
         return state
+
+    def _environment_action(self, action: Any) -> np.ndarray:
+        action = blocks.checked_action(self._spec, self._num_envs, np.asarray(action))
+        return blocks.environment_action(self._spec, blocks.bounded_action(self._spec, action))
 
     def close(self) -> None:
         if self._vector is None:

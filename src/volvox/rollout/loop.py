@@ -216,14 +216,11 @@ class Calls:
         def compiled(function: Callable[..., Any], *donated: int) -> Callable[..., Any]:
             return jax.jit(devices.mapped(function), donate_argnums=donated)
 
-        def act(g: int, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, timestep: TimeStep) -> Any:
-            return stages.act(carry, memory, constants, g, timestep)
-
         def work(g: int, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree) -> Any:
             return stages.work(carry, memory, constants, g)
 
         indices = range(len(groups))
-        self.act = [compiled(partial(act, g), 0) for g in indices]
+        self.act = [_Act(stages, g, devices) for g in indices]
         self.work = [compiled(partial(work, g), 0, 1) for g in indices]
         self.finish = compiled(stages.finish, 0, 1) if stages.finish else lambda carry, memory, _: (carry, memory)
         self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
@@ -237,6 +234,45 @@ class Calls:
     def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
         """Sets the keys of the episodes that begin, and waits for group `g`."""
         return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
+
+
+class _Act:
+    """The compiled `act` of a group, to which only the leaves of `memory` and `constants` are passed that it reads.
+
+    JAX checks each leaf in each call, and all leaves together take longer than a small network.
+    """
+
+    def __init__(self, stages: Stages, g: int, devices: Devices):
+        self._function = devices.mapped(lambda carry, given, timestep: stages.act(carry, *given, g, timestep))
+        self._programs: dict[Any, tuple[list[int], Any]] = {}
+        self._given: Any = None
+
+    def __call__(self, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, timestep: TimeStep) -> Any:
+        if self._given is None or self._given[0] is not memory or self._given[1] is not constants:
+            self._given = memory, constants
+            leaves, structure = jax.tree.flatten(self._given)
+            key = (structure, *map(np.shape, leaves))
+            if key not in self._programs:
+                self._programs[key] = self._program(carry, timestep)
+            places, self._compiled = self._programs[key]
+            self._read = [leaves[i] for i in places]
+        return self._compiled(carry, self._read, timestep)
+
+    def _program(self, carry: ArrayTree, timestep: TimeStep) -> tuple[list[int], Any]:
+        """Returns (indices of the leaves that are read, the compiled function)."""
+        leaves, structure = jax.tree.flatten(self._given)
+        jaxpr = jax.make_jaxpr(self._function)(carry, self._given, timestep).jaxpr
+        used = {id(x) for x in (*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars))}
+        first, shapes = len(jax.tree.leaves(carry)), jax.eval_shape(lambda x: x, leaves)
+        places = [i for i in range(len(leaves)) if id(jaxpr.invars[first + i]) in used]
+
+        def act(carry: ArrayTree, read: list[Array], timestep: TimeStep) -> Any:
+            given: list[Any] = list(shapes)
+            for i, x in zip(places, read, strict=True):
+                given[i] = x
+            return self._function(carry, jax.tree.unflatten(structure, given), timestep)
+
+        return places, jax.jit(act, donate_argnums=0)
 
 
 def _keyed(
