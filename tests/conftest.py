@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "volvox" / "tests" / "programs"
+_COMPILED = pytest.StashKey[tuple[Path, bool]]()
 _QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
 # Set before JAX is imported. Worker processes and scripts that tests start inherit the environment.
@@ -38,11 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Chooses how a test, its fixtures and its processes compile."""
+    """Chooses how a test, its fixtures and its processes compile, and drops the programs of other files.
+
+    JAX lowers programs more slowly the more of them a process holds: three times as slowly after all quick tests.
+    """
     import jax
 
     quick = item.get_closest_marker("optimized") is None and os.environ.get("VOLVOX_EXACT") != "1"
     os.environ[_QUICK] = str(int(quick))
-    if jax.config.read("jax_disable_most_optimizations") != quick:
+    if item.config.stash.get(_COMPILED, None) != (item.path, quick):
+        item.config.stash[_COMPILED] = (item.path, quick)
         jax.config.update("jax_disable_most_optimizations", quick)
         jax.clear_caches()

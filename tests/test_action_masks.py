@@ -110,7 +110,6 @@ def test_a_mask_that_allows_nothing_gives_the_first_action_and_finite_numbers(ac
 
 ROUNDS = {"segment_length": 8, "num_minibatches": 2, "rounds_per_iteration": 4}
 ALGORITHMS = {
-    "a3c": ((4,), vx.A3C(segment_length=5, updates_per_iteration=20), networks.CategoricalMLP(4, (8,))),
     "a3c_several_arrays": (
         (3, 3),
         vx.A3C(segment_length=5, updates_per_iteration=20, log_epsilon=1e-6, lag=0, vtrace=False),
@@ -122,16 +121,12 @@ ALGORITHMS = {
         networks.ActorCritic(5, networks.MLP(8, (8,))),
     ),
     "ppo_recurrent": ((4,), vx.PPO(**ROUNDS), networks.RecurrentActorCritic(4, networks.MLP(8, (8,)), width=4)),
-    "ga": ((4,), vx.GA(population_size=8, num_parents=2), networks.MLP(4, (8,))),
     "es": ((2, 3), vx.ES(population_size=8), networks.MLP(5, (8,))),
 }
 
 
-QUICK = ("ppo_recurrent",)
-
-
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+    "name", [name if name == "ppo_recurrent" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
 )
 def test_only_allowed_actions_are_taken(name, tmp_path):
     """In training, evaluation, and by actors and exported policies."""

@@ -149,7 +149,7 @@ LEARNERS = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_a_restored_state_goes_on_bit_by_bit(name, nested):
     """Between two rounds, with segments or a replay that are not learned from yet."""
     first, second = (learn(*LEARNERS[name]) for _ in range(2))
@@ -224,7 +224,7 @@ GIVEN = {"ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0}}  # wh
 @pytest.mark.parametrize("settings", [A3C(vtrace=False), PPO(num_epochs=1, num_minibatches=2)], ids=["a3c", "ppo"])
 def test_without_lag_each_transition_is_learned_from_once(settings):
     """Segments follow each other without a gap, in order of rounds; all but their first timestep are up to date."""
-    env, rounds, t, b = probes.corridor(num_envs=8, groups=2), 4, 5, 4
+    env, rounds, t, b = probes.corridor(num_envs=8, groups=2), 3, 4, 4
     settings = dataclasses.replace(settings, segment_length=t, lag=0, micro_batch=2, reward_bound=None)
     learner, learned, rng = settings.bind(CategoricalMLP(2, (4,)), env), [], np.random.default_rng(0)
     collected, learning = learner.init(jax.random.key(0))
@@ -279,19 +279,23 @@ def test_observations_are_normalised_as_by_gymnasium(name):
     collected, learning = learner.init(jax.random.key(0))
     expected, b, rng = RunningMeanStd(shape=env.spec.observation_shape), 4, np.random.default_rng(0)
     no, keys = jnp.zeros(b, bool), jax.random.split(jax.random.key(0), b)
+
+    def act(collected, seen, beat, g):
+        timestep = TimeStep(seen, jnp.zeros(b), no, no, no, {})
+        return learner.act(collected, learning, keys, Turn(g, jnp.int32(0), beat, jnp.float32(0)), timestep)
+
+    act, apply = jax.jit(act, static_argnums=3), jax.jit(learner.policy.apply)
     for beat in range(3):
         for g in range(2):
             seen = rng.uniform(-5, 236, (b, *env.spec.observation_shape)).astype(np.float32)
-            timestep = TimeStep(jnp.asarray(seen), jnp.zeros(b), no, no, no, {})
-            turn = Turn(g, jnp.int32(0), jnp.int32(beat), jnp.float32(0))
-            collected, action = learner.act(collected, learning, keys, turn, timestep)
+            collected, action = act(collected, seen, jnp.int32(beat), g)
             expected.update(seen)
             wanted = (seen - expected.mean) / np.sqrt(expected.var + 1e-8)
             variables = learner.variables(collected, learning)
-            output, _ = learner.policy.apply(variables, jnp.asarray(seen), ())
+            output, _ = apply(variables, seen, ())
             if name == "td3":
                 plain = variables._replace(moments=jax.tree.map(jnp.zeros_like, variables.moments))
-                again, _ = learner.policy.apply(plain, jnp.float32(wanted), ())
+                again, _ = apply(plain, jnp.float32(wanted), ())
                 np.testing.assert_allclose(action, learner.policy.mode(output), atol=1e-5)
             else:
                 np.testing.assert_allclose(collected.collectors[g].ring.observation[0, beat], wanted, atol=1e-3)
@@ -327,8 +331,9 @@ def test_the_first_losses_are_of_normalised_bytes():
         return np.array([row["value_loss"], row["gradient_norm"]])
 
     normal = first(lambda key: jax.random.normal(key, (20,)), False)
-    assert (first(bytes_, True) < 3 * normal).all()
-    assert (first(bytes_, True) > normal / 3).all()
+    ratio = first(bytes_, True) / normal
+    assert (ratio < 3).all()
+    assert (ratio > 1 / 3).all()
 
 
 @pytest.fixture

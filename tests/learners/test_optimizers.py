@@ -36,11 +36,10 @@ INJECTED = optax.inject_hyperparams(optax.adam)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (A3C, {"optimizer": INJECTED(learning_rate=RATE), "learning_rate": None}),
-        (PPO, {"optimizer": functools.partial(optax.adamw, weight_decay=0.0), "learning_rate": RATE}),
+        (A3C, {"optimizer": functools.partial(optax.adamw, weight_decay=0.0), "learning_rate": RATE}),
         (TD3, {"optimizer": sparse(INJECTED, RULE), "learning_rate": RATE}),
     ],
-    ids=["ready-made", "partial", "sparse"],
+    ids=["partial", "sparse"],
 )
 def test_the_first_update_of_adam_is_the_learning_rate(kind, options):
     algorithm = make(kind, **options)

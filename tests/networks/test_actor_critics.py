@@ -50,26 +50,13 @@ def test_sizes(module, size):
     assert num_parameters(params) == size
 
 
-def test_ga3c_begins_within_the_inverse_root_of_its_fan_in():
-    params = jax.jit(actor_critic(GA3C(6), PONG).policy.init)(jax.random.key(0))
-    fan_in = {"Conv_0": 256, "Conv_1": 256, "Dense_0": 3872, "Dense_1": 256, "Dense_2": 256}
-    assert set(params) == set(fan_in)
-    for layer, n in fan_in.items():
-        for leaf in params[layer].values():
-            assert jnp.abs(leaf).max() <= n**-0.5
-        kernel = params[layer]["kernel"]
-        assert jnp.abs(kernel).max() > 0.9 * n**-0.5
-        assert float(kernel.std()) == pytest.approx((n * 3) ** -0.5, rel=0.1)
-
-
-@pytest.mark.parametrize(("size", "stride"), [("large", 3)])
-def test_ga3c_is_its_formula(size, stride):
+def test_ga3c_is_its_formula():
     """Babaeizadeh et al. 2017 in NumPy: bytes over 128 less 1, convolutions with SAME padding, ReLU, two heads."""
-    module = GA3C(6, size=size, first_stride=stride)
+    module = GA3C(6, size="large", first_stride=3)
     params = jax.jit(actor_critic(module, PONG).policy.init)(jax.random.key(0))
     layers = {name: (np.asarray(layer["kernel"]), np.asarray(layer["bias"])) for name, layer in params.items()}
     x = np.asarray(FRAMES, np.float32) / 128 - 1
-    for i, s in enumerate((stride, 2, 2)[: 3 if size == "large" else 2]):
+    for i, s in enumerate((3, 2, 2)):
         kernel, bias = layers[f"Conv_{i}"]
         window, out = kernel.shape[0], -(-x.shape[1] // s)
         total = max((out - 1) * s + window - x.shape[1], 0)

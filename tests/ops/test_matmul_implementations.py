@@ -49,7 +49,7 @@ each_kind = pytest.mark.parametrize("kind", INDICES)
 
 
 @each_kind
-@pytest.mark.parametrize("name", [name for name in MATMULS if "large" not in name])
+@pytest.mark.parametrize("name", ["tiles", "prime", "scalar"])
 def test_xla_is_the_formula(name, kind):
     with jax.default_matmul_precision("highest"):  # GPUs round single-precision operands otherwise
         for dtypes in DTYPES:

@@ -220,7 +220,7 @@ def test_bad_ranks_and_parameters_are_refused():
 
 def low_rank_ga(noise):
     strategy = vx.GA(population_size=24, num_parents=4, mutation_std=0.1)
-    validation = vx.Validation(num_validation_episodes=4, num_test_episodes=2)
+    validation = vx.Validation(num_validation_episodes=4)
     return vx.evolve(strategy, Network(), ENV, noise=noise, validation=validation)
 
 
@@ -242,7 +242,7 @@ def test_the_first_generation_has_full_noise_and_the_next_low_rank():
         state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
         log, code = algorithm.log(state), population.encoding(NET, noise)
         members = Member(log["parent"], log["seed"], log["scale"], log["initial"])
-        first.append((log["seed"], log["fitness"], metrics["validation_mean"], metrics["test_score"]))
+        first.append((log["seed"], log["fitness"], metrics["validation_mean"]))
         distances.append(nearest(decoding.decode_many(code, code.zeros(5), members)))
         assert log["initial"].all()
         bases = state.bases

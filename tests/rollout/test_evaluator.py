@@ -50,6 +50,14 @@ class Played:
         return loop
 
 
+@pytest.fixture(scope="module")
+def two_slots():
+    """An evaluator with two slots and episodes of four timesteps."""
+    played = Played(probes.countdown(low=4, high=4, num_envs=2))
+    yield played
+    played.close()
+
+
 @pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
 def test_every_episode_is_played_once_and_scored(host):
     """A countdown's return is its length; members play unequal numbers of episodes."""
@@ -84,10 +92,8 @@ def test_members_play_their_own_parameters():
     np.testing.assert_array_equal(result.lengths, 5)
 
 
-def test_long_members_start_first_and_makespan_is_counted():
-    env = probes.countdown(low=4, high=4, num_envs=2, groups=1)
-    played = Played(env)
-    result, statistics = played.evaluate(population_of(played.code, 6, priority=jnp.arange(6.0)), 1)
+def test_long_members_start_first_and_makespan_is_counted(two_slots):
+    result, statistics = two_slots.evaluate(population_of(two_slots.code, 6, priority=jnp.arange(6.0)), 1)
     np.testing.assert_array_equal(result.lengths, 4)
     # Two slots, three episodes each, four steps and a reset step every time.
     assert statistics.makespan == 3 * (4 + 1)
@@ -103,16 +109,15 @@ def test_idle_groups_are_not_stepped():
     assert statistics.occupancy == 0.5
 
 
-def test_parts_of_a_population_have_seeds_of_their_own(monkeypatch):
+def test_parts_of_a_population_have_seeds_of_their_own(two_slots, monkeypatch):
     """Environments without keys, such as Gymnasium's, are seeded when a rollout begins."""
-    played = Played(probes.countdown(num_envs=2))
-    members = population_of(played.code, 4)
-    played.evaluate(members, 1)
-    seeds, restart = [], played.loop.restart
-    monkeypatch.setattr(played.loop, "restart", lambda seed: seeds.append(seed) or restart(seed))
+    members = population_of(two_slots.code, 4)
+    two_slots.evaluate(members, 1)
+    seeds, restart = [], two_slots.loop.restart
+    monkeypatch.setattr(two_slots.loop, "restart", lambda seed: seeds.append(seed) or restart(seed))
     for first in (None, 0, 4, 4):
         part = None if first is None else (jnp.arange(first, first + 4), jnp.zeros(4, jnp.int32))
-        played.evaluate(members, 1, seed=3, part=part)
+        two_slots.evaluate(members, 1, seed=3, part=part)
     assert seeds[0] == 3
     assert seeds[2] == seeds[3]
     assert len({*seeds}) == 3
@@ -128,28 +133,25 @@ def test_loops_of_another_cutoff_or_kind_are_closed():
         assert len(played.evaluator._loops) == loops
 
 
-def test_nothing_is_compiled_twice():
+def test_nothing_is_compiled_twice(two_slots):
     """Another population, another number of episodes, and a second rollout reuse the compiled loop."""
-    env = probes.countdown(num_envs=4, groups=2)
-    played = Played(env)
-    for n, episodes in ((20, 1), (5, 4), (20, 1)):
-        played.evaluate(population_of(played.code, n, episodes), 4)
-    assert played.loop.run_chunk.func._cache_size() == 1
+    for n, episodes in ((16, 1), (5, 4), (16, 1)):
+        two_slots.evaluate(population_of(two_slots.code, n, episodes), 4)
+    assert two_slots.loop.run_chunk.func._cache_size() == 1
 
 
-def test_strange_priorities_lose_no_episode():
-    env = probes.countdown(num_envs=2, groups=1)
-    played = Played(env, capacity=12)
+def test_strange_priorities_lose_no_episode(two_slots):
     strange = jnp.array([jnp.nan, -jnp.inf, jnp.inf, 0.0, jnp.nan, 3.0])
-    result, _ = played.evaluate(population_of(played.code, 6, jnp.array([2, 1, 2, 0, 1, 2]), priority=strange), 2)
+    members = population_of(two_slots.code, 6, jnp.array([2, 1, 2, 0, 1, 2]), priority=strange)
+    result, _ = two_slots.evaluate(members, 2)
     np.testing.assert_array_equal(result.valid.sum(axis=1), [2, 1, 2, 0, 1, 2])
 
 
-def test_a_closed_evaluator_makes_its_environments_again():
-    played = Played(probes.countdown(num_envs=2, groups=1))
-    first, _ = played.evaluate(population_of(played.code, 2), 1)
-    played.close()
-    jax.tree.map(np.testing.assert_array_equal, played.evaluate(population_of(played.code, 2), 1)[0], first)
+def test_a_closed_evaluator_makes_its_environments_again(two_slots):
+    members = population_of(two_slots.code, 2)
+    first, _ = two_slots.evaluate(members, 1)
+    two_slots.close()
+    jax.tree.map(np.testing.assert_array_equal, two_slots.evaluate(members, 1)[0], first)
 
 
 def test_recurrent_state_begins_anew_with_each_episode():

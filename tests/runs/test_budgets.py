@@ -39,16 +39,14 @@ def without_times(rows):
     return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("name", "unit"), [("a3c", "frames"), ("ppo", "timesteps"), ("td3", "frames"), ("td3", "timesteps")]
-)
-def test_an_iteration_ends_in_the_round_that_uses_up_the_budget(name, unit):
+@pytest.mark.parametrize("name", ["a3c", "td3"])
+def test_an_iteration_ends_in_the_round_that_uses_up_the_frames(name):
     settings, _, env = LONG[name]
     env = env._replace(spec=env.spec._replace(frame_skip=4))
-    run = train(learn(name, env), **{f"max_{unit}": 1_000})
-    round_ = settings.schedule(env).beats_per_round * env.num_envs * (4 if unit == "frames" else 1)
+    run = train(learn(name, env), max_frames=1_000)
+    round_ = settings.schedule(env).beats_per_round * env.num_envs * 4
     assert len(run.metrics) == 1
-    assert 1_000 <= run.metrics[-1][unit] < 1_000 + round_
+    assert 1_000 <= run.metrics[-1]["frames"] < 1_000 + round_
 
 
 def test_a_generation_is_whole():
@@ -59,12 +57,13 @@ def test_a_generation_is_whole():
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_evaluations_are_made_when_they_are_due(name):
+def test_evaluations_are_made_when_due_and_timesteps_end_in_the_round_that_uses_them_up(name):
     settings, _, env = LONG[name]
     run = train(learn(name, evaluate_every=200, num_evaluation_episodes=2), max_timesteps=700)
     round_ = settings.schedule(env).beats_per_round * env.num_envs
     evaluated = [row["evaluation_timesteps"] for row in run.metrics if "evaluation_mean" in row]
     assert len(run.metrics) == 4
+    assert 700 <= run.metrics[-1]["timesteps"] < 700 + round_
     assert all(due <= at < due + round_ for due, at in zip((200, 400, 600), evaluated, strict=True))
 
 
@@ -106,12 +105,11 @@ class Clock:
         return env._replace(make=make)
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.0])
-def test_time_is_kept_and_a_run_is_saved_about_every_minute(seconds, monkeypatch, tmp_path):
-    """Iterations would take hours, and rounds take about 2 and 6 seconds."""
+def test_time_is_kept_and_a_run_is_saved_about_every_minute(monkeypatch, tmp_path):
+    """Iterations would take hours, and rounds take about 6 seconds."""
     clock = Clock(monkeypatch)
     run = train(
-        learn("a3c", clock.slow(CARTPOLE, seconds)),
+        learn("a3c", clock.slow(CARTPOLE, 1.0)),
         tmp_path,
         stop_after=200,
         checkpoint_every=100,

@@ -32,8 +32,7 @@ def learning(env):
 
 
 CASES = [
-    *((evolution, {"reward": np.nan}), (evolution, {"reward": np.inf}), (evolution, {"observation": np.nan})),
-    (learning, {"observation": np.nan}),
+    *((evolution, {"reward": np.inf}), (evolution, {"observation": np.nan}), (learning, {"observation": np.nan})),
     pytest.param(learning, {"reward": np.nan}, marks=pytest.mark.slow),
 ]
 

@@ -14,7 +14,7 @@ import volvox as vx
 from volvox.report.files import read_config, read_log, read_metrics
 from volvox.runs import checkpoint
 
-from .conftest import assert_equal_trees, evolution, learning, random_walk
+from .conftest import assert_equal_trees, evolution, random_walk
 
 
 def train(algorithm, run_dir=None, **options):
@@ -92,7 +92,7 @@ def test_a_budget_needs_its_metric(name):
         train(without, **{f"max_{name}": 100})
 
 
-@pytest.mark.parametrize("make", [random_walk, evolution, learning])
+@pytest.mark.parametrize("make", [random_walk, evolution])
 def test_a_resumed_run_is_the_straight_run_bit_for_bit(make, tmp_path):
     straight = train(make(), seed=3, steps=4)
     train(make(), tmp_path, seed=3, steps=2)
