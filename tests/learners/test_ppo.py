@@ -75,13 +75,14 @@ def test_a_recurrent_policy_recalls(recall):
 # --- Its schedule -----------------------------------------------------------------------------------------------------
 
 
-def test_without_lag_the_lag_is_what_the_docstring_says():
-    """In updates, of which a round has 8: 3.5 in the textbook, and 8 more in the first of 32 timesteps."""
+@pytest.mark.parametrize(("lag", "mean", "most"), [(0, 3.75, 15), (1, 7, 15)])
+def test_the_lag_is_what_the_docstring_says(lag, mean, most):
+    """In updates, of which a round has 8: 3.5 in the textbook, and 8 more in the first of 32 timesteps without lag."""
     env, rate = probes.corridor(num_envs=8, groups=2), optax.linear_schedule(1e-2, 0.0, 20 * 8 + 1)
-    _, _, metrics = learned(env, rounds=20, lag=0, segment_length=32, learning_rate=rate)
+    _, _, metrics = learned(env, rounds=20, lag=lag, segment_length=32, learning_rate=rate)
     assert metrics["update"] == 20 * 8
-    assert metrics["lag_max"] == 15
-    assert metrics["lag_mean"] == pytest.approx(3.75, rel=0.1)
+    assert metrics["lag_max"] == most
+    assert metrics["lag_mean"] == pytest.approx(mean, rel=0.1)
     assert metrics["learning_rate"] == pytest.approx(1e-2 / 161, rel=1e-3)
 
 
