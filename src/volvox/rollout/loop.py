@@ -243,7 +243,11 @@ class _Act:
     """
 
     def __init__(self, stages: Stages, g: int, devices: Devices):
-        self._function = devices.mapped(lambda carry, given, timestep: stages.act(carry, *given, g, timestep))
+        def function(carry: ArrayTree, given: tuple[ArrayTree, ArrayTree], timestep: TimeStep) -> Any:
+            memory, constants = given
+            return stages.act(carry, memory, constants, g, timestep)
+
+        self._function = devices.mapped(function)
         self._programs: dict[Any, tuple[list[int], Any]] = {}
         self._given: Any = None
 
