@@ -213,7 +213,7 @@ def small_rows() -> tuple[Row, ...]:
         Row(
             name="SAC, Pendulum",
             task="Pendulum-v1",
-            learner=vx.SAC(**td3 | {"batch_size": 256}, discount=0.99),
+            learner=vx.SAC(**td3 | {"batch_size": 256}, temperature_learning_rate=1e-3),
             num_envs=1,
             timesteps=10_000,
             hidden=(256, 256),

@@ -18,6 +18,7 @@ _QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
 # Set before JAX is imported. Worker processes and scripts that tests start inherit the environment.
 os.environ.setdefault(_QUICK, "0" if os.environ.get("VOLVOX_EXACT") == "1" else "1")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # tracebacks in programs take time
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -30,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make processes in the background ignore it
     if "not optimized" in config.option.markexpr and importlib.metadata.version("jaxlib").startswith("0.10."):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+        os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

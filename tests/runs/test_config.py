@@ -96,6 +96,18 @@ def test_initialisers_are_described_by_name_and_arguments():
     np.testing.assert_array_equal(read(key, (3, 4)), nn.initializers.orthogonal(0.5)(key, (3, 4)))
 
 
+class Pair(nn.Module):
+    first: nn.Module
+    second: nn.Module
+
+
+def test_equal_modules_stay_two():
+    """One object in two attributes would share its parameters."""
+    pair = from_json(to_json(Pair(vx.networks.MLP(4), vx.networks.MLP(4))), custom=(Pair,))
+    assert pair.first is not pair.second
+    assert pair.first.num_outputs == pair.second.num_outputs == 4
+
+
 def test_parts_of_users_are_passed_in():
     parts = (UserNet(size=5), UserSettings(0.5), user_reward)
     with pytest.raises(ValueError, match="UserNet"):

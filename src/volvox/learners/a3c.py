@@ -65,7 +65,7 @@ class A3C:
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
       micro_batch: Environments in one gradient computation, a divisor of a group's size. None: on a CPU about
-        64 transitions, otherwise a whole group.
+        64 transitions, otherwise at most 8,192.
       updates_per_iteration: Updates in one iteration, and so in one row of metrics.
 
     Raises:

@@ -43,8 +43,8 @@ class Turn(NamedTuple):
 class Learner:
     """A learning algorithm in an environment: a policy, and pure functions of one learner's state.
 
-    Several learners are one `jax.vmap` over these functions, in which the numbers of `Turn` are the same for all. A
-    loop or condition that depends on the state runs for all learners if it must for one;
+    Several learners are one `jax.vmap` over these functions, in which all numbers of `Turn` but `mean_return` are
+    common. A loop or condition that depends on the state runs for all learners if it must for one;
     `volvox.ops.batching.min_over_rows` makes a count that is equal in all of them a common one.
 
     The state has two parts. `learning` is learned: a NamedTuple with the fields `update` (int32, the number of updates)

@@ -156,7 +156,7 @@ class OffPolicy(Learner):
         raise NotImplementedError
 
     def features(self, variables: Normalized, observation: ArrayTree) -> Array:
-        """Returns what the actor takes: normalised observations, or their features."""
+        """Returns the actor's input: normalised observations, or their features."""
         normalized = normalization.normalize(variables.moments, observation)
         return self.networks.encode_observation(variables.params.representation, normalized)
 

@@ -63,7 +63,7 @@ class PPO:
       lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.
       micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
         divisor of the group's timesteps (environments) in a minibatch. None: on a CPU about 64 timesteps of images,
-        otherwise the whole minibatch.
+        otherwise at most 8,192.
       rounds_per_iteration: Rounds in one iteration, and so in one row of metrics.
 
     Raises:
@@ -376,7 +376,7 @@ class Epochs(OnPolicy):
             return self.prepare(collected, learning, key, slot + jnp.minimum(i, 0))
 
         def due(x: tuple[Array, Learning]) -> Array:
-            # Where possible the state has no part in it, so that under `vmap` it stays one loop.
+            # Without early stops it does not depend on the state, so that under `vmap` it stays one loop.
             return (x[0] < high) & has_data & (~x[1].stopped if self.stops_early else True)
 
         # Loops, not conditions, so that the state of learning stays in place.

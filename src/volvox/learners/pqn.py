@@ -27,10 +27,16 @@ from volvox.networks.actor_critics import ActorCriticNetwork, q_network
 from volvox.networks.distributions import EpsilonGreedy
 from volvox.types import Array, ArrayTree, Env, EnvSpec
 
+_EPSILON = optax.linear_schedule(1.0, 0.2, 100_000)
+_EPSILON_ATARI = optax.linear_schedule(1.0, 0.001, 1_000_000)
+_EPSILON_CLEANRL = optax.linear_schedule(1.0, 0.01, 1_000_000)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PQN:
     """Settings of a parallelised Q-network, with purejaxql's constants for CartPole with 32 environments.
+
+    Two things differ: purejaxql multiplies rewards by 0.1, and its learning rate falls to 0.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
@@ -56,7 +62,7 @@ class PQN:
     """
 
     segment_length: int = 64
-    epsilon: float | optax.Schedule = optax.linear_schedule(1.0, 0.2, 100_000)  # noqa: RUF009  # a constant
+    epsilon: float | optax.Schedule = _EPSILON
     learning_rate: float | optax.Schedule | None = 1e-4
     optimizer: Optimizer = optax.radam
     anneal_timesteps: int | None = None
@@ -72,7 +78,7 @@ class PQN:
     lag: int = 1
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
-    traced = TRACED
+    traced = (*TRACED, "epsilon")
 
     def __post_init__(self):
         check_epochs(self)
@@ -89,7 +95,7 @@ class PQN:
         """
         return cls(
             segment_length=32,
-            epsilon=optax.linear_schedule(1.0, 0.001, 1_000_000),
+            epsilon=_EPSILON_ATARI,
             learning_rate=2.5e-4,
             num_epochs=2,
             num_minibatches=32,
@@ -103,11 +109,11 @@ class PQN:
     def cleanrl(cls) -> "PQN":
         """Returns the constants of CleanRL's pqn_atari_envpool.py, for 8 environments and 10 million timesteps.
 
-        What `atari` says of differences holds. In CleanRL's script, targets also reach beyond the end of an episode.
+        The differences listed in `atari` apply here too. In CleanRL's script, targets also reach beyond the end of an
+        episode.
         """
         sizes: Any = {"segment_length": 128, "num_epochs": 4, "num_minibatches": 4, "anneal_timesteps": 10_000_000}
-        epsilon = optax.linear_schedule(1.0, 0.01, 1_000_000)
-        return dataclasses.replace(cls.atari(), **sizes, epsilon=epsilon, rounds_per_iteration=5)
+        return dataclasses.replace(cls.atari(), **sizes, epsilon=_EPSILON_CLEANRL, rounds_per_iteration=5)
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""

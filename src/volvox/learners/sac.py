@@ -19,7 +19,7 @@ from volvox.data.metrics import Metrics
 from volvox.data.normalization import Normalized
 from volvox.data.replay import Batch
 from volvox.learners import off_policy
-from volvox.learners.learner import Optimizer, Schedule, apply_gradient
+from volvox.learners.learner import Optimizer, Schedule
 from volvox.learners.off_policy import TRACED, OffPolicy, check_settings, mean_over_devices, pruned_as
 from volvox.networks.distributions import tanh_gaussian
 from volvox.networks.perceptrons import ActorAndCritic, Params
@@ -31,15 +31,16 @@ class SAC:
     """Settings of soft actor-critic, with the defaults of the paper.
 
     Attributes:
-      learning_rate: As in `TD3`; also of the temperature.
+      learning_rate: As in `TD3`.
       optimizer: As in `TD3`.
       batch_size: As in `TD3`.
       discount: Discount γ of a timestep.
       target_rate: Share τ by which the critics' targets move towards them in each update.
-      temperature: Weight α of the policy's entropy. None: it is learned, from 1 on, so that the entropy is
+      temperature: Weight α of the policy's entropy. None: it starts at 1 and is learned, so that the entropy is
         `target_entropy`.
-      target_entropy: Entropy in nats of actions in [-1, 1], whatever the environment's bounds are. None: minus the
+      target_entropy: Entropy in nats of actions in [-1, 1], independent of the environment's bounds. None: minus the
         number of components.
+      temperature_learning_rate: Learning rate of Adam for the logarithm of the temperature.
       random_timesteps: As in `TD3`.
       replay_size: As in `TD3`.
       updates_per_timestep: As in `TD3`.
@@ -50,7 +51,7 @@ class SAC:
       save_replay: As in `TD3`.
 
     Raises:
-      ValueError: a setting is out of range, or two contradict each other.
+      ValueError: A setting is out of range, or two contradict each other.
     """
 
     learning_rate: float | None = 3e-4
@@ -60,6 +61,7 @@ class SAC:
     target_rate: float = 0.005
     temperature: float | None = None
     target_entropy: float | None = None
+    temperature_learning_rate: float = 3e-4
     random_timesteps: int = 10_000
     replay_size: int = 1_000_000
     updates_per_timestep: float = 1.0
@@ -68,10 +70,11 @@ class SAC:
     normalize_rewards: bool = False
     timesteps_per_iteration: int = 5_000
     save_replay: bool = True
-    traced = (*TRACED, "temperature", "target_entropy")
+    traced = (*TRACED, "temperature", "target_entropy", "temperature_learning_rate")
 
     def __post_init__(self):
         check_settings(self)
+        number("temperature_learning_rate", self.temperature_learning_rate, above=0)
         if self.temperature is not None:
             number("temperature", self.temperature, low=0)
         if self.target_entropy is not None:
@@ -116,14 +119,16 @@ class _SAC(OffPolicy):
     def __init__(self, settings: SAC, network: ActorAndCritic, env: Env):
         super().__init__(settings, network, env, outputs=2)
         net = self.networks
-        self.policy = net.policy(self.init_policy, self.choose)._replace(
-            sample=lambda key, output: net.scale(_action(output, jax.random.normal(key, net.spec.action.shape))),
-            mode=lambda output: net.scale(_action(output, 0.0)),
-        )
+
+        def sample(key: Array, output: Array) -> Array:
+            return net.scale(_action(output, jax.random.normal(key, (*output.shape[:-1], *net.spec.action.shape))))
+
+        self.policy = self.policy._replace(sample=sample, mode=lambda output: net.scale(_action(output, 0.0)))
+        self.temperature_optimizer = optax.adam(settings.temperature_learning_rate)
 
     def begin(self, learning: off_policy.Learning) -> Learning:
         log_temperature = jnp.float32(0)
-        state = self.optimizer.init(log_temperature)
+        state = self.temperature_optimizer.init(log_temperature)
         params, _, optimizer, update, gathered = learning
         return Learning(params, params.critics, optimizer, log_temperature, state, update, gathered)
 
@@ -174,19 +179,17 @@ class _SAC(OffPolicy):
         learning = learning._replace(update=step, metrics=gathered)
         if self.settings.temperature is not None:
             return learning
-        return self.update_temperature(learning, batch, noise[:, 1], *moment)
+        return self.update_temperature(learning, batch, noise[:, 1])
 
-    def update_temperature(
-        self, learning: Learning, batch: Batch, noise: Array, step: Array, mean_return: Array
-    ) -> Learning:
+    def update_temperature(self, learning: Learning, batch: Batch, noise: Array) -> Learning:
         """Moves the temperature down if the entropy is above its target (equation 18), for log α."""
         target = self.settings.target_entropy
         target = -float(noise.shape[-1]) if target is None else target
         _, log_prob = tanh_gaussian(*self.networks.gaussian(learning.params.actor, batch.observation), noise)
         gradient = -metrics.mean(log_prob + target, batch.valid)
         gradient = mean_over_devices(gradient, batch.valid, self.env.axis)
-        state = (learning.temperature_optimizer, learning.log_temperature)
-        log_temperature, optimizer = apply_gradient(self.optimizer, gradient, *state, step, mean_return)
+        change, optimizer = self.temperature_optimizer.update(gradient, learning.temperature_optimizer)
+        log_temperature = optax.apply_updates(learning.log_temperature, change)
         return learning._replace(log_temperature=log_temperature, temperature_optimizer=optimizer)
 
     def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:

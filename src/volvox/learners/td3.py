@@ -54,7 +54,7 @@ class TD3:
         it learns again.
 
     Raises:
-      ValueError: a setting is out of range, or two contradict each other.
+      ValueError: A setting is out of range, or two contradict each other.
     """
 
     learning_rate: float | None = 3e-4
@@ -91,9 +91,7 @@ class TD3:
 
 
 class _TD3(OffPolicy):
-    def __init__(self, settings: TD3, network: ActorAndCritic, env: Env):
-        super().__init__(settings, network, env)
-        self.policy = self.networks.policy(self.init_policy, self.choose)
+    settings: TD3
 
     def critic_loss(self, critics, params: Params, targets: Params, noise: Array, batch: Batch):
         """Returns the squared errors of the critics, by clipped double Q-learning and smoothed targets."""

@@ -152,9 +152,10 @@ def learn(
         algorithm = learn(PPO(), network, env, num_learners=10)
         algorithm = learn([PPO(learning_rate=rate) for rate in (1e-4, 3e-4, 1e-3)], network, env)
 
-    Several learners are one program. Learner i is the learner of a run of its own with the seed
-    `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; on envpool it plays other episodes. Learners of TD3 make
-    their updates together, when each has enough timesteps.
+    Several learners are one program. In pure-JAX environments on one device, learner i is the learner of a run of its
+    own with the seed `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; elsewhere it plays other episodes.
+    Learners of TD3 and SAC make their updates together, when each has enough timesteps, so some make fewer than alone
+    where lengths of episodes differ.
 
     Args:
       settings: Settings of the learner, such as `A3C()`, or settings of each of several learners. These may differ in
@@ -204,7 +205,7 @@ def learn(
     state = jax.eval_shape(run.init, jax.random.key(0))  # raises if something does not fit
     # Twice, because an iteration works on a copy of the state.
     sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
-    remedy = "use a smaller replay (TD3: replay_size), fewer environments or smaller networks"
+    remedy = "use a smaller replay (replay_size), fewer environments or smaller networks"
     number, needed = run.num_learners, sum(sizes.values())
     check_memory(sizes, remedy, each=("learners", number, -(-needed // number)) if number > 1 else None)
     config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
@@ -383,6 +384,8 @@ class Training:
         self.learner, self.schedule = first.bind(network, env), first.schedule(env)
         if (self.schedule.rounds_per_iteration is None) == (self.schedule.timesteps_per_iteration is None):
             raise ValueError("a Schedule needs either rounds_per_iteration or timesteps_per_iteration.")
+        if (period := self.schedule.timesteps_per_iteration) is not None:
+            integer("timesteps_per_iteration times num_learners", period * self.num_learners, low=1)
         self.stages = pure = LearnerStages(first, network, env, self.num_learners)
         self._batch = () if self.num_learners == 1 else (self.num_learners,)
         self.saves_replay = getattr(first, "save_replay", True) and env.axis.size == 1

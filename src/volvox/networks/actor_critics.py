@@ -365,8 +365,9 @@ def q_network(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
     actions: Any = distribution(spec)
 
     def split(output: Array, mask: Array | None) -> tuple[Array, Array]:
-        output = mask_logits(output, mask)
-        return output, actions.take(output, actions.mode(output))
+        allowed = mask_logits(output, mask)
+        # Where nothing is allowed, as after the end of an episode, this is the value of the first action.
+        return allowed, actions.take(output, actions.mode(allowed))
 
     return _functions(module, spec, batch_of(actions.size), split, "values of all actions")
 

@@ -146,7 +146,9 @@ Distribution = Categorical | MultiCategorical | Gaussian
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonGreedy:
-    """The actions of the highest values, but with a probability all allowed actions alike. The output is values.
+    """Takes the action with the highest value, or with probability `epsilon` a uniformly random allowed action.
+
+    The output is the values of the actions.
 
     Attributes:
       actions: Distribution whose mode has the highest value.
@@ -165,11 +167,9 @@ class EpsilonGreedy:
         return jnp.where(random.reshape(*shape, *[1] * (greedy.ndim - len(shape))), uniform, greedy)
 
     def log_prob(self, output: Array, action: Array) -> Array:
-        """Logarithms `[...]` of the actions' probabilities."""
-        greedy = (self.actions.mode(output) == action).reshape(*output.shape[:-1], -1).all(-1)
-        return jnp.log(
-            self.epsilon * jnp.exp(self.actions.log_prob(_uniform(output), action)) + (1 - self.epsilon) * greedy
-        )
+        """Zeros `[...]`: Q-learning does not use probabilities."""
+        del action
+        return jnp.zeros(output.shape[:-1])
 
 
 def distribution(spec: EnvSpec) -> Distribution:

@@ -237,9 +237,10 @@ class Calls:
 
 
 class _Act:
-    """The compiled `act` of a group, to which only the leaves of `memory` and `constants` are passed that it reads.
+    """The compiled `act` of a group. It passes only the leaves of `memory` and `constants` that `act` reads.
 
-    JAX checks each leaf in each call, and all leaves together take longer than a small network.
+    JAX checks each leaf in each call, and all leaves together take longer than a small network. On several devices all
+    leaves are read, by one `shard_map`.
     """
 
     def __init__(self, stages: Stages, g: int, devices: Devices):

@@ -150,8 +150,8 @@ def _build(data: Any, custom: tuple[Any, ...], made: dict[str, Any]) -> Any:
     if data.keys() == {"function"}:
         return _resolve(data["function"], custom)
     values = {key: _build(item, custom, made) for key, item in data.items()}
-    text = repr(data)
-    if text in made:
+    text = repr(data)  # of equal calls; but one module in two attributes of another would share its parameters
+    if text in made and not isinstance(made[text], nn.Module):
         return made[text]
     if "partial" in data:
         _check_call(path_of(values["partial"]), values["partial"], custom)
