@@ -31,7 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make processes in the background ignore it
     if "not optimized" in config.option.markexpr and importlib.metadata.version("jaxlib").startswith("0.10."):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
-        os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
