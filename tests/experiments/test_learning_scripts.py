@@ -11,7 +11,7 @@ TD3 = "--num-envs 4 --hidden 8 --batch-size 16 --random-timesteps 40 --replay-si
 TINY = {
     "atari_a3c": f"modern --game Assault {A3C} --frames 500",
     "atari_ppo": f"cleanrl --game Assault {PPO} --network small --frames 500",
-    "atari_pqn": f"cleanrl --game Assault {PPO} --network small --frames 500",
+    "atari_pqn": f"cleanrl --game Pong {PPO} --network small --frames 500",
     "mujoco_a3c": f"mujoco --task InvertedPendulum {A3C} --frames 200",
     "mujoco_ppo": f"cleanrl --task InvertedPendulum {PPO} --hidden 8 --timesteps 128",
     "mujoco_sac": f"reference --task InvertedPendulum {TD3} --timesteps 120",
