@@ -126,7 +126,7 @@ def row_of_kernel(row: dict[str, Any]) -> list[Any]:
 
 
 def picture(result: dict[str, Any], path: Path) -> None:
-    """Bars of populations, learners and forward passes, those that were measured."""
+    """Draws bars of the populations, learners and forward passes that were measured."""
     parts, panels = result["parts"], {}
     bars = [(name, part["stepped_per_s"], part["env_steps_per_s"]) for name, part in populations(parts)]
     panels["timesteps a second; line: emulators alone"] = bars

@@ -136,7 +136,7 @@ class OffPolicy(Learner):
         return collected, with_metrics(learning, update)
 
     def begin(self, learning: Learning) -> Any:
-        """Returns the state of learning before the first update, to which a subclass may add."""
+        """Returns the first state of learning; a subclass may add fields."""
         return learning
 
     def update(self, learning: Any, batch: Batch, noise: Array, mean_return: Array) -> Any:

@@ -202,7 +202,7 @@ class Learning(NamedTuple):
 class Epochs(OnPolicy):
     """A learner that learns from the segments of a round in epochs of shuffled minibatches.
 
-    Subclasses define `loss`. Settings have the fields that `check_epochs` checks.
+    Subclasses define `loss`, and `stops` if epochs may end early. Settings have the fields that `check_epochs` checks.
 
     Attributes:
       stops_early: Whether `stops` may end the epochs of a round.
@@ -306,7 +306,7 @@ class Epochs(OnPolicy):
         raise NotImplementedError
 
     def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:
-        """Returns the advantages `[J, G, L, n]` of the minibatches, of which `count` `[J, 1, 1, 1]` are `valid`."""
+        """Returns advantages `[J, G, L, n]` as the loss takes them; `count` `[J, 1, 1, 1]` of a minibatch are `valid`."""
         del valid, count
         return advantage
 

@@ -551,7 +551,7 @@ class Training:
         loop.open(seed_of(state.key, state.timesteps))
         rekeys: Any = [group.rekey for group in loop.groups]
         if self._batch and devices.mesh is None and all(rekeys):
-            # The environments of a learner are those that it would have alone.
+            # Each learner gets the environments that it would have alone.
             seeds, b = [seed_of(key, state.timesteps) for key in state.key], self.env.num_envs // self.env.num_groups
             keys, begins = jnp.stack([jax.random.key(seed) for seed in seeds]), jnp.ones(b * self.num_learners, bool)
             of_group = [jax.vmap(environment_keys, (0, None, None))(keys, g, b) for g in range(self.env.num_groups)]
