@@ -306,7 +306,7 @@ class Epochs(OnPolicy):
         raise NotImplementedError
 
     def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:
-        """Returns advantages `[J, G, L, n]` as the loss takes them; `count` `[J, 1, 1, 1]` of a minibatch are `valid`."""
+        """Returns advantages `[J, G, L, n]` as the loss takes them; a minibatch has `count` valid ones."""
         del valid, count
         return advantage
 
