@@ -4,7 +4,8 @@
     python benchmarks/gymnasium_loop.py --variants workers0 sb3 --python sb3env/bin/python --json
 
 The task is CartPole with CleanRL's constants of PPO: segments of 128, four epochs of four minibatches, perceptrons of
-64 and 64 units. `stepping` is the upper bound for variants on Gymnasium: `SyncVectorEnv` with random actions.
+64 and 64 units. `stepping` is the upper bound for variants on Gymnasium: `SyncVectorEnv` with random actions;
+`stepping2` is that of `workers2`: `AsyncVectorEnv` over two processes, with random actions.
 Compilation, and PyTorch's import, are not counted. `experiments/benchmark.py` installs Stable-Baselines3 in the
 directory `reference` of its run directory.
 """
@@ -23,7 +24,7 @@ from parts import machine, run_peer, show
 import volvox as vx
 
 Flag = tyro.conf.arg
-Variant = Literal["stepping", "workers0", "workers2", "envpool", "jax", "sb3"]
+Variant = Literal["stepping", "stepping2", "workers0", "workers2", "envpool", "jax", "sb3"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Options:
 
     variants: Annotated[tuple[Variant, ...], Flag(help="variants to measure")] = (
         "stepping",
+        "stepping2",
         "workers0",
         "workers2",
         "envpool",
@@ -54,6 +56,19 @@ def stepping(options: Options) -> float:
     for action in actions:
         envs.step(action)
     return time.perf_counter() - began
+
+
+def stepping_workers(options: Options) -> float:
+    """Seconds in which two worker processes make the timesteps, with random actions."""
+    (group,) = vx.envs.gymnasium("CartPole-v1", num_envs=options.num_envs, workers=2).make(seed=0, host=True)
+    actions = np.random.default_rng(0).integers(0, 2, (options.timesteps // options.num_envs, options.num_envs))
+    state, _ = group.recv(group.init())
+    began = time.perf_counter()
+    for action in actions.astype(np.int32):
+        state, _ = group.recv(group.send(state, action))
+    seconds = time.perf_counter() - began
+    group.close()
+    return seconds
 
 
 def learning(options: Options, variant: Variant) -> float:
@@ -112,6 +127,8 @@ def measure(options: Options) -> dict[str, float]:
     for variant in options.variants:
         if variant == "stepping":
             seconds[variant] = stepping(options)
+        elif variant == "stepping2":
+            seconds[variant] = stepping_workers(options)
         elif variant == "sb3":
             seconds[variant] = stable_baselines(options)
         else:

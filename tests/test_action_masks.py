@@ -125,9 +125,8 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "ppo_recurrent" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_only_allowed_actions_are_taken(name, tmp_path):
     """In training, evaluation, and by actors and exported policies."""
     counts, settings, network = ALGORITHMS[name]
@@ -208,7 +207,11 @@ def strict(space, ended=lambda count: False, change=lambda count, mask: mask):
 
 
 @pytest.mark.parametrize(
-    ("space", "workers"), [(spaces.Discrete(4, start=-1), 0), (spaces.MultiDiscrete([[2], [3]], start=[[1], [0]]), 2)]
+    ("space", "workers"),
+    [
+        (spaces.Discrete(4, start=-1), 0),
+        pytest.param(spaces.MultiDiscrete([[2], [3]], start=[[1], [0]]), 2, marks=pytest.mark.slow),
+    ],
 )
 def test_masks_of_gymnasium_environments(space, workers):
     make_env = strict(space)
@@ -225,6 +228,7 @@ def test_masks_of_gymnasium_environments(space, workers):
     assert "action_mask" in info
 
 
+@pytest.mark.slow
 def test_ppo_takes_only_actions_that_change_the_state_of_the_taxi():
     def make_env():
         class Strict(gymnasium.Wrapper):

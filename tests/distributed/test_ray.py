@@ -94,15 +94,8 @@ def evolved(case, workers):
         algorithm.close()
 
 
-@pytest.mark.parametrize(
-    ("case", "num_actors"),
-    [
-        ("ga", 2),
-        pytest.param("es", "nodes", marks=pytest.mark.slow),
-        pytest.param("low-rank ga", 2, marks=pytest.mark.slow),
-        pytest.param("explicit", 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "num_actors"), [("ga", 2), ("es", "nodes"), ("low-rank ga", 2), ("explicit", 2)])
 def test_actors_give_the_results_of_one_process(cluster, case, num_actors):
     found, row = evolved(case, vx.distributed.ray(num_actors=num_actors))
     assert_equal(found, evolved(case, None)[0])

@@ -199,7 +199,7 @@ def test_bad_cutoffs_and_networks_come_before_work():
         vx.evolve(strategy, networks.DeepGA(18), atari("Seaquest", episodic_life=True, num_envs=2))
 
 
-@pytest.mark.parametrize("strategy", ["ga", "nsra_es"])
+@pytest.mark.parametrize("strategy", ["ga", pytest.param("nsra_es", marks=pytest.mark.slow)])
 def test_runs_and_resumes_under_the_flags_of_jax(strategy, reread):
     """With 64 bits and with errors for NaN, as JAX_ENABLE_X64=1 and JAX_DEBUG_NANS=1 make them."""
     novelty = vx.Novelty.nsra_es(behavior=Last("elapsed_steps", 1), num_neighbors=2, archive_size=20)
@@ -217,6 +217,7 @@ def test_runs_and_resumes_under_the_flags_of_jax(strategy, reread):
         assert row["training_mean"] == again["training_mean"]
 
 
+@pytest.mark.slow
 def test_parts_are_timed(algorithm):
     timed = make()
     state, times = timed.profile(timed.init(0), 0.01)

@@ -108,6 +108,7 @@ def test_a_learning_curve_averages_the_latest_returns(script):
     assert np.isnan(script.learning_curve(np.full((4, 1), np.nan), 2)).all()
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_file_for_each_rate(script, tmp_path, monkeypatch, capsys):
     words = ["actor-critic", "--name", "td", "--rates", "1e-3", "1e-4", "--seeds", "2", "--iterations", "2"]
     words += ["--timesteps-per-iteration", "30", "--run-dir", str(tmp_path)]

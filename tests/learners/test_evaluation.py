@@ -177,6 +177,7 @@ def test_an_interrupt_within_an_evaluation_leaves_the_state():
     assert row["evaluation_mean"] > 0
 
 
+@pytest.mark.slow
 def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen():
     """The second hardly learns, and its training scores, which have less noise, would be the better ones at first."""
     env = probes.target(size=1, num_envs=4)

@@ -149,7 +149,7 @@ LEARNERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["ppo", "td3"])
+@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.slow), "td3"])
 def test_a_restored_state_goes_on_bit_by_bit(name, nested):
     """Between two rounds, with segments or a replay that are not learned from yet."""
     first, second = (learn(*LEARNERS[name]) for _ in range(2))
@@ -188,8 +188,8 @@ def test_the_compiled_loop_is_the_loop_in_python(name):
     [
         A3C(segment_length=8, micro_batch=1),
         A3C(segment_length=8, lag=0, vtrace=False),
-        PPO(segment_length=8, num_epochs=2, num_minibatches=2),
-        PPO(segment_length=8, num_epochs=2, num_minibatches=2, lag=0),
+        pytest.param(PPO(segment_length=8, num_epochs=2, num_minibatches=2), marks=pytest.mark.slow),
+        pytest.param(PPO(segment_length=8, num_epochs=2, num_minibatches=2, lag=0), marks=pytest.mark.slow),
     ],
     ids=["a3c", "a3c without lag", "ppo", "ppo without lag"],
 )
@@ -221,7 +221,13 @@ NUMBERS = {  # other values of all numbers that are arguments of compiled progra
 GIVEN = {"ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0}}  # where the default is None
 
 
-@pytest.mark.parametrize("settings", [A3C(vtrace=False), PPO(num_epochs=1, num_minibatches=2)], ids=["a3c", "ppo"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(A3C(vtrace=False), id="a3c"),
+        pytest.param(PPO(num_epochs=1, num_minibatches=2), id="ppo", marks=pytest.mark.slow),
+    ],
+)
 def test_without_lag_each_transition_is_learned_from_once(settings):
     """Segments follow each other without a gap, in order of rounds; all but their first timestep are up to date."""
     env, rounds, t, b = probes.corridor(num_envs=8, groups=2), 3, 4, 4
@@ -317,6 +323,7 @@ def showing(draw):
     )
 
 
+@pytest.mark.slow
 def test_the_first_losses_are_of_normalised_bytes():
     """They are as large as the losses of standard normal numbers, and not as those of bytes."""
 
@@ -350,7 +357,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", ["td3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a3c", "ppo"))])
 def test_other_numbers_reach_a_program_that_is_compiled_already(name, compiled):
     settings, network, env = LEARNERS[name]
     settings = dataclasses.replace(settings, **GIVEN.get(name, {}))
@@ -392,7 +399,7 @@ def test_configurations_share_programs_if_they_differ_in_numbers_alone(changes, 
     assert (value(**changes) == value()) is is_shared
 
 
-@pytest.mark.parametrize("name", ["a3c", "ppo"])
+@pytest.mark.parametrize("name", ["a3c", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_learners_run_where_numbers_have_64_bits(name):
     settings, _, _ = LEARNERS[name]
     with jax.enable_x64(True):

@@ -56,10 +56,7 @@ def learner_seed(i):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("ppo that stops", "pqn", "sac") else name
-        for name in CASES
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) if name != "td3" else name for name in CASES],
 )
 def test_learners_of_one_program_are_those_of_separate_runs(name):
     settings, network, env = CASES[name]
@@ -106,6 +103,7 @@ def runs(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_loaded_and_resumed_run_is_the_straight_run(runs):
     straight, resumed = runs
     jax.tree.map(np.testing.assert_array_equal, resumed.state.learning, straight.state.learning)
@@ -171,6 +169,7 @@ def test_the_largest_number_of_learners_that_fits_is_named(monkeypatch):
         learn(fits + 1)
 
 
+@pytest.mark.slow
 def test_emulators_are_separate():
     """Each learner plays its own environments of a group, side by side in one pool."""
     env = vx.envs.mujoco("InvertedPendulum", num_envs=2, groups=2)

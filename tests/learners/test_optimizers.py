@@ -37,7 +37,7 @@ INJECTED = optax.inject_hyperparams(optax.adam)
     ("kind", "options"),
     [
         (A3C, {"optimizer": functools.partial(optax.adamw, weight_decay=0.0), "learning_rate": RATE}),
-        (TD3, {"optimizer": sparse(INJECTED, RULE), "learning_rate": RATE}),
+        pytest.param(TD3, {"optimizer": sparse(INJECTED, RULE), "learning_rate": RATE}, marks=pytest.mark.slow),
     ],
     ids=["partial", "sparse"],
 )

@@ -67,6 +67,7 @@ class Torso(nn.Module):
         return nn.tanh(nn.Dense(16)(x))
 
 
+@pytest.mark.slow
 def test_a_recurrent_policy_recalls(recall):
     *_, metrics = learned(recall, RecurrentActorCritic(2, Torso(), width=8), lag=1, segment_length=7)
     assert metrics["training_mean"] > 0.8

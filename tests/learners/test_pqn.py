@@ -45,6 +45,7 @@ class Torso(nn.Module):
         return nn.tanh(nn.Dense(16)(x))
 
 
+@pytest.mark.slow
 def test_a_recurrent_network_recalls(recall):
     epsilon = optax.linear_schedule(1.0, 0.0, 8_000)
     *_, metrics = learned(recall, RecurrentQValues(2, Torso(), width=8), rounds=200, epsilon=epsilon)

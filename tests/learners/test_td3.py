@@ -191,7 +191,8 @@ def test_actions_are_uniform_at_first_and_then_the_policys_with_noise():
     assert (noise**4).mean() == pytest.approx(3 * 0.2**4, rel=0.2)  # of a normal distribution
 
 
-@pytest.mark.parametrize(("ratio", "num_learners"), [(0.5, 1), pytest.param(2.0, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("ratio", "num_learners"), [(0.5, 1), (2.0, 2)])
 def test_as_many_updates_are_made_as_asked_for(ratio, num_learners):
     """Resets, a ninth of all timesteps here, cause no updates; iterations end at the right timestep.
 

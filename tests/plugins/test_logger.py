@@ -2,11 +2,13 @@
 
 import sqlite3
 
+import pytest
 import sqlite_logger
 
 import volvox as vx
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_resumed_run_are_there_once(tmp_path):
     database = tmp_path / "metrics.db"
     env = vx.envs.cartpole(num_envs=4)

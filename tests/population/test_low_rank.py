@@ -132,7 +132,9 @@ def members_of(code, n, scale):
     )
 
 
-@pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
+@pytest.mark.parametrize(
+    "host", [pytest.param(False, id="traced", marks=pytest.mark.slow), pytest.param(True, id="driven")]
+)
 def test_members_play_as_their_formed_weights_do(host):
     n, size = 20, ENV.num_envs // ENV.num_groups
     recipe = ENV._replace(make=lambda seed, **given: ENV.make(seed, **{**given, "host": host}))

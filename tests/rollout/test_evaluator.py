@@ -123,6 +123,7 @@ def test_parts_of_a_population_have_seeds_of_their_own(two_slots, monkeypatch):
     assert len({*seeds}) == 3
 
 
+@pytest.mark.slow
 def test_loops_of_another_cutoff_or_kind_are_closed():
     played = Played(probes.countdown(low=4, high=4, num_envs=2))
     members = population_of(played.code, 2)

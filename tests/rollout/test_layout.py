@@ -55,7 +55,7 @@ def played(name, num_envs, groups, *, host=False, part=None, seed=5):
     return jax.tree.map(np.asarray, result)
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", [pytest.param("drawn timesteps", marks=pytest.mark.slow), "an opening"])
 def test_slots_groups_and_forms_change_nothing(name):
     reference = played(name, 4, 2)
     for num_envs, groups, host in ((9, 3, False), (2, 1, True)):

@@ -22,6 +22,7 @@ LONG = {
     "td3": (vx.TD3(**TD3, timesteps_per_iteration=100_000), NETWORKS, TARGET),
 }
 """Learners with iterations that are far longer than the budgets."""
+QUICK_AND_SLOW = ["td3", pytest.param("a3c", marks=pytest.mark.slow), pytest.param("ppo", marks=pytest.mark.slow)]
 
 
 def learn(name, env=None, **options):
@@ -39,7 +40,7 @@ def without_times(rows):
     return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
-@pytest.mark.parametrize("name", ["a3c", "td3"])
+@pytest.mark.parametrize("name", ["a3c", pytest.param("td3", marks=pytest.mark.slow)])
 def test_an_iteration_ends_in_the_round_that_uses_up_the_frames(name):
     settings, _, env = LONG[name]
     env = env._replace(spec=env.spec._replace(frame_skip=4))
@@ -56,7 +57,7 @@ def test_a_generation_is_whole():
     assert timesteps[-2] < 2_000 <= timesteps[-1]
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", QUICK_AND_SLOW)
 def test_evaluations_are_made_when_due_and_timesteps_end_in_the_round_that_uses_them_up(name):
     settings, _, env = LONG[name]
     run = train(learn(name, evaluate_every=200, num_evaluation_episodes=2), max_timesteps=700)
@@ -67,7 +68,7 @@ def test_evaluations_are_made_when_due_and_timesteps_end_in_the_round_that_uses_
     assert all(due <= at < due + round_ for due, at in zip((200, 400, 600), evaluated, strict=True))
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", QUICK_AND_SLOW)
 def test_a_resumed_run_has_the_rows_of_a_straight_run(name, tmp_path):
     budgets = {"max_timesteps": 700, "seed": 3}
     straight, begun, resumed = (learn(name, evaluate_every=200, num_evaluation_episodes=2) for _ in range(3))
@@ -105,6 +106,7 @@ class Clock:
         return env._replace(make=make)
 
 
+@pytest.mark.slow
 def test_time_is_kept_and_a_run_is_saved_about_every_minute(monkeypatch, tmp_path):
     """Iterations would take hours, and rounds take about 6 seconds."""
     clock = Clock(monkeypatch)
@@ -120,6 +122,7 @@ def test_time_is_kept_and_a_run_is_saved_about_every_minute(monkeypatch, tmp_pat
     assert max(np.diff(saved)) <= 120
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_clock(monkeypatch):
     """Rows of a slow run, and of a run without evaluations, are cut elsewhere."""
     clock, runs = Clock(monkeypatch), []

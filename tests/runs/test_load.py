@@ -38,6 +38,7 @@ def test_a_run_is_rebuilt_from_its_directory(make, tmp_path):
     assert loaded.evaluate(3).returns.shape == (3,)
 
 
+@pytest.mark.slow
 def test_a_run_whose_learning_rate_is_a_schedule_is_loaded_and_resumed(tmp_path):
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10)
     straight = train(learning(learning_rate=schedule), tmp_path / "straight", steps=2)

@@ -186,7 +186,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "adafactor" else name for name in OPTIMIZERS]
+)
 def test_optimisers_of_all_kinds_are_wrapped(name):
     optimizer = sparse(OPTIMIZERS[name](), Dynamic(sparsity=0.5, every=2))
     params = params_of()

@@ -141,6 +141,9 @@ def latest_mean(episodes: Episodes, *, num_envs: int, axis: Axis = ALONE) -> Arr
     return total / jnp.where(num > 0, num, jnp.nan)
 
 
+_compiled_mean = jax.jit(latest_mean, static_argnames="num_envs")
+
+
 def over_devices(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Episodes, Metrics]:
     """Returns the scores of episodes and the metrics of all devices together, inside of their program.
 
@@ -177,5 +180,5 @@ def scores(episodes: Episodes, *, num_envs: int = 1) -> dict[str, float]:
     returns, lengths = episodes.returns[: episodes.total], episodes.lengths[: episodes.total]
     with np.errstate(invalid="ignore"):  # infinite returns have no deviation
         figures = {"training_mean": returns.mean(), "training_std": returns.std(), "training_best": returns.max()}
-    figures |= {"episode_length": lengths.mean(), "recent_mean": latest_mean(episodes, num_envs=num_envs)}
+    figures |= {"episode_length": lengths.mean(), "recent_mean": _compiled_mean(episodes, num_envs=num_envs)}
     return {name: float(x) for name, x in figures.items()}

@@ -175,15 +175,17 @@ def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> A
     """
 
     def convert(path: Any, like: Any, x: Any) -> Any:
-        what = f"the observation{jax.tree_util.keystr(path)} of {name}"
         x, dtype, rank = x if isinstance(x, jax.Array) else np.asarray(x), np.dtype(like.dtype), len(like.shape)
         shape = x.shape[x.ndim - rank :] if x.ndim >= rank else x.shape
+        if shape == like.shape and x.dtype == dtype:
+            return x
+        what = f"the observation{jax.tree_util.keystr(path)} of {name}"
         if shape != like.shape and rank == 3 and _channels_last(shape) == like.shape:
             x = array_module(x).moveaxis(x, -3, -1)
         elif shape != like.shape:
             raise ValueError(f"{what} must have shape {like.shape} (after batch dimensions), got {x.shape}")
         if isinstance(x, jax.Array) or x.dtype == dtype:
-            return x.astype(dtype, copy=False)
+            return x.astype(dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             cast = x.astype(dtype)
         if not np.can_cast(x.dtype, dtype):
@@ -227,8 +229,8 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
     """
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
-        # Faster than NumPy's `clip`.
-        return xp.minimum(xp.maximum(action, 0), np.array(spec.num_choices or spec.num_actions, np.int32) - 1)
+        last: Any = np.array(spec.num_choices, np.int32) - 1 if spec.num_choices else (spec.num_actions or 0) - 1
+        return xp.minimum(xp.maximum(action, 0), last)  # faster than NumPy's `clip`
     if xp is np:
         if np.isnan(action).any():
             raise FloatingPointError(f"an action for {spec.name} is NaN; a lower learning rate often helps")

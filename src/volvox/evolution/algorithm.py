@@ -254,8 +254,9 @@ class _Evolution:
             population, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
             if population.bases is not None:
                 self.num_rows = _num_rows(population.bases) + 1
-            arrays = [jnp.zeros((n, e), dtype) for dtype in (jnp.float32, jnp.int32, bool)]
-            evaluation = Evaluation(*arrays, behaviors=jnp.zeros((n, e, strategy.behavior.size), jnp.float32))
+            shapes: Any = [jax.ShapeDtypeStruct((n, e), dtype) for dtype in (jnp.float32, jnp.int32, jnp.bool_)]
+            shapes.append(jax.ShapeDtypeStruct((n, e, strategy.behavior.size), jnp.float32))
+            evaluation = Evaluation(*shapes)
             played = (None, None) if strategy.validates_first else (population, evaluation)
             challengers = jax.eval_shape(strategy.candidates, state, *played, encoding)
         if self.has_lineage:

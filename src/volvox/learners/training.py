@@ -444,8 +444,8 @@ class Training:
             if hasattr(fresh, name) and (name == "collectors" or not collected.replays):
                 collected = collected._replace(**{name: getattr(fresh, name)})
         shape = (*self._batch, b)
-        running = ((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)),) * self.env.num_groups
-        return acting._replace(round=jnp.int32(0), beat=jnp.int32(0), running=running, collected=collected)
+        running = ((np.zeros(shape, np.float32), np.zeros(shape, np.int32)),) * self.env.num_groups
+        return acting._replace(round=np.int32(0), beat=np.int32(0), running=running, collected=collected)
 
     def step(
         self, state: LearnState, *, monitor: Monitor | None = None, budget: Budget = UNLIMITED
@@ -570,8 +570,8 @@ class Training:
 
     def row(self, state: LearnState) -> dict[str, Any]:
         """Returns the row of an iteration, without rates; raises FloatingPointError if returns are not finite."""
-        episodes, learning, each = state.acting.episodes, state.learning, []
-        small = jax.device_get((episodes, learning.metrics, self.learning_rates(learning)))
+        learning, each = state.learning, []
+        small = jax.device_get((state.acting.episodes, learning.metrics, self.learning_rates(learning)))
         compressions = compressions_of(learning, self.num_learners)
         for i in range(self.num_learners):
             scored, gathered, rate = pick(small, i) if self._batch else small
@@ -580,7 +580,7 @@ class Training:
             rates = {} if rate is None else {"learning_rate": float(rate)}
             each.append(scores | compressions[i] | rates | metrics.compute(gathered))
         row = {"update": mean_count(learning.update), "frames": state.timesteps * self.env.spec.frame_skip}
-        row |= {"timesteps": state.timesteps // self.num_learners, "episodes": int(episodes.total.sum())}
+        row |= {"timesteps": state.timesteps // self.num_learners, "episodes": int(small[0].total.sum())}
         return row | row_of(each)
 
     def learning_rates(self, learning: Any) -> Any:
@@ -702,7 +702,7 @@ def compressions_of(learning: Any, num_learners: int) -> list[dict[str, float]]:
 
 def mean_count(update: Array) -> int:
     """Returns the number of updates, the mean over several learners."""
-    return int(np.mean(update))
+    return int(np.mean(np.asarray(update)))
 
 
 def row_of(each: Sequence[dict[str, float]]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class PopulationEvaluator:
           ValueError: There are more episodes than the capacity.
         """
         del lineage
-        began, total = time.perf_counter(), int(population.episodes.sum())
+        began, total = time.perf_counter(), int(np.asarray(population.episodes).sum())
         if total > self._capacity:
             raise ValueError(f"{total} episodes are more than the capacity of {self._capacity}: fewer candidates.")
         try:
@@ -141,8 +141,8 @@ class PopulationEvaluator:
             for state, _ in loop.run(carry, memory, constants):
                 carry, memory = state.carry, state.memory
                 self._slots = memory[0]
-                played = int((carry.lengths > 0).sum())
-                stepped = int(carry.group_beats.sum()) * (self._env.num_envs // self._env.num_groups)
+                played = int((np.asarray(carry.lengths) > 0).sum())
+                stepped = int(np.asarray(carry.group_beats).sum()) * (self._env.num_envs // self._env.num_groups)
                 rate = stepped / (time.perf_counter() - began)
                 figures = {"done": played, "total": total, "stepped": stepped, "timesteps_per_second": rate}
                 if monitor is not None and monitor(figures) and played < total:
@@ -152,7 +152,7 @@ class PopulationEvaluator:
             raise
         result = in_slots.evaluation(carry, memory[1], constants[0], population.seed.shape[0], num_episodes)
         busy = int(np.asarray(carry.lengths).sum(dtype=np.int64)) + played
-        return result, RolloutStatistics(stepped, busy, int(carry.group_beats.max()), self._env.num_envs)
+        return result, RolloutStatistics(stepped, busy, int(np.asarray(carry.group_beats).max()), self._env.num_envs)
 
     def profile(
         self, population: Population, num_episodes: int, *, max_episode_steps: int, seed: int, seconds: float

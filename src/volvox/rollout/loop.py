@@ -352,7 +352,7 @@ class Loop:
             self.groups = join_groups(self.devices, groups)
         form = traced if all(group.traceable for group in self.groups) else driven
         self.run_chunk = form(self.stages, self.groups, beats_per_round=self.beats_per_round, devices=self.devices)
-        self.envs = copied(envs) or tuple(group.init() for group in self.groups)
+        self.envs = copied(envs) if envs else tuple(group.init() for group in self.groups)
 
     def restart(self, seed: int | None = None) -> None:
         """Drops all episodes and begins new ones in the same environments, seeded by `seed` where they can be."""
@@ -408,6 +408,7 @@ class Loop:
         self.groups, self.envs, self.run_chunk, self.standing = (), (), None, None
 
 
+@jax.jit  # one program for all shapes
 def copied(tree: ArrayTree) -> ArrayTree:
     """Returns a copy of all arrays of a tree, for a program to which the copy is donated."""
     return jax.tree.map(jnp.copy, tree)
