@@ -7,7 +7,7 @@ RUN_DIR ?= runs/quick
 TRAIN ?= quick
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help setup train check lint test test-slow test-all test-exact test-newest bench gpu-dry-run clean
+.PHONY: help setup train check lint test test-slow test-all test-exact test-newest dist bench gpu-dry-run clean
 
 help:
 	@echo "make train        install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-newest  run the quick tests with $(PYTHON_NEWEST) and the newest versions of all dependencies"
 	@echo "make lint         install, then check style, imports and types"
 	@echo "make check        make lint and make test: before each commit"
+	@echo "make dist         install, then build wheel and source distribution into dist"
 	@echo "make bench        install, then run the benchmarks"
 	@echo "make gpu-dry-run  install, then run the GPU's benchmark at small sizes on any device"
 
@@ -68,6 +69,17 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --quiet --offline --pedantic .github/workflows
+	$(BIN)/hadolint Dockerfile
+
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/population_forward.py

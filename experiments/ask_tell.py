@@ -73,7 +73,7 @@ class Population:
         try:
             from evosax import algorithms  # seconds, and no dependency of volvox
         except ModuleNotFoundError as error:
-            raise ImportError(f'evosax cannot be imported ({error}): pip install "volvox[evosax]"') from error
+            raise ImportError(f'evosax cannot be imported ({error}): pip install "volvox-rl[evosax]"') from error
         return vx.evolution.Evosax(
             getattr(algorithms, CLASSES.get(self.algorithm, "DifferentialEvolution")),
             population_size=self.population_size,

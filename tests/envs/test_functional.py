@@ -162,7 +162,7 @@ def test_mistakes_are_refused(wrong):
 def test_a_suite_that_is_not_installed_is_named_with_its_command(monkeypatch):
     for module, make in (("gymnax", envs.gymnax), ("brax.envs", envs.brax), ("mujoco_playground", envs.playground)):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=rf"pip install -e '\.\[{make.__name__}\]'"):
+        with pytest.raises(ImportError, match=rf"pip install 'volvox-rl\[{make.__name__}\]'"):
             make("x", num_envs=1)
 
 

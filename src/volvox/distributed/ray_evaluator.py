@@ -99,7 +99,7 @@ class RaySettings:
         try:
             import ray  # noqa: F401
         except ImportError as error:
-            raise ImportError("vx.distributed.ray needs Ray: pip install -e '.[ray]'") from error
+            raise ImportError("vx.distributed.ray needs Ray: pip install 'volvox-rl[ray]'") from error
         return RayEvaluator(self, make_local, num_slots, chunk_seconds)
 
 

@@ -355,7 +355,8 @@ def _suite(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"volvox.envs.{extra} needs more packages ({error}): pip install -e '.[{extra}]'") from error
+        command = f"pip install 'volvox-rl[{extra}]'"
+        raise ImportError(f"volvox.envs.{extra} needs more packages ({error}): {command}") from error
 
 
 def _from_states(env: Any, **arguments: Any) -> Env:

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import volvox
 from volvox.ops.flat import restored
 from volvox.report import files
 from volvox.report.files import Row, append_row, read_config, read_metrics, write_file, write_rows
@@ -42,8 +43,9 @@ from volvox.types import Algorithm, Array
 
 def versions() -> dict[str, str | None]:
     """Versions of volvox and of packages that affect its results; None for a package that is not installed."""
-    found = {name: next(iter(distributions(name=name)), None) for name in ("volvox", "jax", "envpool", "optax")}
-    return {"python": platform.python_version(), **{name: copy and copy.version for name, copy in found.items()}}
+    found = {name: next(iter(distributions(name=name)), None) for name in ("jax", "envpool", "optax")}
+    others = {name: copy and copy.version for name, copy in found.items()}
+    return {"python": platform.python_version(), "volvox": volvox.__version__, **others}
 
 
 def processor() -> str:

@@ -1,0 +1,60 @@
+"""The wheel works in a fresh environment, without the source tree."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALLER = {
+    "num_envs=32": "num_envs=4",
+    "population_size=64": "population_size=12",
+    "steps=600": "steps=20",
+    "steps=10,": "steps=1,",
+}
+
+
+def run(*command, cwd):
+    """Runs a command without the import paths of the tests, and returns its output."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+    assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_example_of_readme(tmp_path):
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+        cwd=tmp_path,
+    )
+    (wheel,) = tmp_path.glob("volvox_rl-*.whl")
+    assert wheel.stat().st_size <= 2_000_000
+    assert {"volvox/py.typed", "volvox/envs/atari_scores.csv"} <= set(zipfile.ZipFile(wheel).namelist())
+
+    run(sys.executable, "-m", "venv", "fresh", cwd=tmp_path)
+    python = str(tmp_path / "fresh" / "bin" / "python")
+    run(python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel), cwd=tmp_path)
+    assert "envpool plays Pong" in run(str(tmp_path / "fresh" / "bin" / "volvox"), "doctor", cwd=tmp_path)
+
+    (example,) = re.findall(
+        r"(?:^|\n)((?: {4}.*\n|\n)*.*vx\.evolve.*\n(?: {4}.*\n)*)", (ROOT / "README.md").read_text()
+    )
+    for setting, smaller in SMALLER.items():
+        assert setting in example
+        example = example.replace(setting, smaller)
+    run(python, "-c", textwrap.dedent(example), cwd=tmp_path)
+    assert (tmp_path / "runs" / "frostbite" / "episode.mp4").stat().st_size > 0
