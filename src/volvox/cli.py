@@ -104,15 +104,19 @@ def play(
         print(evaluate(protocol="exact", seed=seed))
 
 
-def watch(run: RunDir, /, *, out: Path | None = None, seed: int = 0) -> None:
+def watch(
+    run: RunDir, /, *, out: Path | None = None, which: Which = "best", members: int | None = None, seed: int = 0
+) -> None:
     """Records a video of one episode.
 
     Args:
       run: The run directory.
       out: The MP4 file; by default `episode.mp4` in the run directory.
+      which: The best policy of the run so far, or its last one.
+      members: Number of members of a population, or of several learners, that play side by side; by default one.
       seed: The environment's seed.
     """
-    load(_run_dir(run)).watch(out, seed=seed)
+    load(_run_dir(run)).watch(out, which=which, members=members, seed=seed)
 
 
 def plot(run: RunDir, /, *, out: Path | None = None) -> None:

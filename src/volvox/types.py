@@ -183,6 +183,8 @@ class EnvGroup(NamedTuple):
       rekey: `(state, where bool [B], keys [B]) -> state`. Called before a `recv` in which the environments `where`
         begin an episode: all random numbers of that episode then come from its key. None if the environments cannot be
         seeded one by one, as in envpool.
+      render: `state -> uint8 [B, height, width, 3]`: pictures of the environments after `recv`, called from Python.
+        None if the environments cannot be drawn, or need `render_mode="rgb_array"` and were made without.
     """
 
     spec: EnvSpec
@@ -195,6 +197,7 @@ class EnvGroup(NamedTuple):
     close: Callable[[], None]
     resumable: bool = False
     rekey: Callable[[ArrayTree, Array, Array], ArrayTree] | None = None
+    render: Callable[[ArrayTree], np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,10 +245,10 @@ class Env(NamedTuple):
       spec: Observations, actions and limits.
       num_envs: Number of environments in all groups together.
       num_groups: Number of groups, all of one size.
-      make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0, **options) ->
-        groups`. `seed` (int) determines the random numbers of all environments; groups made with `host=True` are driven
-        from Python; `first_group` is the index of the first group on this device; `options` depend on the kind of
-        environment.
+      make: `(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0,
+        render_mode=None, **options) -> groups`. `seed` (int) determines the random numbers of all environments; groups
+        made with `host=True` are driven from Python; `first_group` is the index of the first group on this device;
+        `render_mode="rgb_array"` asks for `EnvGroup.render`; `options` depend on the kind of environment.
       config: The call that made this description.
       axis: The device axis; each device has such groups.
     """
@@ -392,6 +395,8 @@ class Algorithm(NamedTuple):
       restore: `tree -> state`, the inverse of `save`; takes nested dictionaries. None: the tree is the state.
       last_variables: `state -> variables` of the latest policy; None if `variables` gives it.
       learners: `state -> variables` of the latest policy of each learner; () for a population.
+      parents: `state -> variables [P, ...]` of the P - 1 parents of the next generation and of the elite, which is
+        last; None if the algorithm keeps no lineages.
       log: `state -> arrays` that describe the members of the last generation; None if there are none.
       profile: `(state, seconds) -> (state, times)`: runs the loop without overlap for some seconds and measures its
         parts (`volvox.rollout.loop.time_parts`); None if the algorithm cannot be profiled.
@@ -412,6 +417,7 @@ class Algorithm(NamedTuple):
     restore: Callable[[ArrayTree], Any] | None = None
     last_variables: Callable[[Any], ArrayTree] | None = None
     learners: tuple[Callable[[Any], ArrayTree], ...] = ()
+    parents: Callable[[Any], ArrayTree] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     profile: Callable[[Any, float], tuple[Any, Any]] | None = None
     step_name: str = "generation"

@@ -1,12 +1,14 @@
 import subprocess
+import sys
 
+import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from volvox.envs import atari
+from volvox.envs import atari, cartpole, envpool, gymnasium, hard_maze
 from volvox.envs.envpool_tasks import color_screen
 from volvox.report import video
 from volvox.report.video import record_video
@@ -19,7 +21,7 @@ SPEC = EnvSpec("squares", (12, 20, 3), np.uint8, 4, None, None, None, 9, 4)
 def squares(spec=SPEC, *, closed=None):
     """Shows the number of steps as the newest channel's brightness; the action is the reward."""
 
-    def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False):
+    def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, render_mode=None):
         assert (num_envs, num_groups, host) == (1, 1, True)
 
         def show(step, reward, truncated):
@@ -94,7 +96,7 @@ def test_continuous_actions(tmp_path):
 
 @pytest.mark.parametrize("changes", [{"observation_shape": (3,)}, {"observation_dtype": np.float32}])
 def test_other_observations_are_refused(changes, tmp_path):
-    with pytest.raises(ValueError, match="uint8 images"):
+    with pytest.raises(ValueError, match="cannot be drawn"):
         record_video(squares(SPEC._replace(**changes)), POLICY, jnp.ones(()), tmp_path / "a.mp4")
 
 
@@ -143,3 +145,92 @@ def test_an_atari_game_in_colour(tmp_path, settings):
         played.append(drive(group, actions_for(env, 30, num_envs=1)).extras["ram"])
         group.close()
     np.testing.assert_array_equal(*played)  # the camera shows the game that the policy plays
+
+
+class Lamp(gym.Env):
+    """Its picture is as bright as the number of timesteps."""
+
+    action_space, observation_space = gym.spaces.Discrete(2), gym.spaces.Box(0.0, 1.0, (3,))
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(3, np.float32), 1.0, False, False, {}
+
+    def render(self):
+        return np.full((30, 41, 3), 20 * self.steps, np.uint8)  # an odd width gets another column
+
+
+def test_an_environment_of_gymnasium_is_rendered(tmp_path):
+    env = gymnasium(Lamp, num_envs=2, workers=2, max_episode_steps=6)
+    recorded = record_video(env, constant([1.0, 0.0]), jnp.ones(()), tmp_path / "a.mp4")
+    assert recorded[1:] == (6.0, 6)
+    pictures = decode(recorded.path, 30, 42)[:, :, :40]
+    np.testing.assert_allclose(pictures.mean((1, 2)), 20 * np.arange(7), atol=6)
+
+
+@pytest.mark.parametrize(
+    ("env", "size"),
+    [
+        (cartpole(num_envs=1), (120, 300)),
+        (hard_maze(num_envs=1, groups=1), (208, 208)),
+        (envpool("LunarLander-v3", num_envs=1), (400, 600)),
+        (envpool("Pendulum-v1", num_envs=1), (500, 500)),
+    ],
+    ids=lambda x: getattr(getattr(x, "spec", None), "name", None),
+)
+def test_environments_draw_themselves(env, size, tmp_path):
+    output = [1.0] * env.spec.num_outputs
+    mode = (lambda output: output.argmax(-1)) if env.spec.num_actions else (lambda output: output / 4)
+    recorded = record_video(env, constant(output, mode), jnp.ones(()), tmp_path / "a.mp4", max_episode_steps=8)
+    pictures = decode(recorded.path, *size)
+    assert len(pictures) == recorded.length + 1
+    assert pictures[0].std() > 10
+    assert (pictures[0] != pictures[-1]).any()
+
+
+def test_several_policies_play_side_by_side(tmp_path):
+    """The first of three pushes the cart to one side and falls early; its picture stands still afterwards."""
+    env = cartpole(num_envs=1)
+    policy = constant([1.0, 0.0])
+
+    def apply(variables, observation, state):  # the second and third policy balance for longer
+        angle, speed = observation[:, 2], observation[:, 3]
+        right = variables * (angle + 0.5 * speed)
+        return jnp.stack([jnp.zeros_like(right), right], -1), state
+
+    policy = policy._replace(apply=apply)
+    options = {"max_episode_steps": 40, "seed": 1}
+    recorded = record_video(env, policy, jnp.array([0.0, 1.0, 1.0]), tmp_path / "a.mp4", num_policies=3, **options)
+    pictures = decode(recorded.path, 240, 600)
+    first, last = pictures[:, :120, :300].astype(int), pictures[:, 120:, 300:]
+    assert recorded.length == 40
+    assert recorded.episode_return < 40
+    assert last.max() <= 5  # no policy
+    changed = np.abs(np.diff(first, axis=0)).max((1, 2)) > 60
+    assert changed[:5].all()
+    assert not changed[-10:].any()
+    assert (np.abs(np.diff(pictures[:, :120, 300:].astype(int), axis=0)).max((1, 2)) > 60)[-10:].any()
+
+
+@pytest.mark.slow
+def test_mujoco_is_drawn_by_envpool(tmp_path):
+    """In a process of its own, because MuJoCo ends the process if it finds no driver."""
+    program = (
+        "import jax.numpy as jnp, volvox as vx; env = vx.envs.mujoco('HalfCheetah', num_envs=1);"
+        "policy = vx.networks.genotype(vx.networks.MLP(6, (4,)), env.spec).policy; import jax;"
+        "vx.report.record_video(env, policy, policy.init(jax.random.key(0)), 'a.mp4', max_episode_steps=5)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    if "libEGL" in done.stderr or "gladLoadGL" in done.stderr:
+        pytest.skip("MuJoCo finds no EGL")
+    assert done.returncode == 0, done.stderr
+    pictures = decode(tmp_path / "a.mp4", 480, 480)
+    assert len(pictures) == 6
+    assert pictures[0].std() > 10

@@ -1,5 +1,6 @@
 """Methods of a run."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -70,3 +71,20 @@ def test_settings_are_changed_on_purpose_and_recorded(make, changes, tmp_path):
 def test_methods_that_need_a_directory_say_so(method):
     with pytest.raises(ValueError, match="run_dir"):
         getattr(train(random_walk()), method)()
+
+
+def test_members_are_watched_side_by_side(evolved, tmp_path):
+    assert evolved.watch(tmp_path / "a.mp4", members=3, max_episode_steps=3).stat().st_size > 0
+    parents = evolved.algorithm.parents(evolved.state)
+    for ours, elite in zip(jax.tree.leaves(parents), jax.tree.leaves(evolved.variables()), strict=True):
+        np.testing.assert_allclose(ours[-1], elite, rtol=1e-6)
+    with pytest.raises(ValueError, match="members=99"):
+        evolved.watch(tmp_path / "a.mp4", members=99)
+
+
+def test_several_learners_are_watched(tmp_path):
+    env = vx.envs.cartpole(num_envs=4)
+    network = vx.networks.CategoricalMLP(env.spec.num_outputs, (4,))
+    run = train(vx.learn(vx.A3C(segment_length=3, updates_per_iteration=3), network, env, num_learners=2), steps=1)
+    assert run.watch(tmp_path / "a.mp4", which="last", max_episode_steps=3).stat().st_size > 0
+    assert run.watch(tmp_path / "b.mp4", members=2, max_episode_steps=3).stat().st_size > 0

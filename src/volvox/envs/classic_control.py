@@ -56,6 +56,7 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
         groups=groups,
         num_actions=2,
         max_episode_steps=max_episode_steps,
+        render=_picture,
         config=config,
     )
 
@@ -73,3 +74,15 @@ def cartpole_step(state: Array, action: Array, key: Array | None = None) -> tupl
     state = state + SECONDS * change
     terminated = (jnp.abs(state[0]) > MAX_POSITION) | (jnp.abs(state[2]) > MAX_ANGLE)
     return state, jnp.float32(1), terminated
+
+
+def _picture(state: Array) -> Array:
+    """Draws the cart and the pole, 50 pixels a metre."""
+    up, right = jnp.mgrid[85:-35:-1, -150:150] / 50
+    right = right - state[0]
+    sin, cos = jnp.sin(state[2]), jnp.cos(state[2])
+    along = right * sin + up * cos
+    pole = (jnp.abs(right * cos - up * sin) < 0.05) & (along > 0) & (along < 2 * HALF_LENGTH)
+    cart = (jnp.abs(right) < 0.3) & (jnp.abs(up) < 0.15)
+    gray = jnp.where(pole, 150, jnp.where(cart, 40, 255))
+    return jnp.stack([gray, gray, gray], -1).astype(jnp.uint8)

@@ -14,7 +14,9 @@ Differences from envpool:
   reference until `close`.
 """
 
+import contextlib
 import csv
+import ctypes
 import os
 import re
 import warnings
@@ -41,6 +43,7 @@ Protocol = Literal["sticky", "exact", "fresh"]
 STICKINESS = 0.25
 """Probability of repeated actions under the protocol "sticky" (Machado et al. 2018, arXiv 1709.06009)."""
 # Rows and columns of a screen, also of the few games with more rows.
+_EGL = "libEGL.so.1"
 _SCREEN = (210, 160)
 # Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place.
 _FIRE_IS_NOT_SECOND = (
@@ -56,8 +59,8 @@ def envpool(
 
     Families are Atari, Box2D, classic control, Google football, Highway, Jumanji, MiniGrid, MuJoCo (Gymnasium,
     dm_control, Meta-World, MyoSuite, Playground, robotics), Pgx, Procgen, toy text and VizDoom;
-    `docs/envpool_families.csv` lists the tasks that were tried. An observation is an array, or a dict of arrays by
-    envpool's names.
+    `docs/reference/envpool_families.csv` lists the tasks that were tried. An observation is an array, or a dict of
+    arrays by envpool's names.
 
     Groups take turns, so each gets all the threads. Every environment has its own seed, derived from `make`'s. The
     state of the emulators and the history of restarts are not part of it, so a run is repeatable only from its start.
@@ -114,7 +117,15 @@ def envpool(
     unlimited = native_spec.config.max_episode_steps == 0  # the task says how long each episode is
 
     def make_group(
-        spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, seeds: Any = None, **changes: Any
+        spec: EnvSpec,
+        num_envs: int,
+        *,
+        index: int,
+        seed: int,
+        host: bool,
+        seeds: Any = None,
+        render_mode: str | None = None,
+        **changes: Any,
     ) -> EnvGroup:
         limit = spec.max_episode_steps
         require_limit(limit)
@@ -125,9 +136,12 @@ def envpool(
             batch_size=num_envs,
             num_threads=min(threads or len(os.sched_getaffinity(0)), num_envs),
             seed=seeds or blocks.environment_seeds(seed, group=index, num_envs=num_envs),
+            render_mode=render_mode,
             **{**options, **changes, "max_episode_steps": 0 if unlimited and limit == INT32 else limit},
         )
-        return _pool_group(spec, num_envs, native, host=host)
+        if render_mode and "envpool.mujoco" in str(type(native).__mro__):
+            ctypes.CDLL(_EGL)  # raises OSError; without EGL MuJoCo would end the process
+        return _pool_group(spec, num_envs, native, host=host, draws=render_mode is not None)
 
     spec = _env_spec(name or task, native_spec)
     return blocks.recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
@@ -135,6 +149,8 @@ def envpool(
 
 def load_envpool() -> Any:
     """Imports envpool when it is first needed, because that takes a second."""
+    with contextlib.suppress(OSError):  # MuJoCo draws by it: envpool's own copy, which comes later, finds no driver
+        ctypes.CDLL(_EGL, mode=ctypes.RTLD_GLOBAL)
     import envpool
 
     return envpool
@@ -176,7 +192,7 @@ def _env_spec(name: str, native_spec: Any) -> EnvSpec:
     )._replace(action_range=None)
 
 
-def _pool_group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool) -> EnvGroup:
+def _pool_group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool, draws: bool) -> EnvGroup:
     """Makes a group of an envpool with `batch_size == num_envs`, stepped from Python or by compiled functions.
 
     Its state is (token, done). The token, uint8 `[8]`, orders the calls inside `jit`; it is () if Python makes the
@@ -223,13 +239,18 @@ def _pool_group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool) -> Env
         native.async_reset()
         return token, done | True
 
+    def render(state: tuple[Any, Any]) -> np.ndarray:
+        del state
+        return native.render(env_ids=np.arange(num_envs))
+
     def close() -> None:
         nonlocal native, calls
         # A compiled loop may still be running; it uses the pool by address.
         jax.effects_barrier()
         native = calls = None  # the only references: envpool's threads end with the last one
 
-    return EnvGroup(spec, num_envs, not host, init, recv, send, restart, close)
+    functions = (init, recv, send, restart, close)
+    return EnvGroup(spec, num_envs, not host, *functions, render=render if draws else None)
 
 
 def _time_step(first: Any, answer: Any, limit: int) -> TimeStep:

@@ -53,6 +53,7 @@ def from_functions(
     action_low: float | np.ndarray = -1.0,
     action_high: float | np.ndarray = 1.0,
     extras: Callable[[ArrayTree], dict[str, Array]] | None = None,
+    render: Callable[[ArrayTree], Array] | None = None,
     reset_batch: int | None = None,
     config: Config | None = None,
 ) -> Env:
@@ -94,6 +95,7 @@ def from_functions(
         `[*action_shape]`.
       action_high: Largest allowed values, likewise.
       extras: state -> further entries of `TimeStep.extras` by name, besides `elapsed_steps`.
+      render: state -> picture for videos, uint8 `[height, width, 3]`.
       reset_batch: Number of environments of a group that are reset together. With None every timestep computes a reset
         of each environment, which is fastest for cheap resets. With a number it computes resets only for episodes that
         begin, in batches of at most this size: use a small number, such as 1 to 8, if a reset costs many timesteps. The
@@ -187,12 +189,15 @@ def from_functions(
 
     # All groups share these compiled functions, so that another group, seed or cutoff compiles nothing twice.
     compiled = jax.jit(init, static_argnames="num_envs"), jax.jit(recv, inline=True)
-    env = recipe(spec, partial(_group, *compiled), num_envs=num_envs, groups=groups, config=config)
+    draw = None if render is None else jax.jit(jax.vmap(render))
+    env = recipe(spec, partial(_group, *compiled, draw), num_envs=num_envs, groups=groups, config=config)
     return env._replace(make=ByValue((name, arguments), env.make))
 
 
-def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
-    """Makes group number `index`; `init` and `recv` are those of `from_functions`, compiled."""
+def _group(
+    init: Any, recv: Any, draw: Any, spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool
+) -> EnvGroup:
+    """Makes group number `index`; `init`, `recv` and `draw` are those of `from_functions`, compiled."""
 
     def receive(state: FunctionalState) -> tuple[FunctionalState, TimeStep]:
         state, timestep = recv(state, np.int32(spec.max_episode_steps))
@@ -210,7 +215,8 @@ def _group(init: Any, recv: Any, spec: EnvSpec, num_envs: int, *, index: int, se
         return state._replace(key=jnp.where(where, keys, state.key))
 
     functions = (partial(init, jax.random.key(seed), index, num_envs=num_envs), receive, send, restart, lambda: None)
-    return EnvGroup(spec, num_envs, not host, *functions, resumable=not host, rekey=rekey)
+    render = draw and (lambda state: np.asarray(draw(state.inner)))
+    return EnvGroup(spec, num_envs, not host, *functions, resumable=not host, rekey=rekey, render=render)
 
 
 def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int | None = None, **params: Any) -> Env:

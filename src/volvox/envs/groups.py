@@ -55,6 +55,7 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 """
 
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -80,7 +81,8 @@ def recipe(
       spec: The environment; images may have their channels first.
       make_group: `(spec, num_envs, *, index, seed, host, **options) -> group`. `spec.max_episode_steps` is the cutoff
         of this group, `index` numbers the groups from 0, `seed` is an int from 0 to 2**32 - 1 that all groups share, a
-        group with `host` is driven from Python, and `options` are the other options of `Env.make`.
+        group with `host` is driven from Python, and `options` are the other options of `Env.make`, `render_mode` only
+        if the function names it.
       num_envs: Environments in all groups together.
       groups: Number of groups; a divisor of `num_envs`.
       config: `Env.config`: {"type": the public path of the function that makes this recipe, its arguments}.
@@ -117,7 +119,11 @@ def recipe(
 
         return group._replace(recv=recv)
 
+    draws = "render_mode" in inspect.signature(make_group).parameters
+
     def make(seed, *, max_episode_steps=None, num_envs=None, num_groups=None, host=False, first_group=0, **options):
+        if not draws:
+            options.pop("render_mode", None)
         seed = integer("seed", seed, low=0, high=2**32 - 1)
         count = env.num_groups if num_groups is None else num_groups
         size = _group_size(env.num_envs if num_envs is None else num_envs, count)

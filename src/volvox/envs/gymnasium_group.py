@@ -6,6 +6,7 @@ observation; the next action is discarded, rewarded 0, and answered with the fir
 """
 
 import functools
+import inspect
 import signal
 import traceback
 from collections.abc import Callable, Sequence
@@ -58,8 +59,9 @@ def gymnasium(
 
     Args:
       make_env: A name that `gymnasium.make` takes, or a class of `gymnasium.Env` or a function that makes one
-        environment when called with `options`. Workers get it by cloudpickle, so a name that only the main program
-        registers is enough. If the class cannot be pickled, name its module, as in "my_module:Mine-v0".
+        environment when called with `options`; videos need its argument `render_mode`. Workers get it by cloudpickle,
+        so a name that only the main program registers is enough. If the class cannot be pickled, name its module, as in
+        "my_module:Mine-v0".
       num_envs: Environments in all groups together.
       groups: Number of groups, which take turns; a divisor of `num_envs`.
       workers: Processes that step a group; reduced to a divisor of the group's size. With 0 this process steps it, and
@@ -100,17 +102,24 @@ def gymnasium(
         extras=("elapsed_steps",),
     )
 
-    def make_group(spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool) -> EnvGroup:
+    draws = isinstance(make_env, str) or "render_mode" in inspect.signature(make_env).parameters
+
+    def make_group(
+        spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, render_mode: str | None = None
+    ) -> EnvGroup:
         del host  # Python always drives it
+        drawn = {"render_mode": render_mode} if draws and render_mode else {}
 
         def make_one() -> gym.Env:
-            env = _make_environment(*recreate, spec.max_episode_steps)
+            env = _make_environment(recreate[0], recreate[1] | drawn, spec.max_episode_steps)
             return WithActionMask(env) if action_mask else env
 
-        count = max(count for count in range(workers + 1) if num_envs % max(count, 1) == 0)
+        most = 0 if drawn else workers  # only this process draws
+        count = max(count for count in range(most + 1) if num_envs % max(count, 1) == 0)
         group = _Group(spec, num_envs, index, make_one, env_spaces, count)
         init = functools.partial(group.restart, None, seed)
-        return EnvGroup(spec, num_envs, False, init, group.recv, group.send, group.restart, group.close)
+        functions = (init, group.recv, group.send, group.restart, group.close)
+        return EnvGroup(spec, num_envs, False, *functions, render=group.render if drawn else None)
 
     return blocks.recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
 
@@ -202,6 +211,10 @@ class _Group:
         action = blocks.checked_action(self._spec, self._num_envs, np.asarray(action))
         return blocks.environment_action(self._spec, blocks.bounded_action(self._spec, action))
 
+    def render(self, state: Any) -> np.ndarray:
+        del state
+        return self._vector.render()
+
     def close(self) -> None:
         if self._vector is None:
             return
@@ -292,6 +305,10 @@ class SyncEnvs:
         reward, terminated, truncated = map(np.array, fields, (np.float64, np.bool_, np.bool_))
         self._ended = (terminated | truncated).tolist()
         return self._batched(observations), reward, terminated, truncated, {}
+
+    def render(self) -> np.ndarray:
+        """Returns a picture of each environment, uint8 `[B, height, width, 3]`."""
+        return np.stack([np.asarray(env.render(), np.uint8) for env in self._envs])
 
     def close(self) -> None:
         """Closes all environments."""

@@ -7,6 +7,7 @@ the maze's units, about 200 by 200.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -98,6 +99,7 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
         action_high=0.5,
         max_episode_steps=STEPS,
         extras=lambda state: {"position": state.position},
+        render=_picture,
         config=config,
     )
 
@@ -159,3 +161,13 @@ def distance_along(position: Array, angles: Array) -> Array:
     share = (dy * from_x - dx * from_y) / safe
     hit = ~parallel & (distance > 0) & (share > 0) & (share < 1)
     return jnp.where(hit, distance, _RANGE).min(axis=1).clip(max=_RANGE)
+
+
+def _picture(state: MazeState) -> Array:
+    """Draws walls, goal and robot; a pixel is a unit."""
+    points = jnp.stack(jnp.meshgrid(jnp.arange(208.0), jnp.arange(208.0)), -1)
+    wall = jax.vmap(jax.vmap(distance_to_walls))(points) < 1
+    robot, goal = (jnp.linalg.norm(points - place, axis=-1) < 5 for place in (state.position, jnp.asarray(GOAL)))
+    colors = jnp.where(goal[..., None], jnp.array([0, 160, 90]), 255)
+    colors = jnp.where(robot[..., None], jnp.array([210, 90, 0]), colors)
+    return jnp.where(wall[..., None], 0, colors).astype(jnp.uint8)

@@ -65,6 +65,7 @@ def wrapped(
             send=send,
             restart=lambda state, seed=None: begin(inner.restart(state[0], seed)),
             rekey=inner.rekey and rekey,
+            render=inner.render and (lambda state: inner.render(state[0])),
         )
 
     def make(seed: int, *, max_episode_steps: int | None = None, **options: Any) -> tuple[EnvGroup, ...]:

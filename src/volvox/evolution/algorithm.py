@@ -186,6 +186,7 @@ def evolve(
         close=run.evaluator.close,
         genome=run.genome if run.has_lineage else None,
         from_genome=run.from_genome if run.has_lineage else None,
+        parents=run.parents if run.has_lineage else None,
         save=run.save,
         restore=run.restore,
         log=run.log,
@@ -450,6 +451,9 @@ class _Evolution:
         if not state.generation:
             raise ValueError("no generation is complete yet, so there is no elite; take a step first.")
         return jax.jit(self.genotype.prepare)(jax.tree.map(lambda x: x[-1], state.bases))
+
+    def parents(self, state: EvolveState) -> ArrayTree:
+        return jax.jit(jax.vmap(self.genotype.prepare))(state.bases)
 
     def save(self, state: EvolveState) -> EvolveState:
         # With lineages, the bases are computed from them again.

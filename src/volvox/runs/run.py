@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
+from volvox._checks import integer
 from volvox.report import html, plots, video
 from volvox.report.files import ELITE, METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
 from volvox.report.metrics import atari_scores, of_learner
@@ -192,12 +195,24 @@ class Run:
         return plots.learning_curve(self.metrics, path, title=env.spec.name, random=random)
 
     def watch(
-        self, path: str | os.PathLike[str] | None = None, *, seed: int = 0, max_episode_steps: int | None = None
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        which: Which = "best",
+        members: int | None = None,
+        seed: int = 0,
+        max_episode_steps: int | None = None,
     ) -> Path:
         """Records one episode of the policy, with its likeliest actions; a notebook shows the video.
 
+            run.watch("last.mp4", which="last")
+            run.watch("parents.mp4", members=9)
+
         Args:
           path: The MP4 file; default `episode.mp4` in the run directory.
+          which: The best policy so far, or the last; see `variables`.
+          members: Number of policies that play side by side: the elite and the parents of a population with lineages,
+            or the first of several learners. None: one policy.
           seed: The environment's seed.
           max_episode_steps: Timesteps after which the episode is truncated; default: the environment's limit.
 
@@ -205,14 +220,29 @@ class Run:
           The path. The episode's return and length are printed.
 
         Raises:
-          ValueError: There is neither a path nor a run directory, or observations are not images.
+          ValueError: There is neither a path nor a run directory, the run has fewer members, or the environment can
+            neither be drawn nor observed as images.
         """
         path = self._directory("watch") / VIDEO if path is None else path
-        given = (self.algorithm.env, self.algorithm.policy, self.variables(), path)
-        recorded = video.record_video(*given, seed=seed, max_episode_steps=max_episode_steps)
+        variables = self.variables(which) if members is None else self._members(members)
+        given = (self.algorithm.env, self.algorithm.policy, variables, path)
+        recorded = video.record_video(*given, num_policies=members, seed=seed, max_episode_steps=max_episode_steps)
         print(f"{recorded.path}: return {recorded.episode_return:g} in {recorded.length} timesteps")
         video.show(recorded.path)
         return recorded.path
+
+    def _members(self, count: int) -> ArrayTree:
+        """Returns the variables `[count, ...]` of members; see `watch`."""
+        algorithm, found = self.algorithm, []
+        if self.state is not None and algorithm.parents is not None:
+            parents = algorithm.parents(self.state)
+            rows = range(-1, len(jax.tree.leaves(parents)[0]) - 1)  # the elite is last
+            found = [jax.tree.map(lambda x, i=i: x[i], parents) for i in rows]
+        elif self.state is not None:
+            found = [variables(self.state) for variables in algorithm.learners]
+        if integer("members", count, low=1) > len(found):
+            raise ValueError(f"members={count}: this run keeps {len(found)}")
+        return jax.tree.map(lambda *x: jnp.stack(x), *found[:count])
 
     def _directory(self, method: str) -> Path:
         if self.run_dir is None:
