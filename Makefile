@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 NEWEST := .venv-newest
 RUN_DIR ?= runs/quick
 TRAIN ?= quick
+DOCS ?= docs/_build/html
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help setup train check lint test test-slow test-all test-exact test-newest dist bench gpu-dry-run clean
+.PHONY: help setup train check lint test test-slow test-all test-exact test-newest docs dist bench gpu-dry-run clean
 
 help:
 	@echo "make train        install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
@@ -18,6 +19,7 @@ help:
 	@echo "make test-newest  run the quick tests with $(PYTHON_NEWEST) and the newest versions of all dependencies"
 	@echo "make lint         install, then check style, imports and types"
 	@echo "make check        make lint and make test: before each commit"
+	@echo "make docs         install, then build the documentation into $(DOCS)"
 	@echo "make dist         install, then build wheel and source distribution into dist"
 	@echo "make bench        install, then run the benchmarks"
 	@echo "make gpu-dry-run  install, then run the GPU's benchmark at small sizes on any device"
@@ -32,6 +34,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 $(NEWEST)/.installed: pyproject.toml
@@ -76,6 +82,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/zizmor --quiet --offline --pedantic .github/workflows
 	$(BIN)/hadolint Dockerfile
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs $(DOCS)
 
 dist: $(VENV)/.installed-dev
 	rm -rf dist

@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_report.py benchmarks/results/gpu_h100.json --picture benchmarks/results/gpu_h100.png
 
-Prints a section for `docs/performance.md`. Parts that failed or are absent are named, and their rows are left out.
+Prints a section for `docs/results/performance.md`. Parts that failed or are absent are named, and their rows are left
+out.
 """
 
 import argparse

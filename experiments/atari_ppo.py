@@ -32,7 +32,7 @@ class Settings:
 
 SHORTER: Any = {"segment_length": 64, "num_epochs": 3, "learning_rate": 5e-4, "anneal_timesteps": 2_000_000}
 DESKTOP = Settings(
-    # From images as they are, the small network learns Pong far more slowly (docs/results.md).
+    # From images as they are, the small network learns Pong far more slowly (docs/results/index.md).
     learner=dataclasses.replace(vx.PPO.atari(), normalize_observations=True, **SHORTER),
     env=Atari(game="Pong", num_envs=16),
     network="small",

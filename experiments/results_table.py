@@ -22,7 +22,7 @@ RESULTS, WANTED, PUBLISHED, README = HERE / "results", HERE / "wanted.csv", HERE
 HEAD = """# Experiments
 
 `python experiments/results_table.py` makes this page from `experiments/results/`, `wanted.csv` and `published.csv`; do
-not edit it. [docs/results.md](../docs/results.md) draws the conclusions.
+not edit it. [docs/results/index.md](../docs/results/index.md) draws the conclusions.
 
 ## Scripts
 
@@ -35,7 +35,7 @@ compares learning with references ([results](results/benchmark/small.md)).
 
 - **Score**: interquartile mean over seeds with a 95% bootstrap interval that resamples seeds within each task (Agarwal
   et al. 2021, arXiv 2108.13264). One or two seeds have no interval. The interval of three seeds is their range and
-  covers less than 95% ([how much](../docs/comparing.md)). Seeds that diverged are counted and left out.
+  covers less than 95% ([how much](../docs/how-to/compare.md)). Seeds that diverged are counted and left out.
 - **Protocol**: policies take their likeliest actions unless the protocol says otherwise.
 - **Exact**: mean over all no-op starts without sticky actions, each played once. **Human-normalised**: random play is 0
   and a human tester is 1. Both are for Atari only.

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- run -->\n+((?: {4}.*\n|\n)+)")
 PAGES = {
-    path.name: blocks
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    str(path.relative_to(ROOT)): blocks
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if (blocks := BLOCK.findall(path.read_text() + "\n"))
 }
 

@@ -1,4 +1,4 @@
-"""Tries every task of envpool's wheel, and writes what works to docs/envpool_families.csv.
+"""Tries every task of envpool's wheel, and writes what works to docs/reference/envpool_families.csv.
 
     python tests/envs/envpool_survey.py            # some minutes; another process tries them, because C++ may abort
 

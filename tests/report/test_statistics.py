@@ -61,7 +61,7 @@ def test_a_curve_is_resampled_by_run_and_equals_its_points():
 
 @pytest.mark.parametrize(("runs", "share"), [(3, 0.76), (5, 0.90), (10, 0.93)])
 def test_how_often_the_interval_holds_what_is_true(runs, share):
-    """Of normal scores: percentile intervals are narrow where runs are few, as docs/comparing.md says."""
+    """Of normal scores: percentile intervals are narrow where runs are few, as docs/how-to/compare.md says."""
     found = interquartile_mean(np.random.default_rng(0).normal(5.0, 1.0, (1_000, runs)))
     assert np.mean((found.low <= 5.0) & (found.high >= 5.0)) == pytest.approx(share, abs=0.02)
 

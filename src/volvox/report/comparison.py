@@ -119,7 +119,7 @@ def compare(
       methods: Runs by the name of their method: run directories, or directories that hold runs as `seed-0`, `seed-1`
         and so on. Runs that are marked as diverged (by `experiments/launch.py`) are left out and named in a note.
       metric: Metric to compare, of which more is better; None takes the first of `elite_score`, `evaluation_mean` and
-        others (see docs/comparing.md) that all runs have.
+        others (see docs/how-to/compare.md) that all runs have.
       x: Metric that measures the budget: "frames", "seconds", "step", or another one that never decreases.
       normalize: Two scores of each task, which become 0 and 1, to put several tasks on one scale. By default, several
         Atari games are normalised with the scores of random play and of a human tester.

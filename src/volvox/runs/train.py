@@ -110,7 +110,7 @@ def train(
     if resume and run_dir is None:
         raise ValueError("resume=True needs a run_dir")
     if algorithm.max_over_processes is None and jax.process_count() > 1:
-        raise ValueError("this algorithm trains in one process; learners train in several (docs/scaling.md)")
+        raise ValueError("this algorithm trains in one process; learners train in several (docs/how-to/scale.md)")
     if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009  # for type checks
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "volvox", "programs").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(folder))
