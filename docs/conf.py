@@ -74,9 +74,11 @@ ALIASES |= {stringify_annotation(Optimizer, "smart"): "Optimizer"}
 
 def shorten_signature(app, what, name, obj, options, signature, return_annotation):
     """Writes aliases of types and functions by their names."""
+    if signature is None:
+        return None
     for long, short in ALIASES.items():
-        signature = (signature or "").replace(long, short)
-    return re.sub(r"<function (\w+)[^>]*>", r"\1", signature or ""), return_annotation
+        signature = signature.replace(long, short)
+    return re.sub(r"<function (\w+)[^>]*>", r"\1", signature), return_annotation
 
 
 def highlight_code(app, doctree):

@@ -17,14 +17,16 @@ from volvox.report.metrics import SCORES, format_duration, format_number, latest
 from volvox.report.plots import learning_curve
 
 _STYLE = """
+:root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }
-img, video { max-width: 100%; height: auto } table { border-collapse: collapse }
-th { font-weight: normal; color: #666; text-align: left; width: 18em } td { overflow-wrap: anywhere }
-th, td { padding: 0.15em 1em 0.15em 0; vertical-align: top; border-top: 1px solid #eee }
+img, video { max-width: 100%; height: auto } table { border-collapse: collapse; width: 100%; table-layout: fixed }
+th { font-weight: normal; color: gray; text-align: left; width: 40% } th, td { overflow-wrap: anywhere }
+th, td { padding: 0.15em 1em 0.15em 0; vertical-align: top; border-top: 1px solid #8884 }
 """
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>{style}</style>
 <h1>{title}</h1>

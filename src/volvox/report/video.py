@@ -122,6 +122,7 @@ def record_video(
                     output, recurrent = apply(variables, observation, recurrent)
                     action = mode(output)[:, 0]
                     states = [group.send(x, action) for group, x in zip(groups, states, strict=True)]
+        assert encoder is not None
         _, errors = encoder.communicate()
         if encoder.returncode != 0:
             raise OSError(f"ffmpeg failed: {errors.decode(errors='replace').strip()}")
