@@ -100,6 +100,11 @@ def test_other_observations_are_refused(changes, tmp_path):
         record_video(squares(SPEC._replace(**changes)), POLICY, jnp.ones(()), tmp_path / "a.mp4")
 
 
+def test_a_task_that_envpool_cannot_draw_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        record_video(envpool("Catch-v0", num_envs=1), constant([1.0, 0.0, 0.0]), jnp.ones(()), tmp_path / "a.mp4")
+
+
 def test_an_error_while_playing_leaves_nothing(tmp_path):
     closed = []
 

@@ -44,6 +44,7 @@ STICKINESS = 0.25
 """Probability of repeated actions under the protocol "sticky" (Machado et al. 2018, arXiv 1709.06009)."""
 # Rows and columns of a screen, also of the few games with more rows.
 _EGL = "libEGL.so.1"
+_NOT_DRAWN = ("envpool.gfootball", "envpool.toy_text")
 _SCREEN = (210, 160)
 # Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place.
 _FIRE_IS_NOT_SECOND = (
@@ -129,6 +130,7 @@ def envpool(
     ) -> EnvGroup:
         limit = spec.max_episode_steps
         require_limit(limit)
+        drawn = {"render_mode": render_mode} if render_mode else {}
         native = library.make(
             task,
             env_type="gymnasium",
@@ -136,12 +138,13 @@ def envpool(
             batch_size=num_envs,
             num_threads=min(threads or len(os.sched_getaffinity(0)), num_envs),
             seed=seeds or blocks.environment_seeds(seed, group=index, num_envs=num_envs),
-            render_mode=render_mode,
-            **{**options, **changes, "max_episode_steps": 0 if unlimited and limit == INT32 else limit},
+            **{**options, **drawn, **changes, "max_episode_steps": 0 if unlimited and limit == INT32 else limit},
         )
-        if render_mode and "envpool.mujoco" in str(type(native).__mro__):
+        modules = str(type(native).__mro__)
+        if drawn and "envpool.mujoco" in modules:
             ctypes.CDLL(_EGL)  # raises OSError; without EGL MuJoCo would end the process
-        return _pool_group(spec, num_envs, native, host=host, draws=render_mode is not None)
+        draws = bool(drawn) and not any(module in modules for module in _NOT_DRAWN)
+        return _pool_group(spec, num_envs, native, host=host, draws=draws)
 
     spec = _env_spec(name or task, native_spec)
     return blocks.recipe(spec, make_group, num_envs=num_envs, groups=groups, config=config)
