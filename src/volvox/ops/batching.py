@@ -77,7 +77,7 @@ def per_index(many: Callable[..., Array]) -> Callable[..., Array]:
     and batched weights are concatenated.
 
     Args:
-      many: (x `[B, M, ...]`, w `[P, ...]`, index `[B]`, *rest, each `[B, ...]`) -> `[B, M, ...]`.
+      many: (x `[B, M, ...]`, w `[P, ...]`, index `[B]`, `*rest`, each `[B, ...]`) -> `[B, M, ...]`.
 
     Returns:
       `many`, with that batching rule.
