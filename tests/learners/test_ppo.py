@@ -14,6 +14,7 @@ from flax import linen as nn
 from volvox import PPO, learn
 from volvox.data.segments import Segment
 from volvox.learners import Turn
+from volvox.learners.ppo import permutation
 from volvox.networks import CategoricalMLP, GaussianMLP, RecurrentActorCritic
 
 FAST = {"segment_length": 8, "learning_rate": 1e-2, "discount": 0.9, "num_minibatches": 2, "max_gradient_norm": 1.0}
@@ -380,3 +381,11 @@ def test_updates_are_spread_evenly_after_the_last_group_has_begun(lag, groups, u
     np.testing.assert_array_equal(firsts[groups:], ends[groups - 1 : -1])
     assert ends[-1] == updates
     assert ends[groups - 1] == updates if lag == 0 else np.ptp((ends - firsts)[groups - 1 :]) <= 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 1_000, 70_000])  # up to two sorts
+def test_the_permutation_is_that_of_jax(size):
+    key = jax.random.key(size)
+    order = jax.jit(permutation, static_argnums=1)(key, size)
+    np.testing.assert_array_equal(order, jax.random.permutation(key, size))
+    assert order.dtype == jnp.int32

@@ -12,6 +12,7 @@ beat of the next round, which completes the segments. Only the timestep of that 
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -262,17 +263,18 @@ class Epochs(OnPolicy):
         s, axis, groups = self.settings, self.env.axis, self.env.num_groups
         numbers = axis.number() * groups + jnp.arange(groups)
         keys = jax.vmap(lambda g: jax.random.split(jax.random.fold_in(key, g), s.num_epochs))(numbers)
-        permutation = jax.vmap(jax.vmap(lambda key: jax.random.permutation(key, self.num_rows)))(keys)
-        rows = permutation.reshape(groups, -1, self.num_rows // s.num_minibatches).astype(jnp.int32)  # [G, J, n]
+        order = jax.vmap(jax.vmap(lambda key: permutation(key, self.num_rows)))(keys)
+        rows = order.reshape(groups, -1, self.num_rows // s.num_minibatches).swapaxes(0, 1)  # [J, G, n]
 
         def ordered(x: Array) -> Array:
             x = x if self.recurrent else x.reshape(groups, 1, -1)
-            return jax.vmap(lambda x, rows: x[:, rows])(x, rows).transpose(2, 0, 1, 3)
+            each_group = jax.vmap(lambda x, rows: x[:, rows])
+            return jax.vmap(each_group, (None, 0))(x, rows)
 
         target, advantage, held = map(ordered, (target, advantage, valid))
         count = axis.sum(jnp.ones_like(advantage).sum((1, 2, 3), where=held, keepdims=True))
         advantage = self.normalized(advantage, held, count)
-        return Minibatches(rows.swapaxes(0, 1), advantage, target, count.ravel())
+        return Minibatches(rows, advantage, target, count.ravel())
 
     def take(
         self, collected: Collected, slot: Array, batch: Minibatches, j: Array, k: Array
@@ -383,6 +385,22 @@ class Epochs(OnPolicy):
         begins = (has_data & (low == 0) & (high > 0)).astype(jnp.int32)
         given = (low, jax.lax.fori_loop(0, begins, prepare, learning))
         return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), given)[1]
+
+
+def permutation(key: Array, size: int) -> Array:
+    """Returns `jax.random.permutation(key, size)`, the same numbers; XLA's CPU sorts them four times as fast.
+
+    JAX sorts pairs of random bits and numbers. Here, each pair is one integer of 64 bits.
+    """
+    order = jnp.arange(size, dtype=jnp.int32)
+    for _ in range(math.ceil(3 * math.log(size) / math.log(2**32 - 1))):
+        key, subkey = jax.random.split(key)
+        bits = jax.random.bits(subkey, (size,), jnp.uint32)
+        with jax.enable_x64(True):
+            pairs = (bits.astype(jnp.uint64) << 32) | jnp.arange(size, dtype=jnp.uint64)
+            places = jnp.sort(pairs).astype(jnp.uint32)
+        order = order[places]
+    return order
 
 
 class _PPO(Epochs):

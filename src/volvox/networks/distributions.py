@@ -42,7 +42,8 @@ class Categorical:
 
     def take(self, output: Array, action: Array) -> Array:
         """Returns the entries `[...]` of the actions, for example their values."""
-        return jnp.take_along_axis(output, action[..., None], axis=-1)[..., 0]
+        # A gather's gradient is a scatter, which is slow on CPUs.
+        return jnp.where(action[..., None] == jnp.arange(self.size), output, 0.0).sum(axis=-1)
 
     def entropy(self, output: Array, epsilon: float = 0.0) -> Array:
         """Entropies `[...]` in nats; actions with a logit of -inf add nothing."""
