@@ -4,9 +4,9 @@
     python benchmarks/gpu.py --dry-run --out dry.json
 
 Every part is a process of its own with a time limit; the most valuable come first, and one that fails stops no other.
-The result is written after each: `benchmarks/results/gpu_<device>.json`, of which `gpu_report.py` makes tables. With
-`--only` the other parts of that file are kept. It needs no network. `--dry-run` goes through all parts at small sizes
-on any device; ignore its figures.
+The result is written after each: `benchmarks/results/gpu_<device>.json`. At the end it prints the tables that
+`gpu_report.py` makes of this file. With `--only` the other parts of that file are kept. It needs no network.
+`--dry-run` goes through all parts at small sizes on any device; ignore its figures.
 """
 
 import dataclasses
@@ -17,48 +17,49 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from gpu_report import report
 
 from volvox.report.files import METRICS, read_metrics
 
 Flag = tyro.conf.arg
 HERE = Path(__file__).parent
 ROLLOUT = "population_rollout.py --json --no-memory --naive-batches 0 --cutoff 100 --num-envs"
+UPDATES = "td3.py --json --peers --learners 8 64 --iterations 3"
+SMALL_ROLLOUT = "--num-envs 4 --population 12 --network small --cutoff 20 --naive-batches 0"
+SMALL_UPDATES = "--iterations 1 --learners 2 --width 32 --batch-size 32"
+SMALL_POPULATION = "--network small --num-envs 4 --population-size 12 --max-episode-steps 20 --noise table"
+SMALL_POPULATION += " --num-validation-episodes 1 --minutes 0.02"
 PARTS = {
-    # name: (time limit in seconds, command)
-    "tests": (120, "-m pytest -m gpu -q -p no:cacheprovider ../tests/ops"),
-    "rollout_low_rank_1024": (100, f"{ROLLOUT} 1024 --population 3072 --noise low-rank"),
-    "rollout_256": (120, f"{ROLLOUT} 256 --population 768 --naive-batches 1 --peers"),
-    "jax_envs": (60, "jax_envs.py --json --suite cartpole --turns 2 --seconds 5"),
-    "forward": (100, "population_forward.py --json --num-networks 1024"),
-    "td3": (160, "td3.py --json --peers --learners 8 64 --iterations 3"),
-    "ppo": (140, "ppo.py --json --peers --seconds 8 --turns 2"),
-    "a3c": (140, "actor_critic.py --json --peers --seconds 8"),
-    "kernels": (120, "kernels.py --json"),
-    "rollout_1024": (120, f"{ROLLOUT} 1024 --population 3072"),
-    "rollout_one_group_1024": (100, f"{ROLLOUT} 1024 --population 3072 --groups 1"),
-    "rollout_2048": (120, f"{ROLLOUT} 2048 --population 6144"),
-    "rollout_host_1024": (120, f"{ROLLOUT} 1024 --population 3072 --host"),
-    "atari_ga": (300, "../experiments/atari_ga.py gpu --no-video --minutes 4"),
-    "atari_es": (300, "../experiments/atari_es.py gpu --no-video --minutes 4"),
+    # name: (time limit in seconds, command, further flags in a dry run; the last of a flag holds)
+    "tests": (120, "-m pytest -m gpu -q -p no:cacheprovider ../tests/ops", ""),
+    "rollout_low_rank_1024": (100, f"{ROLLOUT} 1024 --population 3072 --noise low-rank", SMALL_ROLLOUT),
+    "rollout_256": (120, f"{ROLLOUT} 256 --population 768 --naive-batches 1 --peers", SMALL_ROLLOUT),
+    "jax_envs": (60, "jax_envs.py --json --suite cartpole --turns 2 --seconds 5", "--seconds 0.1 --num-envs 8"),
+    "sac": (160, f"{UPDATES} --learner sac", SMALL_UPDATES),
+    "ppo_bfloat16": (60, "ppo.py --json --dtype bfloat16 --seconds 5 --turns 1", "--seconds 0.3 --num-envs 2"),
+    "forward": (100, "population_forward.py --json --num-networks 1024", "--num-networks 4 --size small --repeats 2"),
+    "td3": (160, UPDATES, SMALL_UPDATES),
+    "ppo": (140, "ppo.py --json --peers --seconds 8 --turns 2", "--seconds 0.3 --turns 1 --num-envs 2"),
+    "a3c": (140, "actor_critic.py --json --peers --seconds 8", "--seconds 0.3 --num-envs 4"),
+    "kernels": (120, "kernels.py --json", "--tiny --seconds 0.05"),
+    "rollout_1024": (120, f"{ROLLOUT} 1024 --population 3072", SMALL_ROLLOUT),
+    "rollout_one_group_1024": (100, f"{ROLLOUT} 1024 --population 3072 --groups 1", SMALL_ROLLOUT),
+    "rollout_2048": (120, f"{ROLLOUT} 2048 --population 6144", SMALL_ROLLOUT),
+    "rollout_host_1024": (120, f"{ROLLOUT} 1024 --population 3072 --host", SMALL_ROLLOUT),
+    "atari_ga": (300, "../experiments/atari_ga.py gpu --no-video --minutes 4", f"{SMALL_POPULATION} --num-parents 4"),
+    "atari_es": (300, "../experiments/atari_es.py gpu --no-video --minutes 4", SMALL_POPULATION),
+    "atari_pqn": (
+        300,
+        "../experiments/atari_pqn.py gpu --no-video --minutes 4",
+        "--network small --num-envs 8 --minutes 0.02",
+    ),
 }
-SMALL = "--network small --num-envs 4 --population-size 12 --max-episode-steps 20 --num-validation-episodes 1"
-DRY = {
-    "rollout": "--num-envs 4 --population 12 --network small --cutoff 20 --naive-batches 0",
-    "forward": "--num-networks 4 --size small --repeats 2",
-    "kernels": "--tiny --seconds 0.05",
-    "ppo": "--seconds 0.3 --turns 1 --num-envs 2",
-    "td3": "--iterations 1 --learners 2 --width 32 --batch-size 32",
-    "a3c": "--seconds 0.3 --num-envs 4",
-    "jax_envs": "--seconds 0.1 --turns 1 --num-envs 8",
-    "atari_ga": f"{SMALL} --num-parents 4 --noise table --minutes 0.1",
-    "atari_es": f"{SMALL} --noise table --minutes 0.1",
-}
-"""Flags of the same parts in a dry run; the last of a flag holds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +74,19 @@ class Options:
     dry_run: bool = False
 
 
-def flags(name: str, options: Options) -> list[str]:
-    """The command of a part."""
-    words = [sys.executable, *PARTS[name][1].split()]
-    if options.dry_run:
-        words += next((small.split() for part, small in DRY.items() if name.startswith(part)), [])
-        if find_spec("torch") is None and "--peers" in words:
-            words.remove("--peers")
-    return words
-
-
 def part(name: str, options: Options, left: float, environment: dict[str, str]) -> dict[str, Any]:
     """Returns the figures of one part, or the last lines of its output if it failed."""
-    began, words = time.perf_counter(), flags(name, options)
+    began, (limit, command, small) = time.perf_counter(), PARTS[name]
+    words = [sys.executable, *command.split(), *(small.split() if options.dry_run else [])]
+    if options.dry_run and find_spec("torch") is None and "--peers" in words:
+        words.remove("--peers")
     run_dir = Path(environment["JAX_COMPILATION_CACHE_DIR"], name)
     if name.startswith("atari"):
         words += ["--run-dir", str(run_dir)]
     how: Any = {"cwd": HERE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     process = subprocess.Popen(words, start_new_session=True, **how)
     try:
-        output, errors = process.communicate(timeout=min(PARTS[name][0], left))
+        output, errors = process.communicate(timeout=min(limit, left))
         code = process.returncode
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # peers as well, which would slow down the next part
@@ -101,16 +95,16 @@ def part(name: str, options: Options, left: float, environment: dict[str, str]) 
         os.killpg(process.pid, signal.SIGKILL)
         raise
     found: dict[str, Any] = {"exit_code": code, "took_s": time.perf_counter() - began}
-    if name.startswith("atari") and not code:
-        return found | {
-            "command": words[1:],
-            "rows": read_metrics(run_dir / METRICS),
-            "output": errors.splitlines()[-3:],
-        }
-    if name != "tests" and not code:
-        return found | json.loads(output.strip().splitlines()[-1])
-    print("\n".join((output + errors).splitlines()[-25:]), flush=True)
-    return found | {"output": (output + errors).splitlines()[-25:]}
+    lines = (output + errors).splitlines()
+    try:
+        if not code and name.startswith("atari"):
+            return found | {"command": words[1:], "rows": read_metrics(run_dir / METRICS), "output": lines[-3:]}
+        if not code and name != "tests":
+            return found | json.loads(output.splitlines()[-1])
+    except (IndexError, OSError, ValueError) as error:
+        found["exit_code"] = f"no figures: {error}"
+    print("\n".join(lines[-25:]), flush=True)
+    return found | {"output": lines[-25:]}
 
 
 def main() -> int:
@@ -135,15 +129,20 @@ def main() -> int:
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         if options.dry_run:
             environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        for name in options.only or PARTS:
+
+        def run(name: str) -> None:
             left = 60 * options.minutes - (time.perf_counter() - began)
-            if left < 10:
-                result["parts"][name] = {"exit_code": None, "output": ["not begun: no time was left"]}
-                continue
-            found = result["parts"][name] = part(name, options, left, environment)
+            found: dict[str, Any] = {"exit_code": None, "output": ["not begun: no time was left"]}
+            if left >= 10:
+                found = part(name, options, left, environment)
+            result["parts"] |= {name: found}
             out.write_text(json.dumps(result, indent=1) + "\n")
             short = {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}
             print(f"{name}: exit code {found['exit_code']}, {short}", flush=True)
+
+        # In a dry run two at once, because its figures do not matter.
+        list((ThreadPoolExecutor(2).map if options.dry_run else map)(run, options.only or PARTS))
+    print("\n".join(report(result, str(out))))
     failed = [name for name, found in result["parts"].items() if found["exit_code"]]
     print(f"{out}: {time.perf_counter() - began:.0f} s, failed: {failed}")
     return 1 if failed else 0

@@ -58,12 +58,16 @@ def learners(parts: dict[str, Any]) -> list[tuple[Any, ...]]:
             peer = part.get("torch_steps_per_s")
             ratio = part.get("speedup_vs_torch")
             rows.append((f"{name.upper()}, timesteps", part["steps_per_s"], part["fraction_of_bound"], peer, ratio))
-    if "updates_per_s" in (part := parts.get("td3", {})):
-        peer = part.get("torch_updates_per_s")
-        rows.append(("TD3, updates", part["updates_per_s"], None, peer, part.get("speedup_vs_torch")))
-        rows.append(("TD3, timesteps", part["loop_steps_per_s"], part["loop_fraction_of_bound"], None, None))
-        for count, rate in part.get("many_steps_per_s", {}).items():
-            rows.append((f"TD3, timesteps of {count} learners", rate, None, None, None))
+    if "steps_per_s" in (part := parts.get("ppo_bfloat16", {})):
+        name = f"PPO in bfloat16 (difference {number(part['difference'])}), timesteps"
+        rows.append((name, part["steps_per_s"], part["fraction_of_bound"], None, None))
+    for name in ("td3", "sac"):
+        if "updates_per_s" in (part := parts.get(name, {})):
+            peer, title = part.get("torch_updates_per_s"), name.upper()
+            rows.append((f"{title}, updates", part["updates_per_s"], None, peer, part.get("speedup_vs_torch")))
+            rows.append((f"{title}, timesteps", part["loop_steps_per_s"], part["loop_fraction_of_bound"], None, None))
+            for count, rate in part.get("many_steps_per_s", {}).items():
+                rows.append((f"{title}, timesteps of {count} learners", rate, None, None, None))
     if "steps_per_s" in (part := parts.get("jax_envs", {})):
         rows.append(
             (f"PPO, {part['settings']['num_envs']:,} CartPoles on the device", part["steps_per_s"], *[None] * 3)
@@ -90,7 +94,7 @@ def report(result: dict[str, Any], source: str) -> list[str]:
     failed = [name for name, part in parts.items() if part.get("exit_code", 0) != 0]
     lines += [f"Failed or not begun: {', '.join(failed)}."] if failed else []
     head = ("large networks on Frostbite", "timesteps/s", "frames/s", "emulators alone", "share of them")
-    head += ("networks alone", "device idle, about", "occupancy", "plain vmap", "PyTorch")
+    head += ("networks alone", "device idle", "occupancy", "plain vmap", "PyTorch")
     lines += table(head, (row_of_population(name, part) for name, part in populations(parts)))
     head = ("learner", "a second", "of its parts in turn", "PyTorch", "over PyTorch")
     lines += table(head, learners(parts))
@@ -106,17 +110,17 @@ def report(result: dict[str, Any], source: str) -> list[str]:
     lines += table(head, ([row.get(key) for key in keys] for row in rows))
     head = ("rows and kernels", "dtype", *(f"{name}, ms" for name in IMPLEMENTATIONS), "best over a copy")
     lines += table(head, map(row_of_kernel, kernels.get("kernels", [])))
-    for name in ("atari_ga", "atari_es"):
+    for name in ("atari_ga", "atari_es", "atari_pqn"):
         if rows := parts.get(name, {}).get("rows"):
-            keys = ("generation", "seconds", "frames", "frames_per_second", "training_best", "validation_mean")
-            lines += table((name, *keys[1:]), ([row.get(key) for key in keys] for row in rows))
+            keys = ("seconds", "frames", "frames_per_second", "training_best", "training_mean", "validation_mean")
+            lines += table((name, *keys), ([i, *(row.get(key) for key in keys)] for i, row in enumerate(rows)))
     return lines
 
 
 def row_of_population(name: str, part: dict[str, Any]) -> list[Any]:
     rate, alone, networks = part["stepped_per_s"], part["env_steps_per_s"], part["inference_steps_per_s"]
     others = (part["occupancy"], part.get("naive_scored_per_s"), part.get("torch_steps_per_s"))
-    return [name, rate, 4 * rate, alone, rate / alone, networks, max(0.0, 1 - rate / networks), *others]
+    return [name, rate, 4 * rate, alone, rate / alone, networks, part.get("device_idle"), *others]
 
 
 def row_of_kernel(row: dict[str, Any]) -> list[Any]:

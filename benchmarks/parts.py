@@ -3,10 +3,13 @@
 import datetime
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,30 @@ def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
         return jax.lax.fori_loop(0, 20, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
 
     return 20 * b * repeatedly(lambda: play(params, seen), seconds)
+
+
+def with_idle_share(run: Callable[[], Any]) -> tuple[Any, float | None]:
+    """Returns (result of `run()`, share of its time in which the GPU ran no kernel; None without nvidia-smi).
+
+    nvidia-smi reports the share of the last sixth of a second to a second in which a kernel ran.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return run(), None
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    percent, ended = [], threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(0.5):
+            percent.append(float(subprocess.run(command, check=True, capture_output=True).stdout.split()[0]))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        result = run()
+    finally:
+        ended.set()
+        thread.join()
+    return result, 1 - statistics.mean(percent) / 100 if percent else None
 
 
 def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, **environment: str) -> dict[str, Any]:

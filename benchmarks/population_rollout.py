@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from parts import env_steps_per_s, machine, repeatedly, run_peer, show
+from parts import env_steps_per_s, machine, repeatedly, run_peer, show, with_idle_share
 
 import volvox as vx
 from volvox.ops.low_rank import with_bases
@@ -117,7 +117,7 @@ def rollout(
     how = {"max_episode_steps": cutoff, "pool_seed": options.seed, "test": options.host}
     evaluator.evaluate(population, 1, seed=0, **how)
     began = time.perf_counter()
-    evaluation, statistics = evaluator.evaluate(population, 1, seed=1, **how)
+    (evaluation, statistics), idle = with_idle_share(lambda: evaluator.evaluate(population, 1, seed=1, **how))
     seconds, lengths = time.perf_counter() - began, np.asarray(evaluation.lengths)
     figures = {
         "stepped_per_s": statistics.stepped / seconds,
@@ -126,6 +126,7 @@ def rollout(
         "scored_per_s": int(lengths.sum()) / seconds,
         "seconds": seconds,
         "mean_episode_steps": float(lengths.mean()),
+        "device_idle": idle,
     }
     code = evaluator.encoding
     evaluator.close()

@@ -35,6 +35,7 @@ class Options:
     num_envs: int = 8
     groups: int = 2
     lag: int = 1
+    dtype: Annotated[Literal["float32", "bfloat16"], Flag(help="in which the layers of images compute")] = "float32"
     micro_batch: Annotated[int | None, Flag(help="timesteps of a group learned at once; default: PPO's own")] = None
     seconds: Annotated[float, Flag(help="length of each measurement")] = 15.0
     turns: Annotated[int, Flag(help="how often loop and peer are measured")] = 3
@@ -54,7 +55,8 @@ def make(options: Options) -> tuple[vx.Env, Any, vx.PPO]:
         settings = dataclasses.replace(vx.PPO.mujoco(), rounds_per_iteration=1, **changes)
         return env, vx.networks.GaussianMLP(size), settings
     env = vx.envs.atari(options.task, **sizes)
-    network = vx.networks.ActorCritic(env.spec.num_actions or 0, vx.networks.NatureTorso())
+    torso = vx.networks.NatureTorso(dtype=None if options.dtype == "float32" else jnp.dtype(options.dtype))
+    network = vx.networks.ActorCritic(env.spec.num_actions or 0, torso)
     return env, network, dataclasses.replace(vx.PPO.atari(), rounds_per_iteration=2, **changes)
 
 
@@ -75,6 +77,16 @@ def train_steps_per_s(learner: Any, env: vx.Env, settings: vx.PPO, seconds: floa
         return learner.learn(collected, learning, jax.random.key(2), turn, jnp.int32(0), jnp.int32(learner.num_updates))
 
     return settings.segment_length * env.num_envs * repeatedly(lambda: round_(collected, learning), seconds)
+
+
+def difference(module: Any, env: vx.Env) -> float:
+    """The largest difference of the outputs from those in single precision, over the largest output."""
+    frames = jax.random.randint(jax.random.key(1), (256, *env.spec.observation_shape), 0, 256).astype(jnp.uint8)
+    params = module.init(jax.random.key(0), frames)
+    single = module.clone(torso=module.torso.clone(dtype=None))
+    (logits, value), (single_logits, single_value) = (jax.jit(m.apply)(params, frames) for m in (module, single))
+    found, wanted = jnp.c_[logits, value], jnp.c_[single_logits, single_value]
+    return float(jnp.abs(found - wanted).max() / jnp.abs(wanted).max())
 
 
 class Loop:
@@ -136,6 +148,8 @@ def measure(options: Options) -> dict[str, Any]:
         ratios = [ours / theirs for ours, theirs in zip(rates, peers, strict=True)]
         figures |= {"torch_steps_per_s": statistics.median(peers), "all_torch_steps_per_s": peers}
         figures |= {"speedup_vs_torch": statistics.median(ratios), "torch_waits": waits[0]}
+    if options.dtype != "float32":
+        figures["difference"] = difference(module, env)
     return figures | {"learner": repr(settings), "micro_batch": learner.micro_batch}
 
 

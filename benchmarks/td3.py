@@ -1,10 +1,11 @@
-"""How fast TD3 learns: updates a second against their matmuls alone, and the whole loop against its parts in turn.
+"""How fast TD3 or SAC learns: updates against their matmuls alone, and the whole loop against its parts in turn.
 
     python benchmarks/td3.py --json
     python benchmarks/td3.py --json --peers
+    python benchmarks/td3.py --json --learner sac
 
 - updates: the learner's updates in a compiled loop, batches drawn from the replay of a run;
-- floor: the matmuls of such an update, forward and backward, and nothing else;
+- floor (of TD3): the matmuls of such an update, forward and backward, and nothing else;
 - emulators, inference: steps a second of these parts alone, each in the compiled loop with nothing else to do;
 - loop: steps a second of the algorithm with one update a step, over that of its parts in turn;
 - many (with `--learners`): the loop with that many learners in one program, two environments each;
@@ -19,7 +20,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +38,9 @@ _ROUNDS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """TD3 with the reference settings."""
+    """TD3 or SAC with the reference settings."""
 
+    learner: Literal["td3", "sac"] = "td3"
     task: str = "HalfCheetah"
     num_envs: int = 4
     groups: int = 2
@@ -130,17 +132,17 @@ def many(options: Options) -> dict[str, float]:
     return rates
 
 
-def setup(options: Options, way: str = "dense") -> tuple[vx.TD3, vx.networks.ActorAndCritic, vx.Env]:
+def setup(options: Options, way: str = "dense") -> tuple[Any, vx.networks.ActorAndCritic, vx.Env]:
     """Settings, networks and environments; sparse ones have an eighth of the large layer's weights in the end.
 
     Masks change as often as in `experiments/group_sparse.py`.
     """
     env = vx.envs.mujoco(options.task, num_envs=options.num_envs, groups=options.groups)
     (action,) = env.spec.action_shape or (0,)
-    networks = vx.networks.ActorAndCritic.mlp(action, (options.width, options.width))
-    settings = vx.TD3(
-        batch_size=options.batch_size, random_timesteps=1_000, replay_size=100_000, timesteps_per_iteration=1_000
-    )
+    hidden, kind = (options.width, options.width), vx.TD3 if options.learner == "td3" else vx.SAC
+    networks = vx.networks.ActorAndCritic.mlp(action, hidden, gaussian=kind is vx.SAC)
+    sizes: Any = {"random_timesteps": 1_000, "replay_size": 100_000, "timesteps_per_iteration": 1_000}
+    settings: Any = kind(batch_size=options.batch_size, **sizes)
     if way == "dense":
         return settings, networks, env
     if way == "group-sparse":
@@ -184,7 +186,7 @@ def ways(options: Options) -> dict[str, dict[str, float]]:
     }
 
 
-def alone(made: tuple[vx.TD3, vx.networks.ActorAndCritic, vx.Env], state: Any) -> dict[str, Callable[[], float]]:
+def alone(made: tuple[Any, vx.networks.ActorAndCritic, vx.Env], state: Any) -> dict[str, Callable[[], float]]:
     """The loop's two halves, each by itself in a compiled loop: actions a second, and updates from a run's replays."""
     settings, networks, env = made
     settings = dataclasses.replace(settings, random_timesteps=0)
@@ -236,10 +238,9 @@ def measure(options: Options) -> dict[str, Any]:
     state = algorithm.init(jax.random.key(0))
     state, _ = algorithm.step(state)  # random actions, and compilation
     state, _ = algorithm.step(state)
-    calls = alone(setup(options), state) | {
-        "floor": floor(options, observation, action),
-        "emulators": lambda: env_steps_per_s(env.make(0), 0.5),
-    }
+    calls = alone(setup(options), state) | {"emulators": lambda: env_steps_per_s(env.make(0), 0.5)}
+    if options.learner == "td3":
+        calls["floor"] = floor(options, observation, action)
     rates: dict[str, list[float]] = {name: [] for name in (*calls, "loop")}
     for _ in range(options.iterations):
         for name, call in calls.items():
@@ -252,8 +253,6 @@ def measure(options: Options) -> dict[str, Any]:
     bound = 1 / (1 / middle["emulators"] + 1 / middle["inference"] + 1 / middle["updates"])
     figures = {
         "updates_per_s": middle["updates"],
-        "floor_updates_per_s": middle["floor"],
-        "fraction_of_floor": middle["updates"] / middle["floor"],
         "emulators_steps_per_s": middle["emulators"],
         "inference_steps_per_s": middle["inference"],
         "loop_steps_per_s": middle["loop"],
@@ -261,13 +260,17 @@ def measure(options: Options) -> dict[str, Any]:
         "loop_fraction_of_bound": middle["loop"] / bound,
         "ranges": {name: [min(values), max(values)] for name, values in rates.items()},
     }
+    if "floor" in middle:
+        figures["floor_updates_per_s"] = middle["floor"]
+        figures["fraction_of_floor"] = middle["updates"] / middle["floor"]
     if options.learners:
         figures["many_steps_per_s"] = many(options)
     if options.ways:
         figures["ways"] = ways(options)
     if options.peers:
         flags = {"observation": observation, "action": action, "width": options.width, "batch-size": options.batch_size}
-        figures["torch_updates_per_s"] = run_peer("torch_td3", flags)["updates_per_s"]
+        flags["repeats"] = options.iterations
+        figures["torch_updates_per_s"] = run_peer(f"torch_{options.learner}", flags)["updates_per_s"]
         figures["speedup_vs_torch"] = middle["updates"] / figures["torch_updates_per_s"]
     return figures
 

@@ -118,7 +118,7 @@ def main() -> None:
     seen, _ = pool.reset()
     dummy = np.zeros(n, bool)  # envpool discards the action after an end
     began, updates = time.perf_counter(), -3
-    while updates < 0 or time.perf_counter() - began < options.seconds:
+    while updates < 1 or time.perf_counter() - began < options.seconds:
         if updates == 0:
             began = time.perf_counter()
         for t in range(length):

@@ -63,7 +63,7 @@ def main() -> None:
     seen, _ = pool.reset()
     began, steps = time.perf_counter(), -3
     with torch.no_grad():
-        while steps < 0 or time.perf_counter() - began < options.seconds:
+        while steps < 1 or time.perf_counter() - began < options.seconds:
             if steps == 0:
                 began = time.perf_counter()
             logits = forward(params, torch.from_numpy(seen).to(params["output.bias"].device))

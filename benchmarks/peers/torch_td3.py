@@ -12,6 +12,8 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,12 +67,14 @@ class TD3:
             self._move(self._targets, self._sources, 0)
 
 
-def main() -> None:
+def main(learner: Callable[..., Any]) -> None:
+    """Prints the updates a second of `learner(observation, action, width=...)`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--observation", type=int, default=17)
     parser.add_argument("--action", type=int, default=6)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.set_float32_matmul_precision("high")  # as JAX multiplies on a GPU
@@ -78,13 +82,13 @@ def main() -> None:
     rows = 100_000
     replay = [torch.randn(rows, options.observation), torch.rand(rows, options.action) * 2 - 1, torch.randn(rows, 1)]
     replay += [(torch.rand(rows, 1) < 0.01).float(), torch.randn(rows, options.observation)]
-    td3 = TD3(options.observation, options.action, width=options.width)
+    made = learner(options.observation, options.action, width=options.width)
     times = []
-    for _ in range(8):
+    for _ in range(1 + options.repeats):
         began = time.perf_counter()
         for i in range(200):
             chosen = torch.randint(0, rows, (options.batch_size,))
-            td3.update(i, [x[chosen] for x in replay])
+            made.update(i, [x[chosen] for x in replay])
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
@@ -92,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(TD3)

@@ -1,5 +1,6 @@
 """Environments of three functions, and gymnax, Brax and MuJoCo Playground where they are installed."""
 
+import functools
 import sys
 import warnings
 from typing import NamedTuple
@@ -186,18 +187,20 @@ def _registry():
     return playground.registry
 
 
-@pytest.fixture(name="balance", scope="module")
-def _balance(registry):
-    return envs.playground("CartpoleBalance", num_envs=2, max_episode_steps=4)
+@functools.cache
+def short_episodes(task):
+    return envs.playground(task, num_envs=2, max_episode_steps=4)
 
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, balance, drive, actions_for):
-    assert envs.playground("CartpoleBalance", num_envs=2).spec.max_episode_steps == 1_000
-    actions, played = actions_for(balance, 12), []
+@pytest.mark.parametrize("task", ["CartpoleBalance", "CheetahRun"])
+def test_playground_steps_are_its_own_and_the_time_limit_truncates(task, registry, drive, actions_for):
+    env = short_episodes(task)
+    assert envs.playground(task, num_envs=2).spec.max_episode_steps == 1_000
+    actions, played = actions_for(env, 12), []
     for seed in (0, 0, 1):
-        (group,) = balance.make(seed)
+        (group,) = env.make(seed)
         played.append(drive(group, actions))
     one, same, other = played
     assert one.truncated[[4, 9]].all()
@@ -206,9 +209,9 @@ def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, bal
     np.testing.assert_array_equal(one.observation, same.observation)
     assert all((one.observation[t] != other.observation[t]).any() for t in (0, 5))
     assert (one.observation[0] != one.observation[5]).any()  # a new start, not that of the first episode
-    task = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
-    key = jax.random.split(balance.make(0)[0].init().key[0], 3)[1]
-    state, step = jax.jit(task.reset)(key), jax.jit(task.step)
+    suite = registry.load(task, config_overrides={"impl": "jax"})
+    key = jax.random.split(env.make(0)[0].init().key[0], 3)[1]
+    state, step = jax.jit(suite.reset)(key), jax.jit(suite.step)
     np.testing.assert_allclose(one.observation[0, 0], state.obs, rtol=1e-5, atol=1e-6)
     for t in range(1, 5):
         state = step(state, actions[t - 1, 0])
@@ -218,8 +221,9 @@ def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, bal
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_simulation_of_playground_that_diverges_terminates(balance, drive):
-    (group,) = balance.make(0)
+@pytest.mark.usefixtures("registry")
+def test_a_simulation_of_playground_that_diverges_terminates(drive):
+    (group,) = short_episodes("CartpoleBalance").make(0)
     actions = np.zeros((6, 2, 1), np.float32)
     actions[1, 0] = np.nan
     played = drive(group, actions)

@@ -40,6 +40,7 @@ def test_a_small_run_is_trained_and_scored(name, tmp_path, script, rows):
         ("atari_ppo", "desktop"),
         ("atari_ppo", "cleanrl --network nature"),
         ("atari_pqn", "paper --network lstm"),
+        ("atari_pqn", "gpu"),
         ("mujoco_td3", "reference --densely-connected --representation"),
     ],
 )

@@ -141,3 +141,19 @@ def test_unrolling_is_applying_step_by_step(module):
         output, value, state = apply(params, seen[t], state)
         np.testing.assert_allclose(outputs[t], output, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(values[t], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("torso", [SmallTorso, NatureTorso])
+def test_a_torso_in_half_precision_gives_outputs_in_single_precision(torso):
+    single, half = (ActorCritic(6, torso(dtype=dtype)) for dtype in (None, jnp.bfloat16))
+    params = single.init(jax.random.key(0), FRAMES)["params"]
+
+    def logits_of(module, params):
+        return actor_critic(module, PONG).policy.apply(params, FRAMES, ())[0]
+
+    logits, wanted = logits_of(half, params), logits_of(single, params)
+    assert logits.dtype == jnp.float32
+    assert not np.array_equal(logits, wanted)
+    np.testing.assert_allclose(logits, wanted, atol=0.05 * float(jnp.abs(wanted).max()))
+    gradient = jax.grad(lambda params: (logits_of(half, params) ** 2).sum())(params)
+    assert all(x.dtype == jnp.float32 and np.isfinite(x).all() for x in jax.tree.leaves(gradient))

@@ -78,6 +78,7 @@ class NatureTorso(nn.Module):
       layer_norm: Whether layers are normalised before the activation.
       kernel_init: Initialiser of the kernels.
       bias_init: Initialiser of the biases, as in `MLP`.
+      dtype: Dtype in which all layers compute, e.g. `jnp.bfloat16`, as in `DeepGA`.
     """
 
     hidden: tuple[int, ...] = (512,)
@@ -85,11 +86,12 @@ class NatureTorso(nn.Module):
     layer_norm: bool = False
     kernel_init: Initializer = _ORTHOGONAL
     bias_init: Initializer = ZEROS
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
-        init = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
+        init: Any = {"kernel_init": self.kernel_init, "bias_init": self.bias_init, "dtype": self.dtype}
         return torso(x, "large", self.hidden, normalized_activation(self), "VALID", **init)
 
 
@@ -104,6 +106,7 @@ class SmallTorso(nn.Module):
       layer_norm: Whether layers are normalised before the activation.
       kernel_init: Initialiser of the kernels.
       bias_init: Initialiser of the biases, as in `MLP`.
+      dtype: Dtype in which all layers compute, e.g. `jnp.bfloat16`, as in `DeepGA`.
     """
 
     hidden: tuple[int, ...] = (256,)
@@ -111,11 +114,12 @@ class SmallTorso(nn.Module):
     layer_norm: bool = False
     kernel_init: Initializer = _ORTHOGONAL
     bias_init: Initializer = ZEROS
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        init: Any = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
+        init: Any = {"kernel_init": self.kernel_init, "bias_init": self.bias_init, "dtype": self.dtype}
         return torso(x, "small", self.hidden, normalized_activation(self), **init)
 
 

@@ -1,0 +1,43 @@
+"""The script of the GPU's benchmark without a GPU: what it refuses, parts that fail, and the idle share."""
+
+import json
+import time
+
+import gpu
+import jax
+import parts
+import pytest
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="there is a GPU")
+def test_without_a_gpu_it_points_to_the_dry_run(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--out", str(tmp_path / "gpu.json")])
+    assert gpu.main() == 2
+    assert "--dry-run" in capsys.readouterr().err
+    assert not (tmp_path / "gpu.json").exists()
+
+
+def test_a_part_that_fails_stops_no_other(monkeypatch, tmp_path):
+    commands = {
+        "broken": (60, "no_such_script.py", ""),
+        "slow": (1, "-c while(1):pass", ""),
+        "silent": (60, "-c 0", ""),
+        "good": (60, "-c", "print('{\"a\":1}')"),
+    }
+    monkeypatch.setattr(gpu, "PARTS", commands)
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--dry-run", "--out", str(tmp_path / "gpu.json")])
+    assert gpu.main() == 1
+    found = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert [found[name]["exit_code"] for name in ("broken", "slow", "good")] == [2, 124, 0]
+    assert found["silent"]["exit_code"]
+    assert "no_such_script" in found["broken"]["output"][-1]
+    assert found["good"]["a"] == 1
+
+
+def test_the_idle_share_is_what_nvidia_smi_reports(monkeypatch, tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 75\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    result, idle = parts.with_idle_share(lambda: time.sleep(0.8))
+    assert result is None
+    assert idle == 0.25
