@@ -143,13 +143,13 @@ def test_unrolling_is_applying_step_by_step(module):
         np.testing.assert_allclose(values[t], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("torso", [SmallTorso, NatureTorso])
+@pytest.mark.parametrize("torso", [SmallTorso, pytest.param(NatureTorso, marks=pytest.mark.slow)])
 def test_a_torso_in_half_precision_gives_outputs_in_single_precision(torso):
     single, half = (ActorCritic(6, torso(dtype=dtype)) for dtype in (None, jnp.bfloat16))
-    params = single.init(jax.random.key(0), FRAMES)["params"]
+    params = single.init(jax.random.key(0), FRAMES[:1])["params"]
 
     def logits_of(module, params):
-        return actor_critic(module, PONG).policy.apply(params, FRAMES, ())[0]
+        return actor_critic(module, PONG).policy.apply(params, FRAMES[:1], ())[0]
 
     logits, wanted = logits_of(half, params), logits_of(single, params)
     assert logits.dtype == jnp.float32
