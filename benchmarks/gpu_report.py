@@ -53,14 +53,11 @@ def describe(settings: dict[str, Any]) -> str:
 def learners(parts: dict[str, Any]) -> list[tuple[Any, ...]]:
     """(name, rate, share of its parts in turn, rate of PyTorch, ratio) of the learners that ran."""
     rows: list[tuple[Any, ...]] = []
-    for name in ("ppo", "a3c"):
+    for name, title in (("ppo", "PPO"), ("ppo_bfloat16", "PPO in bfloat16"), ("a3c", "A3C")):
         if "steps_per_s" in (part := parts.get(name, {})):
-            peer = part.get("torch_steps_per_s")
-            ratio = part.get("speedup_vs_torch")
-            rows.append((f"{name.upper()}, timesteps", part["steps_per_s"], part["fraction_of_bound"], peer, ratio))
-    if "steps_per_s" in (part := parts.get("ppo_bfloat16", {})):
-        name = f"PPO in bfloat16 (difference {number(part['difference'])}), timesteps"
-        rows.append((name, part["steps_per_s"], part["fraction_of_bound"], None, None))
+            peer, ratio = part.get("torch_steps_per_s"), part.get("speedup_vs_torch")
+            title += f", outputs differ by {number(part['difference'])}" if "difference" in part else ""
+            rows.append((f"{title}, timesteps", part["steps_per_s"], part["fraction_of_bound"], peer, ratio))
     for name in ("td3", "sac"):
         if "updates_per_s" in (part := parts.get(name, {})):
             peer, title = part.get("torch_updates_per_s"), name.upper()
@@ -72,6 +69,9 @@ def learners(parts: dict[str, Any]) -> list[tuple[Any, ...]]:
         rows.append(
             (f"PPO, {part['settings']['num_envs']:,} CartPoles on the device", part["steps_per_s"], *[None] * 3)
         )
+    if "ppo" in (part := parts.get("many_learners", {})):
+        name = f"PPO, timesteps of {part['ppo']['num_learners']} learners, 8 CartPoles each"
+        rows.append((name, part["ppo"]["timesteps_per_s_all"], None, None, None))
     return rows
 
 
