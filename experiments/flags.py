@@ -1,5 +1,6 @@
 """Flags that several scripts share, each written once; tyro reads their documentation from the docstrings."""
 
+import contextlib
 import dataclasses
 from typing import Any, Literal
 
@@ -56,6 +57,60 @@ class Run:
         integers(self, "seeds", "frames", "timesteps", "checkpoint_every", low=1, high=None)
         integers(self, "score_episodes", low=0)
         numbers(self, "minutes", above=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A search for settings: the first word is `sweep`, the second may be a preset. --run-dir is its directory.
+
+    Attributes:
+      space: Ranges of settings: learning-rate=log:1e-5:1e-3, discount=uniform:0.9:0.999, num-epochs=integers:1:8,
+        network=choice:small:nature.
+      trials: Trials of the whole study. The budget of the run is that of each trial.
+      metric: Metric to maximise; default: evaluation_mean with --evaluate-every, elite_score of a population, otherwise
+        training_mean.
+      at_once: Settings that are tried at a time in one program; they differ in numbers only.
+      prune: Stop bad trials early.
+      storage: URL of an Optuna storage that machines share; default: study.db in the directory.
+      sweep_workers: Where trials run. 1: in this process; nodes: one at a time on each machine of a Ray cluster; gpus:
+        on each GPU; or a number of Ray workers.
+    """
+
+    space: tuple[str, ...]
+    trials: int
+    metric: str | None = None
+    at_once: int = 1
+    prune: bool = True
+    storage: str | None = None
+    sweep_workers: str = "1"
+
+    def ranges(self) -> dict[str, Any]:
+        """Returns the ranges by name; raises ValueError for one that cannot be read."""
+        return dict(map(_range, self.space))
+
+
+def _range(text: str) -> tuple[str, Any]:
+    name, _, values = text.partition("=")
+    kind, *limits = values.split(":")
+    if kind not in ("choice", "integers", "log", "uniform"):
+        raise ValueError(f"--space {text}: give NAME=log:LOW:HIGH, NAME=uniform:, NAME=integers: or NAME=choice:A:B")
+    try:
+        return name.replace("-", "_"), getattr(vx.space, kind)(*map(_value, limits))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--space {text}: {error}") from error
+
+
+def _value(text: str) -> Any:
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return {"None": None, "True": True, "False": False}.get(text, text)
+
+
+def ray_workers(workers: str, address: str | None = None) -> Any:
+    """Returns Ray's workers: None for "1", which is this process."""
+    count: Any = int(workers) if workers.isdecimal() else workers
+    return None if workers == "1" else vx.distributed.ray(num_actors=count, address=address)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,15 +220,9 @@ class Population:
             noise=noise,
             max_episode_steps=self.max_episode_steps,
             test_max_episode_steps=self.test_max_episode_steps,
-            workers=self._workers(),
+            workers=ray_workers(self.workers, self.ray_address),
         )
         return algorithm, self.generations
-
-    def _workers(self) -> Any:
-        if self.workers == "1":
-            return None
-        count: Any = int(self.workers) if self.workers.isdecimal() else self.workers
-        return vx.distributed.ray(num_actors=count, address=self.ray_address)
 
     def _noise(self) -> Any:
         if self.noise != "low-rank" and self.rank != 1:

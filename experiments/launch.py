@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import optax
 import tyro
-from flags import Run
+from flags import Run, Sweep, ray_workers
 from scores import keep_score
 
 import volvox as vx
@@ -212,7 +212,53 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
       about: What `--help` begins with.
       sampled: Score drawn actions too, not only the likeliest.
     """
+    if sys.argv[1:2] == ["sweep"]:
+        return exit_code(lambda: sweep(make, presets, about, sys.argv[2:]))
     return exit_code(lambda: _launch(make, read(presets, about), sampled))
+
+
+def sweep(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, words: list[str]) -> int:
+    """Searches for settings; `words` are a preset, flags of `Sweep`, and flags of the script. Returns the exit code."""
+    given, others = tyro.cli(Sweep, args=words, return_unknown_args=True, description=about)
+    space, settings = given.ranges(), read(presets, about, others)
+    if unknown := [name for name in space if name not in names(settings)]:
+        raise ValueError(
+            f"--space: there is no setting {unknown[0]!r}; choose from {', '.join(sorted(names(settings)))}"
+        )
+    flags: Run = settings.run
+    if flags.seeds is not None:
+        raise ValueError("--seeds is for runs; a sweep tries several seeds of each setting with --num-learners")
+    ranked = "elite_score" if hasattr(settings, "population") else "training_mean"
+    is_evaluated = getattr(getattr(settings, "learning", None), "evaluate_every", None) is not None
+    budget: dict[str, Any] = {"steps": make(settings)[1], "max_frames": flags.frames, "max_timesteps": flags.timesteps}
+    budget |= {"stop_after": None if flags.minutes is None else 60 * flags.minutes}
+    found = vx.sweep(
+        partial(_make_trial, make, settings),
+        space,
+        num_trials=given.trials,
+        run_dir=flags.run_dir,
+        metric=given.metric or ("evaluation_mean" if is_evaluated else ranked),
+        num_learners=given.at_once,
+        pruner="halving" if given.prune else None,
+        storage=given.storage,
+        workers=ray_workers(given.sweep_workers),
+        seed=flags.seed,
+        resume=flags.resume,
+        **{name: value for name, value in budget.items() if value is not None},
+    )
+    print(found)
+    return found.exit_code
+
+
+def names(settings: Any) -> set[str]:
+    """Returns the names of all fields of settings and of their parts."""
+    own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    parts = (names(value) for value in own.values() if dataclasses.is_dataclass(value))
+    return set().union(own, *parts)
+
+
+def _make_trial(make: Make, settings: Any, changes: dict[str, Any]) -> vx.Algorithm:
+    return make(changed(settings, changes))[0]
 
 
 def _launch(make: Make, settings: Any, sampled: bool) -> int:

@@ -16,6 +16,7 @@ from .evolution.es import ES as ES
 from .evolution.ga import GA as GA
 from .evolution.novelty import Novelty as Novelty
 from .evolution.strategy import Validation as Validation
+from .learners import space as space
 from .learners.a3c import A3C as A3C
 from .learners.ppo import PPO as PPO
 from .learners.pqn import PQN as PQN
@@ -34,6 +35,8 @@ from .runs.profile import profile as profile
 from .runs.profile import tune as tune
 from .runs.run import Run as Run
 from .runs.run import load as load
+from .runs.sweep import Sweep as Sweep
+from .runs.sweep import sweep as sweep
 from .runs.train import train as train
 from .types import Algorithm as Algorithm
 from .types import Env as Env

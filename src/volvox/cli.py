@@ -2,6 +2,7 @@
 
 - volvox play runs/frostbite --episodes 30
 - volvox compare ga=runs/ga es=runs/es --out comparison.png
+- volvox sweep-report runs/sweep
 - volvox export runs/frostbite policy.stablehlo
 - volvox profile runs/frostbite
 - volvox doctor
@@ -36,6 +37,7 @@ from volvox.runs.directory import processor, versions
 from volvox.runs.export import is_exported
 from volvox.runs.profile import profile as profile_algorithm
 from volvox.runs.run import Which, load
+from volvox.runs.sweep import Sweep
 
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 _SHOWN = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
@@ -53,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code: 0; 2 after an error, which is shown in one line; 130 after Ctrl-C;
       141 if the output is a closed pipe, as with `head`.
     """
-    functions = (play, watch, plot, compare, export, info, report, profile, doctor)
-    commands = {function.__name__: function for function in functions}
+    functions = (play, watch, plot, compare, sweep_report, export, info, report, profile, doctor)
+    commands = {function.__name__.replace("_", "-"): function for function in functions}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="volvox", description=__doc__, args=arguments)
         sys.stdout.flush()
@@ -156,6 +158,34 @@ def compare(
     if out is not None:
         comparison.plot(out)
         print(f"\n{out}")
+
+
+def sweep_report(
+    run: Annotated[Path, tyro.conf.arg(metavar="SWEEP")],
+    /,
+    *,
+    again: int = 3,
+    storage: str | None = None,
+    out: Path | None = None,
+) -> None:
+    """Prints the trials of a sweep and draws them, and trains the best settings again with another seed.
+
+    The score of the best trial is too high, because it won; the score of the new run is not.
+
+    Args:
+      run: The directory of the sweep.
+      again: Number of settings to train again, each as long as a trial. The runs are kept for the next time.
+      storage: URL of the Optuna storage, if it is not `study.db` in the directory.
+      out: The PNG file; by default `sweep.png` in the directory.
+    """
+    sweep = Sweep(run, storage=storage)
+    print(sweep, flush=True)
+    path = run / "sweep.png" if out is None else out
+    sweep.plot(path)
+    print(f"\n{path}\n", flush=True)
+    for trial in sweep.again(again):
+        scores = f"{trial['score']:,.4g} in the sweep, {trial['score_again']:,.4g} with another seed"
+        print(f"trial {trial['trial']}: {sweep.metric} {scores}", flush=True)
 
 
 def export(run: RunDir, path: Annotated[Path, tyro.conf.arg(metavar="FILE")], /, *, which: Which = "best") -> None:

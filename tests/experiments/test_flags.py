@@ -6,6 +6,8 @@ import functools
 import optax
 import pytest
 
+import volvox as vx
+
 SCRIPTS = [
     *("atari_ga", "atari_es", "atari_novelty", "atari_a3c", "atari_ppo", "atari_pqn"),
     *("mujoco_a3c", "mujoco_ppo", "mujoco_td3"),
@@ -67,8 +69,19 @@ def test_settings_that_do_not_fit_are_refused(words, load, read):
 
 def test_workers_are_settings_of_ray(load):
     flags = load("flags")
-    assert flags.Population()._workers() is None
-    workers = flags.Population(workers="3", ray_address="10.0.0.1:6379")._workers()
+    assert flags.ray_workers("1") is None
+    workers = flags.ray_workers("3", "10.0.0.1:6379")
     assert (workers.num_actors, workers.address) == (3, "10.0.0.1:6379")
     with pytest.raises(ValueError, match="workers"):
         flags.Population(ray_address="10.0.0.1:6379")
+
+
+def test_ranges_of_a_sweep_are_read(load):
+    flags, space = load("flags"), vx.space
+    words = ("learning-rate=log:1e-5:1e-3", "num-epochs=integers:1:8", "network=choice:small:nature:None:2")
+    expected = {"learning_rate": space.log(1e-5, 1e-3), "num_epochs": space.integers(1, 8)}
+    expected["network"] = space.choice("small", "nature", None, 2)
+    assert flags.Sweep(space=words, trials=3).ranges() == expected
+    for wrong in ("learning-rate=log:1:0", "learning-rate=log:1", "learning-rate", "a=system:ls"):
+        with pytest.raises(ValueError, match="--space"):
+            flags.Sweep(space=(wrong,), trials=3).ranges()

@@ -128,11 +128,12 @@ def test_one_of_several_learners_is_a_run(runs):
             run.learner(missing)
 
 
-def test_learners_are_runs_of_a_comparison_and_show_in_reports(runs):
+def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_in_reports(runs):
     run, _ = runs
     comparison = vx.compare({"ppo": run.run_dir}, metric="training_mean", x="timesteps")
-    assert comparison.rows[0]["runs"] == 3
-    assert comparison.rows[0]["score"] == pytest.approx(np.mean(run.metrics[-1]["training_mean_each"]))
+    found = {float(row["settings"]["learning_rate"]): row["score"] for row in comparison.rows}
+    assert found == pytest.approx(dict(zip(RATES, run.metrics[-1]["training_mean_each"], strict=True)))
+    assert [row["runs"] for row in comparison.rows] == [1] * 3
     html = run.report().read_text()
     assert "[0.001, 0.01, 0.03]" in html
     assert "best " in html

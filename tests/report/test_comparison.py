@@ -186,3 +186,12 @@ def test_methods_of_a_command_line(tmp_path, monkeypatch):
         "lr=0.1": ["lr=0.1"],
         "a": ["lr=0.1"],
     }
+
+
+def test_settings_in_which_methods_differ_are_columns(series, write):
+    for name, env in (("few", {**PONG, "num_envs": 8}), ("many", {**PONG, "num_envs": 64})):
+        series(name, [1.0, 2.0] if name == "few" else [3.0], env=env)
+    root = write("one", frames=[300], seconds=[1.0], training_mean=[2.0]).parent
+    found = vx.compare({name: root / name for name in ("few", "many", "one")})
+    assert [row["settings"] for row in found.rows] == [{"env.num_envs": n} for n in ("64", "8", "8")]
+    assert "| env.num_envs |" in str(found)

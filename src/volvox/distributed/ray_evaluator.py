@@ -102,6 +102,79 @@ class RaySettings:
             raise ImportError("vx.distributed.ray needs Ray: pip install 'volvox-rl[ray]'") from error
         return RayEvaluator(self, make_local, num_slots, chunk_seconds)
 
+    def connect(self) -> None:
+        """Connects this process to Ray, unless it is connected."""
+        import ray
+
+        if not ray.is_initialized():
+            handler = signal.getsignal(signal.SIGTERM)
+            with warnings.catch_warnings():
+                # JAX warns of every fork; Ray executes another program after it.
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+                ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+            with contextlib.suppress(ValueError):  # in another thread than the main one
+                # Ray's handler would end the process before `volvox.train` saves.
+                signal.signal(signal.SIGTERM, handler)
+
+    def places(self) -> dict[Any, dict[str, Any]]:
+        """Returns Ray's options for each actor that there should be."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        count, num_cpus, num_gpus = self.num_actors, self.num_cpus_per_actor, self.num_gpus_per_actor
+        if count == "nodes":
+            nodes = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
+            return {
+                node: {
+                    "num_cpus": num_cpus or cpus,
+                    "num_gpus": num_gpus,
+                    "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+                }
+                for node, cpus in nodes.items()
+                if cpus
+            }
+        if count == "gpus":
+            count, num_gpus = int(ray.cluster_resources().get("GPU", 0)), 1
+            if not count:
+                raise ValueError("num_actors='gpus', but the cluster has no GPUs")
+        options = {"num_cpus": num_cpus or 1, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
+        return dict.fromkeys(range(int(count or 1)), options)
+
+    def run(self, function: Callable[[Any], Any], next_job: Callable[[], Any]) -> Iterator[tuple[Any, Any]]:
+        """Calls a function of a job in Ray tasks, one at a time in the place of each actor.
+
+        Args:
+          function: Picklable function of a job.
+          next_job: () -> the next job, or None. It is asked again when a task has ended.
+
+        Yields:
+          (job, result), as tasks end. Tasks that run when the iteration stops get a SIGINT, and a minute to end.
+        """
+        import ray
+
+        def task(job: Any) -> Any:
+            return function(job)  # Ray accepts no `functools.partial`
+
+        self.connect()
+        idle, running = list(self.places().values()), dict[Any, tuple[Any, Any]]()
+        try:
+            while True:
+                while idle and (job := next_job()) is not None:
+                    options = idle.pop()
+                    call: Any = ray.remote(max_retries=0, **options)(task)
+                    running[call.remote(job)] = options, job
+                if not running:
+                    return
+                (ended,), _ = ray.wait(list(running))
+                options, job = running.pop(ended)
+                idle.append(options)
+                yield job, ray.get(ended)
+        finally:
+            for call in running:
+                ray.cancel(call)
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=60)
+
 
 Chunk = tuple[Population, tuple[Array, Array]]
 """Episodes that an actor runs in one call: K rows of one episode each, and their places in the whole population.
@@ -355,46 +428,13 @@ class RayEvaluator:
         """Connects to Ray, and starts missing actors."""
         import ray
 
-        if not ray.is_initialized():
-            handler = signal.getsignal(signal.SIGTERM)
-            with warnings.catch_warnings():
-                # JAX warns of every fork; Ray executes another program after it.
-                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-                ray.init(address=self._settings.address, log_to_driver=False, logging_level=logging.ERROR)
-            with contextlib.suppress(ValueError):  # in another thread than the main one
-                # Ray's handler would end the process before `volvox.train` saves.
-                signal.signal(signal.SIGTERM, handler)
-        for key, options in self._places().items():
+        self._settings.connect()
+        for key, options in self._settings.places().items():
             if key not in self._actors:
                 make: Any = ray.remote(max_restarts=-1, **options)(PopulationActor)
                 jax_options = {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
                 self._actors[key] = make.remote(self._make_local, jax_options)
                 self._await_start(key)
-
-    def _places(self) -> dict[Any, dict[str, Any]]:
-        """Returns Ray's options for each actor that there should be."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        settings, count = self._settings, self._settings.num_actors
-        num_cpus, num_gpus = settings.num_cpus_per_actor, settings.num_gpus_per_actor
-        if count == "nodes":
-            nodes = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
-            return {
-                node: {
-                    "num_cpus": num_cpus or cpus,
-                    "num_gpus": num_gpus,
-                    "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-                }
-                for node, cpus in nodes.items()
-                if cpus
-            }
-        if count == "gpus":
-            count, num_gpus = int(ray.cluster_resources().get("GPU", 0)), 1
-            if not count:
-                raise ValueError("num_actors='gpus', but the cluster has no GPUs")
-        options = {"num_cpus": num_cpus or 1, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
-        return dict.fromkeys(range(int(count or 1)), options)
 
 
 def _gather(results: list[tuple[tuple[Array, Array], Evaluation]], shape: tuple[int, int]) -> Evaluation:

@@ -8,5 +8,6 @@ This package exports the interface for your own learners; `volvox` exports the l
 
 from volvox.learners.learner import Learner, Schedule, Turn
 from volvox.learners.on_policy import OnPolicy
+from volvox.learners.space import Choice, Range
 
-__all__ = ["Learner", "OnPolicy", "Schedule", "Turn"]
+__all__ = ["Choice", "Learner", "OnPolicy", "Range", "Schedule", "Turn"]

@@ -464,7 +464,8 @@ class Training:
             if state.evaluated.best > -np.inf:
                 best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=monitor)
                 played += further
-            require_finite({"the returns of the evaluation": (returns, best_returns)}, self.env.spec.name)
+            require_finite({"the returns of the evaluation": returns}, self.env.spec.name, number)
+            require_finite({"the returns of the best policy": best_returns}, self.env.spec.name)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
             policy_of = functools.partial(self.policy_of, candidates)
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
@@ -508,9 +509,8 @@ class Training:
             acting, learning, rounds = after.carry, after.memory, rounds + new_rounds
             timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
             small = devices.local(emptied(acting.collected, "collectors", "replays"))
-            candidates = jax.device_get(self.candidates(small, local))
-            policies = {f"the policy of learner {i}": self.policy_of(candidates, i) for i in range(self.num_learners)}
-            require_finite(local.metrics | policies, self.env.spec.name)
+            policy = {"the policy": jax.device_get(self.candidates(small, local))}
+            require_finite(local.metrics | policy, self.env.spec.name, self.num_learners)
             predictions = rounds * schedule.beats_per_round * all_envs
             updates = mean_count(local.update) - mean_count(state.learning.update)
             counts = np.array([predictions, updates, timesteps * self.env.spec.frame_skip])
@@ -570,15 +570,16 @@ class Training:
 
     def row(self, state: LearnState) -> dict[str, Any]:
         """Returns the row of an iteration, without rates; raises FloatingPointError if returns are not finite."""
-        learning, each = state.learning, []
+        learning, each, sums = state.learning, [], []
         small = jax.device_get((state.acting.episodes, learning.metrics, self.learning_rates(learning)))
         compressions = compressions_of(learning, self.num_learners)
         for i in range(self.num_learners):
             scored, gathered, rate = pick(small, i) if self._batch else small
             scores = metrics.scores(scored, num_envs=self.env.all_envs)
-            require_finite({"the returns of episodes": scores}, self.env.spec.name)
+            sums.append(sum(scores.values()))
             rates = {} if rate is None else {"learning_rate": float(rate)}
             each.append(scores | compressions[i] | rates | metrics.compute(gathered))
+        require_finite({"the returns of episodes": np.array(sums)}, self.env.spec.name, self.num_learners)
         row = {"update": mean_count(learning.update), "frames": state.timesteps * self.env.spec.frame_skip}
         row |= {"timesteps": state.timesteps // self.num_learners, "episodes": int(small[0].total.sum())}
         return row | row_of(each)
@@ -666,13 +667,38 @@ def emptied(collected: Any, *names: str) -> Any:
     return collected._replace(**empty) if empty else collected
 
 
-def require_finite(trees: dict[str, ArrayTree], env_name: str) -> None:
-    """Raises FloatingPointError, which names the trees that are not finite."""
-    wrong = [name for name, tree in trees.items() if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree))]
-    if wrong:
-        raise FloatingPointError(
-            f"not finite: {', '.join(wrong)}; this iteration is dropped. Check the rewards and observations of "
-            f"{env_name}, lower the learning rate, or clip the gradient. In a loss of your own, check for empty means."
+class NotFinite(FloatingPointError):
+    """Numbers of some learners are not finite.
+
+    Attributes:
+      learners: Their numbers.
+    """
+
+    def __init__(self, message: str, learners: Sequence[int]):
+        super().__init__(message)
+        self.learners = learners
+
+    def __reduce__(self) -> Any:
+        """Pickles both arguments, for Ray."""
+        return NotFinite, (*self.args, self.learners)
+
+
+def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int = 1) -> None:
+    """Raises `NotFinite`, which names the trees that are not finite. For several learners, leaves are `[S, ...]`."""
+    always = np.zeros(num_learners)  # of a tree without leaves
+    finite = {
+        name: np.all(
+            [np.isfinite(x).reshape(num_learners, -1).all(1) for x in (*jax.tree.leaves(tree), always)], axis=0
+        )
+        for name, tree in trees.items()
+    }
+    if wrong := [name for name, each in finite.items() if not each.all()]:
+        learners = np.flatnonzero(~np.all(list(finite.values()), axis=0)).tolist()
+        of = f" of learners {', '.join(map(str, learners))}" if num_learners > 1 else ""
+        raise NotFinite(
+            f"not finite: {', '.join(wrong)}{of}; this iteration is dropped. Check the rewards and observations of "
+            f"{env_name}, lower the learning rate, or clip the gradient. In a loss of your own, check for empty means.",
+            learners,
         )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from volvox.report import metrics, plots
 from volvox.report.files import CONFIG, DIVERGED, METRICS, Row, numbers, read_config, read_metrics
+from volvox.report.html import flat_settings
 from volvox.report.metrics import SCORES, Estimate, format_number, interquartile_mean, probability_of_improvement
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ class Comparison:
       budget: Value of `x` at which methods are compared: the end of the shortest run.
       tasks: Names of the tasks. Every method has runs of each.
       normalized: Whether scores are (score - low) / (high - low) with two reference scores of each task.
-      rows: One mapping a method, best score first: `method`, the number of `runs` over all tasks, the interquartile
-        mean `score` with its interval `low` and `high` (None with fewer than three runs of a task), and `seconds`, the
-        mean wall-clock time until the budget (None if it was not recorded).
+      rows: One mapping a method, best score first: `method`; `settings`, in which methods differ, as text by name; the
+        number of `runs` over all tasks; the interquartile mean `score` with its interval `low` and `high` (None with
+        fewer than three runs of a task); and `seconds`, the mean wall-clock time until the budget (None if it was not
+        recorded).
       pairs: One mapping a pair of methods, if asked for: `method`, `other`, and the `probability` that a run of the
         first scores higher, with its interval `low` and `high`.
       points: float64 `[P]`: values of `x` of the curves.
@@ -65,13 +67,16 @@ class Comparison:
             f"{', '.join(self.tasks)}: {self._score_name()} at {format_number(self.budget)} {_words(self.x)}, "
             "interquartile mean over runs with its 95% bootstrap interval."
         )
-        scores = [["method", "runs", _words(self.metric), "95% interval", "time of a run"]]
+        scores = [["method", *self.rows[0]["settings"], "runs", _words(self.metric), "95% interval", "time of a run"]]
         for row in self.rows:
             time = "-" if row["seconds"] is None else metrics.format_duration(row["seconds"])
-            scores.append([row["method"], str(row["runs"]), format_number(row["score"]), _interval(row), time])
+            settings = map(_short, row["settings"].values())
+            scores.append(
+                [row["method"], *settings, str(row["runs"]), format_number(row["score"]), _interval(row), time]
+            )
         pairs = [["a run of", "scores higher than a run of", "with probability", "95% interval"]]
         pairs += [[pair["method"], pair["other"], f"{pair['probability']:.2f}", _interval(pair)] for pair in self.pairs]
-        tables = [_markdown(table) for table in (scores, pairs) if len(table) > 1]
+        tables = [markdown(table) for table in (scores, pairs) if len(table) > 1]
         return "\n\n".join([about, *tables, *(f"Note: {note}." for note in self.notes)])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
@@ -112,8 +117,8 @@ def compare(
 
     Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. Between two rows of
     metrics a run has the value of the earlier row. The score of a method is the interquartile mean over its runs
-    (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of
-    several learners of a run counts as a run.
+    (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
+    learners of a run counts as a run, and learners with different settings are methods of their own.
 
     Args:
       methods: Runs by the name of their method: run directories, or directories that hold runs as `seed-0`, `seed-1`
@@ -133,12 +138,13 @@ def compare(
     if not methods:
         raise ValueError('give the runs of each method, such as {"ga": "runs/ga"}')
     notes: list[str] = []
-    runs = [run for name, paths in methods.items() for run in _read(name, paths, notes)]
+    runs_of = {name: _read(name, paths, notes) for name, paths in methods.items()}
+    runs = [run for several in runs_of.values() for run in several]
     if len({(run.path.resolve(), run.learner) for run in runs}) < len(runs):
         raise ValueError(f"a run is given twice: {', '.join(str(run.path) for run in runs)}")
-    tasks = sorted({run.task for run in runs})
-    if not runs or len({(run.method, run.task) for run in runs}) < len(methods) * len(tasks):
-        played = {name: sorted({run.task for run in runs if run.method == name}) for name in methods}
+    tasks, names = sorted({run.task for run in runs}), dict.fromkeys(run.method for run in runs)
+    if not all(runs_of.values()) or len({(run.method, run.task) for run in runs}) < len(names) * len(tasks):
+        played = {name: sorted({run.task for run in several}) for name, several in runs_of.items()}
         raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
     metric = _metric(runs, metric, x)
     scales = _scales(runs, tasks, normalize)
@@ -155,7 +161,10 @@ def compare(
         values_at_points = [values[np.searchsorted(at, points, side="right") - 1] for at, values in curves]
         return (np.stack(values_at_points, axis=-1) - low) / (high - low)
 
-    samples = {name: [scores_of(name, task) for task in tasks] for name in methods}
+    samples = {name: [scores_of(name, task) for task in tasks] for name in names}
+    first = {name: next(run.settings for run in runs if run.method == name) for name in names}
+    common = set.intersection(*(set(settings) for settings in first.values()))
+    differ = [x for x in next(iter(first.values())) if x in common and len({one[x] for one in first.values()}) > 1]
     curves = {name: interquartile_mean(*scores) for name, scores in samples.items()}
     curves = dict(sorted(curves.items(), key=lambda item: -item[1].value[-1]))
     final = {name: [scores[-1] for scores in samples[name]] for name in curves}
@@ -164,7 +173,8 @@ def compare(
         data = [run.columns for run in runs if run.method == name]
         times = [np.nanmax(run["seconds"][run[x] <= end]) for run in data if "seconds" in run]
         seconds = float(np.mean(times)) if len(times) == len(data) else None
-        row = {"method": name, "runs": len(data), **_named("score", interquartile_mean(*scores)), "seconds": seconds}
+        row = {"method": name, "settings": {x.removeprefix("settings."): first[name][x] for x in differ}}
+        row |= {"runs": len(data), **_named("score", interquartile_mean(*scores)), "seconds": seconds}
         rows.append(row)
     chances = [
         {"method": a, "other": b, **_named("probability", probability_of_improvement(final[a], final[b]))}
@@ -217,6 +227,7 @@ class _Run(NamedTuple):
     path: Path
     learner: int
     algorithm: Mapping[str, Any]
+    settings: Mapping[str, str]
     task: str
     rows: Sequence[Row]
     columns: Mapping[str, np.ndarray]
@@ -231,10 +242,15 @@ def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
         else:
             rows = [{**row, "step": step} for step, row in enumerate(read_metrics(path / METRICS), start=1)]
             config, several = read_config(path), metrics.num_learners(rows)
-            for i in range(several):
+            algorithm, task = config["algorithm"], metrics.task_of(config)
+            given = algorithm.get("settings")
+            each = given if isinstance(given, list) else [given] * several
+            distinct = [one for i, one in enumerate(each) if one not in each[:i]]
+            for i, one in enumerate(each[:several]):
+                name = method if len(distinct) < 2 else f"{method}[{distinct.index(one)}]"
                 own = metrics.of_learner(rows, i) if several > 1 else rows
-                task, columns = metrics.task_of(config), metrics.columns(own)
-                runs.append(_Run(method, path, i, config["algorithm"], task, own, columns))
+                settings = flat_settings({**algorithm, **({} if one is None else {"settings": one})})
+                runs.append(_Run(name, path, i, algorithm, settings, task, own, metrics.columns(own)))
     return runs
 
 
@@ -280,11 +296,20 @@ def _interval(row: Mapping[str, Any]) -> str:
     return "too few runs" if row["low"] is None else f"{format_number(row['low'])} to {format_number(row['high'])}"
 
 
+def _short(setting: str) -> str:
+    """Returns the text of a setting, a number with four digits."""
+    try:
+        return f"{float(setting):.4g}"
+    except ValueError:
+        return setting
+
+
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _markdown(table: Sequence[Sequence[str]]) -> str:
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown; the first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [table[0], ["-" * width for width in widths], *table[1:]]
     padded = ([f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines)

@@ -153,6 +153,55 @@ def cloud(
     return finish(figure, path)
 
 
+def settings_and_scores(
+    settings: Sequence[Mapping[str, Any]],
+    scores: Sequence[float],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    metric: str = "score",
+) -> "Figure":
+    """Draws the scores of trials against each setting, and below all settings of each trial as a line.
+
+    Args:
+      settings: Settings of each trial by name; of at least one.
+      scores: Score of each trial.
+      path: PNG file to write; None writes none.
+      metric: Name of the score.
+    """
+    from matplotlib import colormaps
+
+    names = list(dict.fromkeys(name for one in settings for name in one))
+    colors = colormaps["viridis_r"](np.argsort(np.argsort(scores)) / max(len(scores) - 1, 1))
+    figure = new_figure(figsize=(max(2.4 * len(names), 5.0) + 0.8, 5.6), layout="constrained")
+    grid, lines, labels = figure.add_gridspec(2, len(names)), [], []
+    for place, name in enumerate([*names, metric]):
+        column = [one.get(name) for one in settings] if place < len(names) else list(scores)
+        numeric, texts = all(type(x) in (int, float) for x in column), sorted(set(map(str, column)))
+        values = np.array(column if numeric else [texts.index(str(x)) for x in column], float)
+        low, high, label = values.min(), values.max(), name.replace("_", " ")
+        is_log = numeric and place < len(names) and 0 < 20 * low < high
+        scaled = np.log(values) if is_log else values
+        lines.append((scaled - scaled.min()) / (np.ptp(scaled) or 1.0))
+        labels.append("\n".join([label, f"{low:.3g} to {high:.3g}" if numeric else f"{texts[0]} to {texts[-1]}"]))
+        if place == len(names):
+            break
+        axes = figure.add_subplot(grid[0, place], xlabel=label, xscale="log" if is_log else "linear")
+        axes.scatter(values, scores, c=colors, s=18)
+        axes.set_ylabel(metric.replace("_", " ") if place == 0 else "")
+        if is_log:
+            ticks = [low, (low * high) ** 0.5, high]
+            axes.set_xticks(ticks, [f"{x:.1g}" for x in ticks])
+            axes.set_xticks([], minor=True)
+        elif not numeric:
+            axes.set_xticks(range(len(texts)), texts)
+    axes = figure.add_subplot(grid[1, :])
+    for i in np.argsort(scores):  # good trials are drawn last
+        axes.plot([line[i] for line in lines], color=colors[i], linewidth=1.2)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_yticks([])
+    return finish(figure, path)
+
+
 def maze_walls(axes: "Axes") -> None:
     """Draws walls, start and goal of the hard maze; a `background` for `cloud`."""
     axes.plot(*maze.WALLS.reshape(-1, 2, 2).T, color="black", linewidth=1.2)

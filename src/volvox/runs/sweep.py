@@ -1,0 +1,438 @@
+"""Search for good settings, in an Optuna study whose trials are runs.
+
+    def make(settings):
+        return vx.learn(vx.PPO(**settings), network, env, num_learners=4, evaluate_every=10_000)
+
+    space = {"learning_rate": vx.space.log(1e-4, 1e-2), "entropy_coefficient": vx.space.log(1e-4, 1e-1)}
+    sweep = vx.sweep(make, space, num_trials=12, max_timesteps=50_000, run_dir="runs/sweep")
+    print(sweep)
+
+The directory of a sweep holds:
+
+    study.db               the study, for `optuna-dashboard sqlite:///runs/sweep/study.db`
+    trials/0007            the run of trial 7, or of several trials in one program, of which trial 7 is the first
+    trials/0008-diverged   a run that ended because numbers of trial 8 were no longer finite
+    again/0007             the settings of trial 7, trained with another seed (`Sweep.again`)
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from volvox._checks import check_type, integer
+from volvox.data.metrics import EACH
+from volvox.distributed import RaySettings
+from volvox.learners.space import Choice, Range, check_space
+from volvox.learners.training import learn
+from volvox.report import plots
+from volvox.report.comparison import markdown
+from volvox.report.files import DIVERGED, METRICS, Row, read_metrics, write_file
+from volvox.report.metrics import format_number, latest
+from volvox.runs.config import differences, to_json
+from volvox.runs.directory import locked
+from volvox.runs.run import Run, load
+from volvox.runs.train import run_path, train
+from volvox.types import Algorithm
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BUDGETS = ("steps", "max_frames", "max_timesteps", "stop_after")
+_FRESH_SEED = 2**30
+"""Added to the seeds of trials whose settings are trained again."""
+
+
+def sweep(
+    make: Callable[[dict[str, Any]], Algorithm],
+    space: Mapping[str, Range | Choice] | Callable[[Any], dict[str, Any]],
+    *,
+    num_trials: int,
+    run_dir: str | os.PathLike[str],
+    metric: str = "evaluation_mean",
+    num_learners: int = 1,
+    pruner: Any = "halving",
+    sampler: Any = None,
+    storage: str | None = None,
+    workers: RaySettings | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    progress: bool = True,
+    **budget: Any,
+) -> "Sweep":
+    """Searches for the settings with the highest metric; needs Optuna (the extra `sweep`).
+
+        sweep = vx.sweep(make, space, num_trials=24, max_timesteps=100_000, run_dir="runs/sweep")
+        sweep = vx.sweep(make, space, num_trials=48, max_timesteps=100_000, run_dir="runs/sweep", resume=True)
+
+    The score of a trial is the latest value of the metric in the rows of its run, the mean if it has several learners.
+    Ctrl-C saves the trial in progress, and `resume=True` continues it, also after a kill. A trial whose numbers are no
+    longer finite is recorded as failed, and the others of its program begin again without it. Another error ends the
+    sweep; with `resume=True` the trial goes on.
+
+    Args:
+      make: Settings of a trial -> algorithm. Trials with equal shapes share their compiled program if the environment
+        is pure JAX and is made once, outside of `make`.
+      space: Ranges of the settings by name (`vx.space`), or a function that draws settings from an `optuna.Trial`.
+      num_trials: Trials of the whole study, including those of earlier calls and of other machines.
+      run_dir: Directory of the sweep.
+      metric: Metric of the rows; higher is better.
+      num_learners: Number of trials in one program. Their algorithms are of `vx.learn`, and settings may differ in the
+        numbers that their class attribute `traced` names. If each trial has n learners, the program has n times as
+        many.
+      pruner: "halving" stops bad trials by Optuna's asynchronous successive halving at each new value of the metric.
+        Otherwise a pruner of Optuna, or None. Several trials of one program and resumed trials are not pruned.
+      sampler: Sampler of Optuna. None: TPE.
+      storage: URL of an Optuna storage. Machines with one URL share the study if their directories have one name.
+        None: `study.db` in the directory.
+      workers: Workers that run the trials, such as `vx.distributed.ray(num_actors="gpus")`, which all must see the
+        directory and the storage. None: this process.
+      seed: Seed of the sampler. A run has the seed `seed + n` if trial n is its first.
+      resume: Continue the sweep in the directory, if there is one.
+      progress: Print a line for each trial on the standard error stream.
+      **budget: Budget of each trial: `steps`, `max_frames`, `max_timesteps` or `stop_after` of `volvox.train`.
+
+    Returns:
+      `Sweep`. Its `exit_code` is not 0 if it was interrupted.
+
+    Raises:
+      ImportError: Optuna is not installed.
+      FileExistsError: The study exists, and `resume` is False.
+      BlockingIOError: Another process sweeps in the directory.
+      TypeError: `make` does not know a setting, or the space or a budget has another type or name.
+      ValueError: Rows do not have the metric, trials of one program differ in more than numbers or do not fit into the
+        memory, the storage cannot be opened, or, with `resume`, metric, budget or seed differ.
+    """
+    optuna = _optuna()
+    integer("num_trials", num_trials, low=1)
+    integer("num_learners", num_learners, low=1)
+    if unknown := sorted(budget.keys() - set(_BUDGETS)):
+        raise TypeError(f"{unknown[0]} is not a budget of a trial; give {', '.join(_BUDGETS)}")
+    if not callable(space):
+        check_space("space", space, (Range, Choice))
+    if workers is not None:
+        check_type("workers", workers, RaySettings, "vx.distributed.ray(...)")
+
+    def draw(trial: Any) -> dict[str, Any]:
+        return space(trial) if callable(space) else {name: _suggest(trial, name, x) for name, x in space.items()}
+
+    # Settings that cannot be tried are refused before anything is written.
+    rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
+    algorithm = _together([make(draw(rehearsal.ask())) for _ in range(min(num_learners, num_trials))])
+    if metric.startswith("evaluation_") and algorithm.config.get("evaluate_every", 0) is None:
+        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric='training_mean'")
+    path = run_path(run_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        study = _open(path, storage, optuna.create_study, direction="maximize", load_if_exists=resume)
+        about = to_json({"metric": metric, "budget": budget, "seed": seed})
+        if found := differences(study.user_attrs.get("sweep", about), about, "sweep"):
+            raise ValueError("\n  ".join([f"{path} holds a sweep with other settings:", *found]))
+        study.set_user_attr("sweep", about)
+        several = num_learners > 1 or workers is not None
+        study.sampler = sampler or optuna.samplers.TPESampler(seed=seed + len(study.trials), constant_liar=several)
+        none = optuna.pruners.NopPruner()
+        study.pruner = optuna.pruners.SuccessiveHalvingPruner() if pruner == "halving" else pruner or none
+        jobs = [
+            _Job(name, [t.number for t in trials], [draw(optuna.trial.FixedTrial(t.params)) for t in trials])
+            for name, trials in _runs(study).items()
+            if any(t.state.name == "RUNNING" for t in trials) and (path / "trials" / name).is_dir()
+        ]
+
+        def next_job() -> _Job | None:
+            if jobs:
+                return jobs.pop(0)
+            trials = [study.ask() for _ in range(min(num_learners, num_trials - len(study.trials)))]
+            if not trials:
+                return None
+            name, settings = f"{trials[0].number:04d}", [draw(trial) for trial in trials]
+            (path / "trials" / name).mkdir(parents=True, exist_ok=True)
+            for trial in trials:
+                trial.set_user_attr("run", name)
+            return _Job(name, [trial.number for trial in trials], settings, None if num_learners > 1 else trials[0])
+
+        def finish(job: _Job, outcome: _Outcome) -> int:
+            """Records the results of a job; returns the exit code of an interrupted one, otherwise 0."""
+            folder, others = (
+                path / "trials" / job.run,
+                [i for i in range(len(job.numbers)) if i not in outcome.diverged],
+            )
+            if outcome.diverged:
+                folder.rename(folder.with_name(f"{job.numbers[outcome.diverged[0]]:04d}-diverged"))
+                if others:
+                    folder.mkdir()
+                    jobs.append(_Job(job.run, [job.numbers[i] for i in others], [job.settings[i] for i in others]))
+            results: dict[int, Any] = dict.fromkeys(outcome.diverged, ("FAIL", None))
+            results |= {i: ("PRUNED" if outcome.pruned else "COMPLETE", x) for i, x in enumerate(outcome.scores)}
+            for i, (state, score) in results.items():
+                value = score if state == "COMPLETE" else None
+                study.tell(job.numbers[i], value, optuna.trial.TrialState[state], skip_if_finished=True)
+                if progress:
+                    settings = ", ".join(f"{name} {_text(x)}" for name, x in job.settings[i].items())
+                    print(f"trial {job.numbers[i]}: {settings}: {state.lower()} {_text(score)}", file=sys.stderr)
+            return outcome.exit_code
+
+        play = partial(_play, make, metric, budget, path / "trials", seed)
+        outcomes = _here(play, next_job) if workers is None else workers.run(play, next_job)
+        exit_code = 128 + signal.SIGINT
+        with suppress(KeyboardInterrupt):  # between two trials, or while workers are busy
+            exit_code = next((code for job, outcome in outcomes if (code := finish(job, outcome))), 0)
+        if progress and exit_code:
+            print(f"interrupted; vx.sweep(..., run_dir={str(run_dir)!r}, resume=True) continues", file=sys.stderr)
+    return Sweep(path, storage=storage, exit_code=exit_code)
+
+
+class _Job(NamedTuple):
+    """Trials of one run: its name, their numbers and settings, and the `optuna.Trial` if it may be pruned."""
+
+    run: str
+    numbers: list[int]
+    settings: list[dict[str, Any]]
+    trial: Any = None
+
+
+class _Outcome(NamedTuple):
+    """Scores of the trials of a run, or the places of trials that diverged; an exit code if it was interrupted."""
+
+    scores: Sequence[float] = ()
+    pruned: bool = False
+    diverged: Sequence[int] = ()
+    exit_code: int = 0
+
+
+def _here(play: Callable[[_Job], _Outcome], next_job: Callable[[], _Job | None]) -> Iterator[tuple[_Job, _Outcome]]:
+    while (job := next_job()) is not None:
+        yield job, play(job)
+
+
+def _play(
+    make: Callable[..., Algorithm], metric: str, budget: dict[str, Any], trials: Path, seed: int, job: _Job
+) -> _Outcome:
+    """Trains the trials of a job. It is picklable, for Ray."""
+    algorithm, folder, pruned = _together([make(dict(one)) for one in job.settings]), trials / job.run, False
+    each = max(len(algorithm.learners), 1) // len(job.settings)
+
+    def on_step(run: Run) -> bool:
+        nonlocal pruned
+        if job.trial is not None and metric in run.metrics[-1]:
+            job.trial.report(run.metrics[-1][metric], sum(metric in row for row in run.metrics))
+            pruned = job.trial.should_prune()
+        return pruned
+
+    try:
+        run = _train(algorithm, seed + job.numbers[0], folder, budget, on_step=on_step)
+    except FloatingPointError as error:
+        write_file(folder / DIVERGED, f"{error}\n")
+        learners = getattr(error, "learners", range(each * len(job.settings)))
+        return _Outcome(diverged=sorted({i // each for i in learners}))
+    if run.interrupted:
+        return _Outcome(exit_code=run.exit_code)
+    scores = _scores(run.metrics, metric, each * len(job.settings))
+    return _Outcome(np.reshape(scores, (-1, each)).mean(axis=1).tolist(), pruned)
+
+
+def _train(algorithm: Algorithm, seed: int, folder: Path, budget: dict[str, Any], **options: Any) -> Run:
+    try:  # with a checkpoint each minute and at the end: others would take most of the time of short trials
+        options |= {"checkpoint_every": 2**30, "progress": False, "loggers": ()}
+        return train(algorithm, seed=seed, run_dir=folder, resume=True, **options, **budget)
+    finally:
+        algorithm.close()
+
+
+def _scores(rows: Sequence[Row], metric: str, num_learners: int) -> list[float]:
+    """Returns the latest value of a metric, one for each learner; raises ValueError if rows do not have it."""
+    having = [row for row in rows if row.get(metric) is not None]
+    found = having[-1].get(metric + EACH, [having[-1][metric]]) if having else []
+    if len(found) != num_learners:
+        raise ValueError(f"rows have no {metric!r} of each learner; they have {', '.join(latest(rows))}")
+    return found
+
+
+def _together(algorithms: Sequence[Algorithm]) -> Algorithm:
+    """Returns one algorithm with the learners of all; raises ValueError if they cannot be one program."""
+    configs = [dict(algorithm.config) for algorithm in algorithms]
+    if len(algorithms) == 1:
+        return algorithms[0]
+    if any(config["type"] != "volvox.learn" for config in configs):
+        raise ValueError("num_learners is for algorithms of vx.learn; a population is one program already")
+    settings = [_settings(algorithm) for algorithm in algorithms]
+    for config in configs[1:]:
+        before, now = ({**config, "settings": (), "num_learners": len(settings[0])} for config in (configs[0], config))
+        if found := differences(to_json(before), to_json(now), "trial"):
+            raise ValueError("\n  ".join(["trials of one program differ:", *found]))
+    return _with_learners(algorithms[0], [one for several in settings for one in several])
+
+
+def _settings(algorithm: Algorithm) -> list[Any]:
+    """Returns the settings of each learner."""
+    given = algorithm.config["settings"]
+    return list(given) if isinstance(given, Sequence) else [given] * len(algorithm.learners)
+
+
+def _with_learners(algorithm: Algorithm, settings: list[Any]) -> Algorithm:
+    """Returns the algorithm with other learners."""
+    options = {**algorithm.config, "env": algorithm.env, "settings": settings, "num_learners": 1}
+    return learn(**{name: x for name, x in options.items() if name != "type"})
+
+
+class Sweep:
+    """A sweep in a directory.
+
+        sweep = vx.Sweep("runs/sweep")
+        print(sweep)                             # a table of the trials, the best first
+        sweep.plot("sweep.png")
+        algorithm = make(sweep.trials[0]["settings"])
+
+    Attributes:
+      run_dir: Directory of the sweep.
+      study: The `optuna.Study`.
+      metric: Metric of the scores.
+      exit_code: Exit code for a script: 0, or 128 plus the number of the signal that interrupted `vx.sweep`.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str], *, storage: str | None = None, exit_code: int = 0):
+        """Opens the study of `vx.sweep`; raises ValueError if there is none."""
+        self.run_dir, self.exit_code = run_path(run_dir), exit_code
+        if storage is None and not (self.run_dir / "study.db").exists():
+            raise ValueError(f"{run_dir} holds no sweep: there is no study.db in it")
+        self.study = _open(self.run_dir, storage, _optuna().load_study)
+        self._about: dict[str, Any] = self.study.user_attrs["sweep"]
+        self.metric: str = self._about["metric"]
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """One mapping a trial, the best first.
+
+        `trial`, its number; `state`: "complete", "pruned", "fail" (diverged) or "running"; `settings`, as drawn from
+        the space; `score`, None without one; `scores` of its learners; `run`, the directory of its run; and `learners`,
+        their numbers in that run. The last three are missing if the run has no such rows here.
+        """
+        found = []
+        for name, trials in _runs(self.study).items():
+            run = self.run_dir / "trials" / name
+            rows, each = [row for row in read_metrics(run / METRICS) if row.get(self.metric) is not None], []
+            if rows:
+                each = np.split(np.array(rows[-1].get(self.metric + EACH, [rows[-1][self.metric]])), len(trials))
+            for i, trial in enumerate(trials):
+                row = {"trial": trial.number, "state": trial.state.name.lower(), "settings": trial.params}
+                row["score"] = trial.value
+                if rows:
+                    first = i * len(each[i])
+                    row |= {"scores": each[i].tolist(), "run": run, "learners": range(first, first + len(each[i]))}
+                found.append(row)
+        failed = [trial for trial in self.study.trials if trial.state.name == "FAIL"]
+        found += [{"trial": t.number, "state": "fail", "settings": t.params, "score": None} for t in failed]
+        rank = ("complete", "pruned", "running", "fail", "waiting")
+        return sorted(found, key=lambda row: (rank.index(row["state"]), -(row["score"] or 0.0), row["trial"]))
+
+    def importances(self) -> dict[str, float]:
+        """Returns the share of each setting in the variance of good scores (PED-ANOVA, arXiv 2304.10255).
+
+        It is empty with fewer than four scores.
+        """
+        optuna = _optuna()
+        scored = sum(trial.state.name == "COMPLETE" for trial in self.study.trials)
+        return optuna.importance.get_param_importances(self.study) if scored >= 4 else {}
+
+    def __str__(self) -> str:
+        """Returns tables in Markdown."""
+        trials, importances = self.trials, self.importances()
+        names = list(dict.fromkeys(name for trial in trials for name in trial["settings"]))
+        table = [["trial", *names, self.metric.replace("_", " "), "learners", "worst", "best", "note"]]
+        for trial in trials:
+            scores = trial.get("scores", [])
+            note = {"complete": "", "fail": "diverged"}.get(trial["state"], trial["state"])
+            several = [_text(min(scores)), _text(max(scores))] if len(scores) > 1 else ["", ""]
+            settings = [_text(trial["settings"].get(name)) for name in names]
+            table.append(
+                [str(trial["trial"]), *settings, _text(trial["score"]), str(len(scores) or ""), *several, note]
+            )
+        shares = [["setting", "importance"], *([name, f"{share:.2f}"] for name, share in importances.items())]
+        return "\n\n".join(markdown(rows) for rows in (table, shares) if len(rows) > 1)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """Draws the scores against each setting, and all settings of each trial as a line.
+
+        Args:
+          path: PNG file to write; None writes none.
+
+        Raises:
+          ValueError: No trial has a score.
+        """
+        scored = [trial for trial in self.trials if trial["state"] == "complete"]
+        if not scored:
+            raise ValueError(f"no trial of {self.run_dir} is complete")
+        settings, scores = [trial["settings"] for trial in scored], [trial["score"] for trial in scored]
+        return plots.settings_and_scores(settings, scores, path, metric=self.metric)
+
+    def again(self, num_trials: int = 3, *, custom: Iterable[Any] = ()) -> list[dict[str, Any]]:
+        """Trains the best settings again with other seeds: their scores in the sweep are too high, since they won.
+
+        Args:
+          num_trials: Number of trials. They are trained in turn, each as long as in the sweep.
+          custom: The user's classes, functions and environments; see `volvox.load`.
+
+        Returns:
+          Their mappings (`trials`) with `score_again` and `scores_again`. The runs are in `again/`, and a later call
+          reads them.
+        """
+        best = [trial for trial in self.trials if trial["state"] == "complete" and "run" in trial][:num_trials]
+        found = []
+        for trial in best:
+            algorithm = load(trial["run"], custom=custom).algorithm
+            if len(algorithm.learners) > len(trial["learners"]):
+                several = _settings(algorithm)
+                algorithm = _with_learners(algorithm, [several[i] for i in trial["learners"]])
+            folder = self.run_dir / "again" / f"{trial['trial']:04d}"
+            seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
+            run = _train(algorithm, seed, folder, self._about["budget"])
+            scores = _scores(run.metrics, self.metric, len(trial["scores"]))
+            found.append({**trial, "score_again": float(np.mean(scores)), "scores_again": scores})
+        return found
+
+
+def _runs(study: Any) -> dict[str, list[Any]]:
+    """Returns the trials of each run, by its name, without those that diverged."""
+    found: dict[str, list[Any]] = {}
+    for trial in study.trials:
+        if "run" in trial.user_attrs and trial.state.name != "FAIL":
+            found.setdefault(trial.user_attrs["run"], []).append(trial)
+    return found
+
+
+def _suggest(trial: Any, name: str, values: Range | Choice) -> Any:
+    """Draws a setting from an `optuna.Trial`."""
+    if isinstance(values, Choice):
+        return trial.suggest_categorical(name, values.options)
+    suggest = trial.suggest_int if values.whole else trial.suggest_float
+    return suggest(name, values.low, values.high, log=values.log)
+
+
+def _open(path: Path, storage: str | None, function: Callable[..., Any], **options: Any) -> Any:
+    """Creates or loads the study of a directory."""
+    optuna = _optuna()
+    try:
+        return function(study_name=path.name, storage=storage or f"sqlite:///{path / 'study.db'}", **options)
+    except optuna.exceptions.DuplicatedStudyError as error:
+        raise FileExistsError(f"{path} already holds a sweep: pass resume=True (--resume), or give another") from error
+    except Exception as error:  # of any database and its driver
+        raise ValueError(f"storage={storage!r} cannot be opened for {path.name}: {error}") from error
+
+
+def _optuna() -> Any:
+    try:
+        import optuna  # pyright: ignore[reportMissingImports]  # an extra
+    except ImportError as error:
+        raise ImportError("sweeps need Optuna: pip install -e '.[sweep]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log each study to the standard error stream
+    return optuna
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else format_number(value) if type(value) in (int, float) else str(value)

@@ -1,0 +1,250 @@
+"""Sweeps find good settings; trials are runs that diverge, are pruned, interrupted and killed."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import volvox as vx
+from volvox.cli import main
+from volvox.report.files import read_config, read_metrics
+from volvox.types import Interrupted
+
+from .conftest import random_walk
+
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install -e '.[sweep]'")
+
+SPACE = {"x": vx.space.uniform(-1, 1), "n": vx.space.integers(1, 3)}
+RATES = {"learning_rate": vx.space.log(1e-4, 1e-1), "entropy_coefficient": vx.space.uniform(0, 0.1)}
+CARTPOLE = vx.envs.cartpole(num_envs=4)
+OPTIONS = {"metric": "score", "steps": 3, "progress": False}
+
+
+def quadratic(settings, hook=lambda step: None):
+    """Three steps with the scores f/3, f/2 and f, where f has its maximum 0 at x = 0.5, n = 2."""
+    best = -((settings["x"] - 0.5) ** 2) - (settings["n"] - 2) ** 2
+    algorithm = random_walk(hook=hook)
+
+    def step(state, **options):
+        state, metrics = algorithm.step(state, **options)
+        return state, metrics | {"score": best * 2 ** (3 - state["step"])}
+
+    return algorithm._replace(step=step, config=algorithm.config | settings)
+
+
+def ppo(settings, **options):
+    settings = {"segment_length": 8, "num_minibatches": 2, "rounds_per_iteration": 2, **settings}
+    return vx.learn(vx.PPO(**settings), vx.networks.CategoricalMLP(2, (4,)), CARTPOLE, **options)
+
+
+def test_the_best_trial_is_first_and_every_trial_is_a_run(tmp_path):
+    sweep = vx.sweep(quadratic, SPACE, num_trials=15, pruner=None, run_dir=tmp_path / "a", **OPTIONS)
+    assert [trial["state"] for trial in sweep.trials] == ["complete"] * 15
+    assert sweep.exit_code == 0
+    scores = [trial["score"] for trial in sweep.trials]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > -0.3
+    for trial in sweep.trials:
+        x, n = trial["settings"]["x"], trial["settings"]["n"]
+        assert trial["score"] == pytest.approx(-((x - 0.5) ** 2) - (n - 2) ** 2)
+        assert trial["scores"] == [trial["score"]]
+        run = vx.load(trial["run"], algorithm=quadratic(trial["settings"]))
+        assert len(run.metrics) == 3
+    assert set(sweep.importances()) == {"x", "n"}
+    assert f"| {sweep.trials[0]['trial']} " in str(vx.Sweep(tmp_path / "a")).splitlines()[2]
+    assert len(sweep.plot(tmp_path / "sweep.png").axes) == 3
+    assert len(vx.compare({str(t["trial"]): t["run"] for t in sweep.trials}, metric="score").rows) == 15
+
+
+def test_a_function_may_draw_the_settings(tmp_path):
+    def draw(trial):
+        n = trial.suggest_int("n", 1, 3)
+        return {"n": n, "x": 0.5 if n == 2 else trial.suggest_float("x", -1, 1)}
+
+    sweep = vx.sweep(quadratic, draw, num_trials=5, run_dir=tmp_path, pruner=None, **OPTIONS)
+    assert sweep.trials[0]["score"] == 0.0
+
+
+def test_bad_trials_are_pruned(tmp_path):
+    sweep = vx.sweep(quadratic, SPACE, num_trials=12, run_dir=tmp_path, **OPTIONS)
+    pruned = [trial for trial in sweep.trials if trial["state"] == "pruned"]
+    assert pruned
+    assert all(len(read_metrics(trial["run"] / "metrics.jsonl")) < 3 for trial in pruned)
+    assert sweep.trials[0]["state"] == "complete"
+
+
+def test_a_trial_that_diverges_fails_and_the_sweep_goes_on(tmp_path):
+    def make(settings):
+        def hook(step):
+            if settings["n"] == 1:
+                raise FloatingPointError("not finite")
+
+        return quadratic(settings, hook)
+
+    sweep = vx.sweep(make, SPACE, num_trials=8, run_dir=tmp_path, pruner=None, **OPTIONS)
+    for trial in sweep.trials:
+        assert trial["state"] == ("fail" if trial["settings"]["n"] == 1 else "complete")
+        if trial["state"] == "fail":
+            assert (tmp_path / "trials" / f"{trial['trial']:04d}-diverged" / "diverged").exists()
+    assert {trial["state"] for trial in sweep.trials} == {"complete", "fail"}
+    assert "diverged" in str(sweep)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Four trials of two learners each, two trials in one program."""
+    path = tmp_path_factory.mktemp("sweeps") / "a"
+    options = {"evaluate_every": 64, "num_evaluation_episodes": 2}
+    make = lambda settings: ppo(settings, num_learners=2, **options)  # noqa: E731
+    return vx.sweep(make, RATES, num_trials=4, num_learners=2, max_timesteps=64, run_dir=path, progress=False)
+
+
+def test_trials_of_one_program_are_its_learners(together):
+    assert sorted(trial["run"].name for trial in together.trials) == ["0000", "0000", "0002", "0002"]
+    for trial in together.trials:
+        settings = read_config(trial["run"])["algorithm"]["settings"]
+        assert [settings[i]["learning_rate"] for i in trial["learners"]] == [trial["settings"]["learning_rate"]] * 2
+        row = read_metrics(trial["run"] / "metrics.jsonl")[-1]
+        assert trial["scores"] == [row["evaluation_mean_each"][i] for i in trial["learners"]]
+        assert trial["score"] == pytest.approx(np.mean(trial["scores"]))
+    assert vx.load(together.trials[0]["run"]).learner(3).evaluate(num_episodes=2).returns.shape == (2,)
+
+
+def test_the_best_settings_are_trained_again_with_another_seed(together, capsys):
+    best, *_ = again = together.again(2)
+    assert len(again) == 2
+    assert best["scores"] == together.trials[0]["scores"]
+    config = read_config(together.run_dir / "again" / f"{best['trial']:04d}")
+    rates = [settings["learning_rate"] for settings in config["algorithm"]["settings"]]
+    assert rates == [best["settings"]["learning_rate"]] * 2
+    assert config["key"] != read_config(best["run"])["key"]
+    assert main(["sweep-report", str(together.run_dir), "--again", "1"]) == 0
+    assert f"{best['score_again']:,.4g} with another seed" in capsys.readouterr().out
+    assert (together.run_dir / "sweep.png").exists()
+
+
+def test_trials_of_one_program_go_on_without_one_that_diverges(tmp_path):
+    rates = [1e-3, 1e38, 1e-2]
+
+    def draw(trial):
+        return {"learning_rate": rates[trial.suggest_int("i", trial.number, trial.number)]}
+
+    options = {"metric": "training_mean", "num_learners": 3, "steps": 6, "progress": False}
+    sweep = vx.sweep(lambda s: ppo(s, num_learners=2), draw, num_trials=3, run_dir=tmp_path, **options)
+    assert {trial["trial"]: trial["state"] for trial in sweep.trials} == {0: "complete", 1: "fail", 2: "complete"}
+    assert {trial["trial"]: trial.get("learners") for trial in sweep.trials} == {0: range(2), 1: None, 2: range(2, 4)}
+    assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == ["0000", "0001-diverged"]
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path):
+    steps = []
+
+    def make(settings):
+        def hook(step):
+            steps.append(step)
+            if len(steps) == 5:  # the second step of the second trial
+                signal.raise_signal(signal.SIGINT)
+                raise Interrupted
+
+        return quadratic(settings, hook)
+
+    options = OPTIONS | {"num_trials": 4, "run_dir": tmp_path, "pruner": None}
+    sweep = vx.sweep(make, SPACE, **options)
+    assert sweep.exit_code == 130
+    assert [trial["state"] for trial in sweep.trials] == ["complete", "running"]
+    with pytest.raises(FileExistsError, match="resume"):
+        vx.sweep(make, SPACE, **options)
+    with pytest.raises(ValueError, match="steps"):
+        vx.sweep(make, SPACE, **options | {"steps": 4}, resume=True)
+    sweep = vx.sweep(make, SPACE, **options, resume=True)
+    assert steps == [1, 2, 3, 1, 2, 2, 3, 1, 2, 3, 1, 2, 3]
+    assert [trial["state"] for trial in sweep.trials] == ["complete"] * 4
+    assert sorted(trial["trial"] for trial in sweep.trials) == [0, 1, 2, 3]
+
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, {root!r})
+import volvox as vx
+from tests.runs.test_sweep import OPTIONS, SPACE, quadratic
+make = lambda settings: quadratic(settings, lambda step: time.sleep(0.02))
+vx.sweep(make, SPACE, num_trials=1000, run_dir={run_dir!r}, resume=True, pruner=None, **OPTIONS)
+"""
+
+
+def test_a_killed_sweep_loses_at_most_the_trial_in_progress(tmp_path, pytestconfig):
+    program = PROGRAM.format(root=str(pytestconfig.rootpath), run_dir=str(tmp_path / "a"))
+    for kills in (1, 2):
+        process = subprocess.Popen([sys.executable, "-c", program])
+        deadline = time.monotonic() + 120
+        while len(list((tmp_path / "a" / "trials").glob("*"))) < 2 * kills:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    begun = len(vx.Sweep(tmp_path / "a").trials)
+    options = OPTIONS | {"run_dir": tmp_path / "a", "pruner": None, "resume": True}
+    sweep = vx.sweep(quadratic, SPACE, num_trials=begun + 1, **options)
+    assert [trial["state"] for trial in sweep.trials].count("complete") >= begun
+    for trial in sweep.trials:
+        assert [row["generation"] for row in read_metrics(trial["run"] / "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"make": lambda s: ppo({"learing_rate": 0.1})}, TypeError, "learing_rate"),
+        ({"make": ppo, "space": RATES, "metric": "evaluation_mean"}, ValueError, "evaluate_every"),
+        ({"metric": "skore"}, ValueError, "skore"),
+        ({"space": {"x": (0, 1)}}, TypeError, "vx.space"),
+        ({"storage": "sqlite:////nowhere/study.db"}, ValueError, "storage"),
+        ({"num_learners": 2}, ValueError, "vx.learn"),
+        ({"timesteps": 5}, TypeError, "max_timesteps"),
+        (
+            {
+                "make": ppo,
+                "space": {"num_epochs": vx.space.integers(1, 9)},
+                "num_learners": 3,
+                "metric": "training_mean",
+            },
+            ValueError,
+            "num_epochs",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(changes, error, message, tmp_path):
+    options = {"make": quadratic, "space": SPACE, "num_trials": 4, "run_dir": tmp_path / "a", **OPTIONS, **changes}
+    with pytest.raises(error, match=message):
+        vx.sweep(**options)
+
+
+@pytest.mark.parametrize("call", [lambda: vx.space.log(0, 1), lambda: vx.space.uniform(1, 1), vx.space.choice])
+def test_empty_ranges_are_refused(call):
+    with pytest.raises(ValueError, match="give"):
+        call()
+
+
+def test_sweeps_need_optuna(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match="pip install"):
+        vx.sweep(quadratic, SPACE, num_trials=1, run_dir=tmp_path, **OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_workers_run_the_trials(tmp_path):
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    try:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        ray.cloudpickle.register_pickle_by_value(sys.modules[random_walk.__module__])
+        workers = vx.distributed.ray(num_actors=2)
+        sweep = vx.sweep(quadratic, SPACE, num_trials=6, run_dir=tmp_path, workers=workers, **OPTIONS)
+    finally:
+        ray.shutdown()
+    assert sorted(trial["trial"] for trial in sweep.trials) == list(range(6))
+    assert {trial["state"] for trial in sweep.trials} <= {"complete", "pruned"}
