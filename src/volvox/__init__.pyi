@@ -18,6 +18,7 @@ from .evolution.novelty import Novelty as Novelty
 from .evolution.strategy import Validation as Validation
 from .learners import space as space
 from .learners.a3c import A3C as A3C
+from .learners.pbt import PBT as PBT
 from .learners.ppo import PPO as PPO
 from .learners.pqn import PQN as PQN
 from .learners.sac import SAC as SAC

@@ -43,6 +43,7 @@ from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.envs.envpool_tasks import whole_games
 from volvox.envs.groups import environment_keys
 from volvox.learners.learner import Turn
+from volvox.learners.pbt import PBT
 from volvox.ops.flat import by_path, restored
 from volvox.rollout.devices import Devices, devices_of
 from volvox.rollout.loop import Loop, Monitor, Stages, copied, seed_of, shared_jit, time_parts
@@ -123,6 +124,7 @@ class LearnState(NamedTuple):
       evaluated: Results of evaluations, `Evaluated`; () without evaluation.
       envs: States of resumable environments (`EnvGroup.resumable`), to which actions have been sent. () before the
         first iteration and for other environments, which begin new episodes when a run is resumed.
+      numbers: With `PBT`, numbers of the settings, `[S]`; otherwise ().
     """
 
     key: Array
@@ -131,6 +133,7 @@ class LearnState(NamedTuple):
     timesteps: int
     evaluated: Any = ()
     envs: tuple[ArrayTree, ...] = ()
+    numbers: Any = ()
 
 
 def learn(
@@ -142,6 +145,7 @@ def learn(
     evaluate_every: int | None = None,
     num_evaluation_episodes: int = 10,
     num_evaluation_envs: int | None = None,
+    pbt: PBT | None = None,
     chunk_seconds: float = 1.0,
     host: bool = False,
     devices: Sequence[Any] | None = None,
@@ -169,6 +173,7 @@ def learn(
         plays the same number.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
         of environments of all learners on one device.
+      pbt: Population-based training of several learners on one device.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
       devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
@@ -198,7 +203,7 @@ def learn(
     for one in several:
         check_has("settings", one, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
-    run = Training(several, network, env, chunk_seconds, host, devices_of(devices))
+    run = Training(several, network, env, chunk_seconds, host, devices_of(devices), pbt)
     if evaluate_every is not None:
         evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
         run.evaluator = PolicyEvaluator(run.learner.policy, run.env, run.num_learners, *evaluation)
@@ -211,7 +216,7 @@ def learn(
     config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
     config |= {"num_learners": num_learners}
     config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
-    config |= {"num_evaluation_envs": num_evaluation_envs}
+    config |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
     return Algorithm(
         init=run.init,
         step=run.step,
@@ -366,17 +371,29 @@ class Training:
     """
 
     def __init__(
-        self, settings: Sequence[Any], network: Any, env: Env, chunk_seconds: float, host: bool, devices: Devices
+        self,
+        settings: Sequence[Any],
+        network: Any,
+        env: Env,
+        chunk_seconds: float,
+        host: bool,
+        devices: Devices,
+        pbt: PBT | None = None,
     ):
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
-        numbers, first, self.num_learners = numbers_of_all(settings), settings[0], len(settings)
+        numbers, first, self.num_learners, self.pbt = numbers_of_all(settings), settings[0], len(settings), pbt
+        if pbt is not None and (len(settings) < 2 or devices.mesh is not None):
+            raise ValueError("pbt needs at least two learners (num_learners), on one device")
+        if pbt is not None and (unknown := [name for name in pbt.explore if name not in numbers]):
+            raise ValueError(f"explore: {unknown[0]} is not one of the numbers {', '.join(numbers)} of the settings")
         # Each process makes the initial state alone, without a device axis.
         alone = LearnerStages(first, network, env, self.num_learners)
 
         def initial(numbers: dict[str, Array], key: Array) -> tuple[Any, Any]:
             return alone.each(lambda numbers, key: alone.learner(numbers).init(key), numbers, key)
 
-        self._initial = functools.partial(shared_jit(ByValue(alone.cache_key, initial)), numbers)
+        self._initial = shared_jit(ByValue(alone.cache_key, initial))
+        self._own_numbers = numbers
         self._numbers: Any = numbers
         if devices.mesh is not None:  # placed scalars would not be weakly typed
             self._numbers = {name: devices.placed(x) if x.ndim else float(x) for name, x in numbers.items()}
@@ -406,8 +423,12 @@ class Training:
 
     def init(self, key: int | Array) -> LearnState:
         """Returns the state at the beginning of a run."""
-        init_key, run_key = self.keys(typed_key(key))
-        collected, learning = self._initial(init_key)
+        key = typed_key(key)
+        init_key, run_key = self.keys(key)
+        numbers = self._own_numbers
+        if self.pbt is not None:  # learners have the keys of the numbers below
+            numbers = numbers | self.pbt.draw(jax.random.fold_in(key, self.num_learners), self.num_learners)
+        collected, learning = self._initial(numbers, init_key)
         zero = jnp.int32(0)
         acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
@@ -415,7 +436,8 @@ class Training:
             worst = jnp.float32(-jnp.inf)
             first = self.policy_of(self.candidates(collected, learning), 0)
             evaluated = Evaluated(first, worst, 0, 0, jnp.full(self.num_learners, worst), 0)
-        return without(LearnState(run_key, acting, learning, 0, evaluated), "collectors")
+        state = LearnState(run_key, acting, learning, 0, evaluated, numbers=() if self.pbt is None else numbers)
+        return without(state, "collectors")
 
     def keys(self, key: Array) -> Array:
         """Returns the keys of the initial state and of the run, `[2]`, or of those of S learners, `[2, S]`."""
@@ -432,14 +454,14 @@ class Training:
         """Returns the variables of the policy of learner `i`."""
         return pick(candidates, i) if self._batch else candidates
 
-    def constants(self, key: Array) -> tuple[Array, dict[str, Array]]:
+    def constants(self, state: LearnState) -> tuple[Array, dict[str, Array]]:
         """Returns the constants of the loop: (key of the run, numbers of the settings)."""
-        return self.loop.devices.placed(key), self._numbers
+        return self.loop.devices.placed(state.key), state.numbers or self._numbers
 
     def begin(self, acting: Acting) -> Acting:
         """Returns the state of acting in environments that were just made."""
         collected, b = acting.collected, self.env.num_envs // self.env.num_groups
-        fresh, _ = self._initial(self.keys(jax.random.key(0))[0])
+        fresh, _ = self._initial(self._own_numbers, self.keys(jax.random.key(0))[0])
         for name in ("collectors", "replays"):
             if hasattr(fresh, name) and (name == "collectors" or not collected.replays):
                 collected = collected._replace(**{name: getattr(fresh, name)})
@@ -456,7 +478,7 @@ class Training:
             new, row = self.iteration(state, monitor, budget)
             before, after = (x.timesteps // self.num_learners for x in (state, new))
             if evaluator is None or after // evaluator.every == before // evaluator.every:
-                return new, row
+                return self.exchanged(new, row, before, after)
             began, candidates = time.perf_counter(), self.candidates(new.acting.collected, new.learning)
             seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
             number, best_returns = self.num_learners, np.zeros(0)
@@ -470,10 +492,38 @@ class Training:
             policy_of = functools.partial(self.policy_of, candidates)
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
             found["evaluation_seconds"] = time.perf_counter() - began
-            return new._replace(evaluated=evaluated), row | found
+            return self.exchanged(new._replace(evaluated=evaluated), row | found, before, after)
         except BaseException:
             self.close()  # donated buffers and actions in flight cannot be trusted any more
             raise
+
+    def exchanged(
+        self, state: LearnState, row: dict[str, Any], before: int, after: int
+    ) -> tuple[LearnState, dict[str, Any]]:
+        """Lets learners copy better ones if it is due (`PBT`); returns the new state, and the row with the lineage.
+
+        Args:
+          state: State after the iteration and its evaluation.
+          row: Row of the iteration.
+          before: Timesteps of each learner before it.
+          after: Timesteps of each learner after it.
+        """
+        if self.pbt is None:
+            return state, row
+        for name in self.pbt.explore:
+            each = state.numbers[name].tolist()
+            row |= {f"pbt_{name}": float(np.mean(each)), f"pbt_{name}{metrics.EACH}": each}
+        parents, scores = np.arange(self.num_learners), row.get("training_mean" + metrics.EACH)
+        if state.evaluated and state.evaluated.best > -np.inf:
+            scores = state.evaluated.latest
+        if after // self.pbt.every > before // self.pbt.every and scores is not None:
+            key = jax.random.key(seed_of(state.key, state.timesteps, 2))
+            parents, numbers = self.pbt.exchange(key, jnp.asarray(scores), state.numbers)
+            _, acting, learning = self.loop.standing
+            learning = pick(learning, parents)
+            state = state._replace(acting=copied_policies(state.acting, parents), learning=learning, numbers=numbers)
+            self.loop.standing = learning, copied_policies(acting, parents), learning
+        return state, row | {"pbt_parent" + metrics.EACH: np.asarray(parents).tolist()}
 
     def iteration(self, state: LearnState, monitor: Monitor, budget: Budget) -> tuple[LearnState, dict[str, Any]]:
         """Returns the next state and the row of metrics, without evaluation."""
@@ -486,7 +536,7 @@ class Training:
         first_round, rounds, timesteps = int(devices.local(acting.round)), 0, 0
         # Timesteps of the whole run, summed over learners, at which the iteration ends.
         ends = [budget.timesteps * self.num_learners, budget.frames / self.env.spec.frame_skip]
-        periods = (schedule.timesteps_per_iteration, self.evaluator and self.evaluator.every)
+        periods = (schedule.timesteps_per_iteration, *(x and x.every for x in (self.evaluator, self.pbt)))
         for period in (x * self.num_learners for x in periods if x is not None):
             ends.append((state.timesteps // period + 1) * period)
         limit = min(ends) - state.timesteps
@@ -504,7 +554,7 @@ class Training:
 
         rates = uncounted = np.zeros(3)
         began = time.perf_counter()
-        chunks = loop.run(acting, learning, self.constants(state.key), rounds_left=lambda acting: progress()[2])
+        chunks = loop.run(acting, learning, self.constants(state), rounds_left=lambda acting: progress()[2])
         for after, new_rounds in chunks:
             acting, learning, rounds = after.carry, after.memory, rounds + new_rounds
             timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
@@ -531,7 +581,7 @@ class Training:
             if not devices.agree(getattr(learning, "params", ())):
                 raise ValueError("devices have learned different parameters: sum gradients over env.axis.")
         loop.standing = learned, acting, learning
-        new = LearnState(state.key, kept, learned, state.timesteps + timesteps, state.evaluated)
+        new = LearnState(state.key, kept, learned, state.timesteps + timesteps, state.evaluated, (), state.numbers)
         names = ("predictions_per_second", "updates_per_second", "frames_per_second")
         row = self.row(new) | dict(zip(names, rates.tolist(), strict=True))
         if devices.mesh is None and all(group.resumable for group in loop.groups):
@@ -571,7 +621,7 @@ class Training:
     def row(self, state: LearnState) -> dict[str, Any]:
         """Returns the row of an iteration, without rates; raises FloatingPointError if returns are not finite."""
         learning, each, sums = state.learning, [], []
-        small = jax.device_get((state.acting.episodes, learning.metrics, self.learning_rates(learning)))
+        small = jax.device_get((state.acting.episodes, learning.metrics, self.learning_rates(state)))
         compressions = compressions_of(learning, self.num_learners)
         for i in range(self.num_learners):
             scored, gathered, rate = pick(small, i) if self._batch else small
@@ -584,7 +634,7 @@ class Training:
         row |= {"timesteps": state.timesteps // self.num_learners, "episodes": int(small[0].total.sum())}
         return row | row_of(each)
 
-    def learning_rates(self, learning: Any) -> Any:
+    def learning_rates(self, state: LearnState) -> Any:
         """Returns the learning rate for rows, `[S]` for S learners; None if it is constant."""
         if self.schedule.learning_rate is None:
             return None
@@ -593,7 +643,7 @@ class Training:
             schedule: Any = with_numbers(self.stages.settings, numbers).schedule(self.env)
             return schedule.learning_rate(learning)
 
-        return self.stages.each(one, self.loop.devices.local(self._numbers), learning)
+        return self.stages.each(one, state.numbers or self._own_numbers, state.learning)
 
     def variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the best policy, or of the latest if nothing ranks them."""
@@ -643,7 +693,7 @@ class Training:
         untimed = self.schedule.delay + 1  # the first rounds have nothing to learn from
         try:
             _, acting, learning = self.opened(state, lambda figures: False)
-            acting, learning, constants = *copied((acting, learning)), self.constants(state.key)
+            acting, learning, constants = *copied((acting, learning)), self.constants(state)
             return state, time_parts(self.loop, acting, learning, constants, seconds=seconds, untimed_rounds=untimed)
         finally:
             self.loop.close()
@@ -702,8 +752,16 @@ def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int
         )
 
 
-def pick(tree: ArrayTree, learner: int) -> Any:
-    """Returns one learner's part of a tree with leaves `[S, ...]`."""
+def copied_policies(acting: Acting, parents: Array) -> Acting:
+    """Returns the state of acting in which learners have what belongs to the policies of others, `[S]`."""
+    collected = acting.collected
+    kept = {name: getattr(collected, name) for name in ("collectors", "replays") if hasattr(collected, name)}
+    chosen = pick(emptied(collected, *kept), parents)
+    return acting._replace(collected=chosen._replace(**kept) if kept else chosen)
+
+
+def pick(tree: ArrayTree, learner: Any) -> Any:
+    """Returns one learner's part of a tree with leaves `[S, ...]`, or those of several."""
     return jax.tree.map(lambda x: x[learner], tree)
 
 

@@ -3,7 +3,7 @@
 from volvox.report.files import read_log, read_metrics
 from volvox.report.html import html_report
 from volvox.report.metrics import interquartile_mean, probability_of_improvement
-from volvox.report.plots import cloud, learning_curve
+from volvox.report.plots import cloud, learning_curve, lineage
 from volvox.report.video import record_video
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "html_report",
     "interquartile_mean",
     "learning_curve",
+    "lineage",
     "probability_of_improvement",
     "read_log",
     "read_metrics",

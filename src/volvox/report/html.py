@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 
 from volvox.data.metrics import EACH
 from volvox.report.metrics import SCORES, format_duration, format_number, latest
-from volvox.report.plots import learning_curve
+from volvox.report.plots import learning_curve, lineage
 
 _STYLE = """
 :root { color-scheme: light dark }
@@ -62,12 +62,13 @@ def html_report(
     Raises:
       FileNotFoundError: There is no such video.
     """
-    figure = io.BytesIO()
-    learning_curve(rows, title=title, random=random).savefig(figure, format="png", dpi=120)
-    sections = {
-        "Results": _table(results(rows)),
-        "Learning curves": f'<img alt="Learning curves" src="{_data("image/png", figure.getvalue())}">',
-    }
+    figures = {"Learning curves": learning_curve(rows, title=title, random=random)}
+    if any("pbt_parent" + EACH in row for row in rows):
+        figures["Lineage"] = lineage(rows)
+    sections = {"Results": _table(results(rows))}
+    for name, figure in figures.items():
+        figure.savefig(content := io.BytesIO(), format="png", dpi=120)
+        sections[name] = f'<img alt="{name}" src="{_data("image/png", content.getvalue())}">'
     if video is not None:
         sections["An episode"] = f'<video controls src="{_data("video/mp4", Path(video).read_bytes())}"></video>'
     for heading, name in (("Settings", "algorithm"), ("Versions", "versions"), ("How it was run", "provenance")):

@@ -202,6 +202,49 @@ def settings_and_scores(
     return finish(figure, path)
 
 
+def lineage(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str] | None = None) -> "Figure":
+    """Draws the settings of learners that copy each other (`volvox.PBT`) against their timesteps.
+
+        vx.report.lineage(run.metrics, "lineage.png")
+
+    A colour shows the learner of the beginning from which the weights descend; descendants that died out are grey. A
+    copy is a thin line from the copied learner to the new settings.
+
+    Args:
+      rows: Metrics, one mapping a step, in order.
+      path: PNG file to write; None writes none.
+
+    Raises:
+      ValueError: The rows have no lineage.
+    """
+    rows = [row for row in rows if "pbt_parent" + EACH in row]
+    if not rows:
+        raise ValueError("these rows have no lineage; train with vx.learn(..., pbt=vx.PBT(...))")
+    parents = [np.array(row["pbt_parent" + EACH]) for row in rows]
+    founders = [np.arange(len(parents[0]))]
+    for parent in parents:
+        founders.append(founders[-1][parent])
+    alive = list(dict.fromkeys(founders[-1].tolist()))
+    colors = {founder: STYLES[i % len(_COLORS)]["color"] for i, founder in enumerate(alive)}
+    timesteps = [0, *(row["timesteps"] for row in rows)]
+    names = [name for name in rows[0] if re.fullmatch(f"pbt_.*(?<!pbt_parent){EACH}", name)]
+    figure = new_figure(figsize=(8, 2.6 * len(names) + 0.4), layout="constrained")
+    for axes, name in zip(figure.subplots(len(names), squeeze=False).flat, names, strict=True):
+        values = [np.array(row[name]) for row in rows]
+        for step, (founder, value) in enumerate(zip(founders, values, strict=False)):
+            shades = [colors.get(int(x), "0.8") for x in founder]
+            axes.hlines(value, timesteps[step], timesteps[step + 1], colors=shades, linewidth=1.5)
+            copies = np.flatnonzero(parents[step] != np.arange(len(founder))) if step + 1 < len(rows) else []
+            for i in copies:
+                ends = value[parents[step][i]], values[step + 1][i]
+                axes.plot([timesteps[step + 1]] * 2, ends, color=shades[parents[step][i]], linewidth=0.5)
+        low, high = np.min(values), np.max(values)
+        title = name.removeprefix("pbt_").removesuffix(EACH).replace("_", " ")
+        axes.set(ylabel=title, yscale="log" if 0 < 20 * low < high else "linear", xlabel="timesteps of each learner")
+        set_count_format(axes)
+    return finish(figure, path)
+
+
 def maze_walls(axes: "Axes") -> None:
     """Draws walls, start and goal of the hard maze; a `background` for `cloud`."""
     axes.plot(*maze.WALLS.reshape(-1, 2, 2).T, color="black", linewidth=1.2)
