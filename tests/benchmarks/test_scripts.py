@@ -24,6 +24,7 @@ SCRIPTS = {
     "gpu": "--dry-run --only kernels --out {out}",
     "scaling": "",
     "strategies": "--members 8 --params 1000 --generations 1 --side volvox",
+    "sweep": "--timesteps 2048 --trials 1 --learners 4 --pbt-timesteps 4096 --seeds 1",
     "timeline": "--num-envs 4 --seconds 0.5",
 }
 

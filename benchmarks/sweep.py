@@ -1,0 +1,130 @@
+"""Searches for settings: a sweep of several seeds, the overhead of a trial, and population-based training.
+
+    python benchmarks/sweep.py --parts tune overhead --json
+    python benchmarks/sweep.py --parts pbt --json
+
+- tune: PPO on CartPole, 12 settings with 4 seeds each as 48 learners in one program, 40,000 timesteps each, with
+  compilation, evaluations and the picture.
+- overhead: duration of a trial of PPO without its training, by trials of two lengths: wall-clock of all but the first,
+  extrapolated to no iterations. CartPole is pure JAX; Pong is envpool's.
+- pbt: PPO on gymnax's MinAtar Breakout, population-based training and as many random settings from the same ranges, at
+  equal timesteps and seeds.
+"""
+
+import dataclasses
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import optax
+import tyro
+from parts import machine, show
+
+import volvox as vx
+from volvox.report import lineage
+from volvox.runs.config import to_json
+
+Flag = tyro.conf.arg
+RANGES = {"learning_rate": vx.space.log(1e-4, 3e-2), "entropy_coefficient": vx.space.log(1e-4, 1e-1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Searches for settings."""
+
+    parts: tuple[Literal["tune", "overhead", "pbt"], ...] = ("tune", "overhead", "pbt")
+    timesteps: Annotated[int, Flag(help="of each learner of tune")] = 40_000
+    trials: Annotated[int, Flag(help="of each length, for the overhead")] = 4
+    learners: Annotated[int, Flag(help="of pbt")] = 16
+    pbt_timesteps: Annotated[int, Flag(help="of each learner of pbt")] = 500_000
+    seeds: Annotated[int, Flag(help="of pbt")] = 3
+    pictures: Annotated[Path | None, Flag(help="directory for pictures of lineages")] = None
+    json: Annotated[bool, Flag(help="print one JSON object")] = False
+
+
+def cartpole(settings: dict[str, Any], **options: Any) -> vx.Algorithm:
+    env, network = vx.envs.cartpole(num_envs=8), vx.networks.CategoricalMLP(2, (64, 64))
+    ppo = vx.PPO(segment_length=64, num_minibatches=4, rounds_per_iteration=8, optimizer=optax.adam, **settings)
+    return vx.learn(ppo, network, env, **options)
+
+
+def pong(settings: dict[str, Any]) -> vx.Algorithm:
+    env = vx.envs.atari("Pong", num_envs=8, groups=2)
+    network = vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso())
+    ppo = dataclasses.replace(vx.PPO.atari(), segment_length=16, rounds_per_iteration=1, **settings)
+    return vx.learn(ppo, network, env)
+
+
+def tune(options: Options) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        sweep = vx.sweep(
+            lambda settings: cartpole(settings, num_learners=4, evaluate_every=options.timesteps // 2),
+            RANGES,
+            num_trials=12,
+            num_learners=12,
+            max_timesteps=options.timesteps,
+            run_dir=Path(folder) / "sweep",
+        )
+        sweep.plot(Path(folder) / "sweep.png")
+        seconds = time.perf_counter() - began
+        best = sweep.trials[0]
+        return {"seconds": seconds, "best": best["settings"], "score": best["score"], "learners": 48}
+
+
+def overhead(options: Options) -> dict[str, Any]:
+    found = {}
+    for name, make in (("cartpole", cartpole), ("pong", pong)):
+        durations: dict[int, float] = {}
+        for steps in (1, 9):
+            marks: list[float] = []
+
+            def marked(settings: dict[str, Any], make: Any = make, marks: list[float] = marks) -> vx.Algorithm:
+                marks.append(time.perf_counter())
+                return make(settings)
+
+            with tempfile.TemporaryDirectory() as folder:
+                limits = {"steps": steps, "metric": "update", "pruner": None, "progress": False}
+                vx.sweep(marked, RANGES, num_trials=options.trials + 2, run_dir=Path(folder) / "s", **limits)
+            between = [after - before for before, after in itertools.pairwise(marks[2:])]
+            durations[steps] = statistics.median(between)
+        # One iteration of learning is part of the short trial.
+        iteration = (durations[9] - durations[1]) / 8
+        found[name] = {"seconds": durations[1] - iteration, "iteration": iteration, "durations": durations}
+    return found
+
+
+def pbt(options: Options) -> dict[str, Any]:
+    env = vx.envs.gymnax("Breakout-MinAtar", num_envs=16)
+    network = vx.networks.CategoricalMLP(env.spec.num_outputs, (64, 64))
+    every = options.pbt_timesteps // 20
+    explore = vx.PBT(every=every, explore=RANGES)
+    found: dict[str, Any] = {"timesteps": options.pbt_timesteps, "learners": options.learners}
+    for seed in range(options.seeds):
+        settings = vx.PPO(segment_length=64, num_minibatches=4, optimizer=optax.adam)
+        # PBT draws its first settings from the ranges; with an interval after the end, nothing is copied.
+        for name, one in (("pbt", explore), ("sweep", dataclasses.replace(explore, every=2**31))):
+            algorithm = vx.learn(settings, network, env, num_learners=options.learners, pbt=one)
+            run = vx.train(algorithm, seed=seed, max_timesteps=options.pbt_timesteps, progress=False)
+            algorithm.close()
+            row = run.metrics[-1]
+            each = row["training_mean_each"]  # of the last 100 episodes
+            result = {"best": max(each), "median": statistics.median(each), "seconds": row["seconds"]}
+            result["best_learning_rate"] = row["pbt_learning_rate_each"][each.index(max(each))]
+            found.setdefault(name, []).append(result)
+            if options.pictures is not None and name == "pbt":
+                lineage(run.metrics, options.pictures / f"pbt_{seed}.png")
+    return found
+
+
+def main() -> None:
+    options, functions = tyro.cli(Options, description=__doc__), {"tune": tune, "overhead": overhead, "pbt": pbt}
+    figures = {part: functions[part](options) for part in options.parts}
+    show(figures | {"settings": to_json(dataclasses.asdict(options)), **machine()}, options.json)
+
+
+if __name__ == "__main__":
+    main()
