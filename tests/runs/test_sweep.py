@@ -15,7 +15,7 @@ from volvox.types import Interrupted
 
 from .conftest import random_walk
 
-optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install -e '.[sweep]'")
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'volvox-rl[sweep]'")
 
 SPACE = {"x": vx.space.uniform(-1, 1), "n": vx.space.integers(1, 3)}
 RATES = {"learning_rate": vx.space.log(1e-4, 1e-1), "entropy_coefficient": vx.space.uniform(0, 0.1)}
@@ -237,7 +237,7 @@ def test_sweeps_need_optuna(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_workers_run_the_trials(tmp_path):
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'volvox-rl[ray]'")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
     try:
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

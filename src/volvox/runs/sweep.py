@@ -429,7 +429,7 @@ def _optuna() -> Any:
     try:
         import optuna  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
-        raise ImportError("sweeps need Optuna: pip install -e '.[sweep]'") from error
+        raise ImportError("sweeps need Optuna: pip install 'volvox-rl[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log each study to the standard error stream
     return optuna
 
