@@ -83,9 +83,9 @@ def sweep(
       num_trials: Trials of the whole study, including those of earlier calls and of other machines.
       run_dir: Directory of the sweep.
       metric: Metric of the rows; higher is better.
-      num_learners: Number of trials in one program. Their algorithms are of `vx.learn`, and settings may differ in the
-        numbers that their class attribute `traced` names. If each trial has n learners, the program has n times as
-        many.
+      num_learners: Number of trials in one program, on one device. Their algorithms are of `vx.learn`, and settings
+        may differ in the numbers that their class attribute `traced` names. If each trial has n learners, the program
+        has n times as many.
       pruner: "halving" stops bad trials by Optuna's asynchronous successive halving at each new value of the metric.
         Otherwise a pruner of Optuna, or None. Several trials of one program and resumed trials are not pruned.
       sampler: Sampler of Optuna. None: TPE.
@@ -159,12 +159,10 @@ def sweep(
 
         def finish(job: _Job, outcome: _Outcome) -> int:
             """Records the results of a job; returns the exit code of an interrupted one, otherwise 0."""
-            folder, others = (
-                path / "trials" / job.run,
-                [i for i in range(len(job.numbers)) if i not in outcome.diverged],
-            )
             if outcome.diverged:
+                folder = path / "trials" / job.run
                 folder.rename(folder.with_name(f"{job.numbers[outcome.diverged[0]]:04d}-diverged"))
+                others = [i for i in range(len(job.numbers)) if i not in outcome.diverged]
                 if others:
                     folder.mkdir()
                     jobs.append(_Job(job.run, [job.numbers[i] for i in others], [job.settings[i] for i in others]))
