@@ -7,8 +7,8 @@
   compilation, evaluations and the picture.
 - overhead: duration of a trial of PPO without its training, by trials of two lengths: wall-clock of all but the first,
   extrapolated to no iterations. CartPole is pure JAX; Pong is envpool's.
-- pbt: PPO on gymnax's MinAtar Breakout, population-based training and as many random settings from the same ranges, at
-  equal timesteps and seeds.
+- pbt: PPO on CartPole, population-based training beside the same learners without copies, which are a sweep over random
+  settings, at equal timesteps and seeds: returns of the last 100 episodes of training.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Options:
     timesteps: Annotated[int, Flag(help="of each learner of tune")] = 40_000
     trials: Annotated[int, Flag(help="of each length, for the overhead")] = 4
     learners: Annotated[int, Flag(help="of pbt")] = 16
-    pbt_timesteps: Annotated[int, Flag(help="of each learner of pbt")] = 500_000
+    pbt_timesteps: Annotated[int, Flag(help="of each learner of pbt")] = 40_000
     seeds: Annotated[int, Flag(help="of pbt")] = 3
     pictures: Annotated[Path | None, Flag(help="directory for pictures of lineages")] = None
     json: Annotated[bool, Flag(help="print one JSON object")] = False
@@ -98,16 +98,12 @@ def overhead(options: Options) -> dict[str, Any]:
 
 
 def pbt(options: Options) -> dict[str, Any]:
-    env = vx.envs.gymnax("Breakout-MinAtar", num_envs=16)
-    network = vx.networks.CategoricalMLP(env.spec.num_outputs, (64, 64))
-    every = options.pbt_timesteps // 20
-    explore = vx.PBT(every=every, explore=RANGES)
+    explore = vx.PBT(every=options.pbt_timesteps // 16, explore=RANGES)
     found: dict[str, Any] = {"timesteps": options.pbt_timesteps, "learners": options.learners}
     for seed in range(options.seeds):
-        settings = vx.PPO(segment_length=64, num_minibatches=4, optimizer=optax.adam)
         # PBT draws its first settings from the ranges; with an interval after the end, nothing is copied.
         for name, one in (("pbt", explore), ("sweep", dataclasses.replace(explore, every=2**31))):
-            algorithm = vx.learn(settings, network, env, num_learners=options.learners, pbt=one)
+            algorithm = cartpole({}, num_learners=options.learners, pbt=one)
             run = vx.train(algorithm, seed=seed, max_timesteps=options.pbt_timesteps, progress=False)
             algorithm.close()
             row = run.metrics[-1]

@@ -390,7 +390,11 @@ class Training:
         alone = LearnerStages(first, network, env, self.num_learners)
 
         def initial(numbers: dict[str, Array], key: Array) -> tuple[Any, Any]:
-            return alone.each(lambda numbers, key: alone.learner(numbers).init(key), numbers, key)
+            def one(given: tuple[dict[str, Array], Array]) -> tuple[Any, Any]:
+                return alone.learner(given[0]).init(given[1])
+
+            # One after another: batches of orthogonal kernels can block jaxlib's threads on two cores for ever.
+            return one((numbers, key)) if alone.num_learners == 1 else jax.lax.map(one, (numbers, key))
 
         self._initial = shared_jit(ByValue(alone.cache_key, initial))
         self._own_numbers = numbers
