@@ -55,7 +55,7 @@ def a3c(env=None, network=None, *, settings=None, host=False, **changes):
 
 
 def ppo(**changes):
-    small = {"segment_length": 8, "num_minibatches": 2, "num_epochs": 2, "rounds_per_iteration": 4}
+    small = {"segment_length": 8, "num_minibatches": 2, "num_epochs": 2, "rounds_per_iteration": 4, "value_clip": None}
     network = networks.ActorCritic(2, Torso())
     return learn(PPO(**(small | {"learning_rate": 0.01} | changes)), network, corridor(length=12))
 
@@ -74,6 +74,8 @@ def td3(env=None, *, representation=None, host=False, hidden=(8, 8), gst=None, n
     return learn(settings, net, target() if env is None else env, host=host)
 
 
+CONTINUOUS = {"trace_decay": 0.95, "learning_rate": 3e-4, "entropy_coefficient": 0.0, "reward_bound": None}
+CONTINUOUS |= {"updates_per_iteration": 5}
 TWO_LEARNERS = ({"learning_rate": 1e-3}, {"learning_rate": 1e-2, "exploration_noise": 0.3})
 TD3_GST = GroupSparse(block=4, final_sparsity=0.95, increment=0.05, every=4, min_side=8)
 
@@ -83,7 +85,7 @@ def a3c_group_sparse():
     # Clipped inside, where the gradients of dead weights are 0.
     clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01, eps=1e-5))
     changes = {"learning_rate": None, "segment_length": 5, "max_gradient_norm": None}
-    settings = A3C(**preset(A3C.mujoco()) | changes | {"optimizer": gst.optimizer(clipped)})
+    settings = A3C(**CONTINUOUS | changes | {"optimizer": gst.optimizer(clipped)})
     return a3c(target(max_episode_steps=24), gst.network(networks.GaussianMLP(2, (16, 16))), settings=settings)
 
 
@@ -101,7 +103,7 @@ CASES = {
     "a3c_gaussian": (
         25,
         3,
-        lambda: a3c(target(max_episode_steps=24), networks.GaussianMLP(2, (8,)), settings=A3C(**preset(A3C.mujoco()))),
+        lambda: a3c(target(max_episode_steps=24), networks.GaussianMLP(2, (8,)), settings=A3C(**CONTINUOUS)),
     ),
     "a3c_rounds_per_update": (26, 3, lambda: a3c(rounds_per_update=2)),
     "a3c_truncation": (27, 3, lambda: a3c(corridor(length=8, max_episode_steps=7))),

@@ -19,6 +19,7 @@ FAST = {
     "num_epochs": 2,
     "num_minibatches": 2,
     "epsilon": 0.5,
+    "normalize_rewards": False,
 }
 NETWORK = MLP(2, (16,), layer_norm=True)
 
@@ -37,6 +38,15 @@ def test_values_of_actions_are_known():
     output, value, _ = functions.apply(params, jnp.float32([[-1.0], [1.0]]), ())
     np.testing.assert_allclose(output, [[1.0, -1.0], [-1.0, 1.0]], atol=0.1)
     np.testing.assert_array_equal(value, output.max(axis=1))
+
+
+@pytest.mark.slow
+def test_the_defaults_learn_cartpole():
+    """Without normalised rewards the mean of five learners is 121 (experiments/results/settings)."""
+    env, network = vx.envs.cartpole(num_envs=32), MLP(2, (256, 256), nn.relu, layer_norm=True)
+    algorithm = vx.learn(vx.PQN(), network, env, num_learners=3, evaluate_every=100_000, num_evaluation_episodes=20)
+    run = vx.train(algorithm, seed=0, max_timesteps=100_000, progress=False)
+    assert run.metrics[-1]["evaluation_mean"] > 250
 
 
 class Torso(nn.Module):

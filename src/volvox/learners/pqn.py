@@ -36,7 +36,7 @@ _EPSILON_CLEANRL = optax.linear_schedule(1.0, 0.01, 1_000_000)
 class PQN:
     """Settings of a parallelised Q-network, with purejaxql's constants for CartPole with 32 environments.
 
-    Two things differ: purejaxql multiplies rewards by 0.1, and its learning rate falls to 0.
+    Two things differ: purejaxql multiplies rewards by 0.1 instead of normalising them, and its rate falls to 0.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
@@ -74,7 +74,7 @@ class PQN:
     reward_bound: float | None = None
     episodic_life: bool = False
     normalize_observations: bool = False
-    normalize_rewards: bool = False
+    normalize_rewards: bool = True
     lag: int = 1
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
@@ -102,6 +102,7 @@ class PQN:
             trace_decay=0.65,
             reward_bound=1.0,
             episodic_life=True,
+            normalize_rewards=False,
             rounds_per_iteration=2,
         )
 
