@@ -36,7 +36,7 @@ _SHUFFLES = 2**31
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPO:
-    """Settings of proximal policy optimisation, with the defaults of CleanRL's ppo.py, but without clipped values.
+    """Settings of proximal policy optimisation, with the defaults of CleanRL's ppo.py, but a constant learning rate.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
@@ -79,7 +79,7 @@ class PPO:
     num_epochs: int = 4
     num_minibatches: int = 4
     clip: float = 0.2
-    value_clip: float | None = None
+    value_clip: float | None = 0.2
     kl_stop: float | None = None
     normalize_advantages: bool = True
     discount: float = 0.99
@@ -121,7 +121,7 @@ class PPO:
         """
         sizes = {"segment_length": 2_048, "num_epochs": 10, "num_minibatches": 32, "rounds_per_iteration": 5}
         rates = {"learning_rate": 3e-4, "anneal_timesteps": 1_000_000, "entropy_coefficient": 0.0}
-        scales = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0, "value_clip": 0.2}
+        scales = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0}
         return cls(**sizes, **rates, **scales)
 
     def schedule(self, env: Env) -> Schedule:
