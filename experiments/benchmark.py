@@ -218,7 +218,7 @@ def small_rows() -> tuple[Row, ...]:
             task="Pendulum-v1",
             learner=vx.SAC(**td3 | {"batch_size": 256}, temperature_learning_rate=1e-3),
             num_envs=1,
-            timesteps=10_000,
+            timesteps=20_000,
             hidden=(256, 256),
             published=(-157.0, f"{zoo}, 20k timesteps"),
         ),
