@@ -140,20 +140,21 @@ def pqn_variants() -> dict[str, vx.PQN]:
 
 
 def a3c_variants() -> dict[str, vx.A3C]:
-    """Returns variants of A3C for MuJoCo, each of which changes one of the normalised settings."""
+    """Returns variants of A3C for MuJoCo; "both" are observations and rewards."""
     plain = vx.A3C(trace_decay=0.95, learning_rate=3e-4, entropy_coefficient=0.0, reward_bound=None)
     scaled = dataclasses.replace(plain, normalize_observations=True, normalize_rewards=True, reward_bound=10.0)
     changes: dict[str, dict[str, Any]] = {
         "rate 1e-3": {"learning_rate": 1e-3},
+        "rate 3e-4": {},
         "rate 2e-3": {"learning_rate": 2e-3},
         "rate 1e-3, 5 timesteps": {"learning_rate": 1e-3, "segment_length": 5},
         "rate 1e-3, 10 timesteps": {"learning_rate": 1e-3, "segment_length": 10},
         "rate 1e-3, 40 timesteps": {"learning_rate": 1e-3, "segment_length": 40},
         "rate 1e-3, entropy 0.001": {"learning_rate": 1e-3, "entropy_coefficient": 0.001},
     }
+    variants = {f"both, {name}": dataclasses.replace(scaled, **change) for name, change in changes.items()}
     observations = dataclasses.replace(plain, normalize_observations=True)
-    variants = {"as is": plain, "normalised observations": observations, "both normalised": scaled}
-    return variants | {f"both, {name}": dataclasses.replace(scaled, **change) for name, change in changes.items()}
+    return {"nothing normalised": plain, **variants, "observations normalised": observations}
 
 
 def image_study(game: str) -> Study:
@@ -243,21 +244,26 @@ class Options:
     out: Path = RESULTS / "settings"
 
 
+def make_algorithm(study: Study, variant: str) -> vx.Algorithm:
+    """Returns the algorithm of a variant."""
+    env, every = study.env(), study.timesteps // NUM_POINTS
+    evaluation: Any = {"evaluate_every": every, "num_evaluation_episodes": study.num_episodes}
+    return vx.learn(
+        study.variants[variant],
+        study.network(env, variant),
+        env,
+        num_learners=study.num_learners,
+        **(evaluation if study.num_episodes else {}),
+    )
+
+
 def learned(study: Study, variant: str, run_dir: Path) -> dict[str, Any]:
     """Trains the learners of a variant, or goes on with them.
 
     Returns:
       `timesteps` `[P]`, mean returns `evaluated` and `training` `[P, S]`, the `settings`, and `commit`.
     """
-    env, settings, every = study.env(), study.variants[variant], study.timesteps // NUM_POINTS
-    evaluation: Any = {"evaluate_every": every, "num_evaluation_episodes": study.num_episodes}
-    algorithm = vx.learn(
-        settings,
-        study.network(env, variant),
-        env,
-        num_learners=study.num_learners,
-        **(evaluation if study.num_episodes else {}),
-    )
+    algorithm = make_algorithm(study, variant)
     how: Any = {"run_dir": run_dir, "resume": True, "progress": False, "loggers": (), "keep_checkpoints": 1}
     try:
         run = vx.train(algorithm, max_timesteps=study.timesteps, checkpoint_every=1_000, **how)
@@ -266,12 +272,13 @@ def learned(study: Study, variant: str, run_dir: Path) -> dict[str, Any]:
     finally:
         algorithm.close()
     timesteps = np.array([row["timesteps"] for row in run.metrics])
-    ends = np.searchsorted(timesteps, every * np.arange(1, NUM_POINTS + 1)).clip(max=len(timesteps) - 1)
+    points = study.timesteps * np.arange(1, NUM_POINTS + 1) // NUM_POINTS
+    ends = np.searchsorted(timesteps, points).clip(max=len(timesteps) - 1)
     rows = [run.metrics[i] for i in ends]
     curves = {"evaluated": "evaluation_mean_each", "training": "training_mean_each"}
     found: dict[str, Any] = {name: [row.get(metric) for row in rows] for name, metric in curves.items()}
     found |= {"timesteps": [row["timesteps"] for row in rows], "commit": revision()}
-    return found | {"settings": to_json(settings)}
+    return found | {"settings": to_json(study.variants[variant])}
 
 
 def lines(study: Study, variants: dict[str, dict[str, Any]]) -> list[str]:
