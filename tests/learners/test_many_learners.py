@@ -1,5 +1,7 @@
 """Several learners in one program are the learners of separate runs."""
 
+import re
+
 import jax
 import numpy as np
 import probes
@@ -48,6 +50,17 @@ CASES = {
     ),
     "td3": ([vx.TD3(**TD3, exploration_noise=noise) for noise in (0.1, 0.3)], NETWORKS, TARGET),
 }
+
+
+def test_orthogonal_kernels_are_not_factorised_in_batches():
+    """On two cores jaxlib may wait for ever in a batch of them."""
+    settings, *rest = CASES["ppo"]
+    algorithm = vx.learn(settings, *rest)
+    shapes = re.findall(
+        r"f32\[([\d,]*)\] \w+:f32\[[\d,]*\] = qr\[", str(jax.make_jaxpr(algorithm.init)(jax.random.key(0)))
+    )
+    assert len(shapes) > 2
+    assert all(len(shape.split(",")) == 2 for shape in shapes)
 
 
 def learner_seed(i):
