@@ -43,7 +43,7 @@ PARTS = {
     "jax_envs": (60, "jax_envs.py --json --suite cartpole --turns 2 --seconds 5", "--seconds 0.1 --num-envs 8"),
     "sac": (160, f"{UPDATES} --learner sac", SMALL_UPDATES),
     "ppo_bfloat16": (100, "ppo.py --json --dtype bfloat16 --seconds 5 --turns 1", "--seconds 0.3 --num-envs 2"),
-    "many_learners": (60, "many_learners.py --json --parts ppo --turns 2", "--ppo-learners 2 --rounds 2"),
+    "many_learners": (100, "many_learners.py --json --parts ppo --turns 2", "--ppo-learners 2 --rounds 2"),
     "forward": (100, "population_forward.py --json --num-networks 1024", "--num-networks 4 --size small --repeats 2"),
     "td3": (160, UPDATES, SMALL_UPDATES),
     "ppo": (140, "ppo.py --json --peers --seconds 8 --turns 2", "--seconds 0.3 --turns 1 --num-envs 2"),
@@ -129,7 +129,8 @@ def main() -> int:
         # Parts share many small programs.
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         if options.dry_run:
-            environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+            # Two parts run at once; threads of PyTorch that wait actively would take each other's processors.
+            environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "OMP_WAIT_POLICY": "passive"}
 
         def run(name: str) -> None:
             left = 60 * options.minutes - (time.perf_counter() - began)
@@ -141,7 +142,6 @@ def main() -> int:
             short = {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}
             print(f"{name}: exit code {found['exit_code']}, {short}", flush=True)
 
-        # In a dry run two at once, because its figures do not matter.
         list((ThreadPoolExecutor(2).map if options.dry_run else map)(run, options.only or PARTS))
     print("\n".join(report(result, str(out))))
     failed = [name for name, found in result["parts"].items() if found["exit_code"]]
