@@ -124,7 +124,8 @@ def ppo_variants(timesteps: int) -> dict[str, vx.PPO]:
         "no value clip, lag 1, 10 epochs": {"value_clip": None, "lag": 1, "num_epochs": 10},
         "value clip, lag 1, 10 epochs": {"value_clip": 0.2, "lag": 1, "num_epochs": 10},
     }
-    return {name: vx.PPO(**{"num_epochs": 4} | change) for name, change in changes.items()}
+    plain = vx.PPO(num_epochs=4)
+    return {name: dataclasses.replace(plain, **change) for name, change in changes.items()}
 
 
 def pqn_variants() -> dict[str, vx.PQN]:

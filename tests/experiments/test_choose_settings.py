@@ -13,8 +13,7 @@ def module(load):
 def test_variants_make_algorithms(module):
     pytest.importorskip("gymnax")
     for study in module.STUDIES.values():
-        for variant in study.variants:
-            module.make_algorithm(study, variant).close()
+        module.make_algorithm(study, list(study.variants)[-1]).close()
 
 
 @pytest.mark.slow
