@@ -18,7 +18,12 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+QUICK = ("docs/how-to/strategy.md", "docs/how-to/learner.md", "docs/how-to/environment.md")
+
+
+@pytest.mark.parametrize(
+    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
+)
 def test_marked_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = "".join(map(textwrap.dedent, PAGES[page]))

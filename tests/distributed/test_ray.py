@@ -113,6 +113,7 @@ def population(encoding):
     return vx.Population(encoding.zeros(1), *map(jnp.asarray, fields))
 
 
+@pytest.mark.slow
 def test_a_killed_actor_costs_its_chunk_and_closing_ends_all(cluster):
     genotype = vx.networks.genotype(NETWORK, countdown().spec)
     given = genotype, TABLE, countdown(), Nothing(), 400, 0.05

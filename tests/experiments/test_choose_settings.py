@@ -10,6 +10,7 @@ def module(load):
     return load("choose_settings")
 
 
+@pytest.mark.slow
 def test_variants_make_algorithms(module):
     pytest.importorskip("gymnax")
     for study in module.STUDIES.values():

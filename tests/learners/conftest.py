@@ -71,8 +71,8 @@ def begun():
         several = settings if isinstance(settings, list) else [settings]
         run = Training(several, network, env, 1.0, False, SINGLE_DEVICE)
         groups = run.loop.make_groups(0)
-        state, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
-        state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(state.acting), state.learning))
-        return run.loop.stages, state, run.constants(run.keys(jax.random.key(1))[1]), groups
+        initial, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
+        state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(initial.acting), initial.learning))
+        return run.loop.stages, state, run.constants(initial._replace(key=run.keys(jax.random.key(1))[1])), groups
 
     return make

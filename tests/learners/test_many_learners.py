@@ -124,6 +124,7 @@ def test_a_loaded_and_resumed_run_is_the_straight_run(runs):
     assert [resumed.metrics[-1][name] for name in names] == [straight.metrics[-1][name] for name in names]
 
 
+@pytest.mark.slow
 def test_one_of_several_learners_is_a_run(runs):
     run, _ = runs
     learner = run.learner(2)

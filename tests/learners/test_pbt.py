@@ -58,6 +58,7 @@ def runs(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_straight_run(runs):
     straight, resumed = runs
     jax.tree.map(np.testing.assert_array_equal, resumed.state.learning, straight.state.learning)

@@ -82,6 +82,7 @@ def test_members_are_watched_side_by_side(evolved, tmp_path):
         evolved.watch(tmp_path / "a.mp4", members=99)
 
 
+@pytest.mark.slow
 def test_several_learners_are_watched(tmp_path):
     env = vx.envs.cartpole(num_envs=4)
     network = vx.networks.CategoricalMLP(env.spec.num_outputs, (4,))

@@ -113,6 +113,7 @@ def test_trials_of_one_program_are_its_learners(together):
     assert vx.load(together.trials[0]["run"]).learner(3).evaluate(num_episodes=2).returns.shape == (2,)
 
 
+@pytest.mark.slow
 def test_the_best_settings_are_trained_again_with_another_seed(together, capsys):
     best, *_ = again = together.again(2)
     assert len(again) == 2
@@ -126,6 +127,7 @@ def test_the_best_settings_are_trained_again_with_another_seed(together, capsys)
     assert (together.run_dir / "sweep.png").exists()
 
 
+@pytest.mark.slow
 def test_trials_of_one_program_go_on_without_one_that_diverges(tmp_path):
     rates = [1e-3, 1e38, 1e-2]
 
