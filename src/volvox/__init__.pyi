@@ -31,6 +31,7 @@ from .rollout.scoring import play as play
 from .rollout.scoring import play_randomly as play_randomly
 from .rollout.scoring import reference_batch as reference_batch
 from .runs import loggers as loggers
+from .runs import zoo as zoo
 from .runs.checkpoint import DamagedCheckpointError as DamagedCheckpointError
 from .runs.profile import profile as profile
 from .runs.profile import tune as tune

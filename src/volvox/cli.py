@@ -1,5 +1,7 @@
 """Commands for run directories.
 
+- volvox zoo
+- volvox play zoo:frostbite-ga --video
 - volvox play runs/frostbite --episodes 30
 - volvox compare ga=runs/ga es=runs/es --out comparison.png
 - volvox sweep-report runs/sweep
@@ -31,6 +33,7 @@ from volvox.report.html import flat_settings, html_report, results
 from volvox.report.metrics import atari_scores, task_of
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Protocol
+from volvox.runs import zoo as agents
 from volvox.runs.checkpoint import DamagedCheckpointError
 from volvox.runs.config import from_json
 from volvox.runs.directory import processor, versions
@@ -39,6 +42,7 @@ from volvox.runs.profile import profile as profile_algorithm
 from volvox.runs.run import Which, load
 from volvox.runs.sweep import Sweep
 
+_ZOO = "zoo:"
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 _SHOWN = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
 _SHOWN += (gymnasium.error.Error, zipfile.BadZipFile)
@@ -55,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code: 0; 2 after an error, which is shown in one line; 130 after Ctrl-C;
       141 if the output is a closed pipe, as with `head`.
     """
-    functions = (play, watch, plot, compare, sweep_report, export, info, report, profile, doctor)
+    functions = (zoo, play, watch, plot, compare, sweep_report, export, info, report, profile, doctor)
     commands = {function.__name__.replace("_", "-"): function for function in functions}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="volvox", description=__doc__, args=arguments)
@@ -74,6 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def zoo() -> None:
+    """Lists the trained agents that come with volvox; `volvox play zoo:NAME` plays one."""
+    cards = agents.list()
+    width = max(map(len, cards))
+    for name, card in cards.items():
+        interval = "" if card["low"] is None else f" [{card['low']:.1f}, {card['high']:.1f}]"
+        print(f"{name:{width}}  {card['environment']}: {card['mean']:.1f}{interval} ({card['protocol']})")
+
+
 def play(
     run: RunDir,
     /,
@@ -81,21 +94,25 @@ def play(
     episodes: int | None = None,
     which: Which = "best",
     protocol: Protocol | None = None,
+    video: bool = False,
     seed: int = scoring.UNUSED_SEED,
 ) -> None:
     """Scores the policy on whole episodes.
 
     Args:
-      run: The run directory, or a file of `volvox export` that ends in `.stablehlo`.
+      run: The run directory, an agent as in zoo:frostbite-ga, or a file of `volvox export` that ends in `.stablehlo`.
       episodes: Number of episodes; by default 100. The protocol "exact" plays one for each start.
       which: The best policy of a run so far, or its last one.
       protocol: How the score is measured; by default on Atari with sticky actions and then exactly, otherwise in fresh
         episodes.
+      video: Record one episode instead, as `volvox watch` does.
       seed: Seed of the environments and the actions; training is unlikely to use the default.
     """
+    if video:
+        return watch(run, which=which, seed=0)
     if run.suffix == ".onnx":
         raise ValueError(f"{run}: this command plays runs and .stablehlo files; in Python, vx.load(file) acts")
-    loaded: Any = load(run)
+    loaded: Any = _loaded(run)
     if is_exported(run):
         evaluate: Any = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
     else:
@@ -106,19 +123,30 @@ def play(
         print(evaluate(protocol="exact", seed=seed))
 
 
+def _agent(run: Path) -> str:
+    """Returns the name after `zoo:`; "" for other runs."""
+    return str(run).removeprefix(_ZOO) if str(run).startswith(_ZOO) else ""
+
+
+def _loaded(run: Path) -> Any:
+    return agents.load(_agent(run)) if _agent(run) else load(run)
+
+
 def watch(
     run: RunDir, /, *, out: Path | None = None, which: Which = "best", members: int | None = None, seed: int = 0
 ) -> None:
     """Records a video of one episode.
 
     Args:
-      run: The run directory.
-      out: The MP4 file; by default `episode.mp4` in the run directory.
+      run: The run directory, or an agent as in zoo:frostbite-ga.
+      out: The MP4 file; by default `episode.mp4` in the run directory, or `NAME.mp4` in this one.
       which: The best policy of the run so far, or its last one.
       members: Number of members of a population, or of several learners, that play side by side; by default one.
       seed: The environment's seed.
     """
-    load(_run_dir(run)).watch(out, which=which, members=members, seed=seed)
+    name = _agent(run)
+    out = Path(f"{Path(name).stem}.mp4") if name and out is None else out
+    (_loaded(run) if name else load(_run_dir(run))).watch(out, which=which, members=members, seed=seed)
 
 
 def plot(run: RunDir, /, *, out: Path | None = None) -> None:

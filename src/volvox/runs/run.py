@@ -166,6 +166,12 @@ class Run:
         algorithm, variables = self.algorithm, self.variables(which)
         return export(path, algorithm.policy, variables, algorithm.env.spec, config=algorithm.config)
 
+    def publish(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Scores the best policy and writes it to one file for others; see `volvox.zoo.publish`."""
+        from volvox.runs import zoo
+
+        return zoo.publish(self, path, **options)
+
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Writes results, curves and settings to one HTML file; see `volvox.report.html_report`.
 
@@ -294,11 +300,7 @@ def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorit
     if is_exported(path):
         return load_exported(path)
     config = read_config(path)
-    if algorithm is None:
-        try:
-            algorithm = _rebuild(config["algorithm"], custom)
-        except (ValueError, gymnasium.error.Error) as error:
-            raise ValueError(f"{path}: the algorithm cannot be rebuilt: {error}") from error
+    algorithm = rebuild(config["algorithm"], custom, path) if algorithm is None else algorithm
     ignored = [f"algorithm.env.{name}:" for name in _LAYOUT]
     if any(isinstance(value, Genotype | nn.Module) for value in custom):
         # A network may have another name; the structure of its parameters is compared with the checkpoint.
@@ -315,8 +317,15 @@ def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorit
     return Run(algorithm, None, read_metrics(path / METRICS), path, interrupted=None, elite=elite)
 
 
+def rebuild(data: Mapping[str, Any], custom: tuple[Any, ...], path: Path) -> Algorithm:
+    """Makes an algorithm from its settings in JSON form; raises ValueError, which names the path, if it cannot."""
+    try:
+        return _rebuild(data, custom)
+    except (ValueError, gymnasium.error.Error) as error:
+        raise ValueError(f"{path}: the algorithm cannot be rebuilt: {error}") from error
+
+
 def _rebuild(data: Mapping[str, Any], custom: tuple[Any, ...]) -> Algorithm:
-    """Makes an algorithm from its settings in JSON form."""
     parts = dict(data)
     for name, kinds in (("env", Env), ("network", Genotype | nn.Module)):
         given = [value for value in custom if isinstance(value, kinds)]

@@ -1,0 +1,92 @@
+"""Makes the agents of `volvox.zoo` from committed lineages, and by short training.
+
+    python experiments/zoo.py --only frostbite-ga cartpole-ppo
+
+Writes to `src/volvox/runs/agents`. Training on other hardware gives other bits.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import maze_novelty
+import tyro
+from flax import linen as nn
+from launch import exit_code
+
+import volvox as vx
+from volvox.networks import MLP, ActorAndCritic, CategoricalMLP
+
+ROOT = Path(__file__).parent
+AGENTS = ROOT.parent / "src/volvox/runs/agents"
+LINEAGES = {
+    "amidar-ga": "ga-low-rank-noise/amidar-v5-2.5-million-frames/seed-0",
+    "assault-ga": "ga-low-rank-noise/assault-v5-2.5-million-frames/seed-0",
+    "asterix-ga": "ga-low-rank-noise/asterix-v5-2.5-million-frames/seed-0",
+    "frostbite-ga": "low_rank/ga_frostbite/low_rank",
+    "kangaroo-ga": "ga-low-rank-noise/kangaroo-v5-2.5-million-frames/seed-0",
+    "seaquest-ga": "ga-low-rank-noise/seaquest-v5-8-million-frames/seed-0",
+    "zaxxon-ga": "ga-low-rank-noise/zaxxon-v5-2.5-million-frames/seed-0",
+}
+"""Run directories under `experiments/results`."""
+
+
+def learn(settings: Any, network: Any, env: vx.Env, timesteps: int) -> vx.Run:
+    """Returns the best of four learners."""
+    algorithm = vx.learn(settings, network, env, num_learners=4, evaluate_every=timesteps // 10)
+    return vx.train(algorithm, max_timesteps=timesteps, progress=False)
+
+
+def cartpole(settings: Any, network: Any) -> Callable[[], vx.Run]:
+    return lambda: learn(settings, network, vx.envs.cartpole(num_envs=8), 400_000)
+
+
+def pendulum(settings: Any, *, gaussian: bool) -> Callable[[], vx.Run]:
+    network = ActorAndCritic.mlp(1, (64, 64), gaussian=gaussian)
+    settings = dataclasses.replace(settings, learning_rate=1e-3, discount=0.98, random_timesteps=1_000, batch_size=128)
+    return lambda: learn(settings, network, vx.envs.envpool("Pendulum-v1", num_envs=1), 20_000)
+
+
+def maze() -> vx.Run:
+    """Returns a run of the novelty search of `maze_novelty.py`."""
+    settings = maze_novelty.Settings(generations=150)
+    return vx.train(maze_novelty.make_algorithm(settings, "novelty"), steps=settings.generations, progress=False)
+
+
+TRAINED: dict[str, Callable[[], vx.Run]] = {
+    "cartpole-a3c": cartpole(vx.A3C(), CategoricalMLP(2, (64, 64))),
+    "cartpole-ppo": cartpole(vx.PPO(value_clip=0.2), CategoricalMLP(2, (64, 64))),
+    "maze-novelty": maze,
+    "cartpole-pqn": cartpole(vx.PQN(), MLP(2, (64, 64), nn.relu, layer_norm=True)),
+    "pendulum-sac": pendulum(vx.SAC(), gaussian=True),
+    "pendulum-td3": pendulum(vx.TD3(), gaussian=False),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The agents of the zoo.
+
+    Attributes:
+      only: names of agents; default: all.
+      episodes: episodes of a score.
+    """
+
+    only: tuple[str, ...] = ()
+    episodes: int = 100
+
+
+def main() -> int:
+    settings = tyro.cli(Settings, description=__doc__)
+    for name in settings.only or (*LINEAGES, *TRAINED):
+        run = vx.load(ROOT / "results" / LINEAGES[name]) if name in LINEAGES else TRAINED[name]()
+        path = run.publish(AGENTS / name, num_episodes=settings.episodes)
+        card = vx.zoo.card(path)
+        print(f"{name}: {card['mean']:.1f} [{card['low']}, {card['high']}], {path.stat().st_size} bytes", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

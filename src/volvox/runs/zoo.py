@@ -1,0 +1,174 @@
+"""Trained agents: those that come with volvox, and files of others.
+
+    print(vx.zoo.list())
+    run = vx.zoo.load("frostbite-ga")
+    run.watch("frostbite.mp4")
+    print(run.evaluate())
+
+`Run.publish` writes the same kind of file. It is in the format of safetensors: weights, and as text the settings that
+rebuild the algorithm (`config.json`) and a card with the score and its origin. Where a strategy keeps lineages, the
+file holds the lineage of the elite instead of weights, a few hundred bytes from which they are computed again. Loading
+executes no code of the file; see `volvox.load`.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from volvox.report.files import ELITE, read_config
+from volvox.runs.config import to_json
+from volvox.runs.directory import provenance
+from volvox.runs.run import Run, rebuild
+from volvox.types import ArrayTree
+
+SUFFIX = ".safetensors"
+_AGENTS = Path(__file__).parent / "agents"
+_HUB, _HUB_FILE = "hf://", f"agent{SUFFIX}"
+
+
+def list() -> dict[str, dict[str, Any]]:
+    """Returns the cards of the agents that come with volvox, by name.
+
+    A card has the `environment`, the `protocol` of its score (see `volvox.play`), `mean`, the ends `low` and `high` of
+    a 95% interval (None if nothing is random), `num_episodes`, `command`, `revision`, `date` and `licence`.
+    """
+    return {path.stem: card(path) for path in sorted(_AGENTS.glob(f"*{SUFFIX}"))}
+
+
+def load(name: str | os.PathLike[str], *, custom: Iterable[Any] = ()) -> Run:
+    """Loads an agent, to play, film or export it.
+
+    Args:
+      name: A name of `list`, the path of a file of `publish`, or `hf://USER/NAME` for an agent on the Hugging Face Hub,
+        which needs the extra `hub`.
+      custom: The user's classes and functions that the settings name; see `volvox.load`.
+
+    Returns:
+      The run, without state, metrics and directory.
+
+    Raises:
+      ValueError: There is no such agent, the file is none, or its algorithm cannot be rebuilt.
+      ImportError: `hf://` without huggingface-hub.
+    """
+    path = _path(name)
+    text, weights = _read(path)
+    algorithm = rebuild(text["config"]["algorithm"], tuple(custom), str(path))
+    if "lineage" in text:
+        return Run(algorithm, None, [], None, interrupted=None, elite=algorithm.from_genome(text["lineage"]))
+    like = jax.eval_shape(algorithm.policy.init, jax.random.key(0))
+    names = _named(like)
+    if {key: x.shape for key, x in names.items()} != {key: x.shape for key, x in weights.items()}:
+        raise ValueError(f"{path}: its weights do not fit the network of its settings")
+    variables = jax.tree.unflatten(jax.tree.structure(like), [weights[key] for key in names])
+    return Run(algorithm, None, [], None, interrupted=None, elite=variables)
+
+
+def card(name: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the card of an agent; see `list` and `load`."""
+    return _read(_path(name))[0]["card"]
+
+
+def publish(run: Run, path: str | os.PathLike[str], *, licence: str = "Apache-2.0", **options: Any) -> Path:
+    """Writes the best policy of a run to a file that `load` reads.
+
+    Args:
+      run: The run.
+      path: The file; it ends in `.safetensors`, which is added if it is missing.
+      licence: Licence under which others may use the agent.
+      **options: Arguments of `Run.evaluate`, which gives the score.
+
+    Returns:
+      The file.
+
+    Raises:
+      ValueError: The run has no policy, or `Run.evaluate` refuses an argument.
+    """
+    path, algorithm, score = Path(path), run.algorithm, run.evaluate(**options)
+    path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
+    saved = {"algorithm": to_json(algorithm.config)} | (provenance() if run.run_dir is None else {})
+    config = saved if run.run_dir is None else read_config(run.run_dir)
+    about: dict[str, Any] = {"environment": algorithm.env.spec.name, "protocol": score.protocol, "about": score.about}
+    about |= {"mean": score.mean, "low": score.low, "high": score.high, "num_episodes": len(score.returns)}
+    about |= {key: config.get(key) for key in ("command", "revision", "date")} | {"licence": licence}
+    text = {"card": about, "config": {"algorithm": config["algorithm"]}}
+    if algorithm.genome is None:
+        weights = {key: np.asarray(x) for key, x in _named(run.variables()).items()}
+    else:
+        weights = {"lineage": np.zeros(0, np.int32)}  # a file needs a tensor
+        stored = run.state is None and run.run_dir is not None
+        text["lineage"] = json.loads((run.run_dir / ELITE).read_text()) if stored else algorithm.genome(run.state)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(weights, path, {key: json.dumps(value) for key, value in text.items()})
+    return path
+
+
+def push_to_hub(run: Run, repository: str, **options: Any) -> str:
+    """Publishes a run on the Hugging Face Hub, from where `load("hf://USER/NAME")` reads it.
+
+    Args:
+      run: The run.
+      repository: `USER/NAME`; it is made if it does not exist. `huggingface-cli login` stores the access token.
+      **options: Arguments of `publish`.
+
+    Returns:
+      The address of the file.
+
+    Raises:
+      ImportError: huggingface-hub is not installed.
+    """
+    hub = _hub()
+    with tempfile.TemporaryDirectory() as folder:
+        path = publish(run, Path(folder, _HUB_FILE), **options)
+        about = card(path)
+        readme = f"---\nlicense: {about['licence'].lower()}\ntags: [reinforcement-learning, volvox]\n---\n"
+        readme += f"# {about['environment']}\n\nMean return {about['mean']:g} ({about['about']}).\n\n"
+        readme += f'```python\nimport volvox as vx\n\nvx.zoo.load("{_HUB}{repository}").watch("episode.mp4")\n```\n'
+        api = hub.HfApi()
+        api.create_repo(repository, exist_ok=True)
+        api.upload_file(path_or_fileobj=readme.encode(), path_in_repo="README.md", repo_id=repository)
+        return str(api.upload_file(path_or_fileobj=path, path_in_repo=_HUB_FILE, repo_id=repository))
+
+
+def _path(name: str | os.PathLike[str]) -> Path:
+    if str(name).startswith(_HUB):
+        return Path(_hub().hf_hub_download(str(name).removeprefix(_HUB), _HUB_FILE))
+    for path in (Path(name), _AGENTS / f"{name}{SUFFIX}"):
+        if path.is_file():
+            return path
+    names = ", ".join(path.stem for path in sorted(_AGENTS.glob(f"*{SUFFIX}")))
+    raise ValueError(f"{str(name)!r} is neither a file nor an agent of the zoo, which has {names}")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns (texts, weights)."""
+    try:
+        with safe_open(path, "numpy") as file:
+            text = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no mapping
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{path} is not a file of run.publish: {error}") from error
+    if not {"card", "config"} <= text.keys():
+        raise ValueError(f"{path} is not a file of run.publish: it has no card")
+    return text, weights
+
+
+def _named(variables: ArrayTree) -> dict[str, Any]:
+    """Returns the leaves by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(variables)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError("agents on the Hugging Face Hub need pip install 'volvox-rl[hub]'") from error
+    return huggingface_hub

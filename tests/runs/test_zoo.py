@@ -1,0 +1,121 @@
+"""Agents of the zoo: files of `Run.publish`, and those that come with volvox."""
+
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import volvox as vx
+from volvox import cli
+
+from .conftest import evolution, learning
+
+AGENTS = vx.zoo.list()
+
+
+def train(algorithm):
+    return vx.train(algorithm, steps=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    return train(learning())
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_published_policy_is_loaded_with_its_card(learned, tmp_path):
+    path = learned.publish(tmp_path / "mine", num_episodes=3)
+    assert path == tmp_path / "mine.safetensors"
+    loaded, score = vx.zoo.load(path), learned.evaluate(3)
+    same(loaded.variables(), learned.variables())
+    same(loaded.evaluate(3).returns, score.returns)
+    card = vx.zoo.card(path)
+    assert (card["environment"], card["mean"], card["num_episodes"]) == ("CartPole", score.mean, 3)
+
+
+def test_a_lineage_is_published_instead_of_weights(tmp_path):
+    run = vx.train(evolution(), steps=2, progress=False, run_dir=tmp_path / "run")
+    path = run.publish(tmp_path / "mine", num_episodes=2)
+    assert path.stat().st_size < 3_000
+    same(vx.zoo.load(path).variables(), run.variables())
+
+
+def test_weights_of_another_network_are_refused(learned, tmp_path):
+    path = learned.publish(tmp_path / "mine", num_episodes=2)
+    with safe_open(path, "numpy") as file:
+        text = file.metadata()
+    save_file({"kernel": np.zeros(3, np.float32)}, path, text)
+    with pytest.raises(ValueError, match="do not fit"):
+        vx.zoo.load(path)
+
+
+@pytest.mark.parametrize(("name", "match"), [("nobody", "frostbite-ga"), ("run.json", "not a file of run.publish")])
+def test_other_names_and_files_are_refused(name, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match=match):
+        vx.zoo.load(name)
+
+
+class Hub:
+    """Stands in for the Hub; files are in memory."""
+
+    def __init__(self, folder):
+        self.folder, self.files = folder, {}
+
+    def create_repo(self, repository, *, exist_ok):
+        assert exist_ok
+
+    def upload_file(self, *, path_or_fileobj, path_in_repo, repo_id):
+        given = path_or_fileobj
+        self.files[repo_id, path_in_repo] = given if isinstance(given, bytes) else given.read_bytes()
+        return f"https://hub/{repo_id}/{path_in_repo}"
+
+    def hf_hub_download(self, repository, name):
+        (self.folder / name).write_bytes(self.files[repository, name])
+        return str(self.folder / name)
+
+
+def test_an_agent_goes_to_the_hub_and_back(learned, tmp_path, monkeypatch):
+    hub = Hub(tmp_path)
+    module = SimpleNamespace(HfApi=lambda: hub, hf_hub_download=hub.hf_hub_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    assert vx.zoo.push_to_hub(learned, "me/mine", num_episodes=2) == "https://hub/me/mine/agent.safetensors"
+    assert b"hf://me/mine" in hub.files["me/mine", "README.md"]
+    same(vx.zoo.load("hf://me/mine").variables(), learned.variables())
+
+
+def test_the_hub_needs_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"volvox-rl\[hub\]"):
+        vx.zoo.load("hf://me/mine")
+
+
+def test_the_zoo_is_small_and_listed(capsys):
+    assert len(AGENTS) >= 10
+    assert cli.main(["zoo"]) == 0
+    assert "frostbite-ga" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+def test_agents_play_as_their_cards_say(name):
+    """The interval of fewer episodes overlaps that of the card."""
+    card, score = AGENTS[name], vx.zoo.load(name).evaluate(20, seed=5)
+    assert score.protocol == card["protocol"]
+    assert score.low <= card["high"]
+    assert score.high >= card["low"]
+
+
+@pytest.mark.slow
+def test_an_agent_is_filmed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["play", "zoo:cartpole-ppo", "--video"]) == 0
+    assert (tmp_path / "cartpole-ppo.mp4").stat().st_size > 1_000
